@@ -1,0 +1,189 @@
+"""Episodes as columns: the inner unit of the package, and what may be wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tree
+
+from rlds2reverb import fields
+from rlds2reverb.specs import Nest, leaves, path_name
+
+_FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode as RLDS columns.
+
+    Attributes:
+      steps: dict of nests of arrays `[N, ...]`: `observation, action, reward, discount, is_first, is_last,
+        is_terminal`, and whatever else the source has. `N` counts the step of the final observation.
+      index: position in the source, from 0.
+      open_end: True if the source just stops inside this episode; it is then closed as truncated.
+    """
+
+    steps: dict[str, Nest]
+    index: int
+    open_end: bool = False
+
+    @property
+    def num_steps(self) -> int:
+        """Steps, the one of the final observation included."""
+        return len(self.steps[fields.IS_FIRST])
+
+    @property
+    def num_transitions(self) -> int:
+        """Pairs of adjacent steps: one less than the steps."""
+        return max(self.num_steps - 1, 0)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it ended in a terminal state, where the value is 0 (a truncated one does not)."""
+        return bool(self.num_steps and self.steps[fields.IS_TERMINAL][-1])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with one episode: where, in which field, and what."""
+
+    episode: int
+    step: int | None
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"episode {self.episode}" + ("" if self.step is None else f", step {self.step}")
+        return f"{self.message} ({where}, field {self.field})"
+
+
+class InvalidEpisode(ValueError):
+    """An episode does not hold together; `problems` has the list."""
+
+    def __init__(self, problems: list[Problem]):
+        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+        super().__init__(f"{problems[0]}{more}")
+        self.problems = problems
+
+
+def from_transitions(
+    observations: Nest,
+    actions: Nest,
+    *,
+    rewards: np.ndarray,
+    terminated: bool,
+    final_observation: Nest | None = None,
+    extras: dict[str, Nest] | None = None,
+) -> dict[str, Nest]:
+    """RLDS steps of one episode of `T` transitions.
+
+    Both ends: the first step has `is_first`. The last step holds the final observation, a zero action and a zero
+    reward. Where there is none, a terminated episode gets a final observation of zeros (its value is never used:
+    the discount of the transition into it is 0), and a truncated one ends at its last observation, so that its
+    last transition is lost.
+
+    Args:
+      observations: nest of arrays, `[T, ...]`, or `[T + 1, ...]` where the final observation is included.
+      actions: nest of arrays `[T, ...]`.
+      rewards: float `[T]`.
+      terminated: whether the last transition led into a terminal state.
+      final_observation: nest of arrays `[...]`, the observation after the last action.
+      extras: more columns `[T, ...]`; a final step that is added has zeros there.
+
+    Returns:
+      dict of columns `[N, ...]`; discount is float32 and 1, but 0 on the transition into a terminal state and
+      on the terminal step itself. A truncated episode keeps 1 everywhere.
+    """
+    num_transitions = len(rewards)
+    if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
+        final_observation = tree.map_structure(lambda column: column[-1], observations)
+        observations = tree.map_structure(lambda column: column[:-1], observations)
+    if final_observation is None and terminated:
+        final_observation = tree.map_structure(lambda column: np.zeros_like(column[0]), observations)
+    added = final_observation is not None
+    num_steps = num_transitions + added
+    discount = np.ones(num_steps, np.float32)
+    flags = {name: np.zeros(num_steps, bool) for name in fields.FLAG_FIELDS}
+    if num_steps:
+        flags[fields.IS_FIRST][0] = True
+        flags[fields.IS_LAST][-1] = True
+        flags[fields.IS_TERMINAL][-1] = terminated
+    if terminated:
+        discount[-2:] = 0
+    rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
+    if added:
+        observations = tree.map_structure(_append, observations, final_observation)
+        rest = tree.map_structure(lambda column: _append(column, np.zeros_like(column[:1])[0]), rest)
+    return {fields.OBSERVATION: observations, **rest, fields.DISCOUNT: discount, **flags}
+
+
+def _append(column: np.ndarray, row: Any) -> np.ndarray:
+    return np.concatenate([column, np.asarray(row, column.dtype)[None]])
+
+
+def find_problems(episode: Episode) -> list[Problem]:
+    """Everything that is wrong with an episode, in the order of its fields' importance.
+
+    Checked: at least one step; columns of one length; `is_first` at the first step and nowhere else; `is_last` at
+    the last and nowhere else; `is_terminal` only there; discounts in [0, 1]; no NaN or Inf in observation, action,
+    reward and discount. The messages begin with TF-Agents' own where it has one.
+    """
+    problems = list(_length_problems(episode))
+    if not problems:
+        problems = [*_flag_problems(episode), *_number_problems(episode)]
+    return problems
+
+
+def require_valid(episode: Episode) -> None:
+    """Raises `InvalidEpisode` if `find_problems` finds any."""
+    problems = find_problems(episode)
+    if problems:
+        raise InvalidEpisode(problems)
+
+
+def _length_problems(episode: Episode) -> Iterator[Problem]:
+    num_steps = episode.num_steps
+    for path, column in leaves(episode.steps):
+        if len(column) != num_steps:
+            message = f"{path_name(path)} has {len(column)} rows, is_first has {num_steps}; they must be equal"
+            yield Problem(episode.index, None, str(path[0]), message)
+    if not num_steps:
+        yield Problem(episode.index, None, fields.STEPS, "The episode has no steps; remove it or skip it.")
+
+
+def _flag_problems(episode: Episode) -> Iterator[Problem]:
+    is_first, is_last, is_terminal = (episode.steps[name] for name in fields.FLAG_FIELDS)
+    index, end = episode.index, episode.num_steps - 1
+    if not is_first[0]:
+        yield Problem(index, 0, fields.IS_FIRST, f"{fields.LAST_BEFORE_MID} The first step lacks is_first.")
+    for step in np.flatnonzero(is_terminal & ~is_last):
+        yield Problem(index, int(step), fields.IS_TERMINAL, f"{fields.TERMINAL_NOT_LAST} It lacks is_last here.")
+    for step in np.flatnonzero(is_last[:-1]):
+        message = f"{fields.LAST_BEFORE_MID} Here is_last stands before the episode's end at step {end}."
+        yield Problem(index, int(step), fields.IS_LAST, message)
+    for step in np.flatnonzero(is_first[1:]) + 1:
+        message = f"{fields.MID_BEFORE_FIRST} Here is_first stands inside the episode."
+        yield Problem(index, int(step), fields.IS_FIRST, message)
+    if not is_last[end]:
+        message = f"{fields.MID_BEFORE_FIRST} The episode ends here without is_last."
+        yield Problem(index, end, fields.IS_LAST, message)
+
+
+def _number_problems(episode: Episode) -> Iterator[Problem]:
+    for path, column in leaves({name: episode.steps[name] for name in _FINITE_FIELDS}):
+        if column.dtype.kind not in "fc" or np.isfinite(column).all():
+            continue
+        bad = ~np.isfinite(column.reshape(len(column), -1)).all(axis=1)
+        step = int(np.argmax(bad))
+        more = f" (and in {bad.sum() - 1} more steps)" if bad.sum() > 1 else ""
+        what = "NaN" if np.isnan(column[step]).any() else "Inf"
+        yield Problem(episode.index, step, str(path[0]), f"{path_name(path)} holds {what}{more}.")
+    discount = episode.steps[fields.DISCOUNT]
+    outside = (discount < 0) | (discount > 1)
+    if outside.any():
+        step = int(np.argmax(outside.reshape(len(discount), -1).any(axis=1)))
+        message = f"The discount is {discount[step]}; it must be in [0, 1]."
+        yield Problem(episode.index, step, fields.DISCOUNT, message)

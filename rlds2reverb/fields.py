@@ -1,0 +1,26 @@
+"""The names of RLDS, and the three sentences that TF-Agents says when steps do not form episodes.
+
+Index convention of the whole package: `reward[t]` follows `action[t]` taken at `observation[t]`. An episode of `T`
+transitions has `T + 1` steps; the last one (`is_last`) carries the final observation, and its action and reward mean
+nothing.
+
+Source of the names: RLDS (Ramos et al. 2021, arXiv:2111.02767), section 3.
+"""
+
+STEPS = "steps"
+OBSERVATION = "observation"
+ACTION = "action"
+REWARD = "reward"
+DISCOUNT = "discount"
+IS_FIRST = "is_first"
+IS_LAST = "is_last"
+IS_TERMINAL = "is_terminal"
+
+#: What every RLDS step has to have, in the order in which messages list it.
+STEP_FIELDS = (OBSERVATION, ACTION, REWARD, DISCOUNT, IS_FIRST, IS_LAST, IS_TERMINAL)
+FLAG_FIELDS = (IS_FIRST, IS_LAST, IS_TERMINAL)
+
+NO_STEPS = "No dataset representing RLDS steps exist in the data."
+TERMINAL_NOT_LAST = "Terminal step must be the last step of an episode."
+MID_BEFORE_FIRST = "Mid step should not be followed by a first step."
+LAST_BEFORE_MID = "Last step of an episode must be followed by a first step."

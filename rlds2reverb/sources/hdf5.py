@@ -1,0 +1,158 @@
+"""HDF5 files from anywhere, opened with care: nothing outside the file is read, and nothing without bound.
+
+An HDF5 file can name other files (external links, external raw storage, virtual data sets), can hold Python objects,
+can point in circles, and can declare far more data than it holds. All of that is looked at before any data are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from .source import SourceError
+
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+_NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")
+#: deflate, shuffle, fletcher32, szip, nbit, scaleoffset, lzf: the filters that HDF5 and h5py bring along. Any other
+#: would be looked for in shared libraries on a search path.
+_FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one column of an HDF5 file may hold.
+
+    Attributes:
+      max_bytes: declared size of a column.
+      max_chunk_bytes: one compressed chunk, or one row, unpacked; this is what has to fit in memory.
+      max_expansion: declared size over stored size, looked at from `expansion_free_bytes` on (gzip reaches 1000 on
+        zeros only, and flags are mostly zeros).
+      expansion_free_bytes: a column up to this size may be compressed as well as it likes.
+    """
+
+    max_bytes: int = 256 << 30
+    max_chunk_bytes: int = 64 << 20
+    max_expansion: float = 200.0
+    expansion_free_bytes: int = 128 << 20
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[h5py.File]:
+    """Opens an HDF5 file for reading.
+
+    Raises:
+      SourceError: if it is empty, cut off, or no HDF5 file at all.
+    """
+    with path.open("rb") as stream:
+        head = stream.read(len(_MAGIC))
+    if not head:
+        raise SourceError(f"{path.name} is empty (0 bytes); copy or download it again")
+    if head.startswith(_NUMPY_MAGICS):
+        raise SourceError(
+            f"{path.name} is a NumPy file or archive, wanted HDF5; load it yourself with allow_pickle=False "
+            "and pass the arrays to rlds2reverb.load"
+        )
+    if head != _MAGIC:
+        raise SourceError(f"{path.name} is not an HDF5 file (its first bytes are {head!r})")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise SourceError(f"{path.name} is cut off or damaged; copy or download it again ({error})") from error
+    with file:
+        yield file
+
+
+def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Dataset | None:  # noqa: B008
+    """The numeric data set `name` of an open file, or None where there is no such name.
+
+    Raises:
+      SourceError: if it is reached over a link, lives in other files, is no numeric data set, or is over a limit.
+    """
+    where = f"{Path(file.filename).name}: '{name}'"
+    node: h5py.Group = file
+    for part in name.split("/"):
+        child = member(node, part) if isinstance(node, h5py.Group) else None
+        if child is None:
+            return None
+        node = child
+    if not isinstance(node, h5py.Dataset):
+        raise SourceError(f"{where} is a group, wanted a data set of numbers")
+    if node.dtype.kind not in "biuf":
+        raise SourceError(f"{where} holds {_dtype_name(node.dtype)}, wanted numbers (bool, integer or float)")
+    if node.shape is None:
+        raise SourceError(f"{where} is empty (a null data space)")
+    require_own_data(node, where)
+    _require_within(node, where, limits)
+    return node
+
+
+def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
+    """The member `name` of a group, or None where there is none.
+
+    Raises:
+      SourceError: if it is a link, into another file or within this one, or cannot be opened.
+    """
+    where = f"{Path(group.file.filename).name}: '{group.name.strip('/')}/{name}'".replace("'/", "'")
+    link = group.get(name, getlink=True)
+    if link is None:
+        return None
+    if isinstance(link, h5py.ExternalLink):
+        raise SourceError(f"{where} is a link into another file ({link.filename!r}); it is not followed")
+    if not isinstance(link, h5py.HardLink):
+        raise SourceError(f"{where} is a soft link; copy the data there instead of linking")
+    try:
+        return group[name]
+    except (KeyError, OSError) as error:
+        raise SourceError(f"{where} cannot be opened; the file is damaged ({error})") from error
+
+
+def require_own_data(dataset: h5py.Dataset, where: str) -> None:
+    """Raises `SourceError` if a data set's bytes are in other files, or unpacked by code from elsewhere."""
+    if dataset.is_virtual:
+        raise SourceError(f"{where} is a virtual data set, which reads other files; copy the data into this one")
+    if dataset.external:
+        raise SourceError(
+            f"{where} keeps its data in another file ({dataset.external[0][0]!r}); copy the data into this one"
+        )
+    properties = dataset.id.get_create_plist()
+    for position in range(properties.get_nfilters()):
+        filter_id = properties.get_filter(position)[0]
+        if filter_id not in _FILTERS:
+            raise SourceError(f"{where} needs the HDF5 filter {filter_id}, which is not built in; use gzip")
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    return {"O": "Python objects or strings", "S": "byte strings", "V": "records"}.get(dtype.kind, str(dtype))
+
+
+def _require_within(dataset: h5py.Dataset, where: str, limits: Limits) -> None:
+    declared = dataset.dtype.itemsize * int(np.prod([int(size) for size in dataset.shape], dtype=object))
+    stored = dataset.id.get_storage_size()
+    if declared > limits.max_bytes:
+        raise SourceError(f"{where} declares {_size(declared)}; the limit is {_size(limits.max_bytes)}")
+    if declared and not stored:
+        raise SourceError(f"{where} declares {_size(declared)} and stores none; the file was not written to its end")
+    if declared > limits.expansion_free_bytes and declared > limits.max_expansion * stored:
+        raise SourceError(
+            f"{where} unpacks {_size(stored)} to {_size(declared)}, more than {limits.max_expansion:.0f} times; "
+            "that looks like a compression bomb"
+        )
+    pieces = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
+    largest = max(dataset.dtype.itemsize * int(np.prod(piece, dtype=object)) for piece in pieces)
+    if largest > limits.max_chunk_bytes:
+        raise SourceError(
+            f"{where} has rows or chunks of {_size(largest)}; the limit is {_size(limits.max_chunk_bytes)}"
+        )
+
+
+def _size(num_bytes: int) -> str:
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if num_bytes < 1000 or unit == "TB":
+            return f"{num_bytes:,.0f} {unit}" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
+        num_bytes = num_bytes / 1000  # type: ignore[assignment]
+    raise AssertionError

@@ -1,0 +1,97 @@
+"""What every kind of source gives: episodes as columns, and from them an RLDS data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import tree
+
+from rlds2reverb import fields
+from rlds2reverb.episodes import Episode
+from rlds2reverb.specs import Nest, SpecMismatch, step_spec_of, to_tensor_spec
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class SourceError(ValueError):
+    """A file or a directory that is not, or not safely, a data set that we read."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set, opened: iterate over it for its episodes, as often as you like; it is read as you go.
+
+    Attributes:
+      name: short name, for reports.
+      kind: 'd4rl', 'rlds', 'minari', 'robomimic' or 'memory'.
+      read: gives a new iterator over the episodes.
+      num_episodes: how many there are, if that is known without reading them.
+      num_rows: how many rows are stored, if known: a measure of progress.
+      warnings: sentences that the user should see.
+    """
+
+    name: str
+    kind: str
+    read: Callable[[], Iterator[Episode]] = field(repr=False)
+    num_episodes: int | None = None
+    num_rows: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Episode]:
+        return self.read()
+
+    @cached_property
+    def step_spec(self) -> dict[str, Nest]:
+        """Shapes and dtypes of one step, read off the first episode that has steps.
+
+        Raises:
+          SourceError: if there is none.
+        """
+        for episode in self:
+            if episode.num_steps:
+                return step_spec_of(episode.steps)
+        raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
+
+    def to_rlds(self) -> tf.data.Dataset:
+        """An RLDS data set: `{'steps': data set of steps}` for every episode, read as it is iterated.
+
+        Raises:
+          SpecMismatch: while iterating (as `tf.errors.InvalidArgumentError`), if an episode has other fields,
+            dtypes or shapes than the first.
+        """
+        import tensorflow as tf
+
+        spec = self.step_spec
+        signature = to_tensor_spec(spec, leading=(None,))
+
+        def columns() -> Iterator[Nest]:
+            for episode in self:
+                require_same_spec(episode, spec)
+                yield episode.steps
+
+        dataset = tf.data.Dataset.from_generator(columns, output_signature=signature)
+        return dataset.map(lambda steps: {fields.STEPS: tf.data.Dataset.from_tensor_slices(steps)})
+
+
+def require_same_spec(episode: Episode, spec: Nest) -> None:
+    """Raises `SpecMismatch` unless the episode's steps have the spec of the source's first episode."""
+    from rlds2reverb.specs import require_match
+
+    got = step_spec_of(episode.steps)
+    if got != spec:
+        require_match(
+            got,
+            spec,
+            holder=f"the first episode (this is episode {episode.index})",
+            advice="make all episodes alike, or convert them apart",
+        )
+        raise SpecMismatch(f"episode {episode.index} is nested differently from the first episode")
+
+
+def num_bytes(columns: Nest) -> int:
+    """Bytes of all the arrays of a nest."""
+    return sum(column.nbytes for column in tree.flatten(columns))

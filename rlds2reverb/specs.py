@@ -1,0 +1,104 @@
+"""Shapes and dtypes of nests of columns, and how to say where two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tree
+
+#: A nest (dicts, tuples, named tuples) whose leaves are arrays, or specs of arrays.
+Nest = Any
+
+
+class SpecMismatch(ValueError):
+    """Data and table (or two episodes) differ in structure, dtype or shape."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one array; `None` in the shape stands for any size."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+def describe(spec: Any) -> str:
+    """A spec or an array in words, such as `float32 [17]`; works for ours and TensorFlow's."""
+    dtype = getattr(spec.dtype, "name", str(spec.dtype))
+    if dtype == "object":
+        dtype = "string"
+    shape = ", ".join("?" if size is None else str(size) for size in tuple(spec.shape))
+    return f"{dtype} [{shape}]"
+
+
+def path_name(path: Iterable[Any], root: str = "step") -> str:
+    """The place of a leaf as one would write it in Python: `step['observation']['joint_pos']`."""
+    return root + "".join(f"[{key!r}]" for key in path)
+
+
+def leaves(nest: Nest) -> list[tuple[tuple[Any, ...], Any]]:
+    """The leaves of a nest with their paths, in the order of `tree.flatten`."""
+    return list(tree.flatten_with_path(nest))
+
+
+def step_spec_of(columns: Nest) -> Nest:
+    """The spec of one step of a nest of columns `[T, ...]`: the leading axis taken away."""
+    return tree.map_structure(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
+
+
+def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
+    """The same nest as `tf.TensorSpec`s, with axes put in front; arrays of objects become strings."""
+    import tensorflow as tf
+
+    def convert(leaf: ArraySpec) -> tf.TensorSpec:
+        dtype = tf.string if leaf.dtype.kind in "OSU" else tf.as_dtype(leaf.dtype)
+        return tf.TensorSpec((*leading, *leaf.shape), dtype)
+
+    return tree.map_structure(convert, spec)
+
+
+def _same_leaf(got: Any, wanted: Any) -> bool:
+    if np.dtype(_numpy_dtype(got)) != np.dtype(_numpy_dtype(wanted)):
+        return False
+    got_shape, wanted_shape = tuple(got.shape), tuple(wanted.shape)
+    return len(got_shape) == len(wanted_shape) and all(
+        want is None or have == want for have, want in zip(got_shape, wanted_shape, strict=True)
+    )
+
+
+def _numpy_dtype(leaf: Any) -> Any:
+    return getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)
+
+
+def require_match(got: Nest, wanted: Nest, *, holder: str, advice: str, root: str = "step") -> None:
+    """Checks that two nests of specs have the same paths, dtypes and shapes.
+
+    Args:
+      got: nest of specs (or arrays) at hand.
+      wanted: nest of specs asked for; a `None` in its shapes allows any size.
+      holder: who wants it, for the message, such as "table 'replay'".
+      advice: what the user can do about it.
+      root: name of the nest in the message.
+
+    Raises:
+      SpecMismatch: naming the first path that differs, what it is and what was wanted.
+    """
+    got_leaves, wanted_leaves = leaves(got), leaves(wanted)
+    got_paths, wanted_paths = [path for path, _ in got_leaves], [path for path, _ in wanted_leaves]
+    missing = [path_name(path, root) for path in wanted_paths if path not in got_paths]
+    extra = [path_name(path, root) for path in got_paths if path not in wanted_paths]
+    if missing or extra:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has {', '.join(extra)} besides"] if extra else []
+        raise SpecMismatch(f"the data {' and '.join(parts)}, compared with {holder}; {advice}")
+    for (path, have), (_, want) in zip(got_leaves, wanted_leaves, strict=True):
+        if not _same_leaf(have, want):
+            raise SpecMismatch(
+                f"{path_name(path, root)} is {describe(have)}, {holder} wants {describe(want)}; {advice}"
+            )

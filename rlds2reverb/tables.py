@@ -1,0 +1,207 @@
+"""Tables: a config that checks itself, and the Reverb table it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import tree
+
+from rlds2reverb.specs import Nest
+
+if TYPE_CHECKING:
+    import reverb
+
+_SELECTORS = ("uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized")
+_LIMITERS = ("min_size", "sample_to_insert_ratio", "queue", "stack")
+MAX_PRIORITY = 1e12
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Which item is sampled, or removed from a full table.
+
+    Attributes:
+      kind: 'uniform', 'fifo', 'lifo', 'min_heap', 'max_heap' or 'prioritized'.
+      exponent: of 'prioritized': items are drawn with probability p^exponent / Σ p^exponent (Schaul et al. 2016,
+        arXiv:1511.05952, eq. 1).
+    """
+
+    kind: str
+    exponent: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _SELECTORS:
+            raise ValueError(f"selector is {self.kind!r}, wanted one of {', '.join(_SELECTORS)}")
+        if self.kind == "prioritized":
+            if self.exponent is None or not 0 <= self.exponent <= 100:
+                raise ValueError(f"a prioritized selector's exponent is {self.exponent}, wanted a number in [0, 100]")
+        elif self.exponent is not None:
+            raise ValueError(f"a {self.kind} selector takes no exponent, got {self.exponent}")
+
+    @classmethod
+    def parse(cls, text: str) -> Selector:
+        """From text such as `uniform` or `prioritized:0.6` (without an exponent: 0.6)."""
+        kind, _, exponent = text.partition(":")
+        if kind == "prioritized":
+            return cls(kind, _number(exponent, text) if exponent else 0.6)
+        return cls(kind, _number(exponent, text) if exponent else None)
+
+    def __str__(self) -> str:
+        return self.kind if self.exponent is None else f"{self.kind}:{self.exponent:g}"
+
+    def build(self) -> Any:
+        """The selector of Reverb."""
+        import reverb
+
+        if self.kind == "prioritized":
+            return reverb.selectors.Prioritized(self.exponent)
+        names = {"min_heap": "MinHeap", "max_heap": "MaxHeap"}
+        return getattr(reverb.selectors, names.get(self.kind, self.kind.capitalize()))()
+
+
+@dataclass(frozen=True)
+class RateLimiter:
+    """When a table lets samples and inserts pass.
+
+    Attributes:
+      kind: 'min_size', 'sample_to_insert_ratio', 'queue' or 'stack'.
+      size: items before the first sample is given; for 'queue' and 'stack' the most items that wait.
+      samples_per_insert: of 'sample_to_insert_ratio'.
+      error_buffer: of 'sample_to_insert_ratio': how far samples may run ahead or behind, in samples.
+    """
+
+    kind: str = "min_size"
+    size: int = 1
+    samples_per_insert: float | None = None
+    error_buffer: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _LIMITERS:
+            raise ValueError(f"rate limiter is {self.kind!r}, wanted one of {', '.join(_LIMITERS)}")
+        if self.size < 1:
+            raise ValueError(f"rate limiter's size is {self.size}, wanted at least 1")
+        if self.kind != "sample_to_insert_ratio":
+            if self.samples_per_insert is not None or self.error_buffer is not None:
+                raise ValueError(f"a {self.kind} rate limiter takes neither samples_per_insert nor error_buffer")
+            return
+        ratio, buffer = self.samples_per_insert, self.error_buffer
+        if ratio is None or not ratio > 0:
+            raise ValueError(f"samples_per_insert is {ratio}, wanted a number above 0")
+        if buffer is None or buffer < max(1.0, ratio):
+            raise ValueError(f"error_buffer is {buffer}, wanted at least {max(1.0, ratio):g} (one insert or one sample)")
+
+    @classmethod
+    def parse(cls, text: str) -> RateLimiter:
+        """From `min_size:1000`, `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`, `queue:100`, `stack:9`."""
+        kind, *numbers = text.split(":")
+        values = [_number(number, text) for number in numbers]
+        if kind == "sample_to_insert_ratio" and len(values) == 3:
+            return cls(kind, int(values[1]), samples_per_insert=values[0], error_buffer=values[2])
+        if kind in _LIMITERS and kind != "sample_to_insert_ratio" and len(values) == 1:
+            return cls(kind, int(values[0]))
+        raise ValueError(
+            f"rate limiter {text!r} is not understood, wanted min_size:N, queue:N, stack:N or "
+            "sample_to_insert_ratio:SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER"
+        )
+
+    def __str__(self) -> str:
+        if self.kind == "sample_to_insert_ratio":
+            return f"{self.kind}:{self.samples_per_insert:g}:{self.size}:{self.error_buffer:g}"
+        return f"{self.kind}:{self.size}"
+
+    def build(self) -> Any:
+        """The rate limiter of Reverb."""
+        import reverb
+
+        limiters = reverb.rate_limiters
+        if self.kind == "sample_to_insert_ratio":
+            return limiters.SampleToInsertRatio(self.samples_per_insert, self.size, self.error_buffer)
+        return {"min_size": limiters.MinSize, "queue": limiters.Queue, "stack": limiters.Stack}[self.kind](self.size)
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} in {whole!r} is not a number") from None
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """A Reverb table.
+
+    Attributes:
+      name: the table's name.
+      sampler: which item is sampled.
+      remover: which item leaves a full table.
+      max_size: items that the table holds.
+      max_times_sampled: an item leaves after so many samples; 0 for never.
+      rate_limiter: when samples and inserts pass.
+    """
+
+    name: str = "replay"
+    sampler: Selector = Selector("prioritized", 0.6)
+    remover: Selector = Selector("fifo")
+    max_size: int = 1_000_000
+    max_times_sampled: int = 0
+    rate_limiter: RateLimiter = RateLimiter()
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or len(self.name) > 100:
+            raise ValueError(f"a table's name is {self.name[:120]!r}, wanted 1 to 100 printable characters")
+        if self.max_size < 1:
+            raise ValueError(f"max_size of table {self.name!r} is {self.max_size}, wanted at least 1")
+        if self.max_times_sampled < 0:
+            raise ValueError(f"max_times_sampled of table {self.name!r} is {self.max_times_sampled}, wanted at least 0")
+        limiter = self.rate_limiter
+        if limiter.kind in ("queue", "stack"):
+            order = "fifo" if limiter.kind == "queue" else "lifo"
+            if self.sampler.kind != order or self.remover.kind != order or self.max_times_sampled != 1:
+                raise ValueError(
+                    f"a {limiter.kind} (table {self.name!r}) needs sampler and remover {order} and max_times_sampled 1, "
+                    f"got {self.sampler}, {self.remover} and {self.max_times_sampled}"
+                )
+            if self.max_size != limiter.size:
+                raise ValueError(
+                    f"a {limiter.kind} of {limiter.size} (table {self.name!r}) needs max_size {limiter.size}, "
+                    f"got {self.max_size}"
+                )
+        elif limiter.size > self.max_size:
+            raise ValueError(
+                f"table {self.name!r} waits for {limiter.size} items and holds {self.max_size}; it would wait for ever"
+            )
+
+    @classmethod
+    def queue(cls, name: str, size: int) -> TableConfig:
+        """A queue: first in, first out, each item sampled once."""
+        fifo = Selector("fifo")
+        return cls(name, fifo, fifo, size, 1, RateLimiter("queue", size))
+
+    def build(self, signature: Nest | None = None) -> reverb.Table:
+        """The table, with the signature of its items (`item_signature`)."""
+        import reverb
+
+        return reverb.Table(
+            self.name,
+            sampler=self.sampler.build(),
+            remover=self.remover.build(),
+            max_size=self.max_size,
+            max_times_sampled=self.max_times_sampled,
+            rate_limiter=self.rate_limiter.build(),
+            signature=signature,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain dicts, for JSON."""
+        return asdict(self)
+
+
+def item_signature(trajectory_spec: Nest, sequence_length: int) -> Nest:
+    """The signature of a table whose items are windows of `sequence_length` trajectories, `[sequence_length, ...]`.
+
+    Bounds and names are left out, which Reverb does not check.
+    """
+    import tensorflow as tf
+
+    return tree.map_structure(lambda leaf: tf.TensorSpec((sequence_length, *leaf.shape), leaf.dtype), trajectory_spec)

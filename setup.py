@@ -1,0 +1,62 @@
+"""Packaging of rlds2reverb: the trunk and its branches are folders side by side, mapped into one package."""
+
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+if not ((3, 10) <= sys.version_info[:2] <= (3, 11) and sys.platform == "linux"):
+    raise SystemExit(
+        "rlds2reverb needs Python 3.10 or 3.11 on Linux (dm-reverb 0.14.0 has no wheel for anything else); this is "
+        f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}: "
+        "install Python 3.11, then run 'python3.11 -m pip install rlds2reverb'."
+    )
+
+MINARI = ["minari[hdf5,arrow]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
+
+setup(
+    name="rlds2reverb",
+    version="0.1.0",
+    description="From an offline RL data set (D4RL, RLDS, Minari) to trajectories in Reverb, and to a trained agent.",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.12",
+    # setuptools does not find packages through the mapping: every one of them is listed here by hand.
+    packages=["rlds2reverb", "rlds2reverb.sources", "rlds2reverb.cli"],
+    package_dir={"rlds2reverb": "rlds2reverb", "rlds2reverb.cli": "cli"},
+    package_data={"rlds2reverb": ["py.typed"]},
+    install_requires=[
+        "tensorflow==2.15.1",
+        "tf-agents==0.19.0",
+        "dm-reverb==0.14.0",
+        "rlds==0.1.8",
+        "tensorflow-datasets==4.9.10",
+        # TFDS imports as an empty module with a tensorflow-metadata that wants protobuf 5 (TF 2.15 holds 4.25),
+        # and cannot prepare a data set without importlib_resources; neither shows in `pip check`.
+        "tensorflow-metadata>=1.15,<1.18",
+        "importlib_resources",
+        "dm-tree",
+        "h5py",
+        "numpy<2",
+        "absl-py",
+        "click>=8.1,<9",
+        "rich>=13,<15",
+    ],
+    extras_require={
+        "minari": MINARI,
+        "dev": [
+            "pytest>=8,<9",
+            "pytest-timeout",
+            "hypothesis",
+            "mypy==1.10.1",
+            "ruff",
+            "build",
+            "setuptools>=64,<81",
+            "wheel",
+            *MINARI,
+        ],
+    },
+    entry_points={"console_scripts": ["rlds2reverb=rlds2reverb.cli:main", "r2r=rlds2reverb.cli:main"]},
+    zip_safe=False,
+)
