@@ -10,7 +10,7 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.specs import Nest, leaves, path_name
+from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match, step_spec_of
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 
@@ -39,6 +39,11 @@ class Episode:
     def num_transitions(self) -> int:
         """Pairs of adjacent steps: one less than the steps."""
         return max(self.num_steps - 1, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its columns."""
+        return sum(column.nbytes for column in tree.flatten(self.steps))
 
     @property
     def is_terminal(self) -> bool:
@@ -124,24 +129,31 @@ def _append(column: np.ndarray, row: Any) -> np.ndarray:
     return np.concatenate([column, np.asarray(row, column.dtype)[None]])
 
 
-def find_problems(episode: Episode) -> list[Problem]:
+def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Problem]:
     """Everything that is wrong with an episode, in the order of its fields' importance.
 
     Checked: at least one step; columns of one length; `is_first` at the first step and nowhere else; `is_last` at
     the last and nowhere else; `is_terminal` only there; discounts in [0, 1]; no NaN or Inf in observation, action,
-    reward and discount. The messages begin with TF-Agents' own where it has one.
+    reward and discount; and fields, dtypes and shapes, where `step_spec` says what they have to be. The messages
+    begin with TF-Agents' own where it has one.
     """
     problems = list(_length_problems(episode))
     if not problems:
         problems = [*_flag_problems(episode), *_number_problems(episode)]
+    if step_spec is not None and episode.num_steps:
+        try:
+            require_same_spec(episode, step_spec)
+        except SpecMismatch as error:
+            problems.append(Problem(episode.index, None, fields.STEPS, str(error)))
     return problems
 
 
-def require_valid(episode: Episode) -> None:
-    """Raises `InvalidEpisode` if `find_problems` finds any."""
-    problems = find_problems(episode)
-    if problems:
-        raise InvalidEpisode(problems)
+def require_same_spec(episode: Episode, step_spec: Nest) -> None:
+    """Raises `SpecMismatch` unless the episode's steps have this spec, the one of the first episode."""
+    got = step_spec_of(episode.steps)
+    if got != step_spec:
+        holder = f"the first episode (this is episode {episode.index})"
+        require_match(got, step_spec, holder=holder, advice="make all episodes alike, or convert them apart")
 
 
 def _length_problems(episode: Episode) -> Iterator[Problem]:

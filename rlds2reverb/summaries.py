@@ -13,7 +13,6 @@ from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.source import num_bytes
 from rlds2reverb.specs import describe, leaves, path_name, step_spec_of
 
 _QUANTILES = (0.25, 0.5, 0.75)
@@ -138,7 +137,7 @@ def summarize(
         on_episode(episode)
         _count(counts, episode)
         fingerprint.add(episode)
-        total_bytes += num_bytes(episode.steps)
+        total_bytes += episode.num_bytes
         for path, column in leaves(episode.steps):
             name = path_name(path, root="")
             bad = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0

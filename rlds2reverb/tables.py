@@ -89,11 +89,13 @@ class RateLimiter:
         if ratio is None or not ratio > 0:
             raise ValueError(f"samples_per_insert is {ratio}, wanted a number above 0")
         if buffer is None or buffer < max(1.0, ratio):
-            raise ValueError(f"error_buffer is {buffer}, wanted at least {max(1.0, ratio):g} (one insert or one sample)")
+            raise ValueError(
+                f"error_buffer is {buffer}, wanted at least {max(1.0, ratio):g} (one insert or one sample)"
+            )
 
     @classmethod
     def parse(cls, text: str) -> RateLimiter:
-        """From `min_size:1000`, `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`, `queue:100`, `stack:9`."""
+        """From `min_size:N`, `queue:N`, `stack:N`, `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`."""
         kind, *numbers = text.split(":")
         values = [_number(number, text) for number in numbers]
         if kind == "sample_to_insert_ratio" and len(values) == 3:
@@ -159,8 +161,8 @@ class TableConfig:
             order = "fifo" if limiter.kind == "queue" else "lifo"
             if self.sampler.kind != order or self.remover.kind != order or self.max_times_sampled != 1:
                 raise ValueError(
-                    f"a {limiter.kind} (table {self.name!r}) needs sampler and remover {order} and max_times_sampled 1, "
-                    f"got {self.sampler}, {self.remover} and {self.max_times_sampled}"
+                    f"a {limiter.kind} (table {self.name!r}) needs sampler and remover {order} and max_times_sampled "
+                    f"1, got {self.sampler}, {self.remover} and {self.max_times_sampled}"
                 )
             if self.max_size != limiter.size:
                 raise ValueError(

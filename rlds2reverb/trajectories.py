@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tree
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 from tf_agents.typing import types
@@ -40,9 +39,7 @@ def pair_step_types(current: Any, following: Any, where: Callable[..., Any]) -> 
     return where(single, LAST, current), where(single, LAST, following)
 
 
-def transition_discounts(
-    current: Nest, following: Nest, discounts: Any, source: str, where: Callable[..., Any]
-) -> Any:
+def transition_discounts(current: Nest, following: Nest, discounts: Any, source: str, where: Callable[..., Any]) -> Any:
     """The discount of the transition from each current step to the following one.
 
     It is 0 on a step that is last and terminal. Elsewhere:
@@ -128,4 +125,3 @@ def trajectory_spec(step_spec: Nest, policy_info: types.NestedTensorSpec = ()) -
         reward=step_spec[fields.REWARD],
         discount=discount,
     )
-

@@ -138,27 +138,27 @@ class NormalizeObservations:
 
 
 def _observation_moments(source: Source) -> tuple[list[Any], list[Any]]:
-    """Mean and std of each float leaf, by merging episodes' own moments (Chan et al. 1979, eq. 2.1)."""
-    count, means, squares = 0, None, None
+    """Mean and std of each float leaf (None for others), merging episodes' moments (Chan et al. 1979, eq. 2.1)."""
+    count = 0
+    means: list[Any] = []
+    squares: list[Any] = []
     for episode in source:
-        leaves = tree.flatten(episode.steps[fields.OBSERVATION])
         num = episode.num_transitions
         if not num:
             continue
+        leaves = tree.flatten(episode.steps[fields.OBSERVATION])
         rows = [leaf[:num].astype(np.float64) if leaf.dtype.kind == "f" else None for leaf in leaves]
-        new_means = [None if row is None else row.mean(axis=0) for row in rows]
-        new_squares = [None if row is None else row.var(axis=0) * num for row in rows]
-        if means is None:
-            count, means, squares = num, new_means, new_squares
-            continue
-        total = count + num
-        for leaf, (new_mean, new_square) in enumerate(zip(new_means, new_squares, strict=True)):
-            if new_mean is not None:
-                delta = new_mean - means[leaf]
-                means[leaf] = means[leaf] + delta * num / total
-                squares[leaf] = squares[leaf] + new_square + delta**2 * count * num / total
-        count = total
-    if means is None:
+        if not count:
+            means = squares = [None if row is None else np.zeros(row.shape[1:]) for row in rows]
+        deltas = [None if row is None else row.mean(axis=0) - mean for row, mean in zip(rows, means, strict=True)]
+        share = num / (count + num)
+        squares = [
+            None if delta is None else square + row.var(axis=0) * num + delta**2 * count * share
+            for row, square, delta in zip(rows, squares, deltas, strict=True)
+        ]
+        means = [None if delta is None else mean + delta * share for mean, delta in zip(means, deltas, strict=True)]
+        count += num
+    if not count:
         raise ValueError(f"{source.name} has no transitions to take the mean of")
     return means, [None if square is None else np.sqrt(square / count) for square in squares]
 

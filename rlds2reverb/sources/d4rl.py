@@ -51,7 +51,7 @@ def open_d4rl(
     path: Path,
     *,
     infos: Sequence[str] = (),
-    ends: EpisodeEnds = EpisodeEnds(),  # noqa: B008
+    ends: EpisodeEnds = EpisodeEnds(),
     limits: hdf5.Limits = hdf5.Limits(),  # noqa: B008
 ) -> Source:
     """A D4RL HDF5 file as a source; neither d4rl nor mujoco is needed.

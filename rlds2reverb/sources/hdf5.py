@@ -67,7 +67,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Dataset | None:  # noqa: B008
+def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Dataset | None:
     """The numeric data set `name` of an open file, or None where there is no such name.
 
     Raises:

@@ -47,9 +47,11 @@ def open_minari(location: str | Path) -> Source:
         raise SourceError(f"{directory} cannot be opened by minari: {type(error).__name__}: {error}") from error
     metadata = storage.metadata
     name, version = str(metadata.get("dataset_id", directory.name)), metadata.get("minari_version")
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if version not in minari.supported_dataset_versions:
-        warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list; read anyway",)
+        warnings = (
+            f"{name} was written by Minari {version}, which minari {minari.__version__} does not list; read anyway",
+        )
     return Source(
         name,
         "minari",

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import tree
-
 from rlds2reverb import fields
-from rlds2reverb.episodes import Episode
-from rlds2reverb.specs import Nest, SpecMismatch, step_spec_of, to_tensor_spec
+from rlds2reverb.episodes import Episode, require_same_spec
+from rlds2reverb.specs import Nest, step_spec_of, to_tensor_spec
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -75,23 +73,3 @@ class Source:
 
         dataset = tf.data.Dataset.from_generator(columns, output_signature=signature)
         return dataset.map(lambda steps: {fields.STEPS: tf.data.Dataset.from_tensor_slices(steps)})
-
-
-def require_same_spec(episode: Episode, spec: Nest) -> None:
-    """Raises `SpecMismatch` unless the episode's steps have the spec of the source's first episode."""
-    from rlds2reverb.specs import require_match
-
-    got = step_spec_of(episode.steps)
-    if got != spec:
-        require_match(
-            got,
-            spec,
-            holder=f"the first episode (this is episode {episode.index})",
-            advice="make all episodes alike, or convert them apart",
-        )
-        raise SpecMismatch(f"episode {episode.index} is nested differently from the first episode")
-
-
-def num_bytes(columns: Nest) -> int:
-    """Bytes of all the arrays of a nest."""
-    return sum(column.nbytes for column in tree.flatten(columns))

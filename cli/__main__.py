@@ -1,0 +1,5 @@
+"""`python -m rlds2reverb.cli`."""
+
+from . import main
+
+main()

@@ -1,0 +1,137 @@
+"""`rlds2reverb inspect`: what is in a data set, or in a server's tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlds2reverb.specs import describe, leaves, path_name
+from rlds2reverb.summaries import Distribution, Summary, summarize
+
+from . import output
+from .options import json_option, open_source, source_options
+
+_ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]]+:\d{1,5}")
+
+
+@click.command()
+@source_options
+@click.option(
+    "--reference-returns",
+    type=float,
+    nargs=2,
+    metavar="RANDOM EXPERT",
+    help="Returns of a random policy and an expert, for the score.  [default: D4RL's, where the name tells]",
+)
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for a server.")
+@json_option
+def inspect(as_json: bool, reference_returns: tuple[float, float] | None, timeout: float, **options: Any) -> None:
+    """Summarize a data set, or the tables of a server.
+
+    SRC is a data set (see `rlds2reverb --help`) or HOST:PORT of a Reverb server. The whole data set is read once;
+    nothing is judged: `rlds2reverb validate` does that.
+    """
+    if _ADDRESS.fullmatch(options["source"]) and not Path(options["source"]).exists():
+        _inspect_server(options["source"], timeout, as_json=as_json)
+        return
+    source = open_source(options)
+    with output.StepProgress(source) as progress:
+        summary = summarize(
+            source,
+            reference_returns=reference_returns or None,
+            on_episode=lambda episode: progress("read", episode),
+        )
+    if as_json:
+        output.print_json(summary.as_dict())
+    else:
+        print_summary(summary)
+
+
+def print_summary(summary: Summary) -> None:
+    """The summary as tables for people."""
+    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.open_ends:,} open"
+    rows = [
+        ("kind", summary.kind),
+        ("episodes", f"{summary.episodes:,} ({ends})"),
+        ("transitions", f"{summary.transitions:,} ({summary.steps:,} steps with the final observations)"),
+        ("return", _distribution(summary.returns)),
+        ("length", _distribution(summary.lengths)),
+    ]
+    if summary.empty:
+        rows.insert(2, ("empty", f"{summary.empty:,} episodes have no steps"))
+    if summary.score is not None:
+        whose = f"D4RL's constants for its own {summary.score_environment}" if summary.score_environment else "as given"
+        rows.append(("score", f"{summary.score:.1f} (0 random, 100 expert; {whose})"))
+    rows += [("size", output.size(summary.bytes)), ("fingerprint", f"sha256 {summary.fingerprint}")]
+    out = output.console()
+    out.print(output.facts(summary.name, rows))
+    out.print()
+    table = output.Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("field", "one step", "NaN or Inf"):
+        table.add_column(heading)
+    for field in summary.fields:
+        table.add_row(
+            output.plain(field.name), output.plain(field.spec), f"{field.non_finite:,}" if field.non_finite else "none"
+        )
+    out.print(table)
+
+
+def _distribution(values: Distribution) -> str:
+    mean, *rest = (
+        output.number(value) for value in (values.mean, values.min, values.q25, values.median, values.q75, values.max)
+    )
+    return f"mean {mean}   min {rest[0]}   25 % {rest[1]}   median {rest[2]}   75 % {rest[3]}   max {rest[4]}"
+
+
+def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
+    from .quiet import import_tensorflow
+
+    import_tensorflow()
+    from rlds2reverb.ingestion import connect
+    from rlds2reverb.writing import table_infos
+
+    infos = table_infos(connect(address), timeout_secs=timeout)
+    tables = [_table_facts(info) for _, info in sorted(infos.items())]
+    if as_json:
+        output.print_json({"server": address, "tables": tables})
+        return
+    out = output.console()
+    for facts in tables:
+        fields = facts.pop("signature")
+        out.print(
+            output.facts(f"table {facts['name']!r} of {address}", [(k, output.plain(str(v))) for k, v in facts.items()])
+        )
+        for name, spec in (fields or {"any": "no signature"}).items():
+            out.print(f"  {output.plain(name)}  {output.plain(spec)}", style="dim")
+        out.print()
+
+
+def _table_facts(info: Any) -> dict[str, Any]:
+    limiter = info.rate_limiter_info
+    return {
+        "name": info.name,
+        "items": info.current_size,
+        "max_size": info.max_size,
+        "sampler": _selector(info.sampler_options),
+        "remover": _selector(info.remover_options),
+        "max_times_sampled": info.max_times_sampled,
+        "min_size_to_sample": limiter.min_size_to_sample,
+        "inserted": limiter.insert_stats.completed,
+        "sampled": limiter.sample_stats.completed,
+        "episodes": info.num_episodes,
+        "signature": {path_name(path, "item"): describe(spec) for path, spec in leaves(info.signature)}
+        if info.signature is not None
+        else None,
+    }
+
+
+def _selector(options: Any) -> str:
+    kind = options.WhichOneof("distribution")
+    if kind == "prioritized":
+        return f"prioritized:{options.prioritized.priority_exponent:g}"
+    if kind == "heap":
+        return "min_heap" if options.heap.min_heap else "max_heap"
+    return str(kind)

@@ -1,0 +1,84 @@
+"""The group of commands, and what their errors mean to a shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rlds2reverb.episodes import InvalidEpisode
+from rlds2reverb.sources import SourceError
+
+from .convert import convert
+from .demo import demo
+from .doctor import doctor
+from .inspect import inspect
+from .output import fail
+from .quiet import silence_native_logs
+from .serve import serve
+from .validate import validate
+
+OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED = 0, 1, 2, 75
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="rlds2reverb")
+def cli() -> None:
+    r"""From an offline RL data set (D4RL, RLDS/TFDS, Minari, robomimic) to trajectories in Reverb.
+
+    \b
+    SRC is one of
+      hopper_medium-v2.hdf5           a D4RL or robomimic file
+      ~/tensorflow_datasets/x/1.0.0   a directory that TFDS prepared
+      d4rl_mujoco_hopper/v2-medium    a TFDS name
+      mujoco/hopper/expert-v0         a Minari name, or its directory
+
+    \b
+    First steps
+      rlds2reverb inspect hopper_medium-v2.hdf5            what is in it
+      rlds2reverb convert hopper_medium-v2.hdf5 --serve    put it into a table and serve it
+
+    Exit codes: 0 done, 1 wrong use, 2 invalid data, 75 the server did not answer (may be retried).
+    """
+
+
+for command in (convert, inspect, validate, serve, doctor, demo):
+    cli.add_command(command)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code; errors become one sentence on stderr."""
+    try:
+        return cli.main(args=arguments, standalone_mode=False, prog_name="rlds2reverb") or OK
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return USER_ERROR
+    except click.UsageError as error:
+        where = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
+        fail(f"{error.format_message()}{where}")
+        return USER_ERROR
+    except (click.Abort, KeyboardInterrupt):
+        fail("stopped")
+        return 130
+    except (SourceError, InvalidEpisode) as error:
+        fail(str(error))
+        return INVALID_DATA
+    except ConnectionError as error:
+        fail(str(error))
+        return MAY_BE_RETRIED
+    except (ValueError, OSError) as error:
+        from rlds2reverb.checkpoints import CheckpointError
+
+        fail(str(error))
+        return INVALID_DATA if isinstance(error, CheckpointError) else USER_ERROR
+
+
+def main() -> None:
+    """The console script. Leaves without destructors: those of a blocked Reverb writer would never end."""
+    silence_native_logs()
+    code = run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,163 @@
+"""Options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rlds2reverb.sources import Source, load
+from rlds2reverb.tables import RateLimiter, Selector, TableConfig
+from rlds2reverb.transforms import (
+    REWARD_RECIPES,
+    CastFloats,
+    ClipActions,
+    CutAtTerminal,
+    NormalizeObservations,
+    ScaleRewards,
+    Transform,
+    apply_transforms,
+)
+
+from .output import warn
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _all(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+source_options = _all(
+    click.argument("source", metavar="SRC"),
+    click.option("--split", default="train", show_default=True, help="TFDS: which split, such as train[:10%]."),
+    click.option("--data-dir", type=click.Path(path_type=Path), help="TFDS: where named data sets are prepared."),
+    click.option("--info", "infos", multiple=True, metavar="NAME", help="D4RL: read infos/NAME as well. Repeatable."),
+    click.option(
+        "--max-episode-steps", type=int, metavar="N", help="D4RL without timeouts: cut episodes off after N rows."
+    ),
+    click.option(
+        "--split-at-discontinuity",
+        is_flag=True,
+        help="D4RL without timeouts: cut where an observation is not the next_observations before it.",
+    ),
+)
+
+transform_options = _all(
+    click.option("--cut-at-terminal", is_flag=True, help="End each episode at its first terminal step."),
+    click.option("--cast-floats", is_flag=True, help="Cast float64 to float32 (D4RL's replay files are float64)."),
+    click.option(
+        "--reward",
+        metavar="RECIPE",
+        help=f"Change rewards: {', '.join(REWARD_RECIPES)}, or scale:SCALE[:SHIFT] for (r - SHIFT) * SCALE.",
+    ),
+    click.option("--normalize-observations", is_flag=True, help="(o - mean) / (std + 0.001), over the data set."),
+    click.option("--clip-actions", is_flag=True, help="Clip actions to +-(1 - 1e-5)."),
+    click.option(
+        "--save-statistics",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write means, stds and scales that were used to a JSON file.",
+    ),
+)
+
+table_options = _all(
+    click.option(
+        "--table", "table_names", multiple=True, metavar="NAME", help="Table name. Repeatable.  [default: replay]"
+    ),
+    click.option(
+        "--sampler",
+        default="prioritized:0.6",
+        show_default=True,
+        help="uniform, fifo, lifo, min_heap, max_heap or prioritized[:EXPONENT].",
+    ),
+    click.option("--remover", default="fifo", show_default=True, help="Which item leaves a full table; as --sampler."),
+    click.option("--max-size", default=1_000_000, show_default=True, help="Items in a table."),
+    click.option(
+        "--max-times-sampled", default=0, show_default=True, help="An item leaves after so many samples; 0 never."
+    ),
+    click.option(
+        "--rate-limiter",
+        default="min_size:1",
+        show_default=True,
+        help="min_size:N, queue:N, stack:N or sample_to_insert_ratio:SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER.",
+    ),
+    click.option("--port", type=int, help="Port to serve on.  [default: a free one]"),
+    click.option(
+        "--checkpoint-root",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Directory for checkpoints, a new one or one of an earlier server; it starts from the newest in there.",
+    ),
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def open_source(options: dict[str, Any]) -> Source:
+    """The source that the `source_options` describe; its warnings are printed."""
+    source = load(
+        options["source"],
+        split=options["split"],
+        data_dir=options["data_dir"],
+        infos=options["infos"],
+        max_episode_steps=options["max_episode_steps"],
+        split_at_discontinuity=options["split_at_discontinuity"],
+    )
+    for warning in source.warnings:
+        warn(warning)
+    return source
+
+
+def transformed(source: Source, options: dict[str, Any]) -> Source:
+    """The source after the `transform_options`, in the order of `--help`."""
+    chosen: list[Transform] = []
+    if options["cut_at_terminal"]:
+        chosen.append(CutAtTerminal())
+    if options["cast_floats"]:
+        chosen.append(CastFloats())
+    if options["reward"]:
+        chosen.append(_reward(options["reward"]))
+    if options["normalize_observations"]:
+        chosen.append(NormalizeObservations())
+    if options["clip_actions"]:
+        chosen.append(ClipActions())
+    source, statistics = apply_transforms(source, chosen)
+    if options["save_statistics"]:
+        options["save_statistics"].write_text(json.dumps(statistics, indent=1) + "\n")
+    return source
+
+
+def _reward(text: str) -> Transform:
+    if text in REWARD_RECIPES:
+        return REWARD_RECIPES[text]
+    kind, *numbers = text.split(":")
+    try:
+        scale, shift = (*map(float, numbers), 0.0)[:2] if len(numbers) in (1, 2) else (None, None)
+    except ValueError:
+        scale = None
+    if kind != "scale" or scale is None:
+        raise ValueError(f"--reward is {text!r}, wanted {', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT]")
+    return ScaleRewards(scale, shift or 0.0)
+
+
+def table_configs(options: dict[str, Any]) -> list[TableConfig]:
+    """The tables that the `table_options` describe."""
+    return [
+        TableConfig(
+            name,
+            sampler=Selector.parse(options["sampler"]),
+            remover=Selector.parse(options["remover"]),
+            max_size=options["max_size"],
+            max_times_sampled=options["max_times_sampled"],
+            rate_limiter=RateLimiter.parse(options["rate_limiter"]),
+        )
+        for name in table_names(options)
+    ]
+
+
+def table_names(options: dict[str, Any]) -> tuple[str, ...]:
+    """The tables' names."""
+    return tuple(options["table_names"]) or ("replay",)

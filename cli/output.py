@@ -1,0 +1,132 @@
+"""What commands print: tables and JSON on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rlds2reverb.episodes import Episode
+from rlds2reverb.sources import Source
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def console() -> Console:
+    """The console of stdout, at least 100 columns wide where it is no terminal."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=max(out.width, 100))
+
+
+def print_json(value: Any) -> None:
+    """One JSON document; NaN and Inf, which JSON does not have, become null."""
+    print(json.dumps(_finite(value), indent=2, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def facts(title: str, rows: list[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def number(value: float) -> str:
+    """A number as people write it: 12,345 or 0.912."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.4g}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in the unit that fits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.1f} TB"
+
+
+def say(sentence: str) -> None:
+    """A line about what goes on, on stderr, where it does not get into the results."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def warn(sentence: str) -> None:
+    """A warning, on stderr."""
+    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[yellow]warning:[/] {plain(sentence)}")
+
+
+def fail(sentence: str) -> None:
+    """An error, on stderr."""
+    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[red]error:[/] {plain(sentence)}")
+
+
+def plain(sentence: str) -> str:
+    """Text with nothing in it that rich would take for markup."""
+    return sentence.replace("[", "\\[")
+
+
+class StepProgress:
+    """Steps gone by, by stage: a bar with rate and time left on a terminal, a plain line now and then elsewhere."""
+
+    def __init__(self, source: Source):
+        self._rows, self._episodes = source.num_rows, source.num_episodes
+        self._console = Console(file=sys.stderr, highlight=False)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[rate]} steps/s"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._steps: dict[str, int] = {}
+        self._began: dict[str, float] = {}
+        self._said = time.monotonic()
+
+    def __enter__(self) -> StepProgress:
+        if self._console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, stage: str, episode: Episode) -> None:
+        """One more episode went through a stage."""
+        now = time.monotonic()
+        self._began.setdefault(stage, now)
+        self._steps[stage] = self._steps.get(stage, 0) + episode.num_transitions
+        done = episode.index + 1 if self._rows is None else self._steps[stage]
+        total = self._episodes if self._rows is None else self._rows
+        rate = number(round(self._steps[stage] / max(now - self._began[stage], 1e-3)))
+        if self._console.is_terminal:
+            if stage not in self._tasks:
+                self._tasks[stage] = self._bars.add_task(stage, total=total, rate="")
+            self._bars.update(self._tasks[stage], completed=done, rate=rate)
+        elif now - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = now
+            share = f", {100 * done / total:.0f} %" if total else ""
+            print(f"{stage}: {self._steps[stage]:,} steps{share}, {rate} steps/s", file=sys.stderr)

@@ -1,0 +1,48 @@
+"""Keeps the start-up noise of TensorFlow, gRPC, gym and Reverb's C++ away from the user's terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+
+
+def silence_native_logs() -> None:
+    """Sends what C++ libraries write to stderr to nowhere; Python's own stderr keeps its terminal.
+
+    Has to run before TensorFlow is imported. `RLDS2REVERB_NATIVE_LOGS=1` leaves everything as it is.
+    """
+    if os.environ.get("RLDS2REVERB_NATIVE_LOGS") == "1":
+        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    warnings.simplefilter("ignore")
+    sys.stderr.flush()
+    own = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    sys.stderr = os.fdopen(own, "w", buffering=1)
+    from absl import logging
+
+    logging.set_verbosity(logging.ERROR)
+    logging.set_stderrthreshold(logging.ERROR)
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """For imports of packages that print notices (gym does)."""
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def import_tensorflow() -> None:
+    """Imports the slow and talkative packages once, quietly."""
+    with quiet_imports():
+        import reverb  # noqa: F401
+        import tensorflow  # noqa: F401
+        import tf_agents.trajectories  # noqa: F401

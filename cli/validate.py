@@ -1,0 +1,67 @@
+"""`rlds2reverb validate`: everything that is wrong with a data set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from rlds2reverb.episodes import Problem, find_problems
+from rlds2reverb.sources import SourceError
+
+from . import output
+from .options import json_option, open_source, source_options, transform_options, transformed
+
+INVALID = 2
+
+
+@click.command()
+@source_options
+@transform_options
+@click.option("--max-problems", default=20, show_default=True, help="How many problems to list.")
+@json_option
+def validate(as_json: bool, max_problems: int, **options: Any) -> int:
+    """Check every episode of a data set and list what is wrong.
+
+    Each problem comes with its episode, step and field. Exit code 2 if there is any, 0 if there is none.
+    """
+    problems: list[Problem] = []
+    num_problems = num_episodes = num_steps = 0
+    refusal = ""
+    try:
+        source = transformed(open_source(options), options)
+        with output.StepProgress(source) as progress:
+            for episode in source:
+                progress("check", episode)
+                found = find_problems(episode, source.step_spec)
+                problems += found[: max(0, max_problems - len(problems))]
+                num_problems += len(found)
+                num_episodes, num_steps = num_episodes + 1, num_steps + episode.num_steps
+    except SourceError as error:
+        refusal = str(error)
+    valid = not num_problems and not refusal
+    if as_json:
+        output.print_json(
+            {
+                "source": options["source"],
+                "valid": valid,
+                "episodes": num_episodes,
+                "steps": num_steps,
+                "num_problems": num_problems + bool(refusal),
+                "problems": [asdict(problem) for problem in problems],
+                "refused": refusal or None,
+            }
+        )
+        return 0 if valid else INVALID
+    for problem in problems:
+        print(problem)
+    if num_problems > len(problems):
+        print(f"... and {num_problems - len(problems):,} more (--max-problems)")
+    if refusal:
+        output.fail(refusal)
+    counted = f"{num_episodes:,} episodes, {num_steps:,} steps"
+    print(
+        f"{options['source']}: {'valid' if valid else 'INVALID'} ({counted}, {num_problems + bool(refusal):,} problems)"
+    )
+    return 0 if valid else INVALID
