@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import warnings
@@ -26,10 +27,11 @@ def silence_native_logs() -> None:
     os.dup2(nowhere, 2)
     os.close(nowhere)
     sys.stderr = os.fdopen(own, "w", buffering=1)
-    from absl import logging
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    from absl import logging as absl_logging
 
-    logging.set_verbosity(logging.ERROR)
-    logging.set_stderrthreshold(logging.ERROR)
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    absl_logging.set_stderrthreshold(absl_logging.ERROR)
 
 
 @contextlib.contextmanager

@@ -20,4 +20,4 @@ cd "$work/elsewhere"
 import rlds2reverb.cli
 assert "site-packages" in rlds2reverb.__file__ and "site-packages" in rlds2reverb.cli.__file__, rlds2reverb.__file__
 PY
-"$work/venv/bin/python" -m pytest -q --import-mode=importlib -p no:cacheprovider -m "not slow" tests
+"$work/venv/bin/python" -m pytest -q -p no:cacheprovider -m "not slow" tests

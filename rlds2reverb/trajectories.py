@@ -42,7 +42,7 @@ def pair_step_types(current: Any, following: Any, where: Callable[..., Any]) -> 
 def transition_discounts(current: Nest, following: Nest, discounts: Any, source: str, where: Callable[..., Any]) -> Any:
     """The discount of the transition from each current step to the following one.
 
-    It is 0 on a step that is last and terminal. Elsewhere:
+    It is 0 on a step that is last and terminal; the step after a last one, of another episode, has no say. Elsewhere:
 
         step:           discount_t, as TF-Agents has it: the step's own
         next_terminal:  1 - is_terminal_{t+1}
@@ -63,7 +63,7 @@ def transition_discounts(current: Nest, following: Nest, discounts: Any, source:
     """
     zero = current[fields.IS_LAST] & current[fields.IS_TERMINAL]
     if source != "step":
-        zero = zero | following[fields.IS_TERMINAL]
+        zero = zero | (following[fields.IS_TERMINAL] & ~current[fields.IS_LAST])
     if source == "next_terminal":
         discounts = discounts * 0 + 1
     return where(zero, np.float32(0), discounts)

@@ -58,7 +58,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             "and pass the arrays to rlds2reverb.load"
         )
     if head != _MAGIC:
-        raise SourceError(f"{path.name} is not an HDF5 file (its first bytes are {head!r})")
+        raise SourceError(f"{path.name} is not an HDF5 file (it does not begin like one)")
     try:
         file = h5py.File(path, "r")
     except OSError as error:

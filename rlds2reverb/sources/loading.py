@@ -14,6 +14,8 @@ _KINDS = (
     "(d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), a list of episodes, a dict of D4RL "
     "columns, or an RLDS tf.data.Dataset"
 )
+#: How far below a directory its data sets are looked for: name/config/version and namespace/name/version.
+_DEPTHS = ("*/", "*/*/", "*/*/*/")
 
 
 def load(
@@ -86,8 +88,8 @@ def _directory(path: Path, split: str) -> Source:
         return rlds.open_directory(path, split=split)
     if (path / "data" / "metadata.json").is_file():
         return minari_storage.open_minari(path)
-    prepared = sorted(info.parent for info in path.glob("**/dataset_info.json"))
-    prepared += sorted(info.parents[1] for info in path.glob("**/data/metadata.json"))
+    prepared = [info.parent for depth in _DEPTHS for info in sorted(path.glob(f"{depth}dataset_info.json"))]
+    prepared += [info.parents[1] for depth in _DEPTHS for info in sorted(path.glob(f"{depth}data/metadata.json"))]
     if len(prepared) == 1:
         return _directory(prepared[0], split)
     if prepared:

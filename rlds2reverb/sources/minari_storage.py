@@ -31,7 +31,8 @@ def open_minari(location: str | Path) -> Source:
     terminal, a truncation is not. Observations and actions may be dicts or tuples. Minari's `infos` are left out.
 
     Raises:
-      SourceError: if `minari` is not installed, or the data set is missing, damaged, or reaches into other files.
+      SourceError: if `minari` is not installed, or the data set is damaged or reaches into other files.
+      FileNotFoundError: if a name can be neither found nor downloaded.
     """
     try:
         import minari
@@ -71,7 +72,7 @@ def _installed(name: str) -> Path:
         try:
             minari.download_dataset(name)
         except Exception as error:  # no network, no such data set: the hub has no common type for them
-            raise SourceError(
+            raise FileNotFoundError(
                 f"Minari's {name!r} is neither in {directory} nor to be downloaded ({error}); "
                 "check the name, MINARI_DATASETS_PATH and the network"
             ) from error

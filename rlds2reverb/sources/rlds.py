@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +126,9 @@ def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None
     """A TFDS data set by name, such as `d4rl_mujoco_hopper/v2-medium`, prepared (downloaded) where it is not yet.
 
     Raises:
-      SourceError: if the name is no TFDS name or leaves its root, or the data can be neither found nor downloaded.
+      SourceError: if the name is no TFDS name or leaves its root.
+      FileNotFoundError: if the data can be neither found nor downloaded. (TFDS tries a download ten times, which
+        takes minutes without a network.)
     """
     if not _BUILDER_NAME.fullmatch(name) or ".." in name:
         raise SourceError(f"{name[:100]!r} is no TFDS name; wanted 'data_set/config' or 'data_set/config:1.0.0'")
@@ -133,10 +137,11 @@ def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None
 
     try:
         builder = tfds.builder(name, data_dir=data_dir)
-        builder.download_and_prepare()
+        with contextlib.redirect_stdout(sys.stderr):
+            builder.download_and_prepare()
     except Exception as error:  # unknown names, no network, full disks: TFDS has no common type for them
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SourceError(
+        raise FileNotFoundError(
             f"TFDS can neither find nor prepare {name!r} ({reason}); check the name, the network, and data_dir"
         ) from error
     return _from_builder(builder, split, location=Path(builder.data_path))

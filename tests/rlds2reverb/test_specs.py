@@ -1,0 +1,47 @@
+"""Specs: equal or not, and how the difference is told."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from rlds2reverb.specs import ArraySpec, SpecMismatch, describe, path_name, require_match, step_spec_of, to_tensor_spec
+
+SPEC = {"a": ArraySpec((17,), np.dtype("float32")), "b": {"c": ArraySpec((), np.dtype("int64"))}}
+
+
+def test_a_step_spec_drops_the_leading_axis():
+    assert step_spec_of({"a": np.zeros((5, 17), np.float32), "b": {"c": np.zeros(5, np.int64)}}) == SPEC
+
+
+def test_tensor_specs_have_the_same_shapes_and_dtypes():
+    spec = to_tensor_spec(SPEC, leading=(None,))
+    assert spec["a"] == tf.TensorSpec((None, 17), tf.float32) and spec["b"]["c"] == tf.TensorSpec((None,), tf.int64)
+    assert to_tensor_spec(ArraySpec((), np.dtype(object))).dtype == tf.string
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {**SPEC, "a": ArraySpec((17,), np.dtype("float64"))},
+            r"step\['a'\] is float64 \[17\], table 't' wants float32",
+        ),
+        ({**SPEC, "a": ArraySpec((16,), np.dtype("float32"))}, r"step\['a'\] is float32 \[16\], table 't' wants"),
+        ({"a": SPEC["a"]}, r"the data lacks step\['b'\]\['c'\], compared with table 't'"),
+        ({**SPEC, "d": SPEC["a"]}, r"the data has step\['d'\] besides, compared with table 't'"),
+    ],
+)
+def test_a_difference_names_field_got_and_wanted(other, message):
+    with pytest.raises(SpecMismatch, match=message + ".*; do this"):
+        require_match(other, SPEC, holder="table 't'", advice="do this")
+
+
+def test_an_open_size_matches_any():
+    require_match(SPEC["a"], ArraySpec((None,), np.dtype("float32")), holder="h", advice="a")
+    require_match(SPEC["a"], tf.TensorSpec((None,), tf.float32), holder="h", advice="a")
+
+
+def test_words():
+    assert describe(tf.TensorSpec((None, 3), tf.uint8)) == "uint8 [?, 3]"
+    assert str(ArraySpec((), np.dtype(object))) == "string []"
+    assert path_name(("observation", "joint_pos")) == "step['observation']['joint_pos']"
