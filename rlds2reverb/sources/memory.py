@@ -38,8 +38,17 @@ def from_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episode
     return Source(name, "memory", read, num_episodes=len(steps), num_rows=sum(len(s[fields.REWARD]) for s in steps))
 
 
+def _arrays(nest: Any) -> Any:
+    """The same nest of dicts and tuples with arrays as leaves; lists are rows, not nests."""
+    if isinstance(nest, Mapping):
+        return {name: _arrays(inner) for name, inner in nest.items()}
+    if isinstance(nest, tuple):
+        return tuple(_arrays(inner) for inner in nest)
+    return np.asarray(nest)
+
+
 def _steps(index: int, episode: dict[str, Any]) -> dict[str, Any]:
-    arrays = tree.map_structure(np.asarray, episode)
+    arrays = _arrays(episode)
     if all(name in arrays for name in fields.STEP_FIELDS):
         flags = {name: arrays[name].astype(bool) for name in fields.FLAG_FIELDS}
         return {**arrays, **flags}

@@ -1,0 +1,112 @@
+"""HDF5 files that reach outside themselves, or hold more than they should: refused before data are read."""
+
+import h5py
+import numpy as np
+import pytest
+
+from rlds2reverb.sources import SourceError, hdf5
+from rlds2reverb.sources.d4rl import open_d4rl
+
+
+@pytest.fixture
+def d4rl_file(tmp_path):
+    """Makes a D4RL file of ten rows whose `rewards` the test puts in itself."""
+
+    def make(write_rewards):
+        path = tmp_path / "file.hdf5"
+        with h5py.File(path, "w") as file:
+            file["observations"] = np.zeros((10, 3), np.float32)
+            file["actions"] = np.zeros((10, 2), np.float32)
+            file["terminals"] = np.arange(10) == 9
+            file["timeouts"] = np.zeros(10, bool)
+            write_rewards(file)
+        return path
+
+    return make
+
+
+def test_external_raw_storage_is_refused(d4rl_file, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 40)
+
+    def write(file):
+        file.create_dataset("rewards", (10,), "f4", external=[(str(secret), 0, 40)])
+
+    with pytest.raises(SourceError, match=r"'rewards' keeps its data in another file \(.*secret"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_a_virtual_data_set_is_refused(d4rl_file, tmp_path):
+    def write(file):
+        layout = h5py.VirtualLayout((10,), "f4")
+        layout[:] = h5py.VirtualSource(str(tmp_path / "other.hdf5"), "x", shape=(10,))
+        file.create_virtual_dataset("rewards", layout)
+
+    with pytest.raises(SourceError, match="'rewards' is a virtual data set"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_objects_and_links_are_refused(d4rl_file):
+    def strings(file):
+        file.create_dataset("rewards", (10,), h5py.string_dtype())
+
+    def loop(file):
+        file["rewards"] = h5py.SoftLink("/rewards")
+
+    def vlen(file):
+        file.create_dataset("rewards", (10,), h5py.vlen_dtype(np.float32))
+
+    for write, message in ((strings, "Python objects or strings"), (vlen, "Python objects"), (loop, "is a soft link")):
+        with pytest.raises(SourceError, match=message):
+            open_d4rl(d4rl_file(write))
+
+
+def test_a_shape_without_data_is_refused(d4rl_file):
+    def write(file):
+        file.create_dataset("rewards", (10,), "f4", chunks=(5,))
+
+    with pytest.raises(SourceError, match="'rewards' declares 40 bytes and stores none"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_sizes_over_the_budget_are_refused(d4rl_file):
+    def huge(file):
+        file.create_dataset("rewards", (10**15,), "f8", chunks=(1024,), compression="gzip")
+
+    with pytest.raises(SourceError, match=r"'rewards' declares 8,000.0 TB; the limit is 274.9 GB"):
+        open_d4rl(d4rl_file(huge))
+
+
+def test_a_compression_bomb_that_is_asked_for_is_refused(data):
+    path = data / "malformed/hdf5/bomb_gzip.hdf5"
+    with pytest.raises(SourceError, match=r"'infos/zeros' unpacks .* more than 200 times; that looks like"):
+        open_d4rl(path, infos=["zeros"])
+
+
+def test_a_huge_chunk_is_refused(d4rl_file):
+    def write(file):
+        file.create_dataset("rewards", data=np.zeros((10, 1), np.float32), chunks=(10, 1))
+
+    limits = hdf5.Limits(max_chunk_bytes=16)
+    with pytest.raises(SourceError, match=r"has rows or chunks of .* bytes; the limit is 16 bytes"):
+        open_d4rl(d4rl_file(write), limits=limits)
+
+
+def test_a_damaged_block_is_an_error_that_names_the_file(d4rl_file):
+    path = d4rl_file(
+        lambda file: file.create_dataset("rewards", data=np.random.rand(10), chunks=(10,), compression="gzip")
+    )
+    with h5py.File(path) as file:
+        offset = file["rewards"].id.get_chunk_info(0).byte_offset
+    damaged = bytearray(path.read_bytes())
+    damaged[offset : offset + 20] = b"\xff" * 20
+    path.write_bytes(damaged)
+    with pytest.raises(SourceError, match="file.hdf5 is damaged: a block cannot be unpacked"):
+        list(open_d4rl(path))
+
+
+def test_plain_numbers_pass(d4rl_file):
+    path = d4rl_file(lambda file: file.create_dataset("rewards", data=np.arange(10.0), compression="gzip"))
+    with hdf5.open_hdf5(path) as file:
+        assert hdf5.column(file, "rewards")[3] == 3.0
+        assert hdf5.column(file, "nothing/there") is None

@@ -1,0 +1,220 @@
+"""`load` finds the kind by itself; the other sources; and the RLDS view of each."""
+
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+import tree
+from oracles import assert_equal_nests, episode, rlds_dataset
+
+from rlds2reverb.episodes import find_problems
+from rlds2reverb.sources import Source, SourceError, load, minari_storage
+
+# name: (kind, episodes, steps, terminals)
+DATA = {
+    "d4rl/pendulum_mixed-v2.hdf5": ("d4rl", 80, 16080, 0),
+    "tfds_fake/robomimic_ph/lift_low_dim.hdf5": ("robomimic", 2, 119, 2),
+    "rlds/physics_rlds/hopper_flat/1.0.0": ("rlds", 9, 6038, 4),
+    "rlds/physics_rlds/pendulum_dict/1.0.0": ("rlds", 15, 3015, 0),
+    "rlds/physics_rlds/pendulum_pixels/1.0.0": ("rlds", 8, 808, 0),
+    "rlds_prepared/rlu_control_suite/cartpole_swingup/1.0.0": ("rlds", 1, 1001, 0),
+    "rlds_prepared/d4rl_adroit_door/v0-human/1.1.0": ("rlds", 2, 301, 1),
+    "rlds_prepared/d4rl_antmaze/umaze-v0/1.1.1": ("rlds", 2, 1402, 0),
+    "minari/mujoco/hopper/dev-v0": ("minari", 8, 4078, 4),
+    "minari/classic/pendulum-dict/dev-v0": ("minari", 8, 1608, 0),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_each_kind_is_found_and_valid(data, name):
+    source = load(data / name)
+    many = list(source)
+    assert (source.kind, len(many), sum(e.num_steps for e in many), sum(e.is_terminal for e in many)) == DATA[name]
+    assert source.num_episodes in (None, len(many))
+    assert [problem for e in many for problem in find_problems(e, source.step_spec)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if "pixels" not in name])
+def test_the_rlds_view_has_the_same_steps(data, name):
+    source = load(data / name)
+    for got, wanted in zip(source.to_rlds().take(3), source, strict=False):
+        columns = next(got["steps"].batch(10_000).as_numpy_iterator())
+        assert_equal_nests(columns, wanted.steps)
+
+
+def test_a_directory_above_a_single_data_set_will_do(data):
+    assert load(data / "rlds/physics_rlds/hopper_flat").name == "physics_rlds/hopper_flat"
+    with pytest.raises(SourceError, match=r"holds 3 data sets; name one of them: hopper_flat/1.0.0, pendulum_dict"):
+        load(data / "rlds/physics_rlds")
+
+
+def test_other_things_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file 'nothing.hdf5'"):
+        load("nothing.hdf5")
+    with pytest.raises(TypeError, match="cannot load a int; wanted a D4RL"):
+        load(3)
+    with pytest.raises(SourceError, match="holds no data set"):
+        load(tmp_path)
+    source = load([episode(2, terminal=True)])
+    assert isinstance(source, Source) and load(source) is source
+
+
+def test_an_episode_without_steps_everywhere_leaves_nothing_to_convert():
+    with pytest.raises(SourceError, match="has no episode with steps; there is nothing to convert"):
+        load([]).step_spec  # noqa: B018
+
+
+# --- TFDS
+
+
+def test_the_shared_final_observation_of_the_tfds_builder_is_reported(data):
+    (warning,) = load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0").warnings
+    assert "all of the first 2 episodes end in the same observation" in warning and "convert FILE.hdf5" in warning
+    assert load(data / "rlds_prepared/d4rl_mujoco_hopper/v0-medium/1.2.0").warnings == ()
+
+
+def test_the_hdf5_file_has_the_final_observation_that_the_tfds_builder_lost(data):
+    ours = list(load(data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5"))
+    theirs = {len(e.steps["reward"]): e for e in load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")}
+    assert len(ours) == len(theirs) == 2
+    for index, mine in enumerate(ours):
+        built = theirs[mine.num_steps]
+        np.testing.assert_array_equal(mine.steps["observation"][:-1], built.steps["observation"][:-1])
+        same = np.array_equal(mine.steps["observation"][-1], built.steps["observation"][-1])
+        assert same == (index == len(ours) - 1)
+        for name in ("reward", "is_first", "is_last", "is_terminal"):
+            np.testing.assert_array_equal(mine.steps[name], built.steps[name])
+
+
+def test_a_builder_is_loaded_by_name_and_prepares_its_data(data, tmp_path, monkeypatch):
+    file = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium.hdf5"
+    monkeypatch.setattr(
+        tfds.download.DownloadManager, "download_and_extract", lambda self, urls: {"file_path": str(file)}
+    )
+    source = load("d4rl_mujoco_hopper/v0-medium", data_dir=tmp_path)
+    assert (source.name, source.num_episodes) == ("d4rl_mujoco_hopper/v0-medium", 2)
+    built = {e.num_steps: e.steps for e in source}
+    for mine in load(file):
+        for name in ("observation", "action", "reward", "discount", "is_terminal"):
+            np.testing.assert_array_equal(mine.steps[name], built[mine.num_steps][name])
+
+
+def test_an_unknown_builder_is_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match="TFDS can neither find nor prepare 'no_such_data'"):
+        load("no_such_data", data_dir=tmp_path)
+
+
+def test_splits_can_be_sliced_and_have_to_exist(data):
+    path = data / "rlds/physics_rlds/hopper_flat/1.0.0"
+    assert len(list(load(path, split="train[:3]"))) == 3
+    with pytest.raises(SourceError, match="has no split 'test'; it has train"):
+        load(path, split="test")
+    with pytest.raises(SourceError, match="is no split; wanted a name"):
+        load(path, split="../train")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("dataset_info.json", '"{DATASET}-{SPLIT}', '"../../{DATASET}-{SPLIT}', "leaves the directory; refused"),
+        ("features.json", "tensorflow_datasets.core.features.", "os.path.", "not a feature of TFDS; refused"),
+        ("dataset_info.json", '"physics_rlds"', '"/etc/x"', "which is no plain name; refused"),
+    ],
+)
+def test_hostile_metadata_is_refused_before_tfds_sees_it(data, tmp_path, monkeypatch, file, old, new, message):
+    path = tmp_path / "1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    text = (path / file).read_text()
+    assert old in text
+    (path / file).write_text(text.replace(old, new))
+    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was asked"))
+    with pytest.raises(SourceError, match=message):
+        load(path)
+
+
+# --- Minari
+
+
+def test_minari_is_read_whole_with_its_final_observations(data):
+    path = data / "minari/classic/pendulum-dict/dev-v0"
+    with h5py.File(path / "data/main_data.hdf5") as file:
+        for index, got in enumerate(load(path)):
+            group = file[f"episode_{index}"]
+            for name in ("angle", "velocity"):
+                np.testing.assert_array_equal(got.steps["observation"][name], group["observations"][name][:])
+            np.testing.assert_array_equal(got.steps["action"][:-1], group["actions"][:])
+            np.testing.assert_array_equal(got.steps["reward"][:-1], group["rewards"][:])
+            assert got.is_terminal == bool(group["terminations"][-1])
+
+
+def test_minari_names_are_looked_up_in_its_root(data, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
+    source = load("mujoco/hopper/dev-v0")
+    assert (source.kind, source.name) == ("minari", "mujoco/hopper/dev-v0")
+    assert "was written by Minari 0.5.4" in source.warnings[0]
+
+
+def test_a_minari_file_with_a_link_is_refused(data, tmp_path):
+    shutil.copytree(data / "minari/mujoco/hopper/dev-v0", tmp_path / "dev-v0")
+    with h5py.File(tmp_path / "dev-v0/data/main_data.hdf5", "a") as file:
+        file["episode_0/infos/x"] = h5py.ExternalLink("/etc/passwd", "/")
+    with pytest.raises(SourceError, match="is a link into another file"):
+        load(tmp_path / "dev-v0")
+
+
+def test_without_minari_the_extra_is_named(data, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "minari", None)
+    with pytest.raises(SourceError, match=r"pip install 'rlds2reverb\[minari\]'"):
+        minari_storage.open_minari(data / "minari/mujoco/hopper/dev-v0")
+
+
+# --- in memory
+
+
+def test_a_list_of_logs_and_a_list_of_steps_give_the_same_episode():
+    steps = episode(4, terminal=True)
+    log = {
+        "observations": steps["observation"],
+        "actions": steps["action"][:-1],
+        "rewards": steps["reward"][:-1],
+        "terminated": True,
+    }
+    (from_log,) = load([log])
+    (from_steps,) = load([steps])
+    for name in ("observation", "is_first", "is_last", "is_terminal"):
+        np.testing.assert_array_equal(from_log.steps[name], from_steps.steps[name])
+    pairs = {**log, "observations": steps["observation"][:-1], "next_observations": steps["observation"][1:]}
+    assert_equal_nests(next(iter(load([pairs]))).steps, from_log.steps)
+
+
+def test_logs_keep_their_further_fields():
+    log = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), "terminated": [0, 0, 1]}
+    (got,) = load([{**log, "qpos": np.arange(3)}])
+    assert got.is_terminal and got.steps["qpos"].tolist() == [0, 1, 2, 0]
+
+
+def test_an_incomplete_episode_is_named():
+    with pytest.raises(SourceError, match="episode 1 lacks rewards, terminated; give RLDS steps"):
+        load([episode(2, terminal=True), {"observations": np.zeros((3, 2)), "actions": np.zeros(2)}])
+    with pytest.raises(SourceError, match="episode 0 has no rewards"):
+        load([{"observations": np.zeros((1, 2)), "actions": np.zeros(0), "rewards": np.zeros(0), "terminated": False}])
+
+
+def test_an_rlds_data_set_of_the_users_own():
+    many = [episode(3, terminal=True, nested=True), episode(1, terminal=False, nested=True)]
+    for got, wanted in zip(load(rlds_dataset(many)), many, strict=True):
+        assert_equal_nests(got.steps, wanted)
+    lacking = [{name: column for name, column in many[0].items() if name != "reward"}]
+    with pytest.raises(SourceError, match="a step lacks reward"):
+        load(rlds_dataset(lacking))
+    with pytest.raises(SourceError, match="No dataset representing RLDS steps exist in the data"):
+        load(tf.data.Dataset.range(3))
+
+
+def test_the_rlds_view_refuses_an_episode_of_another_spec():
+    other = tree.map_structure(lambda column: column.astype(np.float64), episode(2, terminal=True))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is float64"):
+        list(load([episode(2, terminal=True), other]).to_rlds())
