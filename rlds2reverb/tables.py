@@ -99,9 +99,9 @@ class RateLimiter:
         kind, *numbers = text.split(":")
         values = [_number(number, text) for number in numbers]
         if kind == "sample_to_insert_ratio" and len(values) == 3:
-            return cls(kind, int(values[1]), samples_per_insert=values[0], error_buffer=values[2])
+            return cls(kind, _whole(values[1], text), samples_per_insert=values[0], error_buffer=values[2])
         if kind in _LIMITERS and kind != "sample_to_insert_ratio" and len(values) == 1:
-            return cls(kind, int(values[0]))
+            return cls(kind, _whole(values[0], text))
         raise ValueError(
             f"rate limiter {text!r} is not understood, wanted min_size:N, queue:N, stack:N or "
             "sample_to_insert_ratio:SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER"
@@ -127,6 +127,12 @@ def _number(text: str, whole: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{text!r} in {whole!r} is not a number") from None
+
+
+def _whole(value: float, whole: str) -> int:
+    if not value.is_integer():
+        raise ValueError(f"{value:g} in {whole!r}: wanted a whole number")
+    return int(value)
 
 
 @dataclass(frozen=True)

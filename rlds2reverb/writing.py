@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,13 +30,20 @@ def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[st
     Raises:
       ServerUnavailable: if there is no answer within the time-out.
     """
-    try:
-        return client.server_info(timeout=max(1, math.ceil(timeout_secs)))
-    except reverb.errors.DeadlineExceededError:
-        raise ServerUnavailable(
-            f"no Reverb server answered at {client.server_address} within {timeout_secs:g} s; "
-            "start it (rlds2reverb serve), or check host and port"
-        ) from None
+    end = time.monotonic() + timeout_secs
+    reason = ""
+    while (left := end - time.monotonic()) > 0:
+        try:
+            return client.server_info(timeout=max(1, math.ceil(left)))
+        except reverb.errors.DeadlineExceededError:
+            break
+        except RuntimeError as error:  # a connection of an earlier server at that address; gRPC makes a new one
+            reason = f" ({error})"
+            time.sleep(0.1)
+    raise ServerUnavailable(
+        f"no Reverb server answered at {client.server_address} within {timeout_secs:g} s{reason}; "
+        "start it (rlds2reverb serve), or check host and port"
+    )
 
 
 def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None:

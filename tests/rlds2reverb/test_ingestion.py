@@ -1,0 +1,319 @@
+"""Into Reverb and back: equal bit for bit; what is refused is refused before the first item."""
+
+import json
+import socket
+import time
+
+import numpy as np
+import pytest
+import reverb
+import tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
+
+from rlds2reverb.episodes import InvalidEpisode
+from rlds2reverb.ingestion import connect, ingest
+from rlds2reverb.serving import ReplayServer
+from rlds2reverb.sources import SourceError, load
+from rlds2reverb.specs import SpecMismatch
+from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
+from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
+from rlds2reverb.transforms import CastFloats, CutAtTerminal, apply_transforms
+from rlds2reverb.writing import PublicWriter, ServerUnavailable, num_windows, require_priority
+
+ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
+
+
+def served(source, length=2, config=ONCE, signature=True):
+    spec = trajectory_spec(load(source).step_spec)
+    return ReplayServer([config], item_signature(spec, length) if signature else None)
+
+
+def stored(source, *, length=2, **options):
+    with served(source, length) as server:
+        report = ingest(source, server.address, "items", sequence_length=length, **options)
+        return report, read_items(server.address, "items")
+
+
+def windows(episodes_columns, length, stride):
+    """All windows of an episode's rows, by the double loop."""
+    for columns in episodes_columns:
+        for begin in range(0, len(columns.step_type) - length + 1, stride):
+            yield tree.map_structure(lambda column, b=begin: column[b : b + length], columns)
+
+
+# --- equal bit for bit
+
+EVERYTHING = [
+    ("d4rl/invertedpendulum_random-v2.hdf5", 300),
+    ("d4rl/pendulum_mixed-v2.hdf5", 4),
+    ("tfds_fake/d4rl_adroit_door/door-human-v0.hdf5", None),
+    ("tfds_fake/d4rl_antmaze/antmaze-umaze-v0.hdf5", None),
+    ("tfds_fake/d4rl_mujoco_halfcheetah/halfcheetah_medium.hdf5", None),
+    ("tfds_fake/d4rl_mujoco_hopper/hopper_medium.hdf5", None),
+    ("tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5", None),
+    ("tfds_fake/d4rl_mujoco_hopper/hopper_medium_replay-v1.hdf5", None),
+    ("tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5", None),
+    ("tfds_fake/robomimic_ph/lift_low_dim.hdf5", None),
+    ("rlds/physics_rlds/hopper_flat/1.0.0", 2),
+    ("rlds/physics_rlds/pendulum_dict/1.0.0", 2),
+    ("rlds/physics_rlds/pendulum_pixels/1.0.0", 2),
+    ("rlds_prepared/d4rl_adroit_door/v0-human/1.1.0", None),
+    ("rlds_prepared/d4rl_antmaze/umaze-v0/1.1.1", None),
+    ("rlds_prepared/d4rl_mujoco_halfcheetah/v1-medium-replay/1.2.0", None),
+    ("rlds_prepared/d4rl_mujoco_hopper/v0-medium/1.2.0", None),
+    ("rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0", None),
+    ("rlds_prepared/rlu_control_suite/cartpole_swingup/1.0.0", None),
+    ("rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1", None),
+    ("minari/mujoco/hopper/dev-v0", 2),
+    ("minari/classic/pendulum-dict/dev-v0", 2),
+    ("malformed/hdf5/unclosed_tail.hdf5", None),
+    ("malformed/rlds/single_step", None),
+]
+
+
+@pytest.mark.parametrize(("name", "at_most"), EVERYTHING)
+def test_every_data_set_comes_back_bit_for_bit(data, name, at_most):
+    source = load(data / name)
+    if "robomimic_ph/lift_ph" in name:  # success is marked on several steps
+        source, _ = apply_transforms(source, [CutAtTerminal()])
+    some = [e.steps for e, _ in zip(source, range(at_most or 10**9), strict=False)]
+    report, items = stored(some if at_most else source)
+    wanted = list(windows(map(trajectory_columns, some), 2, 1))
+    assert report.items == len(items) == len(wanted) > 0
+    assert report.steps == sum(len(steps["is_first"]) for steps in some)
+    for got, want in zip(items, wanted, strict=True):
+        assert_equal_nests(got, want)
+
+
+@given(episodes(), st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=25)
+def test_any_episodes_come_back_bit_for_bit(many, length, stride):
+    report, items = stored(many, length=length, stride=stride)
+    wanted = list(windows(map(trajectory_columns, many), length, stride))
+    assert len(items) == len(wanted) == report.items
+    for got, want in zip(items, wanted, strict=True):
+        assert_equal_nests(got, want)
+
+
+def test_the_items_are_those_of_the_naive_loop():
+    many = [episode(3, terminal=True), episode(2, terminal=False, start=30)]
+    _, items = stored(many, length=1, discount_source="product")
+    for got, want in zip(items, naive_trajectories(many, "product"), strict=True):
+        for name, value in want.items():
+            np.testing.assert_array_equal(getattr(got, name)[0], value)
+
+
+def test_several_tables_get_the_same_items():
+    spec = item_signature(trajectory_spec(load([episode(3, terminal=True)]).step_spec), 2)
+    configs = [ONCE, TableConfig("more", Selector("fifo"), max_times_sampled=1)]
+    with ReplayServer(configs, spec) as server:
+        report = ingest([episode(3, terminal=True)], server.address, ["items", "more"])
+        one, two = read_items(server.address, "items"), read_items(server.address, "more")
+    assert (report.tables, report.items) == (("items", "more"), 2)
+    for got, want in zip(one, two, strict=True):
+        assert_equal_nests(got, want)
+
+
+def test_the_priority_is_the_one_asked_for():
+    with served([episode(3, terminal=True)], config=TableConfig("items")) as server:
+        ingest([episode(3, terminal=True)], server.client, "items", priority=2.5)
+        sample = next(iter(server.client.sample("items", emit_timesteps=False)))
+    assert sample.info.priority == 2.5
+
+
+# --- the report
+
+
+def test_the_report_counts_what_happened(data):
+    source = load(data / "malformed/hdf5/unclosed_tail.hdf5")
+    report, items = stored(source)
+    assert (report.episodes, report.open_ends, report.too_short) == (4, 1, 0)
+    assert report.bytes == sum(e.num_bytes for e in source)
+    assert set(report.seconds) == {"check", "read", "convert", "write"} and report.steps_per_second > 0
+    as_dict = json.loads(json.dumps(report.as_dict()))
+    assert as_dict["items"] == len(items) and as_dict["source"] == "unclosed_tail.hdf5"
+
+
+def test_episodes_too_short_for_an_item_are_counted():
+    report, items = stored([episode(1, terminal=False), episode(5, terminal=True)], length=3)
+    assert (report.too_short, report.items, len(items)) == (1, 3, 3)
+
+
+def test_progress_is_told_for_each_episode():
+    told = []
+    stored(
+        [episode(2, terminal=True), episode(3, terminal=True)], progress=lambda stage, e: told.append((stage, e.index))
+    )
+    assert told == [("check", 0), ("check", 1), ("write", 0), ("write", 1)]
+
+
+# --- invalid data: fault 7 of the reference
+
+
+def invalid():
+    """Four episodes of which two are invalid in ways that the reference takes silently."""
+    nan, outside = episode(3, terminal=True), episode(3, terminal=True)
+    nan["reward"] = np.array([1, np.nan, 1], np.float32)
+    outside["discount"] = np.array([1, 1.5, 1], np.float32)
+    return [episode(2, terminal=True), nan, outside, episode(4, terminal=False)]
+
+
+def test_fault_7_invalid_episodes_are_an_error_and_nothing_is_written():
+    with served(invalid()) as server:
+        with pytest.raises(InvalidEpisode, match=r"step\['reward'\] holds NaN. \(episode 1, step 1, field reward\)"):
+            ingest(invalid(), server.address, "items")
+        assert server.client.server_info(timeout=10)["items"].rate_limiter_info.insert_stats.completed == 0
+
+
+def test_fault_7_invalid_episodes_are_skipped_or_kept_on_request_and_counted():
+    report, items = stored(invalid(), on_invalid="skip_episode")
+    assert (report.episodes, report.skipped_episodes, len(items)) == (2, 2, 4)
+    assert [(p.episode, p.step, p.field) for p in report.problems] == [(1, 1, "reward"), (2, 1, "discount")]
+    report, items = stored(invalid(), on_invalid="keep")
+    assert (report.episodes, report.kept_problems, len(items)) == (4, 2, 8)
+
+
+def test_an_episode_without_steps_is_skipped_and_counted(data):
+    source = load(data / "malformed/rlds/zero_length_episode")
+    for on_invalid in ("skip_episode", "keep"):
+        report, _ = stored(source, on_invalid=on_invalid)
+        assert (report.episodes, report.skipped_episodes) == (2, 1)
+
+
+def test_uneven_columns_cannot_be_kept():
+    uneven = episode(3, terminal=True)
+    uneven["reward"] = uneven["reward"][:2]
+    with pytest.raises(InvalidEpisode, match=r"step\['reward'\] has 2 rows"):
+        stored([episode(2, terminal=True), uneven], on_invalid="keep")
+
+
+def test_an_episode_of_another_spec_is_refused_before_anything_is_written():
+    other = episode(3, terminal=True)
+    other["reward"] = other["reward"].astype(np.float64)
+    with served([episode(2, terminal=True)]) as server:
+        with pytest.raises(InvalidEpisode, match=r"step\['reward'\] is float64 \[\], the first episode"):
+            ingest([episode(2, terminal=True), other], server.address, "items")
+        assert server.client.server_info(timeout=10)["items"].current_size == 0
+
+
+# --- refused before the first item
+
+
+def test_a_table_of_another_signature_is_refused(data):
+    path = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium_replay-v1.hdf5"
+    as_float32, _ = apply_transforms(load(path), [CastFloats()])
+    with served(as_float32) as server:
+        message = r"item\['observation'\] is float64 \[2, 11\], table 'items' wants float32 \[2, 11\]; cast"
+        with pytest.raises(SpecMismatch, match=message):
+            ingest(path, server.address, "items")
+        assert server.client.server_info(timeout=10)["items"].current_size == 0
+        assert ingest(as_float32, server.address, "items").items == 49
+
+
+def test_a_table_without_a_signature_takes_anything():
+    with served([episode(2, terminal=True)], signature=False) as server:
+        assert ingest([episode(2, terminal=True, nested=True)], server.address, "items").items == 1
+
+
+def test_a_missing_table_is_named():
+    with served([episode(2, terminal=True)]) as server:
+        with pytest.raises(ValueError, match="the server has no table 'other'; it has items"):
+            ingest([episode(2, terminal=True)], server.address, "other")
+
+
+def test_strings_are_refused():
+    steps = episode(2, terminal=True)
+    steps["observation"] = {"text": np.array([b"a", b"b"], object), "state": steps["observation"]}
+    with pytest.raises(SpecMismatch, match=r"the trajectories hold strings at \['text'\]|strings at"):
+        stored([steps])
+
+
+@pytest.mark.parametrize("priority", [-1, float("nan"), float("inf"), 1e308, 1.1e12])
+def test_priorities_that_harm_a_table_never_leave_the_client(priority):
+    with pytest.raises(ValueError, match=r"priority is .*, wanted a finite number in \[0, 1e\+12\]"):
+        require_priority(priority)
+    with pytest.raises(ValueError, match="priority is"):
+        stored([episode(2, terminal=True)], priority=priority)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_invalid": "ignore"}, "on_invalid is 'ignore', wanted one of 'error', 'skip_episode', 'keep'"),
+        ({"discount_source": "x"}, "discount_source is 'x'"),
+        ({"stride": 0}, "stride is 0, wanted at least 1"),
+        ({"sequence_length": 0}, "sequence_length is 0, wanted at least 1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ingest([episode(2, terminal=True)], "localhost:1", **options)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", ":80", "host:99999", "host:x"])
+def test_addresses_have_to_be_host_and_port(address):
+    with pytest.raises(ValueError, match="wanted host:port such as localhost:8000"):
+        connect(address)
+
+
+def test_a_server_is_taken_in_any_form():
+    server = reverb.Server([ONCE.build()], port=None)
+    for form in (server, server.localhost_client(), server.port, str(server.port), f"localhost:{server.port}"):
+        assert ingest([episode(2, terminal=True)], form, "items").items == 1
+    server.stop()
+
+
+# --- deadlines
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_no_server_is_an_error_within_the_time_out():
+    began = time.monotonic()
+    with pytest.raises(ServerUnavailable, match="no Reverb server answered at localhost:.* within 1 s; start it"):
+        ingest([episode(2, terminal=True)], free_port(), timeout_secs=1)
+    assert time.monotonic() - began < 10
+
+
+def test_a_rate_limiter_that_blocks_is_an_error_that_says_so():
+    limiter = RateLimiter("sample_to_insert_ratio", 3, samples_per_insert=1.0, error_buffer=2.0)
+    with served([episode(9, terminal=True)], config=TableConfig("items", rate_limiter=limiter)) as server:
+        message = r"waited 1 s for localhost:.* its rate limiter blocks: table 'items' has \d inserted, 0 sampled"
+        with pytest.raises(ServerUnavailable, match=message):
+            ingest([episode(60, terminal=True)], server.address, "items", timeout_secs=1)
+
+
+def test_a_server_that_stops_in_the_middle_is_an_error():
+    spec = trajectory_spec(load([episode(3, terminal=True)]).step_spec)
+    with served([episode(3, terminal=True)]) as server:
+        writer = PublicWriter(server.client, ["items"], spec, timeout_secs=2)
+        columns = trajectory_columns(episode(3, terminal=True))
+        with pytest.raises(ServerUnavailable, match="it does not answer any more; start it again"), writer:
+            assert writer.write(columns) == 2
+            server.stop()
+            writer.write(columns)
+
+
+def test_a_source_that_breaks_in_the_middle_says_so(data):
+    with served(data / "malformed/rlds/ok_control") as server:
+        with pytest.raises(SourceError, match="is damaged at episode 1"):
+            ingest(data / "malformed/rlds/truncated_tfrecord", server.address, "items")
+        assert server.client.server_info(timeout=10)["items"].current_size == 0
+
+
+@given(st.integers(0, 12), st.integers(1, 5), st.integers(1, 5))
+def test_windows_are_counted_as_the_loop_counts_them(rows, length, stride):
+    assert num_windows(rows, length, stride) == sum(begin + length <= rows for begin in range(0, rows, stride))
+
+
+def test_an_rlds_data_set_goes_the_same_way():
+    many = [episode(4, terminal=True, nested=True), episode(2, terminal=False, nested=True)]
+    from_dataset, from_list = stored(rlds_dataset(many))[1], stored(many)[1]
+    for got, want in zip(from_dataset, from_list, strict=True):
+        assert_equal_nests(got, want)
