@@ -19,7 +19,7 @@ from .options import (
     transform_options,
     transformed,
 )
-from .quiet import import_tensorflow
+from .quiet import import_quietly
 
 
 @click.command()
@@ -55,7 +55,7 @@ def convert(address: str | None, serve: bool, as_json: bool, **options: Any) -> 
     """
     if bool(address) == serve:
         raise click.UsageError("give either --to HOST:PORT or --serve")
-    import_tensorflow()
+    import_quietly("reverb", "tf_agents.trajectories")
     source = transformed(open_source(options), options)
     if address:
         _ingest(source, address, options, as_json=as_json)

@@ -16,7 +16,7 @@ from rlds2reverb.summaries import summarize
 from rlds2reverb.tables import TableConfig
 
 from . import output
-from .quiet import import_tensorflow, quiet_imports
+from .quiet import import_quietly, quiet_imports
 
 if TYPE_CHECKING:
     from rlds2reverb.ingestion import IngestReport
@@ -37,7 +37,7 @@ def demo(file: Path, num_batches: int) -> None:
     began = time.perf_counter()
     out = output.console()
     with out.status("starting TensorFlow, TF-Agents and Reverb ..."):
-        import_tensorflow()
+        import_quietly("reverb", "tf_agents.trajectories")
         agent_class = _behavioral_cloning_agent()
     source = load(file)
     summary = summarize(source)

@@ -15,7 +15,7 @@ import click
 
 from . import output
 from .options import json_option
-from .quiet import import_tensorflow, quiet_imports
+from .quiet import import_quietly, quiet_imports
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
 
@@ -111,7 +111,7 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _use_tensorflow() -> str:
-    import_tensorflow()
+    import_quietly("reverb", "tf_agents.trajectories")
     import tensorflow as tf
 
     if int(tf.reduce_sum(tf.constant([1, 2])) + tf.constant(1)) != 4:

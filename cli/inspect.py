@@ -87,11 +87,10 @@ def _distribution(values: Distribution) -> str:
 
 
 def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
-    from .quiet import import_tensorflow
+    from .quiet import import_quietly
 
-    import_tensorflow()
-    from rlds2reverb.ingestion import connect
-    from rlds2reverb.writing import table_infos
+    import_quietly("reverb")
+    from rlds2reverb.writing import connect, table_infos
 
     infos = table_infos(connect(address), timeout_secs=timeout)
     tables = [_table_facts(info) for _, info in sorted(infos.items())]

@@ -112,7 +112,8 @@ class StepProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._console.is_terminal:
+            self._bars.stop()
 
     def __call__(self, stage: str, episode: Episode) -> None:
         """One more episode went through a stage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -42,9 +43,8 @@ def quiet_imports() -> Iterator[None]:
         yield
 
 
-def import_tensorflow() -> None:
-    """Imports the slow and talkative packages once, quietly."""
+def import_quietly(*names: str) -> None:
+    """Imports slow and talkative packages, so that later imports of them say nothing."""
     with quiet_imports():
-        import reverb  # noqa: F401
-        import tensorflow  # noqa: F401
-        import tf_agents.trajectories  # noqa: F401
+        for name in names:
+            importlib.import_module(name)

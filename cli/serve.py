@@ -11,7 +11,7 @@ import click
 
 from . import output
 from .options import table_configs, table_options
-from .quiet import import_tensorflow
+from .quiet import import_quietly
 
 if TYPE_CHECKING:
     from rlds2reverb.serving import ReplayServer
@@ -29,7 +29,7 @@ def serve(like: str | None, sequence_length: int, cast_floats: bool, no_verify: 
     With --checkpoint-root it starts from the newest checkpoint in there, and writes one when it ends. Reverb listens
     on all interfaces and asks nobody who they are: keep the port behind a firewall.
     """
-    import_tensorflow()
+    import_quietly("reverb", *(["tf_agents.trajectories"] if like else []))
     from rlds2reverb.serving import ReplayServer
 
     with ReplayServer(

@@ -18,7 +18,8 @@ if [ -z "$uv" ] && "$venv/bin/python" -m pip install --quiet --disable-pip-versi
 	uv="$venv/bin/uv"
 fi
 if [ -n "$uv" ]; then
-	"$uv" pip install --quiet --python "$venv/bin/python" --require-hashes -r "$lock"
+	# Compiled once here, or every start of TensorFlow takes seconds longer where Python may not write bytecode.
+	"$uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes -r "$lock"
 	"$uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation -e "$root"
 else
 	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"

@@ -111,7 +111,7 @@ def ingest(
     names = (tables,) if isinstance(tables, str) else tuple(tables)
     spec = trajectory_spec(source.step_spec)
     writing.check_strings(spec)
-    client = connect(server)
+    client = writing.connect(server)
     writer = writing.PublicWriter(
         client,
         names,
@@ -131,23 +131,6 @@ def ingest(
     with writer:
         _write_all(source, writer, report, on_invalid, discount_source, progress)
     return report
-
-
-def connect(server: str | int | reverb.Client | reverb.Server) -> reverb.Client:
-    """A client of a server that is given by address, by port on this machine, or as an object.
-
-    Raises:
-      ValueError: if an address is not of the form host:port.
-    """
-    if isinstance(server, reverb.Client):
-        return server
-    if isinstance(server, reverb.Server):
-        return server.localhost_client()
-    address = f"localhost:{server}" if isinstance(server, int) or server.isdigit() else server
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"server is {server!r}, wanted host:port such as localhost:8000")
-    return reverb.Client(address)
 
 
 def check_all(source: Source, progress: Progress = lambda stage, episode: None) -> None:

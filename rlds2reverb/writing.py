@@ -24,6 +24,23 @@ class ServerUnavailable(ConnectionError):
     """A Reverb server did not answer, or did not take items, within the deadline; trying again may help."""
 
 
+def connect(server: str | int | reverb.Client | reverb.Server) -> reverb.Client:
+    """A client of a server that is given by address, by port on this machine, or as an object.
+
+    Raises:
+      ValueError: if an address is not of the form host:port.
+    """
+    if isinstance(server, reverb.Client):
+        return server
+    if isinstance(server, reverb.Server):
+        return server.localhost_client()
+    address = f"localhost:{server}" if isinstance(server, int) or server.isdigit() else server
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"server is {server!r}, wanted host:port such as localhost:8000")
+    return reverb.Client(address)
+
+
 def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[str, Any]:
     """What the server says of its tables, by name (`reverb.TableInfo`).
 

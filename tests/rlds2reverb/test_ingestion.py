@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from oracles import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
 
 from rlds2reverb.episodes import InvalidEpisode
-from rlds2reverb.ingestion import connect, ingest
+from rlds2reverb.ingestion import ingest
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.sources import SourceError, load
 from rlds2reverb.specs import SpecMismatch
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
 from rlds2reverb.transforms import CastFloats, CutAtTerminal, apply_transforms
-from rlds2reverb.writing import PublicWriter, ServerUnavailable, num_windows, require_priority
+from rlds2reverb.writing import PublicWriter, ServerUnavailable, connect, num_windows, require_priority
 
 ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
 

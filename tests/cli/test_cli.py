@@ -1,0 +1,265 @@
+"""Commands as a user sees them: output, JSON, exit codes; and a few in processes of their own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import click
+import pytest
+import reverb
+from rlds2reverb.cli import run
+from rlds2reverb.cli.main import cli
+
+HOPPER = "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
+
+
+def call(capsys, *arguments):
+    code = run([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# --- inspect
+
+
+def test_inspect_says_what_is_in_a_file(data, capsys):
+    code, out, err = call(capsys, "inspect", data / HOPPER)
+    assert (code, err) == (0, "")
+    assert "2 (2 terminal, 0 truncated, 0 open)" in out and "911 (913 steps with the final observations)" in out
+    assert "D4RL's constants for its own hopper" in out and "['observation']  float32 [11]  none" in out
+    assert re.search(r"sha256 [0-9a-f]{64}", out)
+
+
+def test_inspect_prints_json(data, capsys):
+    code, out, _ = call(capsys, "inspect", data / HOPPER, "--json", "--reference-returns", 0, 1000)
+    summary = json.loads(out)
+    assert code == 0 and summary["episodes"] == 2 and summary["transitions"] == 911
+    assert summary["score"] == pytest.approx(summary["returns"]["mean"] / 10)
+
+
+def test_inspect_reads_what_is_asked_for(data, capsys):
+    code, out, _ = call(capsys, "inspect", data / HOPPER, "--info", "qpos", "--json")
+    assert code == 0 and "['qpos']" in [field["name"] for field in json.loads(out)["fields"]]
+    code, out, _ = call(
+        capsys, "inspect", data / "malformed/hdf5/missing_timeouts.hdf5", "--max-episode-steps", 10, "--json"
+    )
+    assert code == 0 and json.loads(out)["lengths"]["max"] == 10
+
+
+def test_inspect_warns_of_the_fault_of_the_tfds_builder(data, capsys):
+    _, _, err = call(capsys, "inspect", data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")
+    assert "warning:" in err and "rebuild from the D4RL HDF5 file" in err
+
+
+# --- validate
+
+
+@pytest.mark.parametrize("name", ["hdf5/ok_control.hdf5", "rlds/ok_control"])
+def test_valid_data_pass(data, capsys, name):
+    code, out, err = call(capsys, "validate", data / "malformed" / name)
+    assert (code, err) == (0, "") and "valid (" in out and "0 problems" in out
+
+
+def test_invalid_data_are_listed_with_exit_code_2(data, capsys):
+    path = data / "malformed/hdf5/nan_reward.hdf5"
+    code, out, _ = call(capsys, "validate", path)
+    assert code == 2 and "step['reward'] holds NaN. (episode 1, step 14, field reward)" in out and "INVALID" in out
+    code, out, _ = call(capsys, "validate", path, "--json")
+    found = json.loads(out)
+    assert code == 2 and not found["valid"] and found["num_problems"] == 1
+    assert found["problems"] == [{"episode": 1, "step": 14, "field": "reward", "message": "step['reward'] holds NaN."}]
+
+
+def test_refused_data_are_exit_code_2_as_well(data, capsys):
+    code, out, err = call(capsys, "validate", data / "malformed/hdf5/external_link_passwd.hdf5")
+    assert code == 2 and "is a link into another file" in err and "INVALID" in out
+    code, out, _ = call(capsys, "validate", data / "malformed/rlds/bad_json", "--json")
+    assert code == 2 and "is not valid JSON" in json.loads(out)["refused"]
+
+
+def test_validate_can_cut_at_the_terminal(data, capsys):
+    path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
+    assert call(capsys, "validate", path)[0] == 2
+    assert call(capsys, "validate", path, "--cut-at-terminal")[0] == 0
+
+
+def test_only_so_many_problems_are_listed(data, capsys):
+    path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
+    code, out, _ = call(capsys, "validate", path, "--max-problems", 1)
+    assert code == 2 and len(out.splitlines()) == 3 and "more (--max-problems)" in out
+
+
+# --- convert
+
+
+@pytest.fixture
+def server():
+    server = reverb.Server([reverb.Table.queue("replay", 10_000), reverb.Table.queue("other", 10_000)], port=None)
+    yield server
+    server.stop()
+
+
+def size(server, table="replay"):
+    return server.localhost_client().server_info(timeout=10)[table].current_size
+
+
+def test_convert_writes_to_a_running_server(data, capsys, server):
+    code, out, err = call(capsys, "convert", data / HOPPER, "--to", f"localhost:{server.port}")
+    assert (code, err) == (0, "") and size(server) == 911
+    assert "911 in each table, of 2 steps" in out and "steps/s" in out
+
+
+def test_convert_reports_in_json_and_takes_its_options(data, capsys, server, tmp_path):
+    statistics = tmp_path / "statistics.json"
+    code, out, _ = call(
+        capsys,
+        "convert",
+        data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium_replay-v1.hdf5",
+        *("--to", f"localhost:{server.port}", "--table", "replay", "--table", "other", "--sequence-length", 3),
+        *("--stride", 2, "--cast-floats", "--normalize-observations", "--reward", "scale:0.5:1", "--clip-actions"),
+        *("--save-statistics", statistics, "--json"),
+    )
+    report = json.loads(out)
+    assert code == 0 and report["tables"] == ["replay", "other"]
+    assert report["items"] == size(server) == size(server, "other") > 0
+    saved = json.loads(statistics.read_text())
+    assert (saved["reward_scale"], saved["reward_shift"], len(saved["observation_mean"])) == (0.5, 1.0, 11)
+
+
+def test_invalid_data_are_not_converted_unless_asked_for(data, capsys, server):
+    path, to = data / "malformed/hdf5/nan_reward.hdf5", f"localhost:{server.port}"
+    code, _, err = call(capsys, "convert", path, "--to", to)
+    assert code == 2 and "holds NaN" in err and size(server) == 0
+    code, out, err = call(capsys, "convert", path, "--to", to, "--on-invalid", "skip_episode")
+    assert code == 0 and "1 invalid episodes were left out" in out and "holds NaN" in err
+
+
+def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
+    code, _, err = call(capsys, "convert", data / HOPPER, "--to", "localhost:1", "--timeout", 1)
+    assert code == 75 and "no Reverb server answered at localhost:1 within 1 s" in err
+
+
+# --- wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "HOPPER"], "give either --to HOST:PORT or --serve"),
+        (["convert", "HOPPER", "--to", "nonsense"], "wanted host:port"),
+        (["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"], "--reward is 'more', wanted iql_locomotion"),
+        (["convert", "HOPPER", "--serve", "--sampler", "best"], "selector is 'best'"),
+        (["convert", "HOPPER", "--serve", "--rate-limiter", "x"], "rate limiter 'x' is not understood"),
+        (["inspect", "nothing.hdf5"], "there is no file 'nothing.hdf5'"),
+        (["inspect"], "Missing argument 'SRC'"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["inspect", "HOPPER", "--colour"], "No such option"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_1(data, capsys, arguments, message):
+    code, out, err = call(capsys, *(data / HOPPER if argument == "HOPPER" else argument for argument in arguments))
+    assert code == 1 and out == "" and message in err and "Traceback" not in err
+
+
+def test_every_command_and_option_has_help(capsys):
+    for name, command in cli.commands.items():
+        code, out, _ = call(capsys, name, "--help")
+        assert code == 0 and "Usage: rlds2reverb" in out
+        assert all(option.help for option in command.params if isinstance(option, click.Option)), name
+    code, out, _ = call(capsys, "--help")
+    assert code == 0 and "Exit codes: 0 done, 1 wrong use, 2 invalid data, 75" in out
+    assert call(capsys, "--version")[1].startswith("rlds2reverb, version 0.1")
+
+
+# --- doctor
+
+
+def test_the_doctor_finds_this_installation_sound(capsys):
+    code, out, _ = call(capsys, "doctor", "--json")
+    findings = {finding["what"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 0, out
+    assert findings["Reverb works"]["seen"] == "one item written to a server and read back"
+    assert "without authentication" in findings["exposure"]["seen"] and findings["exposure"]["mend"]
+
+
+def test_the_doctor_names_what_is_broken_and_its_mend(capsys, monkeypatch):
+    from rlds2reverb.cli import doctor
+
+    real = doctor._version
+    monkeypatch.setattr(
+        doctor, "_version", lambda name: {"tensorflow-metadata": "1.18.0", "dm-tree": None}.get(name, real(name))
+    )
+    code, out, _ = call(capsys, "doctor", "--json")
+    broken = {f["what"]: f["mend"] for f in json.loads(out)["findings"] if f["state"] == "broken"}
+    assert code == 1
+    assert broken == {
+        "tensorflow-metadata": "pip install 'tensorflow-metadata<1.18,>=1.15'",
+        "dm-tree": "pip install 'dm-tree'",
+    }
+    monkeypatch.setattr(doctor, "_version", lambda name: "2.15.1" if name.startswith("tensorflow") else real(name))
+    assert "are both installed" in call(capsys, "doctor", "--json")[1]
+
+
+# --- processes of their own
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlds2reverb.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def until_serving(process):
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if found := re.search(r"serving on (localhost:\d+)", line):
+            return found[1], lines
+    pytest.fail("".join(lines))
+
+
+def test_convert_and_serve_until_told_to_end_then_restore(data, tmp_path):
+    """The whole way in real processes: convert, serve, inspect, end, start again from the checkpoint. No noise."""
+    root = tmp_path / "root"
+    process = start("convert", data / HOPPER, "--serve", "--checkpoint-root", root)
+    address, lines = until_serving(process)
+    assert "table 'replay': 911 of at most 1,000,000 items" in "".join(lines)
+    seen = start("inspect", address, "--json")
+    out, err = seen.communicate(timeout=60)
+    (table,) = json.loads(out)["tables"]
+    assert (err, table["items"], table["sampler"]) == ("", 911, "prioritized:0.6")
+    assert table["signature"]["item['observation']"] == "float32 [2, 11]" or table["signature"]
+    code, out, err = finish(process)
+    assert code == 0 and "hopper_medium-v2.hdf5 converted" in out and "Traceback" not in err
+    assert not [line for line in lines if "reverb/cc" in line or "Gym" in line or "tensorflow" in line.lower()]
+
+    process = start("serve", "--like", data / HOPPER, "--checkpoint-root", root)
+    _, lines = until_serving(process)
+    assert "table 'replay': 911 of at most" in "".join(lines)
+    code, out, err = finish(process)
+    assert (code, out) == (0, "") and "checkpoint " in err
+
+    process = start("serve", "--checkpoint-root", root, "--max-size", 5)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "max_size of table 'replay' is stored as 1000000, asked as 5" in err
+
+
+def test_the_demo_prints_its_summary(data):
+    process = start("demo", data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5", "--num-batches", 40)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, ""), err
+    assert "every one equal to the file bit for bit" in out and "10,240 items" in out
+    first, last = map(float, re.search(r"loss +([\d.]+) -> ([\d.]+)", out).groups())
+    assert last < first
