@@ -10,8 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources import Source
@@ -40,11 +42,18 @@ def _finite(value: Any) -> Any:
 
 def facts(title: str, rows: list[tuple[str, str]]) -> Table:
     """A table of names and values."""
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table = Table(
+        title=Text(printable(title)),
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        box=None,
+        pad_edge=False,
+    )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
@@ -80,8 +89,13 @@ def fail(sentence: str) -> None:
 
 
 def plain(sentence: str) -> str:
-    """Text with nothing in it that rich would take for markup."""
-    return sentence.replace("[", "\\[")
+    """Text with nothing in it that rich would take for markup, or a terminal for a command."""
+    return escape(printable(sentence))
+
+
+def printable(text: str) -> str:
+    """Text whose control characters are shown, not obeyed."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 class StepProgress:

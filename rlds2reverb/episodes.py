@@ -10,7 +10,7 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match, step_spec_of
+from rlds2reverb.specs import Nest, SpecMismatch, describe, leaves, path_name, require_match, step_spec_of
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 
@@ -44,6 +44,13 @@ class Episode:
     def num_bytes(self) -> int:
         """Bytes of all its columns."""
         return sum(column.nbytes for column in tree.flatten(self.steps))
+
+    @property
+    def total_reward(self) -> float:
+        """The undiscounted return; NaN where the reward is not one number a step."""
+        reward = self.steps[fields.REWARD]
+        single = isinstance(reward, np.ndarray) and reward.ndim == 1
+        return float(np.sum(reward, dtype=np.float64)) if single else float("nan")
 
     @property
     def is_terminal(self) -> bool:
@@ -101,13 +108,16 @@ def from_transitions(
     Returns:
       dict of columns `[N, ...]`; discount is float32 and 1, but 0 on the transition into a terminal state and
       on the terminal step itself. A truncated episode keeps 1 everywhere.
+
+    Raises:
+      SpecMismatch: if the final observation has another dtype or shape than the others.
     """
     num_transitions = len(rewards)
     if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
         final_observation = tree.map_structure(lambda column: column[-1], observations)
         observations = tree.map_structure(lambda column: column[:-1], observations)
     if final_observation is None and terminated:
-        final_observation = tree.map_structure(lambda column: np.zeros_like(column[0]), observations)
+        final_observation = tree.map_structure(lambda column: np.zeros(column.shape[1:], column.dtype), observations)
     added = final_observation is not None
     num_steps = num_transitions + added
     discount = np.ones(num_steps, np.float32)
@@ -121,12 +131,16 @@ def from_transitions(
     rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
     if added:
         observations = tree.map_structure(_append, observations, final_observation)
-        rest = tree.map_structure(lambda column: _append(column, np.zeros_like(column[:1])[0]), rest)
+        rest = tree.map_structure(lambda column: _append(column, np.zeros(column.shape[1:], column.dtype)), rest)
     return {fields.OBSERVATION: observations, **rest, fields.DISCOUNT: discount, **flags}
 
 
 def _append(column: np.ndarray, row: Any) -> np.ndarray:
-    return np.concatenate([column, np.asarray(row, column.dtype)[None]])
+    row = np.asarray(row)
+    if row.shape != column.shape[1:] or row.dtype != column.dtype:
+        others = f"{column.dtype} {list(column.shape[1:])}"
+        raise SpecMismatch(f"the final observation is {describe(row)}, the others are {others}; make them alike")
+    return np.concatenate([column, row[None]])
 
 
 def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Problem]:
@@ -161,7 +175,7 @@ def _length_problems(episode: Episode) -> Iterator[Problem]:
     for path, column in leaves(episode.steps):
         if len(column) != num_steps:
             message = f"{path_name(path)} has {len(column)} rows, is_first has {num_steps}; they must be equal"
-            yield Problem(episode.index, None, str(path[0]), message)
+            yield Problem(episode.index, None, fields.STEPS, message)
     if not num_steps:
         yield Problem(episode.index, None, fields.STEPS, "The episode has no steps; remove it or skip it.")
 

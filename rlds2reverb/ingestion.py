@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import reverb
-import tree
 
-from rlds2reverb import writing
-from rlds2reverb.episodes import Episode, InvalidEpisode, Problem, find_problems, require_same_spec
+from rlds2reverb import fields, writing
+from rlds2reverb.episodes import Episode, InvalidEpisode, Problem, find_problems
 from rlds2reverb.sources import Source, load
 from rlds2reverb.summaries import Fingerprint
 from rlds2reverb.tables import item_signature
@@ -90,7 +89,8 @@ def ingest(
       priority: of every item, in [0, 1e12].
       discount_source: see `trajectories.transition_discounts`.
       on_invalid: 'error' reads and checks the whole data set first, and writes nothing if an episode is invalid;
-        'skip_episode' leaves such episodes out, 'keep' writes them as they are; both count them in the report.
+        'skip_episode' leaves such episodes out; 'keep' writes them as they are, but for those that no table can hold
+        (no steps, uneven columns, other dtypes or shapes). Both count them in the report.
       timeout_secs: how long to wait for the server, each time.
       progress: called with 'check' or 'write' and each episode.
 
@@ -193,11 +193,8 @@ def _take(source: Source, episode: Episode, report: IngestReport, on_invalid: st
     report.problems += problems[: _PROBLEMS_KEPT - len(report.problems)]
     if not problems:
         return True
-    if on_invalid == "skip_episode" or not episode.num_steps:
+    if on_invalid == "skip_episode" or any(problem.field == fields.STEPS for problem in problems):
         report.skipped_episodes += 1
         return False
-    require_same_spec(episode, source.step_spec)
-    if len({len(column) for column in tree.flatten(episode.steps)}) > 1:
-        raise InvalidEpisode(problems)
     report.kept_problems += len(problems)
     return True

@@ -59,8 +59,20 @@ def _float32_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
 def _policy_info_spec(step_spec: Nest, policy_info_fn: PolicyInfoFn | None) -> Nest:
     if policy_info_fn is None:
         return ()
-    outputs = tf.function(policy_info_fn).get_concrete_function(step_spec, step_spec).structured_outputs
-    return tree.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
+    function = tf.function(lambda current, following: _tensors(policy_info_fn(current, following)))
+    outputs = function.get_concrete_function(step_spec, step_spec).structured_outputs
+    return tree.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), _tensors(outputs))
+
+
+def _tensors(nest: Nest) -> Nest:
+    """What a policy_info_fn gave, with tensors as leaves: None and empty nests are (), lists are tuples."""
+    if nest is None or (isinstance(nest, (dict, list, tuple)) and not nest):
+        return ()
+    if isinstance(nest, dict):
+        return {name: _tensors(inner) for name, inner in nest.items()}
+    if isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields"):
+        return tuple(_tensors(inner) for inner in nest)
+    return tree.map_structure(tf.convert_to_tensor, nest)
 
 
 def episode_trajectories(
@@ -145,9 +157,9 @@ def _to_trajectories(
         current, following, tf.cast(current[fields.DISCOUNT], tf.float32), discount_source, tf.where
     )
     policy_info: Nest = ()
-    if policy_info_fn is not None:
+    if policy_info_fn is not None and policy_info_spec != ():
         policy_info = tf.map_fn(
-            lambda pair: policy_info_fn(*pair), (current, following), fn_output_signature=policy_info_spec
+            lambda pair: _tensors(policy_info_fn(*pair)), (current, following), fn_output_signature=policy_info_spec
         )
     types_now, types_next = pair_step_types(types_now, types_next, tf.where)
     return trajectory.Trajectory(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.sources import Source
@@ -143,7 +142,7 @@ def summarize(
             bad = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
             non_finite[name] = non_finite.get(name, 0) + bad
         if episode.num_steps:
-            returns.append(float(np.sum(episode.steps[fields.REWARD], dtype=np.float64)))
+            returns.append(episode.total_reward)
             lengths.append(float(episode.num_transitions))
             specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(step_spec_of(episode.steps))}
     environment = None if reference_returns else d4rl_environment(source.name)

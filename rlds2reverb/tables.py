@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _SELECTORS = ("uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized")
 _LIMITERS = ("min_size", "sample_to_insert_ratio", "queue", "stack")
 MAX_PRIORITY = 1e12
+MAX_ITEMS = 10**12
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,15 @@ class RateLimiter:
     def __post_init__(self) -> None:
         if self.kind not in _LIMITERS:
             raise ValueError(f"rate limiter is {self.kind!r}, wanted one of {', '.join(_LIMITERS)}")
-        if self.size < 1:
-            raise ValueError(f"rate limiter's size is {self.size}, wanted at least 1")
+        _require_count("rate limiter's size", self.size, 1, MAX_ITEMS)
         if self.kind != "sample_to_insert_ratio":
             if self.samples_per_insert is not None or self.error_buffer is not None:
                 raise ValueError(f"a {self.kind} rate limiter takes neither samples_per_insert nor error_buffer")
             return
         ratio, buffer = self.samples_per_insert, self.error_buffer
-        if ratio is None or not ratio > 0:
+        if ratio is None or not 0 < ratio < math.inf:
             raise ValueError(f"samples_per_insert is {ratio}, wanted a number above 0")
-        if buffer is None or buffer < max(1.0, ratio):
+        if buffer is None or not max(1.0, ratio) <= buffer < math.inf:
             raise ValueError(
                 f"error_buffer is {buffer}, wanted at least {max(1.0, ratio):g} (one insert or one sample)"
             )
@@ -122,6 +123,11 @@ class RateLimiter:
         return {"min_size": limiters.MinSize, "queue": limiters.Queue, "stack": limiters.Stack}[self.kind](self.size)
 
 
+def _require_count(what: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{what} is {value}, wanted a whole number from {low} to {high:,}")
+
+
 def _number(text: str, whole: str) -> float:
     try:
         return float(text)
@@ -130,7 +136,7 @@ def _number(text: str, whole: str) -> float:
 
 
 def _whole(value: float, whole: str) -> int:
-    if not value.is_integer():
+    if not value.is_integer():  # nor is inf or nan
         raise ValueError(f"{value:g} in {whole!r}: wanted a whole number")
     return int(value)
 
@@ -158,10 +164,8 @@ class TableConfig:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or len(self.name) > 100:
             raise ValueError(f"a table's name is {self.name[:120]!r}, wanted 1 to 100 printable characters")
-        if self.max_size < 1:
-            raise ValueError(f"max_size of table {self.name!r} is {self.max_size}, wanted at least 1")
-        if self.max_times_sampled < 0:
-            raise ValueError(f"max_times_sampled of table {self.name!r} is {self.max_times_sampled}, wanted at least 0")
+        _require_count(f"max_size of table {self.name!r}", self.max_size, 1, MAX_ITEMS)
+        _require_count(f"max_times_sampled of table {self.name!r}", self.max_times_sampled, 0, 2**31 - 1)
         limiter = self.rate_limiter
         if limiter.kind in ("queue", "stack"):
             order = "fifo" if limiter.kind == "queue" else "lifo"

@@ -66,6 +66,7 @@ def transition_discounts(current: Nest, following: Nest, discounts: Any, source:
         zero = zero | (following[fields.IS_TERMINAL] & ~current[fields.IS_LAST])
     if source == "next_terminal":
         discounts = discounts * 0 + 1
+    zero = zero[(slice(None), *[None] * (len(discounts.shape) - 1))]
     return where(zero, np.float32(0), discounts)
 
 

@@ -48,7 +48,7 @@ def _mapped(source: Source, function: EpisodeFn) -> Source:
     return replace(source, read=read)
 
 
-def _with(episode: Episode, **columns: Nest) -> Episode:
+def _with(episode: Episode, /, **columns: Nest) -> Episode:
     return replace(episode, steps={**episode.steps, **columns})
 
 
@@ -160,12 +160,17 @@ def _observation_moments(source: Source) -> tuple[list[Any], list[Any]]:
         count += num
     if not count:
         raise ValueError(f"{source.name} has no transitions to take the mean of")
+    if not all(np.isfinite(square).all() for square in squares if square is not None):
+        raise ValueError(f"{source.name} has observations that are NaN or Inf, which have no mean; validate it first")
     return means, [None if square is None else np.sqrt(square / count) for square in squares]
 
 
 @dataclass(frozen=True)
 class ScaleRewards:
-    """Takes rewards to `(r − shift) · scale`; the last step's reward, which means nothing, is left as it is."""
+    """Takes rewards to `(r − shift) · scale`; the last step's reward, which means nothing, is left as it is.
+
+    Floats keep their dtype; integer and bool rewards become float32.
+    """
 
     scale: float = 1.0
     shift: float = 0.0
@@ -179,7 +184,8 @@ class ScaleRewards:
 
         def scale(column: np.ndarray, keep: np.ndarray) -> np.ndarray:
             keep = keep.reshape(-1, *[1] * (column.ndim - 1))
-            return np.where(keep, column, (column - self.shift) * self.scale).astype(column.dtype)
+            dtype = column.dtype if column.dtype.kind == "f" else np.dtype(np.float32)
+            return np.where(keep, column, (column.astype(dtype) - self.shift) * self.scale).astype(dtype)
 
         def apply(episode: Episode) -> Episode:
             keep = episode.steps[fields.IS_LAST]
@@ -200,7 +206,7 @@ class ScaleRewardsByReturns:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """See `Transform`."""
-        returns = [float(np.sum(episode.steps[fields.REWARD], dtype=np.float64)) for episode in source]
+        returns = [episode.total_reward for episode in source if episode.num_steps]
         spread = max(returns, default=0.0) - min(returns, default=0.0)
         if not spread > 0 or not np.isfinite(spread):
             raise ValueError(

@@ -47,6 +47,7 @@ def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[st
     Raises:
       ServerUnavailable: if there is no answer within the time-out.
     """
+    require_timeout(timeout_secs)
     end = time.monotonic() + timeout_secs
     reason = ""
     while (left := end - time.monotonic()) > 0:
@@ -85,6 +86,12 @@ def require_priority(priority: float) -> None:
         raise ValueError(f"priority is {priority}, wanted a finite number in [0, {tables.MAX_PRIORITY:g}]")
 
 
+def require_timeout(timeout_secs: float) -> None:
+    """Raises `ValueError` unless the time-out is between 0 and a year."""
+    if not 0 < timeout_secs <= 365 * 24 * 3600:
+        raise ValueError(f"timeout_secs is {timeout_secs}, wanted seconds above 0 and up to a year")
+
+
 class PublicWriter:
     """Writes windows of trajectories to one or several tables, through Reverb's public `StructuredWriter`.
 
@@ -116,9 +123,12 @@ class PublicWriter:
           timeout_secs: how long to wait for the server to take items.
 
         Raises:
-          ValueError: if a number is out of its range.
+          ValueError: if a number is out of its range, or a table is named twice.
         """
         require_priority(priority)
+        require_timeout(timeout_secs)
+        if not table_names or len(set(table_names)) < len(table_names):
+            raise ValueError(f"tables are {list(table_names)}, wanted at least one, each once")
         for name, value in (("sequence_length", sequence_length), ("stride", stride)):
             if value < 1:
                 raise ValueError(f"{name} is {value}, wanted at least 1")

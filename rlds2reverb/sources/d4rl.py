@@ -6,16 +6,18 @@ into a terminal state, `timeouts[t]` that the episode was cut off after row `t`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, from_transitions
 
 from . import hdf5
+from .columns import as_columns, as_flags
 from .source import Source, SourceError
 
 OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
@@ -84,9 +86,17 @@ def open_d4rl(
     return Source(path.name, "d4rl", read, num_rows=num_rows)
 
 
-def from_rows(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> Source:
-    """The same for arrays in memory under D4RL's names, such as `env.get_dataset()` gives them."""
-    rows = _checked(name, {key: np.asarray(value) for key, value in columns.items()}, ends)
+def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (), ends: EpisodeEnds) -> Source:
+    """The same for arrays in memory under D4RL's names, such as `env.get_dataset()` gives them.
+
+    Columns under other names, `metadata/*` and the `infos/*` that are not asked for among them, are left out.
+    """
+    wanted = [key for key in KEYS if key in columns] + [f"infos/{info}" for info in infos]
+    missing = [key for key in wanted if key not in columns]
+    if missing:
+        raise SourceError(f"{name} has no '{missing[0]}'")
+    arrays = {key.removeprefix("infos/"): as_columns(columns[key], f"{name}: '{key}'") for key in wanted}
+    rows = _checked(name, arrays, ends)
     return Source(name, "memory", lambda: cut_episodes(rows), num_rows=rows.num_rows)
 
 
@@ -102,29 +112,33 @@ class Rows:
 
     def block(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """The rows from start to stop in memory, flags as bool, rewards `[n]`."""
-        block = {name: np.asarray(column[start:stop]) for name, column in {**self.columns, **self.extras}.items()}
+        columns = {**self.columns, **self.extras}
+        block = {name: as_columns(column[start:stop], f"{self.name}: '{name}'") for name, column in columns.items()}
         if block[REWARDS].ndim == 2:
             block[REWARDS] = block[REWARDS][:, 0]
         for name in (TERMINALS, TIMEOUTS):
             if name in block:
-                block[name] = self._flags(name, block[name].reshape(stop - start), start)
+                block[name] = as_flags(block[name], f"{self.name}: {name}", first_row=start)
         return block
-
-    def _flags(self, name: str, values: np.ndarray, start: int) -> np.ndarray:
-        wrong = (values != 0) & (values != 1)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise SourceError(f"{self.name}: {name}[{start + row}] is {values[row]}, wanted 0 or 1")
-        return values.astype(bool)
 
 
 def _columns(file: Any, infos: Mapping[str, str], limits: hdf5.Limits) -> dict[str, Any]:
     names = {name: name for name in KEYS}
+    require_free_names(infos.values(), Path(file.filename).name)
     found = {name: hdf5.column(file, place, limits) for place, name in {**names, **infos}.items()}
     for place, name in infos.items():
         if found[name] is None:
             raise SourceError(f"{Path(file.filename).name} has no '{place}'")
-    return {name: dataset for name, dataset in found.items() if dataset is not None}
+    columns = {name: dataset for name, dataset in found.items() if dataset is not None}
+    hdf5.require_within(list(columns.values()), f"{Path(file.filename).name}: all columns together", limits)
+    return columns
+
+
+def require_free_names(names: Iterable[str], where: str) -> None:
+    """Raises `SourceError` if a further step field has the name of one that every step has."""
+    taken = [name for name in names if name in (*fields.STEP_FIELDS, *KEYS)]
+    if taken:
+        raise SourceError(f"{where}: a further field named {taken[0]!r} would hide the step's own; rename it")
 
 
 def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> Rows:
@@ -133,10 +147,15 @@ def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> Rows:
             raise SourceError(f"{name} has no '{key}'; D4RL data have {', '.join(REQUIRED)}, and mostly {TIMEOUTS}")
     for key, values in columns.items():
         if values.dtype.kind not in "biuf":
-            raise SourceError(f"{name}: '{key}' is {values.dtype}, wanted numbers")
-        if not values.shape or len(values) != len(columns[REWARDS]):
-            size = len(values) if values.shape else "no"
-            raise SourceError(f"{name}: '{key}' has {size} rows, '{REWARDS}' has {len(columns[REWARDS])}; wanted equal")
+            kind = "strings" if values.dtype.kind == "O" else values.dtype
+            raise SourceError(f"{name}: '{key}' holds {kind}, wanted numbers")
+        if not values.shape:
+            raise SourceError(f"{name}: '{key}' is a single number, wanted one row for each step")
+    for key, values in columns.items():
+        if len(values) != len(columns[REWARDS]):
+            raise SourceError(
+                f"{name}: '{key}' has {len(values)} rows, '{REWARDS}' has {len(columns[REWARDS])}; wanted equal"
+            )
     for key in (REWARDS, TERMINALS, TIMEOUTS):
         if key in columns and columns[key].shape[1:] not in ((), (1,)):
             raise SourceError(f"{name}: '{key}' has shape {columns[key].shape}, wanted (N,) or (N, 1)")
@@ -144,10 +163,10 @@ def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> Rows:
     if not len(columns[REWARDS]):
         raise SourceError(f"{name} holds no rows; there is nothing to convert")
     following = columns.get(NEXT_OBSERVATIONS)
-    if following is not None and following.shape[1:] != columns[OBSERVATIONS].shape[1:]:
+    if following is not None and _row_spec(following) != _row_spec(columns[OBSERVATIONS]):
         raise SourceError(
-            f"{name}: '{NEXT_OBSERVATIONS}' has rows of shape {following.shape[1:]}, "
-            f"'{OBSERVATIONS}' of {columns[OBSERVATIONS].shape[1:]}; wanted equal"
+            f"{name}: '{NEXT_OBSERVATIONS}' has rows of {_row_spec(following)}, "
+            f"'{OBSERVATIONS}' of {_row_spec(columns[OBSERVATIONS])}; wanted equal"
         )
     return Rows(
         name,
@@ -156,6 +175,10 @@ def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> Rows:
         {key: values for key, values in columns.items() if key not in KEYS},
         ends,
     )
+
+
+def _row_spec(column: Any) -> str:
+    return f"{column.dtype.name} {list(column.shape[1:])}"
 
 
 def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> None:

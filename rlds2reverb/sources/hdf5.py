@@ -6,7 +6,8 @@ can point in circles, and can declare far more data than it holds. All of that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ import numpy as np
 
 from .source import SourceError
 
-_MAGIC = b"\x89HDF\r\n\x1a\n"
 _NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")
 #: deflate, shuffle, fletcher32, szip, nbit, scaleoffset, lzf: the filters that HDF5 and h5py bring along. Any other
 #: would be looked for in shared libraries on a search path.
@@ -48,8 +48,10 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     Raises:
       SourceError: if it is empty, cut off, or no HDF5 file at all.
     """
+    if not path.is_file():
+        raise SourceError(f"{path.name} is not a regular file")
     with path.open("rb") as stream:
-        head = stream.read(len(_MAGIC))
+        head = stream.read(8)
     if not head:
         raise SourceError(f"{path.name} is empty (0 bytes); copy or download it again")
     if head.startswith(_NUMPY_MAGICS):
@@ -57,11 +59,13 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             f"{path.name} is a NumPy file or archive, wanted HDF5; load it yourself with allow_pickle=False "
             "and pass the arrays to rlds2reverb.load"
         )
-    if head != _MAGIC:
+    if not h5py.is_hdf5(path):
         raise SourceError(f"{path.name} is not an HDF5 file (it does not begin like one)")
     try:
         file = h5py.File(path, "r")
     except OSError as error:
+        if error.errno == errno.EAGAIN:
+            raise SourceError(f"{path.name} is open for writing in another process; wait for it to end") from error
         raise SourceError(f"{path.name} is cut off or damaged; copy or download it again ({error})") from error
     with file:
         yield file
@@ -87,7 +91,7 @@ def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Datase
     if node.shape is None:
         raise SourceError(f"{where} is empty (a null data space)")
     require_own_data(node, where)
-    _require_within(node, where, limits)
+    require_within([node], where, limits)
     return node
 
 
@@ -130,24 +134,40 @@ def _dtype_name(dtype: np.dtype) -> str:
     return {"O": "Python objects or strings", "S": "byte strings", "V": "records"}.get(dtype.kind, str(dtype))
 
 
-def _require_within(dataset: h5py.Dataset, where: str, limits: Limits) -> None:
-    declared = dataset.dtype.itemsize * int(np.prod([int(size) for size in dataset.shape], dtype=object))
-    stored = dataset.id.get_storage_size()
+def require_within(datasets: Sequence[h5py.Dataset], where: str, limits: Limits) -> None:
+    """Raises `SourceError` if data sets, taken together, are over a limit, or were not written to their end."""
+    declared = sum(_declared(dataset) for dataset in datasets)
+    stored = sum(dataset.id.get_storage_size() for dataset in datasets)
     if declared > limits.max_bytes:
         raise SourceError(f"{where} declares {_size(declared)}; the limit is {_size(limits.max_bytes)}")
-    if declared and not stored:
-        raise SourceError(f"{where} declares {_size(declared)} and stores none; the file was not written to its end")
     if declared > limits.expansion_free_bytes and declared > limits.max_expansion * stored:
         raise SourceError(
             f"{where} unpacks {_size(stored)} to {_size(declared)}, more than {limits.max_expansion:.0f} times; "
             "that looks like a compression bomb"
         )
-    pieces = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
-    largest = max(dataset.dtype.itemsize * int(np.prod(piece, dtype=object)) for piece in pieces)
-    if largest > limits.max_chunk_bytes:
-        raise SourceError(
-            f"{where} has rows or chunks of {_size(largest)}; the limit is {_size(limits.max_chunk_bytes)}"
-        )
+    for dataset in datasets:
+        pieces = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
+        largest = max(dataset.dtype.itemsize * int(np.prod(piece, dtype=object)) for piece in pieces)
+        if largest > limits.max_chunk_bytes:
+            raise SourceError(
+                f"{where} has rows or chunks of {_size(largest)}; the limit is {_size(limits.max_chunk_bytes)}"
+            )
+        missing = _missing_chunks(dataset)
+        if missing:
+            raise SourceError(f"{where} lacks {missing:,} of its blocks; the file was not written to its end")
+
+
+def _declared(dataset: h5py.Dataset) -> int:
+    return dataset.dtype.itemsize * int(np.prod([int(size) for size in dataset.shape or (0,)], dtype=object))
+
+
+def _missing_chunks(dataset: h5py.Dataset) -> int:
+    if not _declared(dataset):
+        return 0
+    if dataset.chunks is None:
+        return int(not dataset.id.get_storage_size())
+    per_axis = [-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)]
+    return int(np.prod(per_axis, dtype=object)) - dataset.id.get_num_chunks()
 
 
 def _size(num_bytes: int) -> str:

@@ -53,7 +53,7 @@ def load(
     if isinstance(source, Source):
         return source
     if isinstance(source, Mapping):
-        return d4rl.from_rows("rows in memory", source, ends)
+        return d4rl.from_rows("rows in memory", source, infos=infos, ends=ends)
     if isinstance(source, (str, Path)):
         path = _existing(source)
         if path is None:
@@ -61,7 +61,7 @@ def load(
         if path.is_dir():
             return _directory(path, split)
         return _file(path, infos, ends)
-    if isinstance(source, Sequence):
+    if isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray)):
         return memory.from_episodes(source)
     if hasattr(source, "element_spec"):
         return rlds.from_rlds_dataset(source)

@@ -12,9 +12,11 @@ from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, from_transitions
 
 from . import d4rl
+from .columns import as_columns, as_flags, as_steps
 from .source import Source, SourceError
 
 _LOG_FIELDS = (d4rl.OBSERVATIONS, d4rl.ACTIONS, d4rl.REWARDS)
+_TERMINATED = "terminated"
 
 
 def from_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes in memory") -> Source:
@@ -30,7 +32,7 @@ def from_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episode
     Raises:
       SourceError: if an episode has neither form, naming it.
     """
-    steps = [_steps(index, dict(episode)) for index, episode in enumerate(episodes)]
+    steps = [_steps(index, episode) for index, episode in enumerate(episodes)]
 
     def read() -> Iterator[Episode]:
         return (Episode(columns, index) for index, columns in enumerate(steps))
@@ -38,38 +40,32 @@ def from_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episode
     return Source(name, "memory", read, num_episodes=len(steps), num_rows=sum(len(s[fields.REWARD]) for s in steps))
 
 
-def _arrays(nest: Any) -> Any:
-    """The same nest of dicts and tuples with arrays as leaves; lists are rows, not nests."""
-    if isinstance(nest, Mapping):
-        return {name: _arrays(inner) for name, inner in nest.items()}
-    if isinstance(nest, tuple):
-        return tuple(_arrays(inner) for inner in nest)
-    return np.asarray(nest)
-
-
-def _steps(index: int, episode: dict[str, Any]) -> dict[str, Any]:
-    arrays = _arrays(episode)
-    if all(name in arrays for name in fields.STEP_FIELDS):
-        flags = {name: arrays[name].astype(bool) for name in fields.FLAG_FIELDS}
-        return {**arrays, **flags}
-    missing = [name for name in (*_LOG_FIELDS, "terminated") if name not in arrays]
+def _steps(index: int, episode: Any) -> dict[str, Any]:
+    where = f"episode {index}"
+    if not isinstance(episode, Mapping):
+        raise SourceError(f"{where} is a {type(episode).__name__}, wanted a dict of arrays")
+    if all(name in episode for name in fields.STEP_FIELDS):
+        return as_steps(episode, where)
+    missing = [name for name in (*_LOG_FIELDS, _TERMINATED) if name not in episode]
     if missing:
         raise SourceError(
-            f"episode {index} lacks {', '.join(missing)}; give RLDS steps ({', '.join(fields.STEP_FIELDS)}) "
-            f"or a log ({', '.join(_LOG_FIELDS)}, terminated)"
+            f"{where} lacks {', '.join(missing)}; give RLDS steps ({', '.join(fields.STEP_FIELDS)}) "
+            f"or a log ({', '.join(_LOG_FIELDS)}, {_TERMINATED})"
         )
+    terminated = as_flags(np.atleast_1d(episode[_TERMINATED]), f"{where}['{_TERMINATED}']")
+    arrays = as_columns({name: nest for name, nest in episode.items() if name != _TERMINATED}, where)
     following = arrays.pop(d4rl.NEXT_OBSERVATIONS, None)
     observations, actions, rewards = (arrays.pop(name) for name in _LOG_FIELDS)
-    terminated = bool(arrays.pop("terminated").reshape(-1)[-1])
-    if not len(rewards):
-        raise SourceError(f"episode {index} has no rewards; leave empty episodes out")
+    if not len(rewards) or not len(terminated):
+        raise SourceError(f"{where} has no rewards; leave empty episodes out")
     if len(tree.flatten(observations)[0]) > len(rewards):
         following = None
+    d4rl.require_free_names(arrays, where)
     return from_transitions(
         observations,
         actions,
         rewards=rewards,
-        terminated=terminated,
+        terminated=bool(terminated[-1]),
         final_observation=None if following is None else tree.map_structure(lambda rows: rows[-1], following),
         extras=arrays,
     )

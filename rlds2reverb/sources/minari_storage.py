@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import h5py
 import numpy as np
-import tree
 
 from rlds2reverb.episodes import Episode, from_transitions
 
 from . import hdf5
+from .columns import as_columns, as_flags
 from .source import Source, SourceError
 
 _IDENTIFIER = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
@@ -40,27 +41,50 @@ def open_minari(location: str | Path) -> Source:
     except ImportError as error:
         raise SourceError("Minari data sets need the minari package: pip install 'rlds2reverb[minari]'") from error
     directory = location if isinstance(location, Path) else _installed(location)
-    for file in sorted((directory / "data").glob("*.hdf5")):
-        _require_plain_file(file)
+    metadata = _checked_metadata(directory)
+    groups = [_checked_file(file) for file in sorted((directory / "data").glob("*.hdf5"))]
+    if metadata["data_format"] == "hdf5" and sum(groups) != metadata["total_episodes"]:
+        raise SourceError(
+            f"{directory} holds {sum(groups)} episodes, its metadata.json says {metadata['total_episodes']}; "
+            "copy or download it again"
+        )
     try:
         storage = MinariStorage.read(directory / "data")
     except Exception as error:  # minari asserts, or raises whatever its parsers raise; the files are what is wrong
         raise SourceError(f"{directory} cannot be opened by minari: {type(error).__name__}: {error}") from error
-    metadata = storage.metadata
     name, version = str(metadata.get("dataset_id", directory.name)), metadata.get("minari_version")
     warnings: tuple[str, ...] = ()
     if version not in minari.supported_dataset_versions:
-        warnings = (
-            f"{name} was written by Minari {version}, which minari {minari.__version__} does not list; read anyway",
-        )
+        warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list",)
     return Source(
         name,
         "minari",
-        lambda: _episodes(directory, storage),
-        num_episodes=int(storage.total_episodes),
-        num_rows=int(storage.total_steps),
+        lambda: _episodes(directory, storage, metadata["total_episodes"]),
+        num_episodes=metadata["total_episodes"],
+        num_rows=metadata["total_steps"],
         warnings=warnings,
     )
+
+
+def _checked_metadata(directory: Path) -> dict[str, Any]:
+    """metadata.json, with the fields that we and minari rely on; without the spaces minari would import `env_spec`."""
+    path = directory / "data" / "metadata.json"
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
+    wanted = {
+        "observation_space": str,
+        "action_space": str,
+        "data_format": str,
+        "total_episodes": int,
+        "total_steps": int,
+    }
+    for key, kind in wanted.items():
+        value = metadata.get(key) if isinstance(metadata, dict) else None
+        if type(value) is not kind or (kind is int and value < 0):
+            raise SourceError(f"{path}: {key} is {value!r}, wanted {'a count' if kind is int else 'a string'}")
+    return metadata
 
 
 def _installed(name: str) -> Path:
@@ -79,24 +103,51 @@ def _installed(name: str) -> Path:
     return directory
 
 
-def _episodes(directory: Path, storage: Any) -> Iterator[Episode]:
-    try:
-        for index, episode in enumerate(storage.get_episodes(range(storage.total_episodes))):
-            observations, actions = tree.map_structure(np.asarray, (episode["observations"], episode["actions"]))
-            rewards, terminations = (np.asarray(episode[name]) for name in ("rewards", "terminations"))
-            terminated = bool(len(terminations) and terminations[-1])
-            yield Episode(from_transitions(observations, actions, rewards=rewards, terminated=terminated), index)
-    except (OSError, KeyError, AssertionError) as error:
-        raise SourceError(f"{directory} is damaged: {type(error).__name__}: {error}") from error
+def _episodes(directory: Path, storage: Any, num_episodes: int) -> Iterator[Episode]:
+    episodes: Iterator[dict[str, Any]] = iter(())
+    for index in range(num_episodes):
+        try:
+            if not index:
+                episodes = iter(storage.get_episodes(range(num_episodes)))
+            episode = next(episodes)
+        except Exception as error:  # minari asserts, or raises whatever numpy and h5py raise
+            raise SourceError(f"{directory} is damaged at episode {index}: {type(error).__name__}: {error}") from error
+        yield Episode(_steps(episode, f"{directory.name}: episode {index}"), index)
 
 
-def _require_plain_file(path: Path) -> None:
-    """Refuses links anywhere in a file of Minari's, since minari opens every group it finds."""
+def _steps(episode: dict[str, Any], where: str) -> dict[str, Any]:
+    rewards, ends = (as_columns(episode[name], f"{where}['{name}']") for name in ("rewards", "terminations"))
+    terminations = as_flags(ends, f"{where}['terminations']")
+    if terminations[:-1].any():
+        raise SourceError(f"{where} goes on after terminations[{int(np.argmax(terminations))}] is True")
+    return from_transitions(
+        as_columns(episode["observations"], f"{where}['observations']"),
+        as_columns(episode["actions"], f"{where}['actions']"),
+        rewards=rewards,
+        terminated=bool(terminations.any()),
+    )
+
+
+def _checked_file(path: Path) -> int:
+    """Looks at all that minari will open in a file, and returns the number of its episodes."""
     with hdf5.open_hdf5(path) as file:
-        pending: list[h5py.Group] = [file]
-        while pending:
-            group = pending.pop()
-            members = [hdf5.member(group, name) for name in group]
-            for dataset in (member for member in members if isinstance(member, h5py.Dataset)):
-                hdf5.require_own_data(dataset, f"{path.name}: '{dataset.name}'")
-            pending += [member for member in members if isinstance(member, h5py.Group)]
+        groups: list[h5py.Group] = [file]
+        seen = set()
+        datasets = []
+        while groups:
+            group = groups.pop()
+            address = h5py.h5o.get_info(group.id).addr
+            if address in seen:
+                raise SourceError(f"{path.name}: '{group.name}' is reached in two ways; groups may not form a circle")
+            seen.add(address)
+            for name in group:
+                member = hdf5.member(group, name)
+                if isinstance(member, h5py.Dataset):
+                    where = f"{path.name}: '{member.name}'"
+                    hdf5.require_own_data(member, where)
+                    hdf5.require_within([member], where, hdf5.Limits())
+                    datasets.append(member)
+                elif isinstance(member, h5py.Group):
+                    groups.append(member)
+        hdf5.require_within(datasets, f"{path.name}: all columns together", hdf5.Limits())
+        return sum(name.startswith("episode_") for name in file)

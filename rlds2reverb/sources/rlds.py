@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -16,17 +15,15 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 
+from .columns import as_steps
 from .source import Source, SourceError
+from .tfds_files import require_harmless, require_split
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
-_FILE_TEMPLATE = re.compile(r"[A-Za-z0-9_.\-{}]{1,200}")
-_SPLIT = re.compile(r"[A-Za-z0-9_]{1,100}(\[[0-9%:\-]{0,40}\])?")
-_FEATURE_CLASSES = "tensorflow_datasets.core.features."
 _EPISODES_LOOKED_AT = 16
 _EPISODE_BATCH = np.iinfo(np.int64).max
 
@@ -82,11 +79,11 @@ def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
             columns = next(iterator)
         except StopIteration:
             return
-        except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError) as error:
+        except tf.errors.OpError as error:
             raise SourceError(
                 f"{name} is damaged at episode {index} ({_reason(error)}); copy or prepare it again"
             ) from error
-        yield Episode(columns, index)
+        yield Episode(as_steps(columns, f"{name}: episode {index}: step"), index)
         index += 1
 
 
@@ -108,11 +105,7 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
     Raises:
       SourceError: if a file is missing, cut or hostile, the split is unknown, or steps lack fields.
     """
-    info = _read_json(path / "dataset_info.json")
-    features = _read_json(path / "features.json")
-    _require_plain_info(path, info)
-    _require_known_features(path, features)
-    _require_shards(path, info, split)
+    require_harmless(path, split)
     import tensorflow_datasets as tfds
 
     try:
@@ -132,7 +125,7 @@ def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None
     """
     if not _BUILDER_NAME.fullmatch(name) or ".." in name:
         raise SourceError(f"{name[:100]!r} is no TFDS name; wanted 'data_set/config' or 'data_set/config:1.0.0'")
-    _require_split(name, split)
+    require_split(name, split)
     import tensorflow_datasets as tfds
 
     try:
@@ -150,7 +143,7 @@ def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None
 def _from_builder(builder: tfds.core.DatasetBuilder, split: str, *, location: Path) -> Source:
     name = "/".join(part for part in (builder.info.name, builder.info.config_name) if part)
     try:
-        num_episodes = builder.info.splits[split].num_examples
+        num_episodes = int(builder.info.splits[split].num_examples)
         dataset = builder.as_dataset(split=split, shuffle_files=False)
     except Exception as error:  # a bad slice, a shard that does not fit its length: TFDS has no common type
         raise SourceError(f"{location}: the split {split!r} cannot be read ({error})") from error
@@ -174,69 +167,3 @@ def _shared_end_warning(name: str, dataset: tf.data.Dataset) -> tuple[str, ...]:
         "last next_observations row of the whole file to every episode; rebuild from the D4RL HDF5 file "
         "(rlds2reverb convert FILE.hdf5), which gives each episode its own",
     )
-
-
-def _read_json(path: Path) -> Any:
-    if not path.is_file():
-        raise SourceError(f"{path.parent} has no {path.name}; it is not a data set that TFDS prepared")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SourceError(f"{path} is not valid JSON ({error}); prepare the data set again") from error
-
-
-def _require_plain_info(path: Path, info: Any) -> None:
-    if not isinstance(info, dict) or not isinstance(info.get("splits"), list) or not info["splits"]:
-        raise SourceError(f"{path / 'dataset_info.json'} lists no splits; prepare the data set again")
-    names = {"name": info.get("name"), "configName": info.get("configName"), "version": info.get("version")}
-    for key, value in names.items():
-        if value is None and key == "configName":
-            continue
-        if not isinstance(value, str) or not _PLAIN_NAME.fullmatch(value) or ".." in value:
-            raise SourceError(f"{path}: {key} is {value!r}, which is no plain name; refused")
-    for split in info["splits"]:
-        template = split.get("filepathTemplate", "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}")
-        if not isinstance(template, str) or not _FILE_TEMPLATE.fullmatch(template) or ".." in template:
-            raise SourceError(f"{path}: filepathTemplate {template!r} leaves the directory; refused")
-        if not _SPLIT.fullmatch(str(split.get("name"))):
-            raise SourceError(f"{path}: a split is named {split.get('name')!r}, which is no plain name; refused")
-
-
-def _require_known_features(path: Path, node: Any) -> None:
-    """Every class that features.json names has to be one of TFDS's own features."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key in ("pythonClassName", "type") and isinstance(value, str) and "." in value:
-                if not value.startswith(_FEATURE_CLASSES):
-                    raise SourceError(f"{path / 'features.json'} names {value!r}, not a feature of TFDS; refused")
-            else:
-                _require_known_features(path, value)
-    elif isinstance(node, list):
-        for value in node:
-            _require_known_features(path, value)
-
-
-def _require_split(name: str, split: str) -> str:
-    if not _SPLIT.fullmatch(split):
-        raise SourceError(f"{name}: {split[:100]!r} is no split; wanted a name such as 'train' or 'train[:10%]'")
-    return split.split("[")[0]
-
-
-def _require_shards(path: Path, info: dict[str, Any], split: str) -> None:
-    wanted = _require_split(str(path), split)
-    splits = {entry["name"]: entry for entry in info["splits"]}
-    if wanted not in splits:
-        raise SourceError(f"{path} has no split {wanted!r}; it has {', '.join(sorted(splits))}")
-    num_shards = len(splits[wanted].get("shardLengths") or [])
-    template = splits[wanted].get("filepathTemplate", "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}")
-    for shard in range(num_shards):
-        file = template.format(
-            DATASET=info["name"],
-            SPLIT=wanted,
-            FILEFORMAT=info.get("fileFormat", "tfrecord"),
-            SHARD_INDEX=f"{shard:05d}",
-            NUM_SHARDS=f"{num_shards:05d}",
-            SHARD_X_OF_Y=f"{shard:05d}-of-{num_shards:05d}",
-        )
-        if not (path / file).is_file():
-            raise SourceError(f"{path} lacks the shard {file}; copy or prepare the data set again")

@@ -16,6 +16,7 @@ import numpy as np
 from rlds2reverb.episodes import Episode, from_transitions
 
 from . import hdf5
+from .columns import as_columns, as_flags
 from .source import Source, SourceError
 
 
@@ -34,7 +35,7 @@ def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source
     """
     with hdf5.open_hdf5(path) as file:
         demos = _demos(file)
-        num_rows = sum(len(_required(file, f"{demo}/rewards", limits)) for demo in demos)
+        num_rows = sum(len(_column(file, f"{demo}/rewards", limits)) for demo in demos)
 
     def read() -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
@@ -46,29 +47,45 @@ def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source
 
 def _demos(file: h5py.File) -> list[str]:
     data = hdf5.member(file, "data")
-    names = [name for name in data or () if name.startswith("demo_") and name[5:].isdigit()]
+    if not isinstance(data, h5py.Group):
+        return []
+    names = [name for name in data if name.startswith("demo_") and name[5:].isdecimal() and name.isascii()]
     return [f"data/{name}" for name in sorted(names, key=lambda name: int(name[5:]))]
 
 
-def _required(file: h5py.File, name: str, limits: hdf5.Limits) -> h5py.Dataset:
-    column = hdf5.column(file, name, limits)
-    if column is None:
-        raise SourceError(f"{Path(file.filename).name} has no '{name}'")
-    return column
+def _column(file: h5py.File, name: str, limits: hdf5.Limits) -> np.ndarray:
+    where = f"{Path(file.filename).name}: '{name}'"
+    dataset = hdf5.column(file, name, limits)
+    if dataset is None:
+        raise SourceError(f"{where} is missing")
+    return as_columns(dataset[()], where)
+
+
+def _nest(file: h5py.File, name: str, limits: hdf5.Limits) -> dict[str, np.ndarray]:
+    demo, _, group = name.rpartition("/")
+    node = hdf5.member(file[demo], group)
+    if not isinstance(node, h5py.Group):
+        raise SourceError(f"{Path(file.filename).name}: '{name}' is missing, or no group of columns")
+    return {key: _column(file, f"{name}/{key}", limits) for key in sorted(node)}
 
 
 def _steps(file: h5py.File, demo: str, limits: hdf5.Limits) -> dict[str, Any]:
-    def nest(group: str) -> dict[str, np.ndarray]:
-        return {name: _required(file, f"{demo}/{group}/{name}", limits)[:] for name in sorted(file[demo][group])}
-
-    for group in ("obs", "next_obs"):
-        if not isinstance(file[demo].get(group, getlink=True), h5py.HardLink):
-            raise SourceError(f"{Path(file.filename).name} has no '{demo}/{group}'")
-    actions, rewards, dones = (_required(file, f"{demo}/{name}", limits)[:] for name in ("actions", "rewards", "dones"))
+    where = f"{Path(file.filename).name}: '{demo}'"
+    actions, rewards, dones = (_column(file, f"{demo}/{name}", limits) for name in ("actions", "rewards", "dones"))
+    observations, following = _nest(file, f"{demo}/obs", limits), _nest(file, f"{demo}/next_obs", limits)
+    lengths = {len(column) for column in (actions, rewards, dones, *observations.values(), *following.values())}
+    if len(lengths) != 1 or not len(rewards) or rewards.ndim != 1:
+        raise SourceError(
+            f"{where} has columns of {sorted(lengths)} rows, wanted one length above 0 and one reward a row"
+        )
+    if observations.keys() != following.keys():
+        raise SourceError(
+            f"{where}: obs and next_obs have different columns: {sorted(observations)}, {sorted(following)}"
+        )
     return from_transitions(
-        nest("obs"),
+        observations,
         actions,
         rewards=rewards,
-        terminated=bool(dones[-1]),
-        final_observation={name: column[-1] for name, column in nest("next_obs").items()},
+        terminated=bool(as_flags(dones, f"{where}: dones")[-1]),
+        final_observation={name: column[-1] for name, column in following.items()},
     )

@@ -14,7 +14,7 @@ REWARDS = np.array([100.0, 101.0, 102.0])
 
 def test_the_final_observation_becomes_a_last_step_of_its_own():
     steps = from_transitions(
-        OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=True, final_observation=np.array([13.0])
+        OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=True, final_observation=np.array([13.0], np.float32)
     )
     assert steps["observation"].reshape(-1).tolist() == [10, 11, 12, 13]
     assert steps["action"].tolist() == [1, 2, 3, 0]
@@ -28,7 +28,7 @@ def test_the_final_observation_becomes_a_last_step_of_its_own():
 def test_observations_may_hold_the_final_one_already():
     longer = np.concatenate([OBSERVATIONS, [[13.0]]]).astype(np.float32)
     given = from_transitions(
-        OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=False, final_observation=np.array([13.0])
+        OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=False, final_observation=np.array([13.0], np.float32)
     )
     steps = from_transitions(longer, ACTIONS, rewards=REWARDS, terminated=False)
     for name, column in given.items():
@@ -37,7 +37,7 @@ def test_observations_may_hold_the_final_one_already():
 
 def test_a_truncation_keeps_the_discount_one():
     steps = from_transitions(
-        OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=False, final_observation=np.array([13.0])
+        OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=False, final_observation=np.array([13.0], np.float32)
     )
     assert steps["discount"].tolist() == [1, 1, 1, 1]
     assert not steps["is_terminal"].any() and steps["is_last"].tolist() == [False, False, False, True]
@@ -58,7 +58,7 @@ def test_nested_observations_and_extras_get_their_final_row():
         ACTIONS,
         rewards=REWARDS,
         terminated=False,
-        final_observation={"a": np.array([13.0]), "b": {"c": np.array(4)}},
+        final_observation={"a": np.array([13.0], np.float32), "b": {"c": np.array(4)}},
         extras={"qpos": OBSERVATIONS},
     )
     assert steps["observation"]["b"]["c"].tolist() == [1, 2, 3, 4]

@@ -182,11 +182,13 @@ def test_an_episode_without_steps_is_skipped_and_counted(data):
         assert (report.episodes, report.skipped_episodes) == (2, 1)
 
 
-def test_uneven_columns_cannot_be_kept():
-    uneven = episode(3, terminal=True)
+def test_what_no_table_can_hold_is_left_out_even_where_problems_are_kept():
+    uneven, other = episode(3, terminal=True), episode(3, terminal=True)
     uneven["reward"] = uneven["reward"][:2]
-    with pytest.raises(InvalidEpisode, match=r"step\['reward'\] has 2 rows"):
-        stored([episode(2, terminal=True), uneven], on_invalid="keep")
+    other["reward"] = other["reward"].astype(np.float64)
+    report, items = stored([episode(2, terminal=True), uneven, other], on_invalid="keep")
+    assert (report.episodes, report.skipped_episodes, len(items)) == (1, 2, 1)
+    assert [problem.episode for problem in report.problems] == [1, 2]
 
 
 def test_an_episode_of_another_spec_is_refused_before_anything_is_written():
@@ -243,6 +245,10 @@ def test_priorities_that_harm_a_table_never_leave_the_client(priority):
     [
         ({"on_invalid": "ignore"}, "on_invalid is 'ignore', wanted one of 'error', 'skip_episode', 'keep'"),
         ({"discount_source": "x"}, "discount_source is 'x'"),
+        ({"timeout_secs": float("inf")}, "timeout_secs is inf, wanted seconds above 0"),
+        ({"timeout_secs": float("nan")}, "timeout_secs is nan"),
+        ({"tables": []}, r"tables are \[\], wanted at least one, each once"),
+        ({"tables": ["a", "a"]}, "wanted at least one, each once"),
         ({"stride": 0}, "stride is 0, wanted at least 1"),
         ({"sequence_length": 0}, "sequence_length is 0, wanted at least 1"),
     ],

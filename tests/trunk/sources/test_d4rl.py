@@ -131,7 +131,7 @@ def test_infos_are_read_on_request_only(data):
         ({"terminals": np.array([0, 2, 0])}, r"terminals\[1\] is 2, wanted 0 or 1"),
         ({"terminals": np.array([0, np.nan, 0])}, r"terminals\[1\] is nan, wanted 0 or 1"),
         ({"rewards": np.zeros((3, 2))}, r"'rewards' has shape \(3, 2\), wanted \(N,\) or \(N, 1\)"),
-        ({"rewards": np.array(["a", "b", "c"])}, r"'rewards' is <U1, wanted numbers"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"'rewards' holds strings, wanted numbers"),
         ({"actions": np.zeros((4, 1))}, r"'actions' has 4 rows, 'rewards' has 3; wanted equal"),
     ],
 )

@@ -41,7 +41,7 @@ HDF5 = {
     "terminals_int.hdf5": (4, 4, 0),
     "rewards_n1.hdf5": (4, 4, 0),
     "obs_scalar_rank.hdf5": Refused(
-        r"'next_observations' has rows of shape \(11,\), 'observations' of \(\); wanted equal"
+        r"'next_observations' has rows of float32 \[11\], 'observations' of float32 \[\]; wanted equal"
     ),
     "zero_steps.hdf5": Refused(r"holds no rows"),
     "single_step.hdf5": (1, 1, 0),

@@ -1,0 +1,70 @@
+"""The door for arrays: what a column may be, checked once, whatever kind of source it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import fields
+
+from .source import SourceError
+
+
+def as_columns(nest: Any, where: str) -> Any:
+    """The same nest of dicts and tuples with checked columns as leaves; lists are rows, not nests.
+
+    Args:
+      nest: arrays, or anything that `np.asarray` makes into one, `[T, ...]`.
+      where: place of the nest, for the message.
+
+    Returns:
+      Arrays in the machine's byte order: bool, integers, floats up to 64 bits, or strings as objects.
+
+    Raises:
+      SourceError: if a leaf is no array of these, or has no leading axis.
+    """
+    if isinstance(nest, Mapping):
+        return {name: as_columns(inner, f"{where}[{name!r}]") for name, inner in nest.items()}
+    if isinstance(nest, tuple):
+        inner = [as_columns(inner, f"{where}[{place}]") for place, inner in enumerate(nest)]
+        return type(nest)(*inner) if hasattr(nest, "_fields") else tuple(inner)
+    try:
+        column = np.asarray(nest)
+    except ValueError as error:
+        raise SourceError(f"{where} is no array: its rows differ in shape ({error})") from error
+    if not column.shape:
+        raise SourceError(f"{where} is a single {type(nest).__name__}, wanted a column with one row for each step")
+    if column.dtype.kind in "SU" or (column.dtype.kind == "O" and _holds_text(column)):
+        return column.astype(object)
+    if column.dtype.kind not in "biuf" or column.dtype.itemsize > 8:
+        raise SourceError(f"{where} holds {column.dtype}, wanted bool, integers or floats of up to 64 bits")
+    return column.astype(column.dtype.newbyteorder("="), copy=False)
+
+
+def _holds_text(column: np.ndarray) -> bool:
+    return all(isinstance(value, (str, bytes)) for value in column.reshape(-1))
+
+
+def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarray:
+    """A column of 0 and 1 as bool `[T]`; a second axis of size 1 is dropped.
+
+    Raises:
+      SourceError: if it has another shape, or holds anything else, naming the row.
+    """
+    if column.shape[1:] not in ((), (1,)):
+        raise SourceError(f"{where} has shape {column.shape}, wanted one flag for each row")
+    column = column.reshape(len(column))
+    wrong = (column != 0) & (column != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise SourceError(f"{where}[{first_row + row}] is {column[row]}, wanted 0 or 1")
+    return column.astype(bool)
+
+
+def as_steps(steps: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Checked columns of RLDS steps, the flags as bool `[T]`."""
+    columns = as_columns(dict(steps), where)
+    flags = {name: as_flags(columns[name], f"{where}[{name!r}]") for name in fields.FLAG_FIELDS}
+    return {**columns, **flags}

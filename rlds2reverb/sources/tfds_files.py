@@ -1,0 +1,115 @@
+"""The two JSON files of a directory that TFDS prepared, read before TFDS reads them.
+
+TFDS follows `../` in names and templates, and imports the module of every class that `features.json` names. The files
+are parsed into TFDS's own messages first, so that what is checked is what TFDS will see, however it is spelled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from .source import SourceError
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
+_SPLIT = re.compile(r"([A-Za-z0-9_]{1,100})(\[[0-9%:\-]{0,40}\])?")
+_PLACEHOLDERS = re.compile(r"\{(DATASET|SPLIT|FILEFORMAT|SHARD_INDEX|NUM_SHARDS|SHARD_X_OF_Y)\}")
+_DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_FEATURE_CLASS = re.compile(r"tensorflow_datasets\.core\.features\.[a-z0-9_]+\.[A-Za-z0-9]+")
+
+
+def require_harmless(path: Path, split: str) -> None:
+    """Checks `dataset_info.json` and `features.json` of a directory.
+
+    Raises:
+      SourceError: if a file is missing, cut, or not of TFDS's form; if a name or a template leaves the directory; if
+        a class is not one of TFDS's features; if the split or one of its shards is missing.
+    """
+    from tensorflow_datasets.core.proto import dataset_info_pb2, feature_pb2
+
+    info = _parse(path / "dataset_info.json", dataset_info_pb2.DatasetInfo())
+    features = _parse(path / "features.json", feature_pb2.Feature())
+    _require_plain_names(path, info)
+    _require_known_classes(path / "features.json", features)
+    _require_known_classes(path / "dataset_info.json", info)
+    _require_shards(path, info, require_split(str(path), split))
+
+
+def require_split(name: str, split: str) -> str:
+    """The split's name without its slice; `SourceError` if it is no split."""
+    found = _SPLIT.fullmatch(split)
+    if not found:
+        raise SourceError(f"{name}: {split[:100]!r} is no split; wanted a name such as 'train' or 'train[:10%]'")
+    return found[1]
+
+
+def _parse(path: Path, message: Any) -> Any:
+    from google.protobuf import json_format  # type: ignore[import-untyped]
+
+    if not path.is_file():
+        raise SourceError(f"{path.parent} has no {path.name}; it is not a data set that TFDS prepared")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path} is not valid JSON ({error}); prepare the data set again") from error
+    try:
+        return json_format.ParseDict(content, message)
+    except (json_format.ParseError, AttributeError, TypeError, ValueError) as error:
+        raise SourceError(f"{path} is not of the form that TFDS 4.9 writes ({error}); prepare it again") from error
+
+
+def _require_plain_names(path: Path, info: Any) -> None:
+    names = {"name": info.name, "version": info.version}
+    names |= {"configName": info.config_name} if info.config_name else {}
+    for key, value in names.items():
+        if not _PLAIN_NAME.fullmatch(value) or ".." in value:
+            raise SourceError(f"{path}: {key} is {value!r}, which is no plain name; refused")
+    for split in info.splits:
+        if not _SPLIT.fullmatch(split.name) or "[" in split.name:
+            raise SourceError(f"{path}: a split is named {split.name!r}, which is no plain name; refused")
+        rest = _PLACEHOLDERS.sub("", split.filepath_template)
+        if rest and (not _PLAIN_NAME.fullmatch(rest) or ".." in rest):
+            raise SourceError(f"{path}: filepathTemplate {split.filepath_template!r} leaves the directory; refused")
+
+
+def _require_known_classes(path: Path, message: Any) -> None:
+    for field, value in message.ListFields():
+        if field.name == "python_class_name":
+            if not _FEATURE_CLASS.fullmatch(value):
+                raise SourceError(f"{path} names {value!r}, not a feature of TFDS; refused")
+        elif field.name == "json_feature":
+            raise SourceError(f"{path} describes a feature in free JSON, which may name any class; refused")
+        elif field.message_type is not None:
+            for inner in _messages(value):
+                _require_known_classes(path, inner)
+
+
+def _messages(value: Any) -> list[Any]:
+    if hasattr(value, "ListFields"):
+        return [value]
+    inner = value.values() if hasattr(value, "values") else value
+    return [item for item in inner if hasattr(item, "ListFields")]
+
+
+def _require_shards(path: Path, info: Any, wanted: str) -> None:
+    splits = {split.name: split for split in info.splits}
+    if wanted not in splits:
+        raise SourceError(f"{path} has no split {wanted!r}; it has {', '.join(sorted(splits)) or 'none'}")
+    num_shards = len(splits[wanted].shard_lengths)
+    template = splits[wanted].filepath_template or _DEFAULT_TEMPLATE
+    for shard in range(num_shards):
+        values = {
+            "DATASET": info.name,
+            "SPLIT": wanted,
+            "FILEFORMAT": info.file_format or "tfrecord",
+            "SHARD_INDEX": f"{shard:05d}",
+            "NUM_SHARDS": f"{num_shards:05d}",
+            "SHARD_X_OF_Y": f"{shard:05d}-of-{num_shards:05d}",
+        }
+        file = _PLACEHOLDERS.sub(lambda found, values=values: values[found[1]], template)
+        if not _PLAIN_NAME.fullmatch(file):
+            raise SourceError(f"{path}: the shard {file!r} leaves the directory; refused")
+        if not (path / file).is_file():
+            raise SourceError(f"{path} lacks the shard {file}; copy or prepare the data set again")
