@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,13 +15,17 @@ from .options import (
     json_option,
     open_source,
     source_options,
-    table_configs,
+    start_server,
     table_names,
     table_options,
     transform_options,
     transformed,
 )
 from .quiet import import_quietly
+from .serve import announce, wait_for_end
+
+if TYPE_CHECKING:
+    from rlds2reverb.serving import ReplayServer
 
 
 @click.command()
@@ -28,6 +34,12 @@ from .quiet import import_quietly
 @click.option("--serve", is_flag=True, help="Start a server, write to it, and serve until Ctrl-C.")
 @table_options
 @transform_options
+@click.option(
+    "--save-statistics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write means, stds and scales that were used to a JSON file.",
+)
+@click.option("--append", is_flag=True, help="With --serve: add to the items of a checkpoint.")
 @click.option("--sequence-length", default=2, show_default=True, help="Trajectories in an item; 2 is one transition.")
 @click.option("--stride", default=1, show_default=True, help="Trajectories between the beginnings of items.")
 @click.option("--priority", default=1.0, show_default=True, help="Priority of every item.")
@@ -47,7 +59,9 @@ from .quiet import import_quietly
 )
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for the server, each time.")
 @json_option
-def convert(address: str | None, serve: bool, as_json: bool, **options: Any) -> None:
+def convert(
+    address: str | None, serve: bool, append: bool, save_statistics: Path | None, as_json: bool, **options: Any
+) -> None:
     """Write a data set into a Reverb table.
 
     Give either --to, for a server that is running and has the table, or --serve, which starts one with a table made
@@ -56,25 +70,40 @@ def convert(address: str | None, serve: bool, as_json: bool, **options: Any) -> 
     if bool(address) == serve:
         raise click.UsageError("give either --to HOST:PORT or --serve")
     import_quietly("reverb", "tf_agents.trajectories")
-    source = transformed(open_source(options), options)
+    source, statistics = transformed(open_source(options), options)
     if address:
         _ingest(source, address, options, as_json=as_json)
+        _save(statistics, save_statistics)
         return
-    from rlds2reverb.serving import ReplayServer
     from rlds2reverb.tables import item_signature
     from rlds2reverb.trajectories import trajectory_spec
 
-    from .serve import announce, wait_for_end
-
     signature = item_signature(trajectory_spec(source.step_spec), options["sequence_length"])
-    with ReplayServer(
-        table_configs(options), signature, port=options["port"], checkpoint_root=options["checkpoint_root"]
-    ) as server:
+    with start_server(options, signature) as server:
+        if not append:
+            _require_empty(server)
         _ingest(source, server.address, options, as_json=as_json)
+        _save(statistics, save_statistics)
         if options["checkpoint_root"]:
             output.say(f"checkpoint {server.checkpoint()}")
         announce(server)
         wait_for_end()
+        if options["checkpoint_root"]:
+            output.say(f"checkpoint {server.checkpoint()}")
+
+
+def _require_empty(server: ReplayServer) -> None:
+    for name, info in server.client.server_info(timeout=10).items():
+        if info.current_size:
+            raise click.UsageError(
+                f"table {name!r} has {info.current_size:,} items from the checkpoint already; give --append to add to "
+                "them, or another --checkpoint-root"
+            )
+
+
+def _save(statistics: dict[str, Any], path: Path | None) -> None:
+    if path:
+        path.write_text(json.dumps(statistics, indent=1, allow_nan=False) + "\n")
 
 
 def _ingest(source: Source, address: str, options: dict[str, Any], *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 import h5py
 import numpy as np
 
-from rlds2reverb.sources import Source, load
+from rlds2reverb.sources import Source, SourceError, load
 from rlds2reverb.summaries import summarize
 from rlds2reverb.tables import TableConfig
 
@@ -40,6 +40,8 @@ def demo(file: Path, num_batches: int) -> None:
         import_quietly("reverb", "tf_agents.trajectories")
         agent_class = _behavioral_cloning_agent()
     source = load(file)
+    if source.kind != "d4rl":
+        raise SourceError(f"{file.name} is a {source.kind} file; the demo compares with D4RL's columns")
     summary = summarize(source)
     ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.open_ends:,} open"
     out.print(f"\n[bold]1  The data[/]   {output.plain(file.name)}")

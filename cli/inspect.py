@@ -100,9 +100,7 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     out = output.console()
     for facts in tables:
         fields = facts.pop("signature")
-        out.print(
-            output.facts(f"table {facts['name']!r} of {address}", [(k, output.plain(str(v))) for k, v in facts.items()])
-        )
+        out.print(output.facts(f"table {facts['name']!r} of {address}", [(k, str(v)) for k, v in facts.items()]))
         for name, spec in (fields or {"any": "no signature"}).items():
             out.print(f"  {output.plain(name)}  {output.plain(spec)}", style="dim")
         out.print()

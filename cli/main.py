@@ -26,7 +26,7 @@ OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED = 0, 1, 2, 75
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="rlds2reverb")
 def cli() -> None:
-    r"""From an offline RL data set (D4RL, RLDS/TFDS, Minari, robomimic) to trajectories in Reverb.
+    """From an offline RL data set (D4RL, RLDS/TFDS, Minari, robomimic) to trajectories in Reverb.
 
     \b
     SRC is one of

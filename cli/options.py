@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -25,6 +24,9 @@ from rlds2reverb.transforms import (
 
 from .output import warn
 
+if TYPE_CHECKING:
+    from rlds2reverb.serving import ReplayServer
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -32,8 +34,7 @@ def _all(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-source_options = _all(
-    click.argument("source", metavar="SRC"),
+reading_options = _all(
     click.option("--split", default="train", show_default=True, help="TFDS: which split, such as train[:10%]."),
     click.option("--data-dir", type=click.Path(path_type=Path), help="TFDS: where named data sets are prepared."),
     click.option("--info", "infos", multiple=True, metavar="NAME", help="D4RL: read infos/NAME as well. Repeatable."),
@@ -47,9 +48,15 @@ source_options = _all(
     ),
 )
 
+source_options = _all(click.argument("source", metavar="SRC"), reading_options)
+
+cast_floats_option = click.option(
+    "--cast-floats", is_flag=True, help="Cast float64 to float32 (D4RL's replay files are float64)."
+)
+
 transform_options = _all(
     click.option("--cut-at-terminal", is_flag=True, help="End each episode at its first terminal step."),
-    click.option("--cast-floats", is_flag=True, help="Cast float64 to float32 (D4RL's replay files are float64)."),
+    cast_floats_option,
     click.option(
         "--reward",
         metavar="RECIPE",
@@ -57,11 +64,6 @@ transform_options = _all(
     ),
     click.option("--normalize-observations", is_flag=True, help="(o - mean) / (std + 0.001), over the data set."),
     click.option("--clip-actions", is_flag=True, help="Clip actions to +-(1 - 1e-5)."),
-    click.option(
-        "--save-statistics",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Write means, stds and scales that were used to a JSON file.",
-    ),
 )
 
 table_options = _all(
@@ -91,6 +93,7 @@ table_options = _all(
         type=click.Path(path_type=Path, file_okay=False),
         help="Directory for checkpoints, a new one or one of an earlier server; it starts from the newest in there.",
     ),
+    click.option("--no-verify", is_flag=True, help="Start from a checkpoint that does not match its manifest."),
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -111,8 +114,8 @@ def open_source(options: dict[str, Any]) -> Source:
     return source
 
 
-def transformed(source: Source, options: dict[str, Any]) -> Source:
-    """The source after the `transform_options`, in the order of `--help`."""
+def transformed(source: Source, options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
+    """The source after the `transform_options`, in the order of `--help`, and the statistics that they used."""
     chosen: list[Transform] = []
     if options["cut_at_terminal"]:
         chosen.append(CutAtTerminal())
@@ -124,10 +127,7 @@ def transformed(source: Source, options: dict[str, Any]) -> Source:
         chosen.append(NormalizeObservations())
     if options["clip_actions"]:
         chosen.append(ClipActions())
-    source, statistics = apply_transforms(source, chosen)
-    if options["save_statistics"]:
-        options["save_statistics"].write_text(json.dumps(statistics, indent=1) + "\n")
-    return source
+    return apply_transforms(source, chosen)
 
 
 def _reward(text: str) -> Transform:
@@ -156,6 +156,19 @@ def table_configs(options: dict[str, Any]) -> list[TableConfig]:
         )
         for name in table_names(options)
     ]
+
+
+def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
+    """The server that the `table_options` describe."""
+    from rlds2reverb.serving import ReplayServer
+
+    return ReplayServer(
+        table_configs(options),
+        signature,
+        port=options["port"],
+        checkpoint_root=options["checkpoint_root"],
+        verify=not options["no_verify"],
+    )
 
 
 def table_names(options: dict[str, Any]) -> tuple[str, ...]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import output
-from .options import table_configs, table_options
+from .options import cast_floats_option, open_source, reading_options, start_server, table_options
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
@@ -19,40 +18,32 @@ if TYPE_CHECKING:
 
 @click.command()
 @table_options
-@click.option("--like", metavar="SRC", help="Give the tables the signature of this data set.  [default: none]")
+@click.option("--like", "source", metavar="SRC", help="Give the tables this data set's signature.  [default: none]")
 @click.option("--sequence-length", default=2, show_default=True, help="With --like: trajectories in an item.")
-@click.option("--cast-floats", is_flag=True, help="With --like: float64 is cast to float32.")
-@click.option("--no-verify", is_flag=True, help="Start from a checkpoint that does not match its manifest.")
-def serve(like: str | None, sequence_length: int, cast_floats: bool, no_verify: bool, **options: Any) -> None:
+@cast_floats_option
+@reading_options
+def serve(sequence_length: int, cast_floats: bool, **options: Any) -> None:
     """Start a Reverb server and run until Ctrl-C or SIGTERM.
 
     With --checkpoint-root it starts from the newest checkpoint in there, and writes one when it ends. Reverb listens
     on all interfaces and asks nobody who they are: keep the port behind a firewall.
     """
-    import_quietly("reverb", *(["tf_agents.trajectories"] if like else []))
-    from rlds2reverb.serving import ReplayServer
-
-    with ReplayServer(
-        table_configs(options),
-        _signature(like, sequence_length, cast_floats) if like else None,
-        port=options["port"],
-        checkpoint_root=options["checkpoint_root"],
-        verify=not no_verify,
-    ) as server:
+    import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))
+    with start_server(options, _signature(options, sequence_length, cast_floats)) as server:
         announce(server)
         wait_for_end()
         if options["checkpoint_root"]:
             output.say(f"checkpoint {server.checkpoint()}")
 
 
-def _signature(like: str, sequence_length: int, cast_floats: bool) -> Any:
-    from rlds2reverb.sources import load
+def _signature(options: dict[str, Any], sequence_length: int, cast_floats: bool) -> Any:
+    if not options["source"]:
+        return None
     from rlds2reverb.tables import item_signature
     from rlds2reverb.trajectories import trajectory_spec
     from rlds2reverb.transforms import CastFloats, apply_transforms
 
-    source = load(Path(like) if Path(like).exists() else like, max_episode_steps=None)
-    source, _ = apply_transforms(source, [CastFloats()] if cast_floats else [])
+    source, _ = apply_transforms(open_source(options), [CastFloats()] if cast_floats else [])
     return item_signature(trajectory_spec(source.step_spec), sequence_length)
 
 

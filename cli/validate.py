@@ -30,7 +30,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     num_problems = num_episodes = num_steps = 0
     refusal = ""
     try:
-        source = transformed(open_source(options), options)
+        source, _ = transformed(open_source(options), options)
         with output.StepProgress(source) as progress:
             for episode in source:
                 progress("check", episode)

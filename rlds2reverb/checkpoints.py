@@ -13,7 +13,7 @@ from typing import Any
 from rlds2reverb.tables import TableConfig
 
 _CHECKPOINT_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d[:.\d+\-Z]*")
-_OWN_ENTRIES = {"rlds2reverb.json", "rlds2reverb.lock", "checkpoints", "manifests"}
+_OWN_ENTRIES = {"rlds2reverb.json", "rlds2reverb.tmp", "rlds2reverb.lock", "checkpoints", "manifests"}
 _FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
 
 
@@ -41,9 +41,10 @@ class CheckpointRoot:
         self._config = path / "rlds2reverb.json"
         if path.exists():
             foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OWN_ENTRIES)
-            if foreign or (not self._config.exists() and any(path.iterdir())):
-                shown = ", ".join(foreign[:3]) or "no rlds2reverb.json"
-                raise CheckpointError(f"{path} is not a checkpoint root of ours ({shown}); give a new directory")
+            if foreign:
+                raise CheckpointError(
+                    f"{path} is not a checkpoint root of ours ({', '.join(foreign[:3])}); give a new directory"
+                )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._manifests.mkdir(exist_ok=True)
         self.require_own()
@@ -60,7 +61,7 @@ class CheckpointRoot:
         if not self._config.exists():
             _write_whole(self._config, json.dumps({"tables": asked}, indent=1))
             return
-        stored = json.loads(self._config.read_text())["tables"]
+        stored = _read_json(self._config, "tables", list)
         if self.latest() is None:
             _write_whole(self._config, json.dumps({"tables": asked}, indent=1))
         elif stored != asked:
@@ -87,27 +88,47 @@ class CheckpointRoot:
             if not (self.checkpoints / manifest.stem).is_dir():
                 manifest.unlink()
 
-    def verify_latest(self) -> None:
-        """Compares the newest checkpoint with its manifest.
+    def verify_latest(self, *, manifest_too: bool = True) -> None:
+        """Looks whether the newest checkpoint is complete, and compares it with its manifest.
 
         Raises:
-          CheckpointError: naming the first file that is missing or differs.
+          CheckpointError: naming the first file that is missing, empty, or differs.
         """
         checkpoint = self.latest()
         if checkpoint is None:
             return
-        manifest = self._manifests / f"{checkpoint.name}.json"
         if not (checkpoint / "DONE").is_file():
             raise CheckpointError(f"{checkpoint} has no DONE file: it was cut off while it was written; delete it")
+        found = {name: _size_and_sha256(checkpoint / name) for name in _FILES}
+        empty = [name for name, (size, _) in found.items() if not size]
+        if empty:
+            raise CheckpointError(f"{checkpoint / empty[0]} is damaged: it is empty; restore it from a copy")
+        if not manifest_too:
+            return
+        manifest = self._manifests / f"{checkpoint.name}.json"
         if not manifest.is_file():
-            raise CheckpointError(f"{checkpoint} has no manifest {manifest}; delete it, or start with verify=False")
-        for name, (size, digest) in json.loads(manifest.read_text())["files"].items():
-            found = _size_and_sha256(checkpoint / name)
-            if found != [size, digest]:
+            raise CheckpointError(
+                f"{checkpoint} is complete but has no manifest {manifest.name}: the server ended before it was "
+                "written; start with verify=False (--no-verify)"
+            )
+        wanted = _read_json(manifest, "files", dict)
+        for name in _FILES:
+            (size, digest), (wanted_size, wanted_digest) = found[name], wanted.get(name, ("?", "?"))
+            if (size, digest) != (wanted_size, wanted_digest):
                 raise CheckpointError(
-                    f"{checkpoint / name} is damaged: {found[0]} bytes, sha256 {found[1][:12]}...; wanted {size}, "
-                    f"{digest[:12]}...; restore it from a copy, or delete the checkpoint"
+                    f"{checkpoint / name} is damaged: {size} bytes, sha256 {digest[:12]}...; wanted {wanted_size}, "
+                    f"{wanted_digest[:12]}...; restore it from a copy, or delete the checkpoint"
                 )
+
+
+def _read_json(path: Path, key: str, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))[key]
+        if isinstance(value, kind):
+            return value
+    except (ValueError, KeyError, TypeError, OSError):
+        pass
+    raise CheckpointError(f"{path} is damaged; restore it from a copy, or give a new directory")
 
 
 def _size_and_sha256(path: Path) -> list[Any]:
@@ -131,10 +152,12 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _first_difference(stored: list[dict[str, Any]], asked: list[dict[str, Any]]) -> str:
-    if [table["name"] for table in stored] != [table["name"] for table in asked]:
-        return f"tables {[table['name'] for table in stored]} are stored, {[table['name'] for table in asked]} asked"
+    if [table.get("name") for table in stored] != [table["name"] for table in asked]:
+        return (
+            f"tables {[table.get('name') for table in stored]} are stored, {[table['name'] for table in asked]} asked"
+        )
     for old, new in zip(stored, asked, strict=True):
-        for key in old:
-            if old[key] != new[key]:
-                return f"{key} of table {old['name']!r} is stored as {old[key]}, asked as {new[key]}"
+        for key in new:
+            if old.get(key) != new[key]:
+                return f"{key} of table {old['name']!r} is stored as {old.get(key)}, asked as {new[key]}"
     return "they differ"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class ReplayServer:
         signature: Nest | None = None,
         *,
         port: int | None = None,
-        checkpoint_root: Path | None = None,
+        checkpoint_root: str | Path | None = None,
         verify: bool = True,
     ):
         """Starts the server, from the newest checkpoint of the root if there is one.
@@ -48,7 +49,7 @@ class ReplayServer:
           signature: of their items, or None to take anything.
           port: None for a free one.
           checkpoint_root: a new directory, or one that an earlier server made; None for no checkpoints.
-          verify: whether a checkpoint has to match its manifest.
+          verify: whether a checkpoint has to match its manifest; it has to be complete in any case.
 
         Raises:
           PortInUse: if another server listens there. (Two would both start, and split the traffic.)
@@ -63,11 +64,10 @@ class ReplayServer:
             stack.enter_context(_port_lock(self.port))
             require_free_port(self.port)
             if checkpoint_root is not None:
-                self._root = CheckpointRoot(checkpoint_root)
-                stack.enter_context(_Lock(checkpoint_root / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
+                self._root = CheckpointRoot(Path(checkpoint_root))
+                stack.enter_context(_Lock(self._root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
                 self._root.require_tables(configs)
-                if verify:
-                    self._root.verify_latest()
+                self._root.verify_latest(manifest_too=verify)
                 checkpointer = reverb.checkpointers.DefaultCheckpointer(str(self._root.checkpoints))
             else:
                 # Reverb always makes a checkpointer, by default one that leaves a directory behind.
@@ -106,13 +106,32 @@ class ReplayServer:
         if self._root is None:
             raise ValueError("the server was started without a checkpoint root; give checkpoint_root=DIRECTORY")
         self._root.require_own()
-        path = Path(_within(timeout_secs, self.client.checkpoint, f"a checkpoint in {self._root.path}"))
-        self._root.write_manifest(path)
+        with _signals_deferred():  # between Reverb's checkpoint and our manifest nothing may end the process
+            path = Path(_within(timeout_secs, self.client.checkpoint, f"a checkpoint in {self._root.path}"))
+            self._root.write_manifest(path)
         return path
 
     def stop(self) -> None:
         """Stops the server and gives port and root back."""
         self._resources.close()
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Holds Ctrl-C and SIGTERM back until the end; only the main thread of a process can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda got, frame: arrived.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for got in arrived:
+            signal.raise_signal(got)
 
 
 def _within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:

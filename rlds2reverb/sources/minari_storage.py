@@ -73,17 +73,15 @@ def _checked_metadata(directory: Path) -> dict[str, Any]:
         metadata = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
-    wanted = {
-        "observation_space": str,
-        "action_space": str,
-        "data_format": str,
-        "total_episodes": int,
-        "total_steps": int,
-    }
-    for key, kind in wanted.items():
-        value = metadata.get(key) if isinstance(metadata, dict) else None
-        if type(value) is not kind or (kind is int and value < 0):
-            raise SourceError(f"{path}: {key} is {value!r}, wanted {'a count' if kind is int else 'a string'}")
+    if not isinstance(metadata, dict):
+        raise SourceError(f"{path} holds no JSON object; copy or download it again")
+    for key in ("observation_space", "action_space", "data_format"):
+        if not isinstance(metadata.get(key), str):
+            raise SourceError(f"{path}: {key} is {metadata.get(key)!r}, wanted a string")
+    for key in ("total_episodes", "total_steps"):
+        value = metadata.get(key)
+        if type(value) is not int or value < 0:
+            raise SourceError(f"{path}: {key} is {value!r}, wanted a count")
     return metadata
 
 

@@ -75,13 +75,10 @@ def _steps(file: h5py.File, demo: str, limits: hdf5.Limits) -> dict[str, Any]:
     observations, following = _nest(file, f"{demo}/obs", limits), _nest(file, f"{demo}/next_obs", limits)
     lengths = {len(column) for column in (actions, rewards, dones, *observations.values(), *following.values())}
     if len(lengths) != 1 or not len(rewards) or rewards.ndim != 1:
-        raise SourceError(
-            f"{where} has columns of {sorted(lengths)} rows, wanted one length above 0 and one reward a row"
-        )
+        raise SourceError(f"{where} has columns of {sorted(lengths)} rows; wanted one length above 0, rewards [T]")
     if observations.keys() != following.keys():
-        raise SourceError(
-            f"{where}: obs and next_obs have different columns: {sorted(observations)}, {sorted(following)}"
-        )
+        different = ", ".join(sorted(observations.keys() ^ following.keys()))
+        raise SourceError(f"{where}: obs and next_obs differ in their columns: {different}")
     return from_transitions(
         observations,
         actions,

@@ -164,6 +164,25 @@ def test_wrong_use_is_one_sentence_and_exit_code_1(data, capsys, arguments, mess
     assert code == 1 and out == "" and message in err and "Traceback" not in err
 
 
+def test_names_are_shown_and_not_obeyed(data, capsys, tmp_path):
+    path = tmp_path / "[x][bold]a\x1b[31m.hdf5"
+    path.write_bytes((data / HOPPER).read_bytes())
+    code, out, _ = call(capsys, "inspect", path)
+    assert code == 0 and out.startswith("[x][bold]a\\x1b[31m.hdf5") and "\x1b" not in out
+
+
+def test_statistics_are_saved_after_success_only(data, capsys, tmp_path):
+    target = tmp_path / "s.json"
+    arguments = ("--to", "localhost:1", "--timeout", 1, "--normalize-observations", "--save-statistics", target)
+    assert call(capsys, "convert", data / HOPPER, *arguments)[0] == 75
+    assert not target.exists()
+
+
+def test_the_demo_refuses_what_it_cannot_compare(data, capsys):
+    code, _, err = call(capsys, "demo", data / "tfds_fake/robomimic_ph/lift_low_dim.hdf5")
+    assert code == 2 and "is a robomimic file; the demo compares with D4RL's columns" in err
+
+
 def test_every_command_and_option_has_help(capsys):
     for name, command in cli.commands.items():
         code, out, _ = call(capsys, name, "--help")
@@ -221,6 +240,11 @@ def finish(process):
     return process.returncode, out, err
 
 
+def finish_by_itself(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
 def until_serving(process):
     lines = []
     for line in process.stderr:
@@ -245,15 +269,17 @@ def test_convert_and_serve_until_told_to_end_then_restore(data, tmp_path):
     assert code == 0 and "hopper_medium-v2.hdf5 converted" in out and "Traceback" not in err
     assert not [line for line in lines if "reverb/cc" in line or "Gym" in line or "tensorflow" in line.lower()]
 
+    code, _, err = finish_by_itself(start("convert", data / HOPPER, "--serve", "--checkpoint-root", root))
+    assert code == 1 and "has 911 items from the checkpoint already; give --append" in err
+
     process = start("serve", "--like", data / HOPPER, "--checkpoint-root", root)
     _, lines = until_serving(process)
     assert "table 'replay': 911 of at most" in "".join(lines)
     code, out, err = finish(process)
     assert (code, out) == (0, "") and "checkpoint " in err
 
-    process = start("serve", "--checkpoint-root", root, "--max-size", 5)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and "max_size of table 'replay' is stored as 1000000, asked as 5" in err
+    code, _, err = finish_by_itself(start("serve", "--checkpoint-root", root, "--max-size", 5))
+    assert code == 2 and "max_size of table 'replay' is stored as 1000000, asked as 5" in err
 
 
 def test_the_demo_prints_its_summary(data):

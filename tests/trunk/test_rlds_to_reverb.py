@@ -131,6 +131,28 @@ def test_fault_2_the_spec_has_the_policy_info():
     assert described == [(np.asarray(value).dtype, np.shape(value)) for value in tree.flatten(first)]
 
 
+@pytest.mark.parametrize("length", [2, 3])
+def test_fault_2_policy_info_may_be_a_list_a_number_or_nothing(length):
+    dataset = rlds_dataset([episode(length, terminal=True)])
+
+    def pair(current, following):
+        return [current["reward"], {"one": 1.0}]
+
+    assert ours.create_trajectory_data_spec(dataset, pair).policy_info[0] == tf.TensorSpec((), tf.float32)
+    rows = trajectories(ours, dataset, pair)
+    assert [(float(row.policy_info[0]), float(row.policy_info[1]["one"])) for row in rows] == [
+        (100.0 + step, 1.0) for step in range(length)
+    ]
+    for nothing in (None, {}, ()):
+        assert trajectories(ours, dataset, lambda current, following, n=nothing: n)[0].policy_info == ()
+
+
+def test_further_step_fields_reach_the_policy_info():
+    steps = {**episode(3, terminal=True), "logits": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    rows = trajectories(ours, rlds_dataset([steps]), lambda current, following: current["logits"])
+    assert [row.policy_info.tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_fault_3_the_discount_into_the_terminal_is_zero_when_asked():
     dataset = rlds_dataset([episode(3, terminal=True), episode(2, terminal=False)])
     discounts = {

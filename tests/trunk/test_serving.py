@@ -133,6 +133,49 @@ def test_a_missing_done_or_manifest_is_named(root):
         ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
 
 
+def test_without_verification_a_checkpoint_still_has_to_be_complete(root):
+    (manifest,) = (root / "manifests").iterdir()
+    manifest.write_text('{"files": {}}')
+    with pytest.raises(CheckpointError, match="tables.tfrecord is damaged: .* wanted"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
+    (checkpoint,) = (root / "checkpoints").iterdir()
+    (checkpoint / "items.tfrecord").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="items.tfrecord is damaged: it is empty"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"tables": 3}'])
+def test_a_damaged_file_of_our_own_is_named(root, content):
+    (root / "rlds2reverb.json").write_text(content)
+    with pytest.raises(CheckpointError, match="rlds2reverb.json is damaged"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
+
+
+def test_a_root_whose_making_was_interrupted_is_still_ours(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "rlds2reverb.tmp").write_text("half")
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=str(tmp_path)) as server:
+        assert size(server) == 0
+        server.checkpoint()
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path) as server:
+        assert size(server) == 0
+
+
+def test_a_signal_waits_for_the_manifest(tmp_path, monkeypatch):
+    arrived = []
+    before = signal.signal(signal.SIGINT, lambda *_: arrived.append(list((tmp_path / "root/manifests").iterdir())))
+    try:
+        with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
+            real = server._root.write_manifest
+            monkeypatch.setattr(
+                server._root, "write_manifest", lambda path: (signal.raise_signal(signal.SIGINT), real(path))
+            )
+            server.checkpoint()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(arrived) == 1 and len(arrived[0]) == 1
+
+
 def test_a_directory_that_is_not_ours_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(CheckpointError, match=r"is not a checkpoint root of ours \(thesis.tex\); give a new directory"):

@@ -36,6 +36,13 @@ def test_quantiles_fields_and_faults():
     assert got.bytes == 12 * (8 + 4 + 4 + 4 + 3)
 
 
+def test_rewards_of_several_parts_have_no_single_return():
+    steps = episode(3, terminal=True)
+    for reward in ({"a": steps["reward"], "b": steps["reward"]}, np.zeros((3, 2))):
+        got = summarize(load([{**steps, "reward": reward}]))
+        assert np.isnan(got.returns.mean) and got.lengths.mean == 2
+
+
 def test_open_ends_and_empty_episodes_are_counted_apart(data):
     assert summarize(load(data / "malformed/hdf5/unclosed_tail.hdf5")).open_ends == 1
     got = summarize(load(data / "malformed/rlds/zero_length_episode"))

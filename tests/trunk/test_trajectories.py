@@ -38,6 +38,13 @@ def test_only_a_terminal_takes_the_bootstrap_away(source, terminal, truncated):
         np.testing.assert_array_equal(discount, np.array(wanted, np.float32))
 
 
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_discount_for_each_of_several_rewards_ends_by_rows(width):
+    """With three steps and three rewards rows and columns are easily mistaken."""
+    steps = {**episode(3, terminal=True), "discount": np.full((3, width), 0.5, np.float32)}
+    assert trajectory_columns(steps).discount.tolist() == [[0.5] * width, [0] * width, [0] * width]
+
+
 def test_a_single_step_becomes_last_and_last():
     columns = trajectory_columns(episode(1, terminal=False))
     assert (columns.step_type.tolist(), columns.next_step_type.tolist()) == ([LAST], [LAST])

@@ -50,6 +50,18 @@ def test_rewards_are_shifted_and_scaled_but_not_the_last_one():
     assert REWARD_RECIPES["iql_antmaze"] == ScaleRewards(shift=1.0)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, bool])
+def test_whole_rewards_become_floats(dtype):
+    steps = {**episode(3, terminal=True), "reward": np.array([0, 1, 0], dtype)}
+    (got,), _ = applied([steps], ScaleRewards(scale=0.5, shift=1.0))
+    assert got.steps["reward"].dtype == np.float32 and got.steps["reward"].tolist() == [-0.5, 0, 0]
+
+
+def test_a_field_may_have_any_name():
+    (got,), _ = applied([{**episode(3, terminal=True), "episode": np.arange(3)}], CastFloats())
+    assert got.steps["episode"].tolist() == [0, 1, 2]
+
+
 def test_the_recipe_of_iql_scales_by_the_spread_of_returns(data):
     path = data / "d4rl/hopper_medium-v2.hdf5"
     returns = [float(e.steps["reward"].sum(dtype=np.float64)) for e in load(path)]
@@ -105,5 +117,8 @@ def test_bad_settings_are_refused():
         ScaleRewards(float("nan"))
     with pytest.raises(ValueError, match=r"the returns of episodes in memory spread over 0.0"):
         applied([episode(3, terminal=True)] * 2, ScaleRewardsByReturns())
+    bad = {**episode(3, terminal=True), "observation": np.array([1, np.nan, 2], np.float32)}
+    with pytest.raises(ValueError, match="has observations that are NaN or Inf, which have no mean"):
+        applied([bad], NormalizeObservations())
     with pytest.raises(ValueError, match="has no transitions to take the mean of"):
         applied([episode(1, terminal=True)], NormalizeObservations())

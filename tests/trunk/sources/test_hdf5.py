@@ -1,10 +1,13 @@
 """HDF5 files that reach outside themselves, or hold more than they should: refused before data are read."""
 
+import os
+import shutil
+
 import h5py
 import numpy as np
 import pytest
 
-from rlds2reverb.sources import SourceError, hdf5
+from rlds2reverb.sources import SourceError, hdf5, load
 from rlds2reverb.sources.d4rl import open_d4rl
 
 
@@ -110,3 +113,78 @@ def test_plain_numbers_pass(d4rl_file):
     with hdf5.open_hdf5(path) as file:
         assert hdf5.column(file, "rewards")[3] == 3.0
         assert hdf5.column(file, "nothing/there") is None
+
+
+def test_many_columns_that_are_a_bomb_together_are_refused(tmp_path):
+    with h5py.File(tmp_path / "bomb.hdf5", "w") as file:
+        for name in ("observations", "actions", "rewards"):
+            file.create_dataset(name, (15_000_000,), "f4", chunks=(1_000_000,), compression="gzip")[:] = 0
+        for name in ("terminals", "timeouts"):
+            file.create_dataset(name, (15_000_000,), "?", chunks=(1_000_000,), compression="gzip")[:] = False
+    with pytest.raises(SourceError, match="all columns together unpacks .* that looks like a compression bomb"):
+        open_d4rl(tmp_path / "bomb.hdf5")
+
+
+def test_a_data_set_that_was_not_written_to_its_end_is_refused(d4rl_file):
+    def write(file):
+        file.create_dataset("rewards", (10,), "f4", chunks=(2,))[:4] = 1
+
+    with pytest.raises(SourceError, match="'rewards' lacks 3 of its blocks"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "x.hdf5")
+    with pytest.raises(SourceError, match="x.hdf5 is not a regular file"):
+        open_d4rl(tmp_path / "x.hdf5")
+
+
+def test_a_file_with_a_user_block_is_read(tmp_path):
+    with h5py.File(tmp_path / "x.hdf5", "w", userblock_size=512) as file:
+        file["rewards"] = np.arange(3.0)
+    with hdf5.open_hdf5(tmp_path / "x.hdf5") as file:
+        assert hdf5.column(file, "rewards")[1] == 1.0
+
+
+# --- robomimic
+
+
+@pytest.fixture
+def robomimic_file(data, tmp_path):
+    """A copy of the robomimic file, to be damaged."""
+
+    def make(change):
+        path = tmp_path / "lift.hdf5"
+        shutil.copy(data / "tfds_fake/robomimic_ph/lift_low_dim.hdf5", path)
+        with h5py.File(path, "a") as file:
+            change(file)
+        return path
+
+    return make
+
+
+def replaced(name, value):
+    def change(file):
+        del file[name]
+        if value is not None:
+            file[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replaced("data/demo_0/rewards", None), "'data/demo_0/rewards' is missing"),
+        (replaced("data/demo_0/rewards", np.zeros(3)), "has columns of .* rows; wanted one length above 0"),
+        (replaced("data/demo_0/dones", np.float32(1)), "'data/demo_0/dones' is a single"),
+        (replaced("data/demo_0/dones", np.full(59, np.nan)), r"dones\[0\] is nan, wanted 0 or 1"),
+        (replaced("data/demo_0/obs", np.zeros(59)), "'data/demo_0/obs' is missing, or no group"),
+        (replaced("data/demo_0/next_obs/object", None), "obs and next_obs differ in their columns: object"),
+        (replaced("data", np.zeros(3)), "has no 'observations'"),
+        (replaced("data/demo_0/obs", h5py.ExternalLink("/etc/passwd", "/")), "is a link into another file"),
+    ],
+)
+def test_a_damaged_robomimic_file_is_refused(robomimic_file, change, message):
+    with pytest.raises(SourceError, match=message):
+        list(load(robomimic_file(change)))

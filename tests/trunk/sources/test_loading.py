@@ -1,5 +1,6 @@
 """`load` finds the kind by itself; the other sources; and the RLDS view of each."""
 
+import json
 import shutil
 
 import h5py
@@ -122,6 +123,39 @@ def test_splits_can_be_sliced_and_have_to_exist(data):
         ("dataset_info.json", '"{DATASET}-{SPLIT}', '"../../{DATASET}-{SPLIT}', "leaves the directory; refused"),
         ("features.json", "tensorflow_datasets.core.features.", "os.path.", "not a feature of TFDS; refused"),
         ("dataset_info.json", '"physics_rlds"', '"/etc/x"', "which is no plain name; refused"),
+        # the same under the other spelling that protobuf reads
+        (
+            "dataset_info.json",
+            '"filepathTemplate": "{',
+            '"filepath_template": "../x/{',
+            "leaves the directory; refused",
+        ),
+        ("dataset_info.json", '"{DATASET}-', '"{DATASET.__class__}-', "leaves the directory; refused"),
+        ("dataset_info.json", '"{DATASET}-', '"{FOO}-', "leaves the directory; refused"),
+        (
+            "features.json",
+            '"pythonClassName": "tensorflow_datasets.core',
+            '"python_class_name": "os.x',
+            "not a feature of TFDS",
+        ),
+        # forms that name classes elsewhere
+        ("features.json", '"pythonClassName"', '"type"', "is not of the form that TFDS 4.9 writes"),
+        (
+            "features.json",
+            '"featuresDict": {',
+            '"jsonFeature": {"json": "{}"}, "featuresDict": {',
+            "is not of the form|free JSON",
+        ),
+        # kinds that are not meant
+        ("dataset_info.json", '"splits": [', '"splits": ["train", ', "is not of the form that TFDS 4.9 writes"),
+        (
+            "dataset_info.json",
+            '"shardLengths": [',
+            '"shardLengths": 5, "x": [',
+            "is not of the form that TFDS 4.9 writes",
+        ),
+        ("dataset_info.json", '"train"', "5", "is not of the form that TFDS 4.9 writes"),
+        ("dataset_info.json", '{\n  "configName"', "[" * 100_000 + '{\n  "configName"', "is not valid JSON"),
     ],
 )
 def test_hostile_metadata_is_refused_before_tfds_sees_it(data, tmp_path, monkeypatch, file, old, new, message):
@@ -169,6 +203,96 @@ def test_without_minari_the_extra_is_named(data, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "minari", None)
     with pytest.raises(SourceError, match=r"pip install 'rlds2reverb\[minari\]'"):
         minari_storage.open_minari(data / "minari/mujoco/hopper/dev-v0")
+
+
+@pytest.fixture
+def minari_copy(data, tmp_path):
+    shutil.copytree(data / "minari/mujoco/hopper/dev-v0", tmp_path / "dev-v0")
+    return tmp_path / "dev-v0"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"observation_space": None}, "observation_space is None, wanted a string"),
+        ({"action_space": {"type": "Box"}}, "action_space is .*, wanted a string"),
+        ({"total_episodes": "abc"}, "total_episodes is 'abc', wanted a count"),
+        ({"total_episodes": -1}, "total_episodes is -1, wanted a count"),
+        ({"total_episodes": 1}, "holds 8 episodes, its metadata.json says 1"),
+        ({"observation_space": "{"}, "cannot be opened by minari"),
+    ],
+)
+def test_minari_metadata_are_checked_before_minari_trusts_them(minari_copy, change, message):
+    """Without the spaces minari would build the environment, and import whatever `env_spec` names."""
+    path = minari_copy / "data/metadata.json"
+    env_spec = json.dumps({"id": "x-v0", "entry_point": "rlds2reverb_evil:X"})
+    path.write_text(json.dumps({**json.loads(path.read_text()), "env_spec": env_spec, **change}))
+    with pytest.raises(SourceError, match=message):
+        load(minari_copy)
+
+
+def change_minari(path, name, value):
+    with h5py.File(path / "data/main_data.hdf5", "a") as file:
+        if name in file:
+            del file[name]
+        if isinstance(value, np.ndarray):
+            file.create_dataset(name, data=value, compression="gzip", chunks=True)
+        else:
+            value(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("episode_0/loop", lambda file: file["episode_0"].__setitem__("loop", file["/"]), "reached in two ways"),
+        ("episode_0/infos/zeros", np.zeros((40_000_000,)), "that looks like a compression bomb"),
+        ("episode_1/terminations", np.arange(11) == 3, r"goes on after terminations\[3\] is True"),
+        ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] is nan, wanted 0 or 1"),
+        ("episode_0", lambda file: None, "holds 7 episodes, its metadata.json says 8"),
+        ("episode_0/rewards", lambda file: None, "is damaged at episode 0"),
+    ],
+)
+def test_a_hostile_or_damaged_minari_file_is_refused(minari_copy, name, value, message):
+    change_minari(minari_copy, name, value)
+    with pytest.raises(SourceError, match=message):
+        list(load(minari_copy))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_minari_with_nested_spaces_is_read(tmp_path, monkeypatch):
+    """Dict actions with a discrete part, tuple observations, an episode without a single action."""
+    import gymnasium as gym
+    import minari
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    buffers = [
+        EpisodeBuffer(
+            id=index,
+            observations=(list(np.arange(length + 1)), [np.full(2, row, np.float32) for row in range(length + 1)]),
+            actions={"jump": list(np.arange(length)), "move": [np.full(3, row, np.float32) for row in range(length)]},
+            rewards=list(np.arange(float(length))),
+            terminations=[False] * (length - 1) + [index == 0],
+            truncations=[False] * (length - 1) + [index != 0],
+        )
+        for index, length in enumerate((3, 2))
+    ]
+    minari.create_dataset_from_buffers(
+        "nested/spaces-v0",
+        buffers,
+        observation_space=gym.spaces.Tuple([gym.spaces.Discrete(9), gym.spaces.Box(-9, 9, (2,), np.float32)]),
+        action_space=gym.spaces.Dict(jump=gym.spaces.Discrete(9), move=gym.spaces.Box(-9, 9, (3,), np.float32)),
+        data_format="hdf5",
+    )
+    first, second = load("nested/spaces-v0")
+    assert first.steps["observation"][0].tolist() == [0, 1, 2, 3] and first.steps["observation"][1][:, 1].tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert first.steps["action"]["jump"].tolist() == [0, 1, 2, 0] and first.is_terminal and not second.is_terminal
+    assert second.steps["action"]["move"].tolist() == [[0] * 3, [1] * 3, [0] * 3]
 
 
 # --- in memory
