@@ -65,6 +65,8 @@ def print_summary(summary: Summary) -> None:
     if summary.score is not None:
         whose = f"D4RL's constants for its own {summary.score_environment}" if summary.score_environment else "as given"
         rows.append(("score", f"{summary.score:.1f} (0 random, 100 expert; {whose})"))
+    if summary.metadata:
+        rows.append(("metadata", ", ".join(f"{name} {value}" for name, value in summary.metadata.items())))
     rows += [("size", output.size(summary.bytes)), ("fingerprint", f"sha256 {summary.fingerprint}")]
     out = output.console()
     out.print(output.facts(summary.name, rows))

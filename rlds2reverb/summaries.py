@@ -60,6 +60,7 @@ class Summary:
       score: D4RL's normalised score of the mean return, or None where no reference returns are known.
       score_environment: whose reference returns were used.
       bytes: of all steps in memory.
+      metadata: what the source says of itself.
       fingerprint: sha256 over the content: field names, dtypes, shapes and bytes of every episode in order.
     """
 
@@ -80,6 +81,7 @@ class Summary:
     fingerprint: str
     fields: tuple[FieldSummary, ...]
     warnings: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts, for JSON."""
@@ -159,6 +161,7 @@ def summarize(
         fingerprint=fingerprint.hexdigest(),
         fields=tuple(FieldSummary(name, spec, non_finite[name]) for name, spec in specs.items()),
         warnings=source.warnings,
+        metadata=dict(source.metadata),
     )
 
 

@@ -75,6 +75,7 @@ def open_d4rl(
     wanted = {f"infos/{name}": name for name in infos}
     with hdf5.open_hdf5(path) as file:
         num_rows = _checked(path.name, _columns(file, wanted, limits), ends).num_rows
+        metadata = hdf5.scalars(file, "metadata")
 
     def read() -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
@@ -83,7 +84,7 @@ def open_d4rl(
             except OSError as error:
                 raise SourceError(f"{path.name} is damaged: a block cannot be unpacked ({error})") from error
 
-    return Source(path.name, "d4rl", read, num_rows=num_rows)
+    return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata)
 
 
 def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (), ends: EpisodeEnds) -> Source:

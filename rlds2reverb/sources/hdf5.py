@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,6 +22,7 @@ _NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")
 #: deflate, shuffle, fletcher32, szip, nbit, scaleoffset, lzf: the filters that HDF5 and h5py bring along. Any other
 #: would be looked for in shared libraries on a search path.
 _FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
+_MAX_SCALAR_BYTES = 1000
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,26 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
         return group[name]
     except (KeyError, OSError) as error:
         raise SourceError(f"{where} cannot be opened; the file is damaged ({error})") from error
+
+
+def scalars(file: h5py.File, name: str) -> dict[str, Any]:
+    """The single numbers and short strings of a group, such as D4RL's `metadata`; everything else is left out."""
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Group):
+        return {}
+    values = {key: _scalar(file[name], key) for key in file[name]}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _scalar(group: h5py.Group, name: str) -> Any:
+    try:
+        dataset = member(group, name)
+        if not isinstance(dataset, h5py.Dataset) or dataset.shape != () or dataset.dtype.kind not in "biufS":
+            return None
+        require_own_data(dataset, name)
+        value = dataset[()].item() if dataset.dtype.itemsize <= _MAX_SCALAR_BYTES else None
+    except (SourceError, OSError):  # what the file says of itself is not worth refusing it
+        return None
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def require_own_data(dataset: h5py.Dataset, where: str) -> None:

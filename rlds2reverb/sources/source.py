@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, require_same_spec
@@ -30,6 +30,7 @@ class Source:
       num_episodes: how many there are, if that is known without reading them.
       num_rows: how many rows are stored, if known: a measure of progress.
       warnings: sentences that the user should see.
+      metadata: what the source says of itself, such as D4RL's `metadata/algorithm`: names and plain values.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Source:
     num_episodes: int | None = None
     num_rows: int | None = None
     warnings: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Episode]:
         return self.read()

@@ -23,6 +23,7 @@ def test_a_summary_has_the_measured_numbers(data, name):
     assert (got.lengths.min, got.lengths.max) == (wanted["len_min"], wanted["len_max"])
     assert got.score == pytest.approx(wanted["normalized_mean"], abs=0.05)
     assert got.open_ends == got.empty == 0
+    assert (got.metadata.get("algorithm") == "ARS") == (name == "hopper_medium-v2")
 
 
 def test_quantiles_fields_and_faults():

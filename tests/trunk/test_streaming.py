@@ -1,0 +1,63 @@
+"""Sources are read as they go: a file much larger than the memory used."""
+
+import subprocess
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+
+NUM_ROWS = 2_000_000
+
+
+@pytest.mark.slow
+def test_two_million_rows_are_summarised_in_a_tenth_of_their_size(tmp_path):
+    """550 MB of rows; what a process uses over its start stays under 60 MB."""
+    path = tmp_path / "large.hdf5"
+    block = np.random.default_rng(0).normal(size=(100_000, 34)).astype(np.float32)
+    with h5py.File(path, "w") as file:
+        for name in ("observations", "next_observations"):
+            column = file.create_dataset(name, (NUM_ROWS, 34), "f4", chunks=(1000, 34))
+            for start in range(0, NUM_ROWS, len(block)):
+                column[start : start + len(block)] = block
+        file["actions"] = np.zeros((NUM_ROWS, 6), np.float32)
+        file["rewards"] = np.ones(NUM_ROWS, np.float32)
+        file["terminals"] = np.zeros(NUM_ROWS, bool)
+        file["timeouts"] = np.arange(NUM_ROWS) % 1000 == 999
+    program = textwrap.dedent(
+        """
+        import re, sys
+        from rlds2reverb import load, summarize
+        def peak():
+            return int(re.search("VmHWM:([^k]+) kB", open("/proc/self/status").read())[1]) // 1024
+        before = peak()
+        summary = summarize(load(sys.argv[1]))
+        print(summary.episodes, summary.transitions, peak() - before)
+        """
+    )
+    out = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    episodes, transitions, megabytes = map(int, out.stdout.split())
+    assert (episodes, transitions) == (2000, NUM_ROWS)
+    assert path.stat().st_size > 550 << 20 and megabytes < 60
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_the_same_in_blocks_of_any_size(tmp_path):
+    """Blocks of every size give the same episodes, over a file with all kinds of ends."""
+    from rlds2reverb.sources import d4rl, load
+
+    generator = np.random.default_rng(1)
+    rows = {
+        "observations": generator.normal(size=(1_000_000, 3)).astype(np.float32),
+        "actions": generator.normal(size=(1_000_000, 1)).astype(np.float32),
+        "rewards": generator.normal(size=1_000_000),
+        "terminals": generator.random(1_000_000) < 0.01,
+        "timeouts": generator.random(1_000_000) < 0.01,
+    }
+    whole = [episode.steps["reward"] for episode in load(rows)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(d4rl, "_BLOCK_BYTES", 77_777)
+        parts = [episode.steps["reward"] for episode in load(rows)]
+    assert len(whole) == len(parts) > 10_000
+    assert np.concatenate(whole).tobytes() == np.concatenate(parts).tobytes()
