@@ -14,6 +14,7 @@ from . import output
 from .options import (
     json_option,
     open_source,
+    require_server_options_unused,
     source_options,
     start_server,
     table_names,
@@ -69,6 +70,8 @@ def convert(
     """
     if bool(address) == serve:
         raise click.UsageError("give either --to HOST:PORT or --serve")
+    if address:
+        require_server_options_unused(click.get_current_context())
     import_quietly("reverb", "tf_agents.trajectories")
     source, statistics = transformed(open_source(options), options)
     if address:

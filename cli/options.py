@@ -85,7 +85,8 @@ table_options = _all(
         "--rate-limiter",
         default="min_size:1",
         show_default=True,
-        help="min_size:N, queue:N, stack:N or sample_to_insert_ratio:SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER.",
+        help="min_size:N, queue:N, stack:N, or sample_to_insert_ratio:S:N:E (S samples an insert, from N items on, "
+        "with an error buffer of E).",
     ),
     click.option("--port", type=int, help="Port to serve on.  [default: a free one]"),
     click.option(
@@ -95,6 +96,9 @@ table_options = _all(
     ),
     click.option("--no-verify", is_flag=True, help="Start from a checkpoint that does not match its manifest."),
 )
+
+_OF_A_SERVER = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter", "port"}
+_OF_A_SERVER |= {"checkpoint_root", "no_verify", "append"}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -169,6 +173,14 @@ def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
         checkpoint_root=options["checkpoint_root"],
         verify=not options["no_verify"],
     )
+
+
+def require_server_options_unused(context: click.Context) -> None:
+    """Raises `click.UsageError` if an option of a server of ours was given for one that runs already."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name in _OF_A_SERVER:
+            raise click.UsageError(f"{parameter.opts[0]} is for --serve; a running server has its tables already")
 
 
 def table_names(options: dict[str, Any]) -> tuple[str, ...]:

@@ -149,6 +149,10 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
     ("arguments", "message"),
     [
         (["convert", "HOPPER"], "give either --to HOST:PORT or --serve"),
+        (
+            ["convert", "HOPPER", "--to", "localhost:1", "--max-size", "5"],
+            "--max-size is for --serve; a running server",
+        ),
         (["convert", "HOPPER", "--to", "nonsense"], "wanted host:port"),
         (["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"], "--reward is 'more', wanted iql_locomotion"),
         (["convert", "HOPPER", "--serve", "--sampler", "best"], "selector is 'best'"),
