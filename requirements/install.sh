@@ -22,6 +22,7 @@ if [ -n "$uv" ]; then
 	"$uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes -r "$lock"
 	"$uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation -e "$root"
 else
-	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"
+	# The lock file is complete; with --no-deps pip does not stumble over extras such as minari's typer[all].
+	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$lock"
 	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e "$root"
 fi

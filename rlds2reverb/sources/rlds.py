@@ -17,7 +17,7 @@ from rlds2reverb.episodes import Episode
 
 from .columns import as_steps
 from .source import Source, SourceError
-from .tfds_files import require_harmless, require_split
+from .tfds_files import require_harmless, require_shards, require_split
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -105,7 +105,7 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
     Raises:
       SourceError: if a file is missing, cut or hostile, the split is unknown, or steps lack fields.
     """
-    require_harmless(path, split)
+    require_shards(path, require_harmless(path), split)
     import tensorflow_datasets as tfds
 
     try:
@@ -119,7 +119,7 @@ def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None
     """A TFDS data set by name, such as `d4rl_mujoco_hopper/v2-medium`, prepared (downloaded) where it is not yet.
 
     Raises:
-      SourceError: if the name is no TFDS name or leaves its root.
+      SourceError: if the name is no TFDS name or leaves its root, or what is prepared there is hostile.
       FileNotFoundError: if the data can be neither found nor downloaded. (TFDS tries a download ten times, which
         takes minutes without a network.)
     """
@@ -128,6 +128,9 @@ def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None
     require_split(name, split)
     import tensorflow_datasets as tfds
 
+    folder = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser() / name.split(":")[0]
+    for prepared in sorted(folder.glob("**/features.json")):
+        require_harmless(prepared.parent)
     try:
         builder = tfds.builder(name, data_dir=data_dir)
         with contextlib.redirect_stdout(sys.stderr):

@@ -20,12 +20,12 @@ _DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _FEATURE_CLASS = re.compile(r"tensorflow_datasets\.core\.features\.[a-z0-9_]+\.[A-Za-z0-9]+")
 
 
-def require_harmless(path: Path, split: str) -> None:
-    """Checks `dataset_info.json` and `features.json` of a directory.
+def require_harmless(path: Path) -> Any:
+    """Checks `dataset_info.json` and `features.json` of a directory, and returns the former as TFDS's message.
 
     Raises:
       SourceError: if a file is missing, cut, or not of TFDS's form; if a name or a template leaves the directory; if
-        a class is not one of TFDS's features; if the split or one of its shards is missing.
+        a class is not one of TFDS's features.
     """
     from tensorflow_datasets.core.proto import dataset_info_pb2, feature_pb2
 
@@ -34,7 +34,7 @@ def require_harmless(path: Path, split: str) -> None:
     _require_plain_names(path, info)
     _require_known_classes(path / "features.json", features)
     _require_known_classes(path / "dataset_info.json", info)
-    _require_shards(path, info, require_split(str(path), split))
+    return info
 
 
 def require_split(name: str, split: str) -> str:
@@ -93,7 +93,9 @@ def _messages(value: Any) -> list[Any]:
     return [item for item in inner if hasattr(item, "ListFields")]
 
 
-def _require_shards(path: Path, info: Any, wanted: str) -> None:
+def require_shards(path: Path, info: Any, split: str) -> None:
+    """Raises `SourceError` if the directory lacks the split, or one of its files."""
+    wanted = require_split(str(path), split)
     splits = {split.name: split for split in info.splits}
     if wanted not in splits:
         raise SourceError(f"{path} has no split {wanted!r}; it has {', '.join(sorted(splits)) or 'none'}")

@@ -103,6 +103,17 @@ def test_a_builder_is_loaded_by_name_and_prepares_its_data(data, tmp_path, monke
             np.testing.assert_array_equal(mine.steps[name], built[mine.num_steps][name])
 
 
+def test_what_is_prepared_under_a_name_is_checked_as_well(data, tmp_path, monkeypatch):
+    path = tmp_path / "physics_rlds/hopper_flat/1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    assert load("physics_rlds/hopper_flat", data_dir=tmp_path).num_episodes == 9
+    features = (path / "features.json").read_text()
+    (path / "features.json").write_text(features.replace("tensorflow_datasets.core.features.", "os.path."))
+    monkeypatch.setattr(tfds, "builder", lambda *arguments, **options: pytest.fail("TFDS was asked"))
+    with pytest.raises(SourceError, match="not a feature of TFDS; refused"):
+        load("physics_rlds/hopper_flat", data_dir=tmp_path)
+
+
 def test_an_unknown_builder_is_not_found(tmp_path):
     with pytest.raises(FileNotFoundError, match="TFDS can neither find nor prepare 'no_such_data'"):
         load("no_such_data", data_dir=tmp_path)
