@@ -165,7 +165,7 @@ def _exposure(port: int) -> Finding:
     addresses = sorted(
         {str(info[4][0]) for info in _own_addresses() if not str(info[4][0]).startswith(("127.", "::1"))}
     )
-    reach = ", ".join(addresses) or "this machine only"
+    reach = ", ".join(addresses) or "no address beyond this machine is known"
     return Finding(
         "exposure",
         "note",
