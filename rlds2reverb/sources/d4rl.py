@@ -92,6 +92,7 @@ def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (
 
     Columns under other names, `metadata/*` and the `infos/*` that are not asked for among them, are left out.
     """
+    require_free_names(infos, name)
     wanted = [key for key in KEYS if key in columns] + [f"infos/{info}" for info in infos]
     missing = [key for key in wanted if key not in columns]
     if missing:

@@ -11,7 +11,11 @@ import tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
+from tf_agents.replay_buffers.reverb_replay_buffer import ReverbReplayBuffer
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import trajectory
 
+from rlds2reverb import create_trajectory_data_spec
 from rlds2reverb.episodes import InvalidEpisode
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.serving import ReplayServer
@@ -217,6 +221,21 @@ def test_a_table_of_another_signature_is_refused(data):
 def test_a_table_without_a_signature_takes_anything():
     with served([episode(2, terminal=True)], signature=False) as server:
         assert ingest([episode(2, terminal=True, nested=True)], server.address, "items").items == 1
+
+
+def test_the_replay_buffer_of_tf_agents_reads_what_was_written(data):
+    """A table as its users build it: with the spec of RLDS data, of any length; sampled as a TF-Agents agent does."""
+    source = load(data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5")
+    spec = create_trajectory_data_spec(source.to_rlds())
+    with ReplayServer([TableConfig("items")], tensor_spec.add_outer_dim(spec)) as server:
+        assert ingest(source, server.address, "items").items == 50
+        buffer = ReverbReplayBuffer(spec, table_name="items", sequence_length=2, server_address=server.address)
+        dataset = buffer.as_dataset(sample_batch_size=32, num_steps=2)
+        experience, info = next(iter(dataset))
+        transition = trajectory.to_transition(*(tree.map_structure(lambda c, t=t: c[:, t], experience) for t in (0, 1)))
+    rows = {row.tobytes() for e in source for row in e.steps["observation"]}
+    assert {row.tobytes() for row in transition.next_time_step.observation.numpy()} <= rows
+    assert experience.observation.shape == (32, 2, 11) and np.all(info.priority == 1.0)
 
 
 def test_a_missing_table_is_named():
