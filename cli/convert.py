@@ -12,9 +12,10 @@ from rlds2reverb.sources import Source
 
 from . import output
 from .options import (
+    SERVER_ONLY,
     json_option,
     open_source,
-    require_server_options_unused,
+    require_unused,
     source_options,
     start_server,
     table_names,
@@ -23,7 +24,7 @@ from .options import (
     transformed,
 )
 from .quiet import import_quietly
-from .serve import announce, wait_for_end
+from .serve import serve_until_end
 
 if TYPE_CHECKING:
     from rlds2reverb.serving import ReplayServer
@@ -71,7 +72,7 @@ def convert(
     if bool(address) == serve:
         raise click.UsageError("give either --to HOST:PORT or --serve")
     if address:
-        require_server_options_unused(click.get_current_context())
+        require_unused(SERVER_ONLY, "is for --serve; a running server has its tables already")
     import_quietly("reverb", "tf_agents.trajectories")
     source, statistics = transformed(open_source(options), options)
     if address:
@@ -87,12 +88,9 @@ def convert(
             _require_empty(server)
         _ingest(source, server.address, options, as_json=as_json)
         _save(statistics, save_statistics)
-        if options["checkpoint_root"]:
+        if server.has_checkpoints:
             output.say(f"checkpoint {server.checkpoint()}")
-        announce(server)
-        wait_for_end()
-        if options["checkpoint_root"]:
-            output.say(f"checkpoint {server.checkpoint()}")
+        serve_until_end(server)
 
 
 def _require_empty(server: ReplayServer) -> None:

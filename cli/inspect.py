@@ -102,7 +102,8 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     out = output.console()
     for facts in tables:
         fields = facts.pop("signature")
-        out.print(output.facts(f"table {facts['name']!r} of {address}", [(k, str(v)) for k, v in facts.items()]))
+        rows = [(key, f"{value:,}" if isinstance(value, int) else str(value)) for key, value in facts.items()]
+        out.print(output.facts(f"table {facts['name']!r} of {address}", rows))
         for name, spec in (fields or {"any": "no signature"}).items():
             out.print(f"  {output.plain(name)}  {output.plain(spec)}", style="dim")
         out.print()

@@ -16,6 +16,7 @@ from rlds2reverb.transforms import (
     CastFloats,
     ClipActions,
     CutAtTerminal,
+    LeaveOut,
     NormalizeObservations,
     ScaleRewards,
     Transform,
@@ -55,6 +56,9 @@ cast_floats_option = click.option(
 )
 
 transform_options = _all(
+    click.option(
+        "--leave-out", multiple=True, metavar="PATH", help="Leave a field out, such as observation/mission. Repeatable."
+    ),
     click.option("--cut-at-terminal", is_flag=True, help="End each episode at its first terminal step."),
     cast_floats_option,
     click.option(
@@ -97,8 +101,10 @@ table_options = _all(
     click.option("--no-verify", is_flag=True, help="Start from a checkpoint that does not match its manifest."),
 )
 
-_OF_A_SERVER = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter", "port"}
-_OF_A_SERVER |= {"checkpoint_root", "no_verify", "append"}
+SERVER_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter", "port"}
+SERVER_ONLY |= {"checkpoint_root", "no_verify", "append"}
+SOURCE_ONLY = {"sequence_length", "cast_floats", "split", "data_dir", "infos", "max_episode_steps"}
+SOURCE_ONLY |= {"split_at_discontinuity"}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -120,7 +126,7 @@ def open_source(options: dict[str, Any]) -> Source:
 
 def transformed(source: Source, options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
     """The source after the `transform_options`, in the order of `--help`, and the statistics that they used."""
-    chosen: list[Transform] = []
+    chosen: list[Transform] = [LeaveOut(options["leave_out"])] if options["leave_out"] else []
     if options["cut_at_terminal"]:
         chosen.append(CutAtTerminal())
     if options["cast_floats"]:
@@ -175,12 +181,13 @@ def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
     )
 
 
-def require_server_options_unused(context: click.Context) -> None:
-    """Raises `click.UsageError` if an option of a server of ours was given for one that runs already."""
+def require_unused(names: set[str], why: str) -> None:
+    """Raises `click.UsageError` if one of these options of the running command was given, which would do nothing."""
+    context = click.get_current_context()
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name in _OF_A_SERVER:
-            raise click.UsageError(f"{parameter.opts[0]} is for --serve; a running server has its tables already")
+        if given and parameter.name in names:
+            raise click.UsageError(f"{parameter.opts[0]} {why}")
 
 
 def table_names(options: dict[str, Any]) -> tuple[str, ...]:

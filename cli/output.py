@@ -64,6 +64,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.4g}"
 
 
+def counted(number: int, word: str) -> str:
+    """A count and its word: 1 episode, 2 episodes."""
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
+
+
 def size(num_bytes: float) -> str:
     """Bytes in the unit that fits."""
     for unit in ("B", "kB", "MB", "GB"):

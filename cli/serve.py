@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import output
-from .options import cast_floats_option, open_source, reading_options, start_server, table_options
+from .options import (
+    SOURCE_ONLY,
+    cast_floats_option,
+    open_source,
+    reading_options,
+    require_unused,
+    start_server,
+    table_options,
+)
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
@@ -28,12 +36,11 @@ def serve(sequence_length: int, cast_floats: bool, **options: Any) -> None:
     With --checkpoint-root it starts from the newest checkpoint in there, and writes one when it ends. Reverb listens
     on all interfaces and asks nobody who they are: keep the port behind a firewall.
     """
+    if not options["source"]:
+        require_unused(SOURCE_ONLY, "is for --like SRC")
     import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))
     with start_server(options, _signature(options, sequence_length, cast_floats)) as server:
-        announce(server)
-        wait_for_end()
-        if options["checkpoint_root"]:
-            output.say(f"checkpoint {server.checkpoint()}")
+        serve_until_end(server)
 
 
 def _signature(options: dict[str, Any], sequence_length: int, cast_floats: bool) -> Any:
@@ -47,18 +54,15 @@ def _signature(options: dict[str, Any], sequence_length: int, cast_floats: bool)
     return item_signature(trajectory_spec(source.step_spec), sequence_length)
 
 
-def announce(server: ReplayServer) -> None:
-    """Says where the server is and who can reach it."""
-    infos = server.client.server_info(timeout=10)
-    for name, info in sorted(infos.items()):
-        output.say(f"table {name!r}: {info.current_size:,} of at most {info.max_size:,} items")
-    output.say(f"serving on {server.address}, and on every other interface without authentication; Ctrl-C ends it")
-
-
-def wait_for_end() -> None:
-    """Waits for Ctrl-C or SIGTERM."""
+def serve_until_end(server: ReplayServer) -> None:
+    """Says where the server is and who can reach it, waits for Ctrl-C or SIGTERM, and writes a checkpoint if it may."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
+    for name, info in sorted(server.client.server_info(timeout=10).items()):
+        output.say(f"table {name!r}: {info.current_size:,} of at most {info.max_size:,} items")
+    output.say(f"serving on {server.address}, and on every other interface without authentication; Ctrl-C ends it")
     while not ended.wait(0.2):
         pass
+    if server.has_checkpoints:
+        output.say(f"checkpoint {server.checkpoint()}")

@@ -27,7 +27,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     Each problem comes with its episode, step and field. Exit code 2 if there is any, 0 if there is none.
     """
     problems: list[Problem] = []
-    num_problems = num_episodes = num_steps = 0
+    num_problems = num_episodes = num_steps = open_ends = 0
     refusal = ""
     try:
         source, _ = transformed(open_source(options), options)
@@ -38,6 +38,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 problems += found[: max(0, max_problems - len(problems))]
                 num_problems += len(found)
                 num_episodes, num_steps = num_episodes + 1, num_steps + episode.num_steps
+                open_ends += episode.open_end
     except SourceError as error:
         refusal = str(error)
     valid = not num_problems and not refusal
@@ -48,6 +49,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 "valid": valid,
                 "episodes": num_episodes,
                 "steps": num_steps,
+                "open_ends": open_ends,
                 "num_problems": num_problems + bool(refusal),
                 "problems": [asdict(problem) for problem in problems],
                 "refused": refusal or None,
@@ -60,8 +62,9 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
         print(f"... and {num_problems - len(problems):,} more (--max-problems)")
     if refusal:
         output.fail(refusal)
-    counted = f"{num_episodes:,} episodes, {num_steps:,} steps"
-    print(
-        f"{options['source']}: {'valid' if valid else 'INVALID'} ({counted}, {num_problems + bool(refusal):,} problems)"
-    )
+    if open_ends:
+        print(f"note: open ends in {output.counted(open_ends, 'episode')}; kept as truncated")
+    counts = {"episode": num_episodes, "step": num_steps, "problem": num_problems + bool(refusal)}
+    counted = ", ".join(output.counted(number, word) for word, number in counts.items())
+    print(f"{options['source']}: {'valid' if valid else 'INVALID'} ({counted})")
     return 0 if valid else INVALID

@@ -113,20 +113,20 @@ class CheckpointRoot:
             )
         wanted = _read_json(manifest, "files", dict)
         for name in _FILES:
-            (size, digest), (wanted_size, wanted_digest) = found[name], wanted.get(name, ("?", "?"))
-            if (size, digest) != (wanted_size, wanted_digest):
+            if found[name] != wanted.get(name):
                 raise CheckpointError(
-                    f"{checkpoint / name} is damaged: {size} bytes, sha256 {digest[:12]}...; wanted {wanted_size}, "
-                    f"{wanted_digest[:12]}...; restore it from a copy, or delete the checkpoint"
+                    f"{checkpoint / name} is damaged: its size and sha256 are {found[name]}, wanted "
+                    f"{wanted.get(name)}; restore it from a copy, or delete the checkpoint"
                 )
 
 
 def _read_json(path: Path, key: str, kind: type) -> Any:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))[key]
-        if isinstance(value, kind):
+        entries = value if isinstance(value, list) else []
+        if isinstance(value, kind) and all(isinstance(entry, dict) for entry in entries):
             return value
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         pass
     raise CheckpointError(f"{path} is damaged; restore it from a copy, or give a new directory")
 

@@ -117,7 +117,7 @@ def from_transitions(
         final_observation = tree.map_structure(lambda column: column[-1], observations)
         observations = tree.map_structure(lambda column: column[:-1], observations)
     if final_observation is None and terminated:
-        final_observation = tree.map_structure(lambda column: np.zeros(column.shape[1:], column.dtype), observations)
+        final_observation = tree.map_structure(_nothing, observations)
     added = final_observation is not None
     num_steps = num_transitions + added
     discount = np.ones(num_steps, np.float32)
@@ -131,12 +131,17 @@ def from_transitions(
     rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
     if added:
         observations = tree.map_structure(_append, observations, final_observation)
-        rest = tree.map_structure(lambda column: _append(column, np.zeros(column.shape[1:], column.dtype)), rest)
+        rest = tree.map_structure(lambda column: _append(column, _nothing(column)), rest)
     return {fields.OBSERVATION: observations, **rest, fields.DISCOUNT: discount, **flags}
 
 
+def _nothing(column: np.ndarray) -> np.ndarray:
+    """A row of zeros, or of empty strings."""
+    return np.full(column.shape[1:], b"" if column.dtype == object else 0, column.dtype)
+
+
 def _append(column: np.ndarray, row: Any) -> np.ndarray:
-    row = np.asarray(row)
+    row = np.asarray(row, object if column.dtype == object else None)
     if row.shape != column.shape[1:] or row.dtype != column.dtype:
         others = f"{column.dtype} {list(column.shape[1:])}"
         raise SpecMismatch(f"the final observation is {describe(row)}, the others are {others}; make them alike")

@@ -30,7 +30,9 @@ def step_spec_of_rlds(rlds_data: tf.data.Dataset) -> dict[str, Nest]:
     episode_spec = rlds_data.element_spec
     if not isinstance(episode_spec, dict) or fields.STEPS not in episode_spec:
         raise ValueError(fields.NO_STEPS)
-    step_spec = episode_spec[fields.STEPS].element_spec
+    step_spec = getattr(episode_spec[fields.STEPS], "element_spec", None)
+    if not isinstance(step_spec, dict):
+        raise ValueError(fields.NO_STEPS)
     if not all(name in step_spec for name in fields.STEP_FIELDS):
         raise ValueError(
             f"Invalid RLDS step spec. Features expected are {list(fields.STEP_FIELDS)}, "

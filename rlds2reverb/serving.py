@@ -16,7 +16,7 @@ from typing import Any
 import portpicker
 import reverb
 
-from rlds2reverb.checkpoints import CheckpointRoot
+from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.writing import ServerUnavailable, require_table, table_infos
@@ -73,9 +73,13 @@ class ReplayServer:
                 # Reverb always makes a checkpointer, by default one that leaves a directory behind.
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlds2reverb-"))
                 checkpointer = reverb.checkpointers.DefaultCheckpointer(scratch)
-            self._server = reverb.Server(
-                [config.build(signature) for config in configs], port=self.port, checkpointer=checkpointer
-            )
+            tables = [config.build(signature) for config in configs]
+            try:
+                self._server = reverb.Server(tables, port=self.port, checkpointer=checkpointer)
+            except (RuntimeError, ValueError) as error:
+                if self._root is None:
+                    raise
+                raise CheckpointError(f"Reverb cannot load the checkpoint in {checkpoint_root} ({error})") from error
             stack.callback(self._server.stop)
             self.client = reverb.Client(self.address)
             infos = table_infos(self.client)
@@ -88,6 +92,11 @@ class ReplayServer:
     def address(self) -> str:
         """Where clients on this machine find it."""
         return f"localhost:{self.port}"
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether it was started with a checkpoint root."""
+        return self._root is not None
 
     def __enter__(self) -> ReplayServer:
         return self

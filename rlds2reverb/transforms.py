@@ -111,7 +111,7 @@ class NormalizeObservations:
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.eps < 0:
+        if not 0 <= self.eps < np.inf:
             raise ValueError(f"eps is {self.eps}, wanted at least 0")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
@@ -223,6 +223,44 @@ REWARD_RECIPES: dict[str, Transform] = {
     "iql_antmaze": ScaleRewards(shift=1.0),
     "cql_antmaze": ScaleRewards(scale=4.0, shift=0.5),
 }
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Leaves fields out, such as texts, which no table of ours takes.
+
+    Attributes:
+      paths: places such as `observation/mission`, or a whole further field. What every step has cannot be left out.
+    """
+
+    paths: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        needed = [path for path in self.paths if path in fields.STEP_FIELDS]
+        if needed:
+            raise ValueError(f"{needed[0]!r} is what every step has, and cannot be left out")
+
+    def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
+        """See `Transform`."""
+
+        def apply(episode: Episode) -> Episode:
+            steps = episode.steps
+            for path in self.paths:
+                steps = _without(steps, path.split("/"), path)
+            return replace(episode, steps=steps)
+
+        return apply, {}
+
+
+def _without(nest: Nest, keys: list[str], path: str) -> Nest:
+    if not isinstance(nest, dict) or keys[0] not in nest:
+        raise ValueError(f"there is no field {path!r} to leave out")
+    rest = {name: inner for name, inner in nest.items() if name != keys[0]}
+    if len(keys) > 1:
+        rest[keys[0]] = _without(nest[keys[0]], keys[1:], path)
+    elif not rest:
+        raise ValueError(f"nothing would be left beside {path!r}")
+    return rest
 
 
 @dataclass(frozen=True)

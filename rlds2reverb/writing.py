@@ -18,6 +18,7 @@ from rlds2reverb.specs import Nest, SpecMismatch, require_match
 _MAX_UNCONFIRMED_ITEMS = 30
 _STEPS_BETWEEN_FLUSHES = 10
 _INFO_TIMEOUT_SECS = 5
+_MAX_SEQUENCE = 1_000_000
 
 
 class ServerUnavailable(ConnectionError):
@@ -29,11 +30,14 @@ def connect(server: str | int | reverb.Client | reverb.Server) -> reverb.Client:
 
     Raises:
       ValueError: if an address is not of the form host:port.
+      TypeError: if it is none of these.
     """
     if isinstance(server, reverb.Client):
         return server
     if isinstance(server, reverb.Server):
         return server.localhost_client()
+    if not isinstance(server, (str, int)):
+        raise TypeError(f"server is a {type(server).__name__}, wanted 'host:port', a port, a Client or a Server")
     address = f"localhost:{server}" if isinstance(server, int) or server.isdigit() else server
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -130,8 +134,8 @@ class PublicWriter:
         if not table_names or len(set(table_names)) < len(table_names):
             raise ValueError(f"tables are {list(table_names)}, wanted at least one, each once")
         for name, value in (("sequence_length", sequence_length), ("stride", stride)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, wanted at least 1")
+            if not isinstance(value, int) or not 1 <= value <= _MAX_SEQUENCE:
+                raise ValueError(f"{name} is {value}, wanted a whole number from 1 to {_MAX_SEQUENCE:,}")
         self._client = client
         self._table_names = tuple(table_names)
         self._sequence_length = sequence_length
@@ -215,4 +219,7 @@ def check_strings(spec: Nest) -> None:
     for path, leaf in tree.flatten_with_path(spec):
         if getattr(leaf.dtype, "name", "") == "string":
             place = "".join(f"[{key!r}]" for key in path)
-            raise SpecMismatch(f"the trajectories hold strings at {place}; leave the field out or encode it as numbers")
+            raise SpecMismatch(
+                f"the trajectories hold strings at {place}; leave the field out (--leave-out, transforms.LeaveOut) or "
+                "encode it as numbers"
+            )

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tree
 
 from rlds2reverb import fields
+from rlds2reverb.episodes import from_transitions
+from rlds2reverb.specs import SpecMismatch, describe
 
 from .source import SourceError
 
@@ -27,7 +30,7 @@ def as_columns(nest: Any, where: str) -> Any:
     """
     if isinstance(nest, Mapping):
         return {name: as_columns(inner, f"{where}[{name!r}]") for name, inner in nest.items()}
-    if isinstance(nest, tuple):
+    if isinstance(nest, tuple) and not all(np.isscalar(value) for value in nest):
         inner = [as_columns(inner, f"{where}[{place}]") for place, inner in enumerate(nest)]
         return type(nest)(*inner) if hasattr(nest, "_fields") else tuple(inner)
     try:
@@ -63,8 +66,38 @@ def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarra
     return column.astype(bool)
 
 
+def steps_of_log(
+    where: str, observations: Any, actions: Any, *, rewards: Any, terminated: bool, **options: Any
+) -> dict[str, Any]:
+    """`from_transitions` for checked columns of one episode; rewards `[T, 1]` lose their second axis.
+
+    Raises:
+      SourceError: if rewards are not one number a row, there are no observations, or columns do not fit together.
+    """
+    if not isinstance(rewards, np.ndarray) or rewards.shape[1:] not in ((), (1,)) or rewards.dtype.kind not in "biuf":
+        raise SourceError(f"{where}: rewards are {_described(rewards)}, wanted one number for each row")
+    for name, nest in (("observations", observations), ("actions", actions)):
+        lengths = {len(column) for column in tree.flatten(nest)}
+        allowed = {len(rewards), len(rewards) + 1} if name == "observations" else {len(rewards)}
+        if len(lengths) != 1 or not lengths <= allowed:
+            raise SourceError(f"{where}: {name} have {sorted(lengths)} rows, rewards have {len(rewards)}")
+    try:
+        return from_transitions(
+            observations, actions, rewards=rewards.reshape(len(rewards)), terminated=terminated, **options
+        )
+    except (SpecMismatch, TypeError, ValueError) as error:
+        raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _described(column: Any) -> str:
+    return describe(column) if isinstance(column, np.ndarray) else f"a {type(column).__name__}"
+
+
 def as_steps(steps: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Checked columns of RLDS steps, the flags as bool `[T]`."""
     columns = as_columns(dict(steps), where)
+    for name in fields.FLAG_FIELDS:
+        if not isinstance(columns[name], np.ndarray):
+            raise SourceError(f"{where}[{name!r}] is a {type(columns[name]).__name__}, wanted a column of flags")
     flags = {name: as_flags(columns[name], f"{where}[{name!r}]") for name in fields.FLAG_FIELDS}
     return {**columns, **flags}

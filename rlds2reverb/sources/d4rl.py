@@ -98,6 +98,11 @@ def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (
     if missing:
         raise SourceError(f"{name} has no '{missing[0]}'")
     arrays = {key.removeprefix("infos/"): as_columns(columns[key], f"{name}: '{key}'") for key in wanted}
+    nests = [key for key, column in arrays.items() if not isinstance(column, np.ndarray)]
+    if nests:
+        raise SourceError(
+            f"{name}: '{nests[0]}' is a nest; D4RL's columns are arrays, nests go into a list of episodes"
+        )
     rows = _checked(name, arrays, ends)
     return Source(name, "memory", lambda: cut_episodes(rows), num_rows=rows.num_rows)
 

@@ -176,7 +176,9 @@ def require_within(datasets: Sequence[h5py.Dataset], where: str, limits: Limits)
             )
         missing = _missing_chunks(dataset)
         if missing:
-            raise SourceError(f"{where} lacks {missing:,} of its blocks; the file was not written to its end")
+            raise SourceError(
+                f"{where} lacks {missing:,} of its blocks: it was not written to its end, or never; write its zeros too"
+            )
 
 
 def _declared(dataset: h5py.Dataset) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb.episodes import Episode
 
 from . import hdf5
-from .columns import as_columns, as_flags
+from .columns import as_columns, as_flags, steps_of_log
 from .source import Source, SourceError
 
 _IDENTIFIER = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
@@ -118,7 +118,8 @@ def _steps(episode: dict[str, Any], where: str) -> dict[str, Any]:
     terminations = as_flags(ends, f"{where}['terminations']")
     if terminations[:-1].any():
         raise SourceError(f"{where} goes on after terminations[{int(np.argmax(terminations))}] is True")
-    return from_transitions(
+    return steps_of_log(
+        where,
         as_columns(episode["observations"], f"{where}['observations']"),
         as_columns(episode["actions"], f"{where}['actions']"),
         rewards=rewards,

@@ -55,6 +55,10 @@ def _require_step_fields(name: str, episode_spec: Any) -> None:
         found = list(episode_spec) if isinstance(episode_spec, dict) else type(episode_spec).__name__
         raise SourceError(f"{name}: {fields.NO_STEPS} An episode has {found}, wanted 'steps'.")
     step_spec = steps.element_spec
+    if not isinstance(step_spec, dict):
+        raise SourceError(
+            f"{name}: a step is a {type(step_spec).__name__}, wanted a dict of {list(fields.STEP_FIELDS)}"
+        )
     missing = [field for field in fields.STEP_FIELDS if field not in step_spec]
     if missing:
         raise SourceError(
@@ -89,7 +93,7 @@ def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
 
 def _reason(error: tf.errors.OpError) -> str:
     """TensorFlow's message without the names of its nodes."""
-    return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).strip(" '")
+    return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
 
 
 def open_directory(path: Path, *, split: str = "train") -> Source:
@@ -150,6 +154,8 @@ def _from_builder(builder: tfds.core.DatasetBuilder, split: str, *, location: Pa
         dataset = builder.as_dataset(split=split, shuffle_files=False)
     except Exception as error:  # a bad slice, a shard that does not fit its length: TFDS has no common type
         raise SourceError(f"{location}: the split {split!r} cannot be read ({error})") from error
+    if num_episodes < 1:
+        raise SourceError(f"{location}: the split {split!r} has no episodes; choose another")
     _require_step_fields(name, dataset.element_spec)
     warnings = _shared_end_warning(name, dataset) if builder.info.name.startswith("d4rl_") else ()
     return from_rlds_dataset(dataset, name=name, num_episodes=num_episodes, warnings=warnings)

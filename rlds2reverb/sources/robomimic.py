@@ -13,10 +13,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb.episodes import Episode
 
 from . import hdf5
-from .columns import as_columns, as_flags
+from .columns import as_columns, as_flags, steps_of_log
 from .source import Source, SourceError
 
 
@@ -74,12 +74,13 @@ def _steps(file: h5py.File, demo: str, limits: hdf5.Limits) -> dict[str, Any]:
     actions, rewards, dones = (_column(file, f"{demo}/{name}", limits) for name in ("actions", "rewards", "dones"))
     observations, following = _nest(file, f"{demo}/obs", limits), _nest(file, f"{demo}/next_obs", limits)
     lengths = {len(column) for column in (actions, rewards, dones, *observations.values(), *following.values())}
-    if len(lengths) != 1 or not len(rewards) or rewards.ndim != 1:
-        raise SourceError(f"{where} has columns of {sorted(lengths)} rows; wanted one length above 0, rewards [T]")
+    if len(lengths) != 1 or not len(rewards):
+        raise SourceError(f"{where} has columns of {sorted(lengths)} rows; wanted one length above 0")
     if observations.keys() != following.keys():
         different = ", ".join(sorted(observations.keys() ^ following.keys()))
         raise SourceError(f"{where}: obs and next_obs differ in their columns: {different}")
-    return from_transitions(
+    return steps_of_log(
+        where,
         observations,
         actions,
         rewards=rewards,

@@ -14,9 +14,11 @@ from typing import Any
 from .source import SourceError
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
-_SPLIT = re.compile(r"([A-Za-z0-9_]{1,100})(\[[0-9%:\-]{0,40}\])?")
+_SPLIT_NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
+_SPLIT = re.compile(rf"{_SPLIT_NAME.pattern}(\[[0-9a-z_%:\-]{{0,40}}\])?")
 _PLACEHOLDERS = re.compile(r"\{(DATASET|SPLIT|FILEFORMAT|SHARD_INDEX|NUM_SHARDS|SHARD_X_OF_Y)\}")
 _DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_PROTO_CLASS = re.compile(r"tensorflow_datasets\.[A-Za-z]+")
 _FEATURE_CLASS = re.compile(r"tensorflow_datasets\.core\.features\.[a-z0-9_]+\.[A-Za-z0-9]+")
 
 
@@ -29,35 +31,70 @@ def require_harmless(path: Path) -> Any:
     """
     from tensorflow_datasets.core.proto import dataset_info_pb2, feature_pb2
 
-    info = _parse(path / "dataset_info.json", dataset_info_pb2.DatasetInfo())
-    features = _parse(path / "features.json", feature_pb2.Feature())
+    info = _read_json(path / "dataset_info.json")
+    info = _to_message(path / "dataset_info.json", info, dataset_info_pb2.DatasetInfo())
     _require_plain_names(path, info)
-    _require_known_classes(path / "features.json", features)
+    features = _read_json(path / "features.json")
+    if isinstance(features, dict) and "type" in features:  # as TFDS wrote it before 2022
+        _require_known_types(path / "features.json", features)
+    else:
+        features = _to_message(path / "features.json", features, feature_pb2.Feature())
+        _require_known_classes(path / "features.json", features)
     _require_known_classes(path / "dataset_info.json", info)
     return info
 
 
-def require_split(name: str, split: str) -> str:
-    """The split's name without its slice; `SourceError` if it is no split."""
-    found = _SPLIT.fullmatch(split)
-    if not found:
+def require_split(name: str, split: str) -> list[str]:
+    """The names of the splits without their slices; `SourceError` if it is no split, and no sum of splits."""
+    parts = split.split("+")
+    if not all(_SPLIT.fullmatch(part) for part in parts):
         raise SourceError(f"{name}: {split[:100]!r} is no split; wanted a name such as 'train' or 'train[:10%]'")
-    return found[1]
+    return [part.split("[")[0] for part in parts]
 
 
-def _parse(path: Path, message: Any) -> Any:
-    from google.protobuf import json_format  # type: ignore[import-untyped]
-
+def _read_json(path: Path) -> Any:
     if not path.is_file():
         raise SourceError(f"{path.parent} has no {path.name}; it is not a data set that TFDS prepared")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not valid JSON ({error}); prepare the data set again") from error
+
+
+def _to_message(path: Path, content: Any, message: Any) -> Any:
+    from google.protobuf import json_format  # type: ignore[import-untyped]
+
     try:
         return json_format.ParseDict(content, message)
     except (json_format.ParseError, AttributeError, TypeError, ValueError) as error:
-        raise SourceError(f"{path} is not of the form that TFDS 4.9 writes ({error}); prepare it again") from error
+        reason = str(error).splitlines()[0]
+        raise SourceError(f"{path} is not of the form that TFDS 4.9 writes ({reason}); prepare it again") from error
+
+
+def _require_known_types(path: Path, node: Any) -> None:
+    """The older form: every string that names a class, also in JSON within strings."""
+    if isinstance(node, list):
+        for inner in node:
+            _require_known_types(path, inner)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if not isinstance(value, str):
+                _require_known_types(path, value)
+            elif key in ("type", "pythonClassName", "python_class_name"):
+                _require_feature_class(path, value)
+            elif key == "proto_cls" and not _PROTO_CLASS.fullmatch(value):
+                raise SourceError(f"{path} names {value!r}, not a message of TFDS; refused")
+            elif value.lstrip().startswith(("{", "[")):
+                try:
+                    _require_known_types(path, json.loads(value))
+                except (ValueError, RecursionError) as error:
+                    reason = str(error).splitlines()[0]
+                    raise SourceError(f"{path}: the text of {key!r} is not valid JSON ({reason}); refused") from error
+
+
+def _require_feature_class(path: Path, name: str) -> None:
+    if not _FEATURE_CLASS.fullmatch(name):
+        raise SourceError(f"{path} names {name!r}, not a feature of TFDS; refused")
 
 
 def _require_plain_names(path: Path, info: Any) -> None:
@@ -67,7 +104,7 @@ def _require_plain_names(path: Path, info: Any) -> None:
         if not _PLAIN_NAME.fullmatch(value) or ".." in value:
             raise SourceError(f"{path}: {key} is {value!r}, which is no plain name; refused")
     for split in info.splits:
-        if not _SPLIT.fullmatch(split.name) or "[" in split.name:
+        if not _SPLIT_NAME.fullmatch(split.name):
             raise SourceError(f"{path}: a split is named {split.name!r}, which is no plain name; refused")
         rest = _PLACEHOLDERS.sub("", split.filepath_template)
         if rest and (not _PLAIN_NAME.fullmatch(rest) or ".." in rest):
@@ -77,8 +114,7 @@ def _require_plain_names(path: Path, info: Any) -> None:
 def _require_known_classes(path: Path, message: Any) -> None:
     for field, value in message.ListFields():
         if field.name == "python_class_name":
-            if not _FEATURE_CLASS.fullmatch(value):
-                raise SourceError(f"{path} names {value!r}, not a feature of TFDS; refused")
+            _require_feature_class(path, value)
         elif field.name == "json_feature":
             raise SourceError(f"{path} describes a feature in free JSON, which may name any class; refused")
         elif field.message_type is not None:
@@ -95,8 +131,12 @@ def _messages(value: Any) -> list[Any]:
 
 def require_shards(path: Path, info: Any, split: str) -> None:
     """Raises `SourceError` if the directory lacks the split, or one of its files."""
-    wanted = require_split(str(path), split)
-    splits = {split.name: split for split in info.splits}
+    splits = {entry.name: entry for entry in info.splits}
+    for wanted in require_split(str(path), split):
+        _require_files_of_split(path, info, splits, wanted)
+
+
+def _require_files_of_split(path: Path, info: Any, splits: dict[str, Any], wanted: str) -> None:
     if wanted not in splits:
         raise SourceError(f"{path} has no split {wanted!r}; it has {', '.join(sorted(splits)) or 'none'}")
     num_shards = len(splits[wanted].shard_lengths)

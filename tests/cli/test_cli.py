@@ -86,6 +86,17 @@ def test_validate_can_cut_at_the_terminal(data, capsys):
     assert call(capsys, "validate", path, "--cut-at-terminal")[0] == 0
 
 
+def test_an_open_end_is_valid_and_noted(data, capsys):
+    path = data / "malformed/hdf5/unclosed_tail.hdf5"
+    code, out, _ = call(capsys, "validate", path)
+    assert (
+        code == 0
+        and "note: open ends in 1 episode; kept as truncated" in out
+        and "(4 episodes, 56 steps, 0 problems)" in out
+    )
+    assert json.loads(call(capsys, "validate", path, "--json")[1])["open_ends"] == 1
+
+
 def test_only_so_many_problems_are_listed(data, capsys):
     path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
     code, out, _ = call(capsys, "validate", path, "--max-problems", 1)
@@ -157,6 +168,8 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         (["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"], "--reward is 'more', wanted iql_locomotion"),
         (["convert", "HOPPER", "--serve", "--sampler", "best"], "selector is 'best'"),
         (["convert", "HOPPER", "--serve", "--rate-limiter", "x"], "rate limiter 'x' is not understood"),
+        (["serve", "--split", "test"], "--split is for --like SRC"),
+        (["validate", "HOPPER", "--leave-out", "reward"], "'reward' is what every step has"),
         (["inspect", "nothing.hdf5"], "there is no file 'nothing.hdf5'"),
         (["inspect"], "Missing argument 'SRC'"),
         (["nonsense"], "No such command 'nonsense'"),

@@ -268,8 +268,9 @@ def test_priorities_that_harm_a_table_never_leave_the_client(priority):
         ({"timeout_secs": float("nan")}, "timeout_secs is nan"),
         ({"tables": []}, r"tables are \[\], wanted at least one, each once"),
         ({"tables": ["a", "a"]}, "wanted at least one, each once"),
-        ({"stride": 0}, "stride is 0, wanted at least 1"),
-        ({"sequence_length": 0}, "sequence_length is 0, wanted at least 1"),
+        ({"stride": 0}, "stride is 0, wanted a whole number from 1 to 1,000,000"),
+        ({"stride": 1.5}, "stride is 1.5, wanted a whole number"),
+        ({"sequence_length": 0}, "sequence_length is 0, wanted a whole number from 1"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):

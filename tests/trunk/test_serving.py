@@ -135,16 +135,21 @@ def test_a_missing_done_or_manifest_is_named(root):
 
 def test_without_verification_a_checkpoint_still_has_to_be_complete(root):
     (manifest,) = (root / "manifests").iterdir()
-    manifest.write_text('{"files": {}}')
-    with pytest.raises(CheckpointError, match="tables.tfrecord is damaged: .* wanted"):
-        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
+    for content in ('{"files": {}}', '{"files": {"tables.tfrecord": 5}}', '{"files": {"tables.tfrecord": [1, 2, 3]}}'):
+        manifest.write_text(content)
+        with pytest.raises(CheckpointError, match="tables.tfrecord is damaged: .* wanted"):
+            ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
     (checkpoint,) = (root / "checkpoints").iterdir()
-    (checkpoint / "items.tfrecord").write_bytes(b"")
+    items = (checkpoint / "items.tfrecord").read_bytes()
+    (checkpoint / "items.tfrecord").write_bytes(b"garbage!")
+    with pytest.raises(CheckpointError, match="Reverb cannot load the checkpoint"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False)
+    (checkpoint / "items.tfrecord").write_bytes(items[:0])
     with pytest.raises(CheckpointError, match="items.tfrecord is damaged: it is empty"):
         ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"tables": 3}'])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"tables": 3}', '{"tables": [1]}', "[" * 100_000])
 def test_a_damaged_file_of_our_own_is_named(root, content):
     (root / "rlds2reverb.json").write_text(content)
     with pytest.raises(CheckpointError, match="rlds2reverb.json is damaged"):

@@ -68,7 +68,7 @@ def test_a_shape_without_data_is_refused(d4rl_file):
     def write(file):
         file.create_dataset("rewards", (10,), "f4", chunks=(5,))
 
-    with pytest.raises(SourceError, match="'rewards' lacks 2 of its blocks; the file was not written to its end"):
+    with pytest.raises(SourceError, match="'rewards' lacks 2 of its blocks: it was not written to its end"):
         open_d4rl(d4rl_file(write))
 
 

@@ -13,6 +13,7 @@ from oracles import assert_equal_nests, episode, rlds_dataset
 
 from rlds2reverb.episodes import find_problems
 from rlds2reverb.sources import Source, SourceError, load, minari_storage
+from rlds2reverb.transforms import LeaveOut, apply_transforms
 
 # name: (kind, episodes, steps, terminals)
 DATA = {
@@ -150,7 +151,8 @@ def test_splits_can_be_sliced_and_have_to_exist(data):
             "not a feature of TFDS",
         ),
         # forms that name classes elsewhere
-        ("features.json", '"pythonClassName"', '"type"', "is not of the form that TFDS 4.9 writes"),
+        ("features.json", '"pythonClassName": "tensorflow_datasets.core', '"type": "os.x', "not a feature of TFDS"),
+        ("features.json", '"pythonClassName"', '"python_class"', "is not of the form that TFDS 4.9 writes"),
         (
             "features.json",
             '"featuresDict": {',
@@ -178,6 +180,58 @@ def test_hostile_metadata_is_refused_before_tfds_sees_it(data, tmp_path, monkeyp
     monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was asked"))
     with pytest.raises(SourceError, match=message):
         load(path)
+
+
+@pytest.fixture
+def legacy_copy(data, tmp_path):
+    """A directory whose features.json is of the older form: type, content, proto_cls."""
+    path = tmp_path / "1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    features = tfds.builder_from_directory(path).info.features.to_json()
+    (path / "features.json").write_text(json.dumps(features))
+    return path
+
+
+def test_the_older_form_of_features_is_read(legacy_copy):
+    assert '"proto_cls"' in (legacy_copy / "features.json").read_text()
+    assert len(list(load(legacy_copy))) == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda old: {**old, "type": "os.path.X"}, "names 'os.path.X', not a feature of TFDS"),
+        (lambda old: {**old, "proto_cls": "google.protobuf.Any"}, "not a message of TFDS"),
+        (
+            lambda old: {**old, "content": json.dumps({"features": {"x": {"python_class_name": "os.path.X"}}})},
+            "names 'os.path.X', not a feature of TFDS",
+        ),
+        (lambda old: {**old, "content": {"x": [{"type": "os.path.X"}]}}, "names 'os.path.X', not a feature of TFDS"),
+        (lambda old: {**old, "content": "{"}, "the text of 'content' is not valid JSON"),
+    ],
+)
+def test_the_older_form_is_checked_as_well(legacy_copy, monkeypatch, change, message):
+    file = legacy_copy / "features.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was asked"))
+    with pytest.raises(SourceError, match=message):
+        load(legacy_copy)
+
+
+@pytest.mark.parametrize("split", ["train", "train[:2]", "train[:2]+train[2:5]", "train[2:5]"])
+def test_splits_of_every_form_are_read(data, tmp_path, split):
+    path = tmp_path / "1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    info = json.loads((path / "dataset_info.json").read_text())
+    info["splits"].append({"name": "train-human", "numBytes": "0", "shardLengths": []})
+    (path / "dataset_info.json").write_text(json.dumps(info))
+    wanted = {"train": 9, "train[:2]": 2, "train[:2]+train[2:5]": 5, "train[2:5]": 3}
+    assert len(list(load(path, split=split))) == wanted[split]
+
+
+def test_an_empty_slice_is_refused(data):
+    with pytest.raises(SourceError, match="the split 'train.*' (has no episodes|cannot be read)"):
+        load(data / "rlds/physics_rlds/hopper_flat/1.0.0", split="train[5:2]")
 
 
 # --- Minari
@@ -329,6 +383,71 @@ def test_logs_keep_their_further_fields():
     log = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), "terminated": [0, 0, 1]}
     (got,) = load([{**log, "qpos": np.arange(3)}])
     assert got.is_terminal and got.steps["qpos"].tolist() == [0, 1, 2, 0]
+
+
+LOG = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": [1.0, 2.0, 3.0], "terminated": True}
+
+
+def test_natural_logs_are_taken():
+    for more in (
+        {"truncated": False},
+        {"rewards": (1.0, 2.0, 3.0)},
+        {"rewards": np.ones((3, 1))},
+        {"terminated": [0, 0, 1]},
+    ):
+        (got,) = load([{**LOG, **more}])
+        assert got.num_transitions == 3 and got.is_terminal and got.steps["reward"].shape == (4,)
+
+
+def test_texts_are_kept_and_end_in_an_empty_one():
+    log = {
+        **LOG,
+        "observations": {"text": np.array(["a", "b", "c", "d"]), "x": np.zeros(4)},
+        "note": np.array(["x"] * 3),
+    }
+    (got,) = load([log])
+    assert got.steps["observation"]["text"].tolist() == ["a", "b", "c", "d"] and got.steps["note"].tolist() == [
+        "x"
+    ] * 3 + [b""]
+    (first,) = load([log]).to_rlds()
+    assert [step["note"].numpy() for step in first["steps"]] == [b"x", b"x", b"x", b""]
+    without, _ = apply_transforms(load([log]), [LeaveOut(("observation/text", "note"))])
+    assert set(without.step_spec["observation"]) == {"x"} and "note" not in without.step_spec
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": {"a": np.zeros(3), "b": np.zeros(3)}}, "rewards are a dict, wanted one number for each row"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"rewards are string \[3\], wanted one number"),
+        ({"rewards": np.zeros((3, 2))}, r"rewards are float64 \[3, 2\], wanted one number"),
+        ({"observations": {}}, r"observations have \[\] rows, rewards have 3"),
+        ({"observations": np.zeros((7, 2))}, r"observations have \[7\] rows, rewards have 3"),
+        ({"actions": np.zeros(4)}, r"actions have \[4\] rows, rewards have 3"),
+        ({"next_observations": np.zeros((2, 2))}, "next_observations and rewards differ in their number of rows"),
+        (
+            {"next_observations": np.zeros((3, 5))},
+            r"the final observation is float64 \[5\], the others are float64 \[2\]",
+        ),
+        ({"next_observations": {"x": np.zeros(3)}}, "episode 0: "),
+        ({"terminated": [0, 1, 0]}, "terminated is .*, wanted one flag, or one a row with only the last set"),
+        ({"terminated": [0, 1]}, "terminated is .*, wanted one flag"),
+        ({"terminated": [[0], [1, 1]]}, r"\['terminated'\] is no array"),
+        ({"terminated": None}, r"\['terminated'\] is None, wanted a flag"),
+    ],
+)
+def test_logs_that_do_not_fit_are_refused(change, message):
+    with pytest.raises(SourceError, match=message) as caught:
+        load([{**LOG, **change}])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_left_out_is_named():
+    with pytest.raises(ValueError, match="'reward' is what every step has"):
+        LeaveOut(("reward",))
+    for path in ("observation/none", "none"):
+        with pytest.raises(ValueError, match=f"there is no field '{path}' to leave out"):
+            list(apply_transforms(load([LOG]), [LeaveOut((path,))])[0])
 
 
 def test_an_incomplete_episode_is_named():
