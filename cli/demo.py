@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from .quiet import import_quietly, quiet_imports
 
 if TYPE_CHECKING:
     from rlds2reverb.ingestion import IngestReport
+    from rlds2reverb.serving import ReplayServer
 
 _BATCH_SIZE = 256
 _BARS = "▁▂▃▄▅▆▇█"
@@ -81,24 +83,16 @@ def demo(file: Path, num_batches: int) -> None:
     out.print(f"\nNext: rlds2reverb inspect {output.plain(str(file))}, rlds2reverb convert --help")
 
 
-class _filled_server:
+@contextmanager
+def _filled_server(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]]:
     """A server with the data set in a prioritized table."""
+    from rlds2reverb.ingestion import ingest
+    from rlds2reverb.serving import ReplayServer
+    from rlds2reverb.tables import item_signature
+    from rlds2reverb.trajectories import trajectory_spec
 
-    def __init__(self, source: Source):
-        self._source = source
-
-    def __enter__(self) -> tuple[Any, IngestReport]:
-        from rlds2reverb.ingestion import ingest
-        from rlds2reverb.serving import ReplayServer
-        from rlds2reverb.tables import item_signature
-        from rlds2reverb.trajectories import trajectory_spec
-
-        signature = item_signature(trajectory_spec(self._source.step_spec), 2)
-        self._server = ReplayServer([TableConfig()], signature)
-        return self._server, ingest(self._source, self._server.address)
-
-    def __exit__(self, *exception: Any) -> None:
-        self._server.stop()
+    with ReplayServer([TableConfig()], item_signature(trajectory_spec(source.step_spec), 2)) as server:
+        yield server, ingest(source, server.address)
 
 
 def _batches(address: str, num_batches: int) -> Iterator[Any]:

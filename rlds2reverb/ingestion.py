@@ -110,7 +110,7 @@ def ingest(
     source = load(source)
     names = (tables,) if isinstance(tables, str) else tuple(tables)
     spec = trajectory_spec(source.step_spec)
-    writing.check_strings(spec)
+    writing.require_no_strings(spec)
     client = writing.connect(server)
     writer = writing.PublicWriter(
         client,

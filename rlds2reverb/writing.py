@@ -12,7 +12,7 @@ import reverb
 import tree
 
 from rlds2reverb import tables
-from rlds2reverb.specs import Nest, SpecMismatch, require_match
+from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match
 
 #: An unflushed writer grows without bound, and logs a warning from about 50 items on.
 _MAX_UNCONFIRMED_ITEMS = 30
@@ -214,12 +214,11 @@ def _never_delete(writer: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer._writer))
 
 
-def check_strings(spec: Nest) -> None:
+def require_no_strings(trajectory_spec: Nest) -> None:
     """Raises `SpecMismatch` if a leaf holds strings, which tables of trajectories do not take."""
-    for path, leaf in tree.flatten_with_path(spec):
-        if getattr(leaf.dtype, "name", "") == "string":
-            place = "".join(f"[{key!r}]" for key in path)
+    for path, leaf in leaves(trajectory_spec):
+        if leaf.dtype.name == "string":
             raise SpecMismatch(
-                f"the trajectories hold strings at {place}; leave the field out (--leave-out, transforms.LeaveOut) or "
-                "encode it as numbers"
+                f"{path_name(path, 'trajectory')} holds strings, which our tables do not take; leave the field out "
+                "(--leave-out, transforms.LeaveOut) or encode it as numbers"
             )
