@@ -39,6 +39,11 @@ setup(
         "dm-tree",
         "h5py",
         "numpy<2",
+        # Messages, checksums and compression of the bulk writer.
+        "grpcio",
+        "protobuf",
+        "google-crc32c",
+        "cramjam>=2.8",
         "absl-py",
         "click>=8.1,<9",
         "rich>=13,<15",

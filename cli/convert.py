@@ -1,4 +1,4 @@
-"""`rlds2reverb convert`: a data set into the tables of a server."""
+"""`rlds2reverb convert`: a data set into the tables of a server, or into a directory that a server starts from."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .options import (
     require_unused,
     source_options,
     start_server,
+    table_configs,
     table_names,
     table_options,
     transform_options,
@@ -27,13 +28,23 @@ from .quiet import import_quietly
 from .serve import serve_until_end
 
 if TYPE_CHECKING:
+    from rlds2reverb.items import Adder
+    from rlds2reverb.reports import IngestReport
     from rlds2reverb.serving import ReplayServer
+
+_WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
+_WITHOUT_DIRECTORY = "is for writing to a server"
 
 
 @click.command()
 @source_options
 @click.option("--to", "address", metavar="HOST:PORT", help="Write to this running server.")
 @click.option("--serve", is_flag=True, help="Start a server, write to it, and serve until Ctrl-C.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write a directory that a server starts from (rlds2reverb serve --from).",
+)
 @table_options
 @transform_options
 @click.option(
@@ -44,7 +55,21 @@ if TYPE_CHECKING:
 @click.option("--append", is_flag=True, help="With --serve: add to the items of a checkpoint.")
 @click.option("--sequence-length", default=2, show_default=True, help="Trajectories in an item; 2 is one transition.")
 @click.option("--stride", default=1, show_default=True, help="Trajectories between the beginnings of items.")
-@click.option("--priority", default=1.0, show_default=True, help="Priority of every item.")
+@click.option(
+    "--padding",
+    type=click.Choice(["none", "short", "tile"]),
+    default="none",
+    show_default=True,
+    help="Fill up with rows of zeros: episodes shorter than an item; or the end of each, so that every row begins one.",
+)
+@click.option("--whole-episodes", is_flag=True, help="One item for each episode, of varying length.")
+@click.option(
+    "--priority",
+    default="1",
+    show_default=True,
+    metavar="NUMBER|return",
+    help="Of every item; or by the return of its episode, from 0.01 for the lowest to 1.",
+)
 @click.option(
     "--discount",
     type=click.Choice(["product", "next_terminal", "step"]),
@@ -57,32 +82,65 @@ if TYPE_CHECKING:
     type=click.Choice(["error", "skip_episode", "keep"]),
     default="error",
     show_default=True,
-    help="error checks everything first and writes nothing if an episode is invalid.",
+    help="error writes nothing if an episode is invalid.",
 )
+@click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was killed.")
+@click.option(
+    "--layout",
+    type=click.Choice(["columns", "packed"]),
+    default="columns",
+    show_default=True,
+    help="packed: all columns in one, half the memory, faster to sample, read by rlds2reverb.sampling.",
+)
+@click.option("--chunk-length", type=int, metavar="N", help="Items that share a chunk.  [default: found out]")
+@click.option(
+    "--writer",
+    type=click.Choice(["bulk", "public"]),
+    default="bulk",
+    show_default=True,
+    help="public: Reverb's own, much slower, and not exactly once.",
+)
+@click.option("--streams", default=1, show_default=True, help="To a server; with more, items are not in order.")
+@click.option("--key-seed", default=0, show_default=True, help="Other keys, should two of them coincide.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for the server, each time.")
+@click.option("--connect-timeout", default=10.0, show_default=True, help="Seconds to wait for its first answer.")
 @json_option
 def convert(
-    address: str | None, serve: bool, append: bool, save_statistics: Path | None, as_json: bool, **options: Any
+    address: str | None,
+    serve: bool,
+    out: Path | None,
+    append: bool,
+    save_statistics: Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Write a data set into a Reverb table.
 
-    Give either --to, for a server that is running and has the table, or --serve, which starts one with a table made
-    for the data; the table's options (--sampler and on) are for --serve.
+    Give one of --to, for a server that is running and has the table; --serve, which starts one with a table made for
+    the data; or --out, for a directory to start servers from. The table's options (--sampler and on) are for the
+    latter two. A run that was killed continues when it is started again with the same arguments.
     """
-    if bool(address) == serve:
-        raise click.UsageError("give either --to HOST:PORT or --serve")
+    if bool(address) + serve + bool(out) != 1:
+        raise click.UsageError("give one of --to HOST:PORT, --serve and --out DIRECTORY")
     if address:
-        require_unused(SERVER_ONLY, "is for --serve; a running server has its tables already")
+        require_unused(SERVER_ONLY, "is for --serve and --out; a running server has its tables already")
+    if out:
+        require_unused(_WITH_DIRECTORY, "is for --serve")
+        require_unused({"timeout", "connect_timeout", "streams", "writer"}, "is for writing to a server")
+    if options["whole_episodes"]:
+        require_unused({"sequence_length", "stride", "padding"}, "does not go with --whole-episodes")
     import_quietly("reverb", "tf_agents.trajectories")
     source, statistics = transformed(open_source(options), options)
-    if address:
-        _ingest(source, address, options, as_json=as_json)
+    if address or out:
+        _ingest(source, out or address, options, as_json=as_json)
         _save(statistics, save_statistics)
         return
-    from rlds2reverb.tables import item_signature
-    from rlds2reverb.trajectories import trajectory_spec
+    adder = _adder(options)
+    signature = adder.item_spec(source.step_spec)
+    if options["layout"] == "packed":
+        from rlds2reverb.packing import Packing, packed_signature
 
-    signature = item_signature(trajectory_spec(source.step_spec), options["sequence_length"])
+        signature = packed_signature(Packing(signature, squeeze=False))
     with start_server(options, signature) as server:
         if not append:
             _require_empty(server)
@@ -91,6 +149,25 @@ def convert(
         if server.has_checkpoints:
             output.say(f"checkpoint {server.checkpoint()}")
         serve_until_end(server)
+
+
+def _adder(options: dict[str, Any]) -> Adder:
+    from rlds2reverb.windows import WholeEpisodes, Windows
+
+    if options["whole_episodes"]:
+        return WholeEpisodes(options["discount"])
+    return Windows(options["sequence_length"], options["stride"], options["padding"], options["discount"])
+
+
+def _priority(options: dict[str, Any], source: Source) -> Any:
+    from rlds2reverb.priorities import ByReturn
+
+    if options["priority"] == "return":
+        return ByReturn.of(source)
+    try:
+        return float(options["priority"])
+    except ValueError:
+        raise ValueError(f"--priority is {options['priority']!r}, wanted a number or 'return'") from None
 
 
 def _require_empty(server: ReplayServer) -> None:
@@ -107,35 +184,50 @@ def _save(statistics: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(statistics, indent=1, allow_nan=False) + "\n")
 
 
-def _ingest(source: Source, address: str, options: dict[str, Any], *, as_json: bool) -> None:
-    from rlds2reverb.ingestion import IngestReport, ingest
+def _ingest(source: Source, destination: Any, options: dict[str, Any], *, as_json: bool) -> None:
+    from rlds2reverb.ingestion import ingest
 
+    to_directory = isinstance(destination, Path)
     with output.StepProgress(source) as progress:
-        report: IngestReport = ingest(
+        report = ingest(
             source,
-            address,
-            table_names(options),
-            sequence_length=options["sequence_length"],
-            stride=options["stride"],
-            priority=options["priority"],
-            discount_source=options["discount"],
+            destination,
+            table_configs(options) if to_directory else table_names(options),
+            adder=_adder(options),
+            priority=_priority(options, source),
             on_invalid=options["on_invalid"],
+            resume=options["resume"],
+            layout=options["layout"],
+            writer=options["writer"],
+            chunk_length=options["chunk_length"],
+            num_streams=options["streams"],
+            key_seed=options["key_seed"],
             timeout_secs=options["timeout"],
+            connect_timeout_secs=options["connect_timeout"],
             progress=progress,
         )
     if as_json:
         output.print_json(report.as_dict())
-        return
+    else:
+        _print(report, destination, options)
+
+
+def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> None:
     seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
+    length = "of whole episodes" if options["whole_episodes"] else f"of {options['sequence_length']} steps"
     rows = [
-        ("into", f"{', '.join(report.tables)} at {address}"),
+        ("into", f"{', '.join(report.tables)} {'in' if isinstance(destination, Path) else 'at'} {destination}"),
         ("episodes", f"{report.episodes:,}"),
         ("steps", f"{report.steps:,} ({output.size(report.bytes)})"),
-        ("items", f"{report.items:,} in each table, of {options['sequence_length']} steps"),
+        ("items", f"{report.items:,} in each table, {length}"),
         ("speed", f"{output.number(round(report.steps_per_second))} steps/s ({seconds})"),
         ("fingerprint", f"sha256 {report.fingerprint}"),
     ]
+    if isinstance(destination, Path):
+        rows.insert(1, ("serve", f"rlds2reverb serve --from {destination}"))
     notes = [
+        (report.resumed_episodes, "episodes were there from an earlier run"),
+        (report.restarts, "times the server was started anew, and got everything again"),
         (report.open_ends, "episodes just stop in the data; written as truncated"),
         (report.too_short, "episodes are shorter than an item and gave none"),
         (report.skipped_episodes, "invalid episodes were left out"),

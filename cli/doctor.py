@@ -152,12 +152,13 @@ def _use_h5py() -> str:
 
 
 def _port(port: int) -> Finding:
-    from rlds2reverb.serving import PortInUse, require_free_port
+    from rlds2reverb.locks import InUse
+    from rlds2reverb.serving import require_free_port
 
     try:
         require_free_port(port)
         return Finding(f"port {port}", "ok", "free")
-    except PortInUse as error:
+    except InUse as error:
         return Finding(f"port {port}", "note", str(error), "serve on another port, or stop what uses it")
 
 

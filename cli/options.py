@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,7 +82,7 @@ table_options = _all(
         help="uniform, fifo, lifo, min_heap, max_heap or prioritized[:EXPONENT].",
     ),
     click.option("--remover", default="fifo", show_default=True, help="Which item leaves a full table; as --sampler."),
-    click.option("--max-size", default=1_000_000, show_default=True, help="Items in a table."),
+    click.option("--max-size", type=int, help="Items in a table.  [default: 1000000, or as many as --out has]"),
     click.option(
         "--max-times-sampled", default=0, show_default=True, help="An item leaves after so many samples; 0 never."
     ),
@@ -155,29 +156,46 @@ def _reward(text: str) -> Transform:
 
 def table_configs(options: dict[str, Any]) -> list[TableConfig]:
     """The tables that the `table_options` describe."""
-    return [
-        TableConfig(
-            name,
-            sampler=Selector.parse(options["sampler"]),
-            remover=Selector.parse(options["remover"]),
-            max_size=options["max_size"],
-            max_times_sampled=options["max_times_sampled"],
-            rate_limiter=RateLimiter.parse(options["rate_limiter"]),
-        )
-        for name in table_names(options)
-    ]
+    return [_asked(TableConfig(name), options, everything=True) for name in table_names(options)]
+
+
+def _asked(config: TableConfig, options: dict[str, Any], *, everything: bool) -> TableConfig:
+    """A table with the options that were given, or with all of them."""
+    parsed = {
+        "sampler": Selector.parse(options["sampler"]),
+        "remover": Selector.parse(options["remover"]),
+        "max_size": options["max_size"],
+        "max_times_sampled": options["max_times_sampled"],
+        "rate_limiter": RateLimiter.parse(options["rate_limiter"]),
+    }
+    given = {name: value for name, value in parsed.items() if everything or _is_given(name)}
+    return replace(config, **given)
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
-    """The server that the `table_options` describe."""
-    from rlds2reverb.serving import ReplayServer
+    """The server that the `table_options` describe; of `data`, where there are some, what is asked has to agree."""
+    from rlds2reverb.serving import ReplayServer, stored_tables
 
+    data = options.get("data")
+    if data is None:
+        configs = table_configs(options)
+    else:
+        configs = [_asked(config, options, everything=False) for config in stored_tables(data)]
+        if _is_given("table_names") and [config.name for config in configs] != list(table_names(options)):
+            raise click.UsageError(f"{data} has the tables {', '.join(config.name for config in configs)}")
     return ReplayServer(
-        table_configs(options),
+        configs,
         signature,
         port=options["port"],
+        data=data,
         checkpoint_root=options["checkpoint_root"],
         verify=not options["no_verify"],
+        force=options.get("force", False),
     )
 
 
@@ -185,8 +203,7 @@ def require_unused(names: set[str], why: str) -> None:
     """Raises `click.UsageError` if one of these options of the running command was given, which would do nothing."""
     context = click.get_current_context()
     for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name in names:
+        if parameter.name in names and _is_given(parameter.name or ""):
             raise click.UsageError(f"{parameter.opts[0]} {why}")
 
 

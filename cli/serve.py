@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @table_options
+@click.option(
+    "--from",
+    "data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Start with the data of a directory that convert --out wrote; it stays as it is.",
+)
+@click.option("--force", is_flag=True, help="With --from: even if the data need more memory than there is.")
 @click.option("--like", "source", metavar="SRC", help="Give the tables this data set's signature.  [default: none]")
 @click.option("--sequence-length", default=2, show_default=True, help="With --like: trajectories in an item.")
 @cast_floats_option
@@ -36,6 +44,10 @@ def serve(sequence_length: int, cast_floats: bool, **options: Any) -> None:
     With --checkpoint-root it starts from the newest checkpoint in there, and writes one when it ends. Reverb listens
     on all interfaces and asks nobody who they are: keep the port behind a firewall.
     """
+    if options["data"] and options["source"]:
+        raise click.UsageError("give --from or --like, not both: data have their own signature")
+    if not options["data"]:
+        require_unused({"force"}, "is for --from")
     if not options["source"]:
         require_unused(SOURCE_ONLY, "is for --like SRC")
     import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb import sealed_json
 from rlds2reverb.tables import TableConfig
 
 _CHECKPOINT_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d[:.\d+\-Z]*")
@@ -57,36 +57,84 @@ class CheckpointRoot:
 
     def require_tables(self, configs: Sequence[TableConfig]) -> None:
         """Notes the tables' configuration, or compares it with the one that the checkpoints were made with."""
-        asked = json.loads(json.dumps([config.as_dict() for config in configs]))
-        if not self._config.exists():
-            _write_whole(self._config, json.dumps({"tables": asked}, indent=1))
+        stored = self.tables()
+        if stored is None or self.latest() is None:
+            whole = [replace(config, max_size=config.capacity).as_dict() for config in configs]
+            sealed_json.save(self._config, {"tables": whole})
             return
-        stored = _read_json(self._config, "tables", list)
-        if self.latest() is None:
-            _write_whole(self._config, json.dumps({"tables": asked}, indent=1))
-        elif stored != asked:
+        if len(stored) == len(configs):  # who asks for no size takes the stored one
+            configs = [
+                replace(config, max_size=old.max_size) if config.max_size is None else config
+                for config, old in zip(configs, stored, strict=True)
+            ]
+        if stored != list(configs):
             raise CheckpointError(
                 f"{self.path} was made with other tables, and a restored table keeps its configuration: "
-                f"{_first_difference(stored, asked)}; ask for the stored one, or give a new directory"
+                f"{_first_difference(stored, configs)}; ask for the stored one, or give a new directory"
             )
+
+    def tables(self) -> list[TableConfig] | None:
+        """The tables that the checkpoints were made with, if there are any.
+
+        Raises:
+          CheckpointError: if the file that says so is damaged.
+        """
+        stored = _load(self._config)
+        if stored is None:
+            return None
+        return [TableConfig.from_dict(values) for values in stored["tables"]]
+
+    def begin_like(self, other: CheckpointRoot) -> None:
+        """Takes over the newest checkpoint of another root, by links: neither of the two changes the other."""
+        checkpoint = other.latest()
+        if checkpoint is None:
+            raise CheckpointError(f"{other.path} holds no checkpoint; write it anew")
+        copy = self.checkpoints / checkpoint.name
+        copy.mkdir()
+        for name in (*_FILES, "DONE"):
+            (copy / name).symlink_to((checkpoint / name).resolve())
+        for path in (other._config, other._manifest_of(checkpoint)):
+            if path.is_file():
+                (self.path / path.relative_to(other.path)).write_bytes(path.read_bytes())
 
     def latest(self) -> Path | None:
         """The newest checkpoint."""
         return max(self.checkpoints.iterdir(), default=None)
 
-    def write_manifest(self, checkpoint: Path) -> None:
-        """Notes size and sha256 of each file of a checkpoint that Reverb just wrote, and forgets older ones.
+    def write_manifest(
+        self,
+        checkpoint: Path,
+        *,
+        data: dict[str, Any] | None = None,
+        known: dict[str, list[Any]] | None = None,
+    ) -> None:
+        """Notes size and sha256 of each file of a complete checkpoint, and forgets those that are gone.
+
+        Args:
+          checkpoint: directory in `checkpoints`.
+          data: more to note, such as what was converted.
+          known: size and sha256 of files for which the caller has them.
 
         Raises:
           CheckpointError: if the checkpoint is not there, not ours, or not complete.
         """
         if checkpoint.parent.resolve() != self.checkpoints.resolve() or not (checkpoint / "DONE").is_file():
             raise CheckpointError(f"Reverb reports a checkpoint at {checkpoint}, but none is complete there")
-        files = {name: _size_and_sha256(checkpoint / name) for name in _FILES}
-        _write_whole(self._manifests / f"{checkpoint.name}.json", json.dumps({"files": files}, indent=1))
+        known = known or {}
+        files = {name: known.get(name) or _size_and_sha256(checkpoint / name) for name in _FILES}
+        sealed_json.save(self._manifest_of(checkpoint), {"files": files, "data": data or {}})
         for manifest in self._manifests.iterdir():
             if not (self.checkpoints / manifest.stem).is_dir():
                 manifest.unlink()
+
+    def described(self) -> dict[str, Any]:
+        """What the manifest of the newest checkpoint says of its data; empty for those that servers wrote."""
+        checkpoint = self.latest()
+        manifest = _load(self._manifest_of(checkpoint)) if checkpoint else None
+        return dict(manifest["data"]) if manifest else {}
+
+    def _manifest_of(self, checkpoint: Path) -> Path:
+        return self._manifests / f"{checkpoint.name}.json"
 
     def verify_latest(self, *, manifest_too: bool = True) -> None:
         """Looks whether the newest checkpoint is complete, and compares it with its manifest.
@@ -105,13 +153,13 @@ class CheckpointRoot:
             raise CheckpointError(f"{checkpoint / empty[0]} is damaged: it is empty; restore it from a copy")
         if not manifest_too:
             return
-        manifest = self._manifests / f"{checkpoint.name}.json"
-        if not manifest.is_file():
+        manifest = _load(self._manifest_of(checkpoint))
+        if manifest is None:
             raise CheckpointError(
-                f"{checkpoint} is complete but has no manifest {manifest.name}: the server ended before it was "
-                "written; start with verify=False (--no-verify)"
+                f"{checkpoint} is complete but has no manifest {self._manifest_of(checkpoint).name}: it was lost, or "
+                "the server ended before it was written; start with verify=False (--no-verify)"
             )
-        wanted = _read_json(manifest, "files", dict)
+        wanted = manifest["files"]
         for name in _FILES:
             if found[name] != wanted.get(name):
                 raise CheckpointError(
@@ -120,15 +168,11 @@ class CheckpointRoot:
                 )
 
 
-def _read_json(path: Path, key: str, kind: type) -> Any:
+def _load(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))[key]
-        entries = value if isinstance(value, list) else []
-        if isinstance(value, kind) and all(isinstance(entry, dict) for entry in entries):
-            return value
-    except (ValueError, KeyError, TypeError, OSError, RecursionError):
-        pass
-    raise CheckpointError(f"{path} is damaged; restore it from a copy, or give a new directory")
+        return sealed_json.load(path)
+    except sealed_json.DamagedFile as error:
+        raise CheckpointError(f"{error}; restore it from a copy, or give a new directory") from error
 
 
 def _size_and_sha256(path: Path) -> list[Any]:
@@ -141,23 +185,11 @@ def _size_and_sha256(path: Path) -> list[Any]:
     return [path.stat().st_size, digest.hexdigest()]
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a small file so that it is there whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-
-
-def _first_difference(stored: list[dict[str, Any]], asked: list[dict[str, Any]]) -> str:
-    if [table.get("name") for table in stored] != [table["name"] for table in asked]:
-        return (
-            f"tables {[table.get('name') for table in stored]} are stored, {[table['name'] for table in asked]} asked"
-        )
+def _first_difference(stored: Sequence[TableConfig], asked: Sequence[TableConfig]) -> str:
+    if [table.name for table in stored] != [table.name for table in asked]:
+        return f"tables {[table.name for table in stored]} are stored, {[table.name for table in asked]} asked"
     for old, new in zip(stored, asked, strict=True):
-        for key in new:
-            if old.get(key) != new[key]:
-                return f"{key} of table {old['name']!r} is stored as {old.get(key)}, asked as {new[key]}"
+        for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
+            if getattr(old, name) != getattr(new, name):
+                return f"{name} of table {old.name!r} is stored as {getattr(old, name)}, asked as {getattr(new, name)}"
     return "they differ"

@@ -1,98 +1,104 @@
-"""`ingest`: a data set into the tables of a Reverb server, with a report."""
+"""`ingest`: a data set into the tables of a Reverb server, or into a directory that a server starts from."""
 
 from __future__ import annotations
 
-import time
+import hashlib
+import json
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import reverb
 
 from rlds2reverb import fields, writing
-from rlds2reverb.episodes import Episode, InvalidEpisode, Problem, find_problems
+from rlds2reverb.authoring import CheckpointWriter
+from rlds2reverb.batches import Encoder
+from rlds2reverb.bulk_writing import BulkWriter, ServerRestarted, server_state_id
+from rlds2reverb.episodes import Episode, InvalidEpisode, find_problems
+from rlds2reverb.items import Adder
+from rlds2reverb.locks import FileLock
+from rlds2reverb.plans import LAYOUTS, Plan, make_plan
+from rlds2reverb.priorities import Priority
+from rlds2reverb.reports import IngestReport
+from rlds2reverb.round_trip import why_bulk_writing_fails
+from rlds2reverb.sinks import ServerSink, Sink
 from rlds2reverb.sources import Source, load
 from rlds2reverb.summaries import Fingerprint
-from rlds2reverb.tables import item_signature
-from rlds2reverb.trajectories import require_discount_source, trajectory_columns, trajectory_spec
+from rlds2reverb.tables import TableConfig
+from rlds2reverb.windows import Windows
 
 #: What to do with an episode that does not hold together.
 ON_INVALID = ("error", "skip_episode", "keep")
+#: Who writes to a server: our own messages, or Reverb's public writer.
+WRITERS = ("bulk", "public")
+
 _PROBLEMS_KEPT = 20
+#: Episodes are encoded and confirmed in blocks of about so many bytes.
+_BLOCK_BYTES = 2 << 20
+#: A data set of up to so many bytes is read once: what was read for the check is kept.
+_KEPT_BYTES = 512 << 20
+_MAX_RESTARTS = 10
 
 Progress = Callable[[str, Episode], None]
 
 
-@dataclass
-class IngestReport:
-    """What happened.
-
-    Attributes:
-      source: name of the data set.
-      tables: names of the tables, each of which got every item.
-      episodes, steps, items, bytes: written; `steps` has those of final observations, `bytes` are of the steps.
-      open_ends: episodes that the source just stops in, written as truncated.
-      too_short: episodes shorter than a window, which give no item.
-      skipped_episodes: left out because of problems.
-      kept_problems: found and written all the same.
-      problems: the first 20 of them.
-      seconds: by stage: 'check' (reading and checking before anything is written), 'read', 'convert', 'write'.
-      fingerprint: sha256 over the content of what was written; see `summaries.Fingerprint`.
-    """
-
-    source: str
-    tables: tuple[str, ...]
-    episodes: int = 0
-    steps: int = 0
-    items: int = 0
-    bytes: int = 0
-    open_ends: int = 0
-    too_short: int = 0
-    skipped_episodes: int = 0
-    kept_problems: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    fingerprint: str = ""
-
-    @property
-    def steps_per_second(self) -> float:
-        """Steps over the seconds of all stages."""
-        total = sum(self.seconds.values())
-        return self.steps / total if total else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain dicts, for JSON."""
-        return {**asdict(self), "steps_per_second": self.steps_per_second}
+class ResumeError(ValueError):
+    """The data set is not the one that an unfinished run was writing."""
 
 
 def ingest(
     source: Any,
-    server: str | int | reverb.Client | reverb.Server,
-    tables: str | Sequence[str] = "replay",
+    destination: str | int | Path | reverb.Client | reverb.Server,
+    tables: str | TableConfig | Sequence[str | TableConfig] = "replay",
     *,
-    sequence_length: int = 2,
-    stride: int = 1,
-    priority: float = 1.0,
-    discount_source: str = "product",
+    adder: Adder | None = None,
+    priority: Priority = 1.0,
     on_invalid: str = "error",
+    resume: bool = True,
+    layout: str = "columns",
+    writer: str = "bulk",
+    chunk_length: int | None = None,
+    num_streams: int = 1,
+    key_seed: int = 0,
     timeout_secs: float = 30.0,
+    connect_timeout_secs: float = 10.0,
+    journal_folder: str | Path | None = None,
     progress: Progress = lambda stage, episode: None,
 ) -> IngestReport:
-    """Writes a data set into tables of a running Reverb server, as windows of trajectories.
+    """Writes a data set into tables of a running Reverb server, or into a directory that a server starts from.
+
+    Items have keys that say what they hold (see `keys`), so that writing the same again stores it once. A run that
+    was killed continues where it was when it is called again with the same arguments: a server's confirmations are
+    noted in a journal, a directory has its own. A server that was started anew, from a checkpoint or empty, gets
+    everything again.
 
     Args:
       source: a `Source`, or anything that `load` takes.
-      server: address 'host:port', a port of this machine, a client, or a server in this process.
-      tables: name or names; each gets every item. They have to exist, with the data's signature or none.
-      sequence_length: trajectories in an item; 2 is one transition, as TF-Agents' `AsTransition` takes it.
-      stride: trajectories between the beginnings of items.
-      priority: of every item, in [0, 1e12].
-      discount_source: see `trajectories.transition_discounts`.
-      on_invalid: 'error' reads and checks the whole data set first, and writes nothing if an episode is invalid;
-        'skip_episode' leaves such episodes out; 'keep' writes them as they are, but for those that no table can hold
-        (no steps, uneven columns, other dtypes or shapes). Both count them in the report.
-      timeout_secs: how long to wait for the server, each time.
-      progress: called with 'check' or 'write' and each episode.
+      destination: address 'host:port', a port of this machine, a client, or a server in this process; or a
+        `pathlib.Path` of a directory that is not there yet.
+      tables: name or names; each gets every item. On a server they have to exist, with the items' signature or none.
+        For a directory a name stands for a `TableConfig` of that name.
+      adder: makes items of episodes; `Windows()`, which are transitions, if None.
+      priority: of every item, or a function of an episode and its `Items` that gives them; in [0, 1e12].
+      on_invalid: 'error' writes nothing if an episode is invalid (for a server, it reads and checks the whole data set
+        first); 'skip_episode' leaves such episodes out; 'keep' writes them as they are, but for those that no table
+        can hold (no steps, uneven columns, other dtypes or shapes). Both count them in the report.
+      resume: whether to continue an earlier run; otherwise it is forgotten.
+      layout: 'columns', or 'packed' for tables of `packing.packed_signature`: half the memory, faster to sample.
+      writer: 'bulk', or 'public' for Reverb's own writer: much slower, and its keys are random, so that a run that
+        was killed may have written an episode twice. If the server does not understand the former, the latter is
+        taken, with a warning.
+      chunk_length: items that share a chunk; see `batches.Encoder`.
+      num_streams: streams to the server; with more than one the order of items is not kept.
+      key_seed: other keys, for the case that two coincide.
+      timeout_secs: how long to wait for the server to confirm anything.
+      connect_timeout_secs: how long to wait for its first answer, if that is shorter.
+      journal_folder: where the journals of unfinished runs are; by default `$XDG_STATE_HOME/rlds2reverb`, which is
+        `~/.local/state/rlds2reverb`.
+      progress: called with 'check', 'resume' or 'write' and each episode.
 
     Returns:
       `IngestReport`.
@@ -100,101 +106,281 @@ def ingest(
     Raises:
       InvalidEpisode: with on_invalid='error', at the first episode with problems; nothing is written.
       SourceError: if the source cannot be opened or read.
-      SpecMismatch: if a table's signature differs from the data, or an episode from the first.
-      ServerUnavailable: if the server does not answer or take items in time.
+      SpecMismatch: if a table's signature differs from the items, or an episode from the first.
+      ServerUnavailable: if the server does not answer or take items in time; what it confirmed is in the journal.
+      ResumeError: if the data set is not the one of the run that is to be resumed.
+      DamagedFile: if the journal of that run is damaged.
+      CheckpointError: if the directory exists, or what is left of an unfinished run is damaged or of another one.
+      StorageFull: if there is no space; what is written is kept, for `resume`.
+      InUse: if another process does the same.
+      KeysCoincide: if two items have the same key by chance.
       ValueError: if an argument is out of its range or a table does not exist.
     """
-    require_discount_source(discount_source)
-    if on_invalid not in ON_INVALID:
-        raise ValueError(f"on_invalid is {on_invalid!r}, wanted one of {', '.join(map(repr, ON_INVALID))}")
+    for name, value, allowed in (
+        ("on_invalid", on_invalid, ON_INVALID),
+        ("layout", layout, LAYOUTS),
+        ("writer", writer, WRITERS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(map(repr, allowed))}")
+    if writer == "public" and layout == "packed":
+        raise ValueError("the public writer has the layout 'columns' only, asked for 'packed'")
+    writing.require_timeout(timeout_secs)
+    writing.require_timeout(connect_timeout_secs)
+    named = [tables] if isinstance(tables, (str, TableConfig)) else list(tables)
+    configs = [TableConfig(table) if isinstance(table, str) else table for table in named]
+    names = tuple(config.name for config in configs)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"tables are {list(names)}, wanted at least one, each once")
+    to_directory = isinstance(destination, Path)
+    if not to_directory:
+        client = writing.connect(destination)
+        infos = writing.table_infos(client, timeout_secs=min(timeout_secs, connect_timeout_secs))
     source = load(source)
-    names = (tables,) if isinstance(tables, str) else tuple(tables)
-    spec = trajectory_spec(source.step_spec)
-    writing.require_no_strings(spec)
-    client = writing.connect(server)
-    writer = writing.PublicWriter(
-        client,
+    plan = make_plan(source, adder or Windows(), priority, on_invalid=on_invalid, packed=layout == "packed")
+    encoder = Encoder(
+        plan.specs,
         names,
-        spec,
-        sequence_length=sequence_length,
-        stride=stride,
-        priority=priority,
-        timeout_secs=timeout_secs,
+        squeeze=plan.squeeze,
+        chunk_length=chunk_length,
+        key_seed=key_seed,
+        number_items=to_directory,
     )
-    infos = writing.table_infos(client, timeout_secs=timeout_secs)
+    description = _description(source, plan, configs, [on_invalid, layout, writer, chunk_length, key_seed])
+    run = _Run(source, plan, on_invalid, resume, IngestReport(source.name, names, writer=writer), progress)
+    if isinstance(destination, Path):
+        with CheckpointWriter(destination, configs, plan.signature, encoder, description=description) as sink:
+            run.write(sink)
+        return run.report
     for name in names:
-        writing.require_table(infos, name, item_signature(spec, sequence_length))
-    report = IngestReport(source.name, names)
-    if on_invalid == "error":
-        with _Stage(report, "check"):
-            check_all(source, progress)
-    with writer:
-        _write_all(source, writer, report, on_invalid, discount_source, progress)
-    return report
+        writing.require_table(infos, name, plan.signature)
+    journal = _journal_path(journal_folder, {**description, "server": client.server_address})
+    with FileLock(journal.with_suffix(".lock"), f"another process writes this to {client.server_address}"):
+        if on_invalid == "error":
+            run.check()
+        if writer == "bulk":
+            _require_round_trip(run, client)
+        _write_to_server(run, client, encoder, journal, num_streams=num_streams, timeout_secs=timeout_secs)
+    return run.report
+
+
+def _description(source: Source, plan: Plan, configs: Sequence[TableConfig], options: list[Any]) -> dict[str, Any]:
+    """What tells one run from another; of plain values, for JSON."""
+    description = {
+        "source": [source.name, source.kind, source.num_rows, source.num_episodes],
+        "steps": str(source.step_spec),
+        "tables": [config.as_dict() for config in configs],
+        "adder": _name(plan.adder),
+        "priority": _name(plan.priority),
+        "options": options,
+    }
+    return dict(json.loads(json.dumps(description)))
+
+
+def _name(thing: Any) -> str:
+    """What stays the same from run to run: no addresses in memory."""
+    if isinstance(thing, (int, float)) or is_dataclass(thing):
+        return repr(thing)
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))
+
+
+def _journal_path(folder: str | Path | None, description: dict[str, Any]) -> Path:
+    state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    folder = Path(folder) if folder is not None else Path(state_home) / "rlds2reverb"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(description, sort_keys=True)
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _require_round_trip(run: _Run, client: reverb.Client) -> None:
+    """Has the public writer take over where the server does not understand the bulk writer."""
+    plan, report = run.plan, run.report
+    if not len(plan.example.starts):
+        return
+    reason = why_bulk_writing_fails(
+        client, report.tables, plan.example, plan.signature, specs=plan.specs, squeeze=plan.squeeze
+    )
+    if reason is None:
+        return
+    if plan.packed:
+        raise ValueError(f"the server does not understand the bulk writer ({reason}); give layout='columns'")
+    report.writer = "public"
+    report.warnings += (f"the server does not understand the bulk writer ({reason}); Reverb's public one is used",)
+    warnings.warn(report.warnings[-1], RuntimeWarning, stacklevel=3)
+
+
+def _write_to_server(
+    run: _Run, client: reverb.Client, encoder: Encoder, journal: Path, *, num_streams: int, timeout_secs: float
+) -> None:
+    tables = run.report.tables
+    while True:
+        state_id = server_state_id(client.server_address, timeout_secs=timeout_secs)
+        writer: BulkWriter | writing.PublicWriter
+        if run.report.writer == "bulk":
+            writer = BulkWriter(client, encoder, num_streams=num_streams, timeout_secs=timeout_secs)
+        else:
+            writer = writing.PublicWriter(
+                client, tables, run.plan.signature, squeeze=run.plan.squeeze, timeout_secs=timeout_secs
+            )
+        try:
+            with ServerSink(
+                client, writer, journal, tables=tables, state_id=state_id, timeout_secs=timeout_secs
+            ) as sink:
+                run.write(sink)
+                return
+        except ServerRestarted:
+            if run.report.restarts == _MAX_RESTARTS:
+                raise
+            run.report.restarts += 1
+
+
+@dataclass
+class _Run:
+    """One ingestion: reads, checks and converts episodes, and gives them to a sink block by block."""
+
+    source: Source
+    plan: Plan
+    on_invalid: str
+    resume: bool
+    report: IngestReport
+    progress: Progress
+
+    def check(self) -> None:
+        """Reads and checks everything before anything is written."""
+        with self.report.stage("check"):
+            self.source = _checked(self.source, self.progress)
+
+    def write(self, sink: Sink) -> None:
+        """From the beginning, or from where an earlier run was, to the end."""
+        report = self.report = _anew(self.report)
+        state = sink.open(resume=self.resume)
+        fingerprint = Fingerprint()
+        seen = 0
+        for block in _blocks(self._timed_episodes(), state["seen"] if state else 0):
+            pieces = []
+            resumed = state is not None and seen < state["seen"]
+            for episode in block:
+                with report.stage("convert"):
+                    seen += 1
+                    if not self._take(episode):
+                        continue
+                    fingerprint.add(episode)
+                    self._count(episode)
+                    if not resumed:
+                        pieces.append(self.plan.piece(episode))
+                        report.items += len(pieces[-1].starts)
+                        report.too_short += not len(pieces[-1].starts)
+                self.progress("resume" if resumed else "write", episode)
+            if not resumed:
+                with report.stage("write"):
+                    sink.write(pieces, self._state(seen, fingerprint))
+            elif state is not None and seen == state["seen"]:
+                self._take_over(state, fingerprint)
+        if state is not None and seen < state["seen"]:
+            raise ResumeError(_OTHER_DATA.format(seen, f"ends after {seen} episodes"))
+        report.fingerprint = fingerprint.hexdigest()
+        with report.stage("write"):
+            sink.finish(self._state(seen, fingerprint))
+
+    def _state(self, seen: int, fingerprint: Fingerprint) -> dict[str, Any]:
+        report = self.report
+        return {
+            "seen": seen,
+            "fingerprint": fingerprint.hexdigest(),
+            "items": report.items,
+            "too_short": report.too_short,
+        }
+
+    def _take_over(self, state: dict[str, Any], fingerprint: Fingerprint) -> None:
+        """The counts of the earlier run, if the data set is still the one that it wrote."""
+        if fingerprint.hexdigest() != state["fingerprint"]:
+            raise ResumeError(_OTHER_DATA.format(state["seen"], "is another"))
+        report = self.report
+        report.items, report.too_short = state["items"], state["too_short"]
+        report.resumed_episodes, report.resumed_steps = report.episodes, report.steps
+
+    def _timed_episodes(self) -> Iterator[Episode]:
+        episodes = iter(self.source)
+        while True:
+            with self.report.stage("read"):
+                episode = next(episodes, None)
+            if episode is None:
+                return
+            yield episode
+
+    def _take(self, episode: Episode) -> bool:
+        """Whether an episode is to be written; notes its problems."""
+        report = self.report
+        if self.on_invalid == "error" and "check" in report.seconds:
+            return True
+        problems = find_problems(episode, self.source.step_spec)
+        if problems and self.on_invalid == "error":
+            raise InvalidEpisode(problems)
+        report.problems += problems[: _PROBLEMS_KEPT - len(report.problems)]
+        if not problems:
+            return True
+        if self.on_invalid == "skip_episode" or any(problem.field == fields.STEPS for problem in problems):
+            report.skipped_episodes += 1
+            return False
+        report.kept_problems += len(problems)
+        return True
+
+    def _count(self, episode: Episode) -> None:
+        report = self.report
+        report.episodes += 1
+        report.steps += episode.num_steps
+        report.bytes += episode.num_bytes
+        report.open_ends += episode.open_end
+
+
+_OTHER_DATA = (
+    "the data set is not the one that the unfinished run wrote: after {} episodes it {}; convert without resuming"
+)
+
+
+def _anew(report: IngestReport) -> IngestReport:
+    """A report to begin again with; what was checked and how often the server was restarted stays."""
+    kept = {name: getattr(report, name) for name in ("source", "tables", "restarts", "writer", "warnings", "seconds")}
+    return IngestReport(**kept)
+
+
+def _blocks(episodes: Iterator[Episode], first_end: int) -> Iterator[list[Episode]]:
+    """Episodes in blocks of about `_BLOCK_BYTES`; one block ends after episode number `first_end`."""
+    block: list[Episode] = []
+    block_bytes = 0
+    for number, episode in enumerate(episodes, start=1):
+        block.append(episode)
+        block_bytes += episode.num_bytes
+        if block_bytes >= _BLOCK_BYTES or number == first_end:
+            yield block
+            block, block_bytes = [], 0
+    if block:
+        yield block
 
 
 def check_all(source: Source, progress: Progress = lambda stage, episode: None) -> None:
     """Reads a source to its end and raises at the first episode that is invalid or unlike the first."""
+    for _ in _valid_episodes(source, progress):
+        pass
+
+
+def _valid_episodes(source: Source, progress: Progress) -> Iterator[Episode]:
     for episode in source:
         progress("check", episode)
         problems = find_problems(episode, source.step_spec)
         if problems:
             raise InvalidEpisode(problems)
+        yield episode
 
 
-class _Stage:
-    """Adds the seconds spent inside to the report."""
-
-    def __init__(self, report: IngestReport, name: str):
-        self._seconds, self._name = report.seconds, name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._start
-
-
-def _write_all(
-    source: Source,
-    writer: writing.PublicWriter,
-    report: IngestReport,
-    on_invalid: str,
-    discount_source: str,
-    progress: Progress,
-) -> None:
-    fingerprint = Fingerprint()
-    episodes: Iterator[Episode] = iter(source)
-    while True:
-        with _Stage(report, "read"):
-            episode = next(episodes, None)
-        if episode is None:
-            break
-        with _Stage(report, "convert"):
-            if not _take(source, episode, report, on_invalid):
-                continue
-            fingerprint.add(episode)
-            trajectories = trajectory_columns(episode.steps, discount_source=discount_source)
-        with _Stage(report, "write"):
-            items = writer.write(trajectories)
-        report.episodes += 1
-        report.steps += episode.num_steps
-        report.items += items
-        report.bytes += episode.num_bytes
-        report.open_ends += episode.open_end
-        report.too_short += not items
-        progress("write", episode)
-    report.fingerprint = fingerprint.hexdigest()
-
-
-def _take(source: Source, episode: Episode, report: IngestReport, on_invalid: str) -> bool:
-    """Whether an episode is to be written; notes its problems."""
-    problems = [] if on_invalid == "error" else find_problems(episode, source.step_spec)
-    report.problems += problems[: _PROBLEMS_KEPT - len(report.problems)]
-    if not problems:
-        return True
-    if on_invalid == "skip_episode" or any(problem.field == fields.STEPS for problem in problems):
-        report.skipped_episodes += 1
-        return False
-    report.kept_problems += len(problems)
-    return True
+def _checked(source: Source, progress: Progress) -> Source:
+    """The source after `check_all`; its episodes are in memory if there is little enough of them."""
+    kept: list[Episode] = []
+    kept_bytes = 0
+    for episode in _valid_episodes(source, progress):
+        kept_bytes += episode.num_bytes
+        if kept_bytes <= _KEPT_BYTES:
+            kept.append(episode)
+        else:
+            kept.clear()
+    return replace(source, read=lambda: iter(kept)) if kept_bytes <= _KEPT_BYTES else source

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ import portpicker
 import reverb
 
 from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot
+from rlds2reverb.locks import FileLock, InUse
+from rlds2reverb.memory import require_memory
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing import ServerUnavailable, require_table, table_infos
-
-
-class PortInUse(OSError):
-    """Another server listens on the port, or holds its lock."""
+from rlds2reverb.writing import require_table, table_infos, within
 
 
 class ReplayServer:
@@ -35,51 +32,58 @@ class ReplayServer:
 
     def __init__(
         self,
-        configs: Sequence[TableConfig],
+        configs: Sequence[TableConfig] | None,
         signature: Nest | None = None,
         *,
         port: int | None = None,
+        data: str | Path | None = None,
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
+        force: bool = False,
     ):
-        """Starts the server, from the newest checkpoint of the root if there is one.
+        """Starts the server, from the newest checkpoint of the root if there is one, else from the data.
 
         Args:
-          configs: the tables.
+          configs: the tables; None for those of `data`.
           signature: of their items, or None to take anything.
           port: None for a free one.
+          data: a directory that `ingest` wrote. It stays as it is.
           checkpoint_root: a new directory, or one that an earlier server made; None for no checkpoints.
+          force: whether to load data that need more memory than there is.
           verify: whether a checkpoint has to match its manifest; it has to be complete in any case.
 
         Raises:
-          PortInUse: if another server listens there. (Two would both start, and split the traffic.)
-          CheckpointError: if the root is not ours, or its checkpoint is damaged or for other tables.
+          InUse: if another server listens there. (Two would both start, and split the traffic.)
+          CheckpointError: if data or root are not ours, or damaged or for other tables.
+          TooLarge: if the data need more memory than there is.
           SpecMismatch: if a restored table has another signature.
         """
-        if not configs:
+        if configs is not None and not configs:
             raise ValueError("a server needs at least one table, got none")
-        self._root = None
+        if configs is None and data is None:
+            raise ValueError("a server needs tables, or data that say which; got neither")
         with ExitStack() as stack:
             self.port = port or portpicker.pick_unused_port()
             stack.enter_context(_port_lock(self.port))
             require_free_port(self.port)
-            if checkpoint_root is not None:
-                self._root = CheckpointRoot(Path(checkpoint_root))
-                stack.enter_context(_Lock(self._root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
-                self._root.require_tables(configs)
-                self._root.verify_latest(manifest_too=verify)
-                checkpointer = reverb.checkpointers.DefaultCheckpointer(str(self._root.checkpoints))
-            else:
-                # Reverb always makes a checkpointer, by default one that leaves a directory behind.
-                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlds2reverb-"))
-                checkpointer = reverb.checkpointers.DefaultCheckpointer(scratch)
+            self._root = None if checkpoint_root is None else CheckpointRoot(Path(checkpoint_root))
+            # Reverb always makes a checkpointer, by default one that leaves a directory behind.
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlds2reverb-"))
+            root = self._root or CheckpointRoot(Path(scratch) / "root")
+            stack.enter_context(FileLock(root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
+            if data is not None and root.latest() is None:
+                begin_from(root, Path(data), verify=verify, force=force)
+            configs = list(root.tables() or [] if configs is None else configs)
+            root.require_tables(configs)
+            root.verify_latest(manifest_too=verify)
             tables = [config.build(signature) for config in configs]
+            checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
             try:
                 self._server = reverb.Server(tables, port=self.port, checkpointer=checkpointer)
             except (RuntimeError, ValueError) as error:
-                if self._root is None:
+                if root.latest() is None:
                     raise
-                raise CheckpointError(f"Reverb cannot load the checkpoint in {checkpoint_root} ({error})") from error
+                raise CheckpointError(f"Reverb cannot load the checkpoint {root.latest()} ({error})") from error
             stack.callback(self._server.stop)
             self.client = reverb.Client(self.address)
             infos = table_infos(self.client)
@@ -116,13 +120,42 @@ class ReplayServer:
             raise ValueError("the server was started without a checkpoint root; give checkpoint_root=DIRECTORY")
         self._root.require_own()
         with _signals_deferred():  # between Reverb's checkpoint and our manifest nothing may end the process
-            path = Path(_within(timeout_secs, self.client.checkpoint, f"a checkpoint in {self._root.path}"))
+            path = Path(within(timeout_secs, self.client.checkpoint, f"a checkpoint in {self._root.path}"))
             self._root.write_manifest(path)
         return path
 
     def stop(self) -> None:
         """Stops the server and gives port and root back."""
         self._resources.close()
+
+
+def stored_tables(data: Path) -> list[TableConfig]:
+    """The tables of a directory that `ingest` wrote.
+
+    Raises:
+      CheckpointError: if there is no such directory, or it is damaged.
+    """
+    if not data.is_dir():
+        raise CheckpointError(f"{data} is no directory; write one with ingest (rlds2reverb convert --out {data})")
+    tables = CheckpointRoot(data).tables()
+    if tables is None:
+        raise CheckpointError(f"{data / 'rlds2reverb.json'} is missing; restore it from a copy, or write the data anew")
+    return tables
+
+
+def begin_from(root: CheckpointRoot, data: Path, *, verify: bool, force: bool) -> None:
+    """Has a root without checkpoints begin with those of a directory that `ingest` wrote.
+
+    Raises:
+      CheckpointError: if there is no such directory, or it is damaged.
+      TooLarge: if it needs more memory than there is, unless forced.
+    """
+    stored_tables(data)
+    written = CheckpointRoot(data)
+    if not force:
+        require_memory(written.described(), str(data))
+    written.verify_latest(manifest_too=verify)
+    root.begin_like(written)
 
 
 @contextmanager
@@ -143,28 +176,8 @@ def _signals_deferred() -> Iterator[None]:
             signal.raise_signal(got)
 
 
-def _within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
-    """The result of a call that has no deadline of its own; it goes on in the background when ours has passed."""
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["result"] = call()
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(timeout_secs)
-    if thread.is_alive():
-        raise ServerUnavailable(f"waited {timeout_secs:g} s for {what}")
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["result"]
-
-
 def require_free_port(port: int) -> None:
-    """Raises `PortInUse` if anything listens on the port, on any interface; `ValueError` if it is no port."""
+    """Raises `InUse` if anything listens on the port, on any interface; `ValueError` if it is no port."""
     if not 0 < port < 65536:
         raise ValueError(f"port is {port}, wanted 1 to 65535")
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
@@ -179,32 +192,12 @@ def require_free_port(port: int) -> None:
             try:
                 probe.bind((host, port))
             except PermissionError as error:
-                raise PortInUse(f"port {port} may not be used ({error.strerror}); choose one above 1023") from None
+                raise InUse(f"port {port} may not be used ({error.strerror}); choose one above 1023") from None
             except OSError as error:
-                raise PortInUse(
-                    f"port {port} is taken ({error.strerror}); choose another, or stop what uses it"
-                ) from None
+                raise InUse(f"port {port} is taken ({error.strerror}); choose another, or stop what uses it") from None
 
 
-def _port_lock(port: int) -> _Lock:
+def _port_lock(port: int) -> FileLock:
     directory = Path(tempfile.gettempdir()) / f"rlds2reverb-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    return _Lock(directory / f"port-{port}.lock", f"port {port} is taken by another rlds2reverb server")
-
-
-class _Lock:
-    """A lock file, held as long as the context; it goes with the process, however that ends."""
-
-    def __init__(self, path: Path, complaint: str):
-        self._path, self._complaint = path, complaint
-
-    def __enter__(self) -> None:
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._descriptor)
-            raise PortInUse(f"{self._complaint} (lock {self._path})") from None
-
-    def __exit__(self, *exception: Any) -> None:
-        os.close(self._descriptor)
+    return FileLock(directory / f"port-{port}.lock", f"port {port} is taken by another rlds2reverb server")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,13 @@ class ArraySpec:
 
     def __str__(self) -> str:
         return describe(self)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one array; `ValueError` where a size is not known."""
+        if None in self.shape:
+            raise ValueError(f"{self} has no fixed size")
+        return self.dtype.itemsize * math.prod(size or 0 for size in self.shape)
 
 
 def describe(spec: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ _SELECTORS = ("uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized")
 _LIMITERS = ("min_size", "sample_to_insert_ratio", "queue", "stack")
 MAX_PRIORITY = 1e12
 MAX_ITEMS = 10**12
+DEFAULT_MAX_SIZE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class TableConfig:
       name: the table's name.
       sampler: which item is sampled.
       remover: which item leaves a full table.
-      max_size: items that the table holds.
+      max_size: items that the table holds; None for a million, or for more where a directory with more is written.
       max_times_sampled: an item leaves after so many samples; 0 for never.
       rate_limiter: when samples and inserts pass.
     """
@@ -157,14 +159,14 @@ class TableConfig:
     name: str = "replay"
     sampler: Selector = Selector("prioritized", 0.6)
     remover: Selector = Selector("fifo")
-    max_size: int = 1_000_000
+    max_size: int | None = None
     max_times_sampled: int = 0
     rate_limiter: RateLimiter = RateLimiter()
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or len(self.name) > 100:
             raise ValueError(f"a table's name is {self.name[:120]!r}, wanted 1 to 100 printable characters")
-        _require_count(f"max_size of table {self.name!r}", self.max_size, 1, MAX_ITEMS)
+        _require_count(f"max_size of table {self.name!r}", self.capacity, 1, MAX_ITEMS)
         _require_count(f"max_times_sampled of table {self.name!r}", self.max_times_sampled, 0, 2**31 - 1)
         limiter = self.rate_limiter
         if limiter.kind in ("queue", "stack"):
@@ -179,10 +181,32 @@ class TableConfig:
                     f"a {limiter.kind} of {limiter.size} (table {self.name!r}) needs max_size {limiter.size}, "
                     f"got {self.max_size}"
                 )
-        elif limiter.size > self.max_size:
+        elif limiter.size > self.capacity:
             raise ValueError(
-                f"table {self.name!r} waits for {limiter.size} items and holds {self.max_size}; it would wait for ever"
+                f"table {self.name!r} waits for {limiter.size} items and holds {self.capacity}; it would wait for ever"
             )
+
+    @property
+    def capacity(self) -> int:
+        """Items that the table holds."""
+        return DEFAULT_MAX_SIZE if self.max_size is None else self.max_size
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TableConfig:
+        """From what `as_dict` gave.
+
+        Raises:
+          ValueError: if anything is missing, too much or out of range.
+        """
+        try:
+            parts = {
+                "sampler": Selector(**values["sampler"]),
+                "remover": Selector(**values["remover"]),
+                "rate_limiter": RateLimiter(**values["rate_limiter"]),
+            }
+            return cls(**{**values, **parts})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{values} is no configuration of a table ({error})") from error
 
     @classmethod
     def queue(cls, name: str, size: int) -> TableConfig:
@@ -198,7 +222,7 @@ class TableConfig:
             self.name,
             sampler=self.sampler.build(),
             remover=self.remover.build(),
-            max_size=self.max_size,
+            max_size=self.capacity,
             max_times_sampled=self.max_times_sampled,
             rate_limiter=self.rate_limiter.build(),
             signature=signature,
@@ -209,9 +233,10 @@ class TableConfig:
         return asdict(self)
 
 
-def item_signature(trajectory_spec: Nest, sequence_length: int) -> Nest:
+def item_signature(trajectory_spec: Nest, sequence_length: int | None) -> Nest:
     """The signature of a table whose items are windows of `sequence_length` trajectories, `[sequence_length, ...]`.
 
+    With None, items may have any length.
     Bounds and names are left out, which Reverb does not check.
     """
     import tensorflow as tf

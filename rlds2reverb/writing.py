@@ -1,31 +1,34 @@
-"""Writing trajectories to a Reverb server: the only file of the trunk that inserts, and it never waits for ever."""
+"""Talking to a Reverb server through its public client, and never waiting for ever: what it has, and writing items."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
 import reverb
 import tree
 
-from rlds2reverb import tables
+from rlds2reverb.batches import Piece
 from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match
 
 #: An unflushed writer grows without bound, and logs a warning from about 50 items on.
 _MAX_UNCONFIRMED_ITEMS = 30
 _STEPS_BETWEEN_FLUSHES = 10
 _INFO_TIMEOUT_SECS = 5
-_MAX_SEQUENCE = 1_000_000
+
+Server: TypeAlias = Any
 
 
 class ServerUnavailable(ConnectionError):
     """A Reverb server did not answer, or did not take items, within the deadline; trying again may help."""
 
 
-def connect(server: str | int | reverb.Client | reverb.Server) -> reverb.Client:
+def connect(server: Server) -> reverb.Client:
     """A client of a server that is given by address, by port on this machine, or as an object.
 
     Raises:
@@ -84,12 +87,6 @@ def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None
     require_match(item_signature, wanted, holder=f"table {name!r}", advice=advice, root="item")
 
 
-def require_priority(priority: float) -> None:
-    """Raises `ValueError` unless the priority is finite and in [0, 1e12]; anything else harms a Reverb table."""
-    if not math.isfinite(priority) or not 0 <= priority <= tables.MAX_PRIORITY:
-        raise ValueError(f"priority is {priority}, wanted a finite number in [0, {tables.MAX_PRIORITY:g}]")
-
-
 def require_timeout(timeout_secs: float) -> None:
     """Raises `ValueError` unless the time-out is between 0 and a year."""
     if not 0 < timeout_secs <= 365 * 24 * 3600:
@@ -97,116 +94,129 @@ def require_timeout(timeout_secs: float) -> None:
 
 
 class PublicWriter:
-    """Writes windows of trajectories to one or several tables, through Reverb's public `StructuredWriter`.
+    """Writes items through Reverb's public `TrajectoryWriter`, row by row, and never waits for ever.
 
-    An item is a window `[sequence_length, ...]` of consecutive rows of one episode; windows begin at rows 0, stride,
-    2·stride, ...; an episode of fewer rows than `sequence_length` gives none. All of it can be waited for with a
-    deadline. Use it as a context manager.
+    It gives the same items as the bulk writer, but for their keys, which Reverb draws at random: writing again stores
+    again. Use it as a context manager.
     """
 
     def __init__(
         self,
-        client: reverb.Client,
+        server: Server,
         table_names: Sequence[str],
-        trajectory_spec: Nest,
+        structure: Nest,
         *,
-        sequence_length: int = 2,
-        stride: int = 1,
-        priority: float = 1.0,
+        squeeze: bool = False,
         timeout_secs: float = 30.0,
     ):
         """Nothing is sent yet.
 
         Args:
-          client: of the server.
+          server: see `connect`.
           table_names: the tables that get each item; they share its data.
-          trajectory_spec: nest whose structure the episodes will have.
-          sequence_length: rows of an item, at least 1.
-          stride: rows between the beginnings of items, at least 1.
-          priority: of every item, finite and in [0, 1e12].
+          structure: a nest like that of the items.
+          squeeze: whether items are single rows without the time axis.
           timeout_secs: how long to wait for the server to take items.
 
         Raises:
-          ValueError: if a number is out of its range, or a table is named twice.
+          ValueError: if the time-out is out of its range.
         """
-        require_priority(priority)
         require_timeout(timeout_secs)
-        if not table_names or len(set(table_names)) < len(table_names):
-            raise ValueError(f"tables are {list(table_names)}, wanted at least one, each once")
-        for name, value in (("sequence_length", sequence_length), ("stride", stride)):
-            if not isinstance(value, int) or not 1 <= value <= _MAX_SEQUENCE:
-                raise ValueError(f"{name} is {value}, wanted a whole number from 1 to {_MAX_SEQUENCE:,}")
-        self._client = client
+        self._client = connect(server)
         self._table_names = tuple(table_names)
-        self._sequence_length = sequence_length
-        self._stride = stride
-        self._timeout_ms = int(timeout_secs * 1000)
-        configs = _window_configs(self._table_names, trajectory_spec, sequence_length, stride, priority)
-        self._writer = client.structured_writer(configs)
+        self._structure, self._squeeze = structure, squeeze
+        #: Calls of `write` that are done.
+        self.num_confirmed = 0
+        self._timeout_secs = timeout_secs
+        self._writer: Any = None
+        self._longest = 0
 
     def __enter__(self) -> PublicWriter:
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *rest: Any) -> None:
-        if exception_type is not None:
+        self.close(failed=exception_type is not None)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Lets go of Reverb's writer."""
+        if failed and self._writer is not None:
             _never_delete(self._writer)
 
-    def write(self, trajectories: Nest) -> int:
-        """Writes one episode and waits until the server has its items.
-
-        Args:
-          trajectories: columns `[N, ...]` of the nest that the writer was made for.
-
-        Returns:
-          The number of items, in each table.
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """Writes the items of some episodes and waits until the server has them.
 
         Raises:
           ServerUnavailable: if the server does not take them in time. They may still arrive later.
         """
-        columns = tree.flatten(trajectories)
         try:
-            for step, row in enumerate(zip(*columns, strict=True)):
-                self._writer.append(list(row))
-                if step % _STEPS_BETWEEN_FLUSHES == 0:
-                    self._writer.flush(_MAX_UNCONFIRMED_ITEMS, timeout_ms=self._timeout_ms)
-            self._writer.end_episode(timeout_ms=self._timeout_ms)
+            for piece in pieces:
+                self._write_one(piece)
         except reverb.errors.DeadlineExceededError:
-            raise ServerUnavailable(self._why_blocked()) from None
-        return num_windows(len(columns[0]), self._sequence_length, self._stride)
+            raise ServerUnavailable(why_blocked(self._client, self._table_names, self._timeout_secs)) from None
+        self.num_confirmed += 1
 
-    def _why_blocked(self) -> str:
-        waited = f"waited {self._timeout_ms / 1000:g} s for {self._client.server_address} to take items"
-        try:
-            infos = table_infos(self._client, timeout_secs=_INFO_TIMEOUT_SECS)
-        except ServerUnavailable:
-            return f"{waited}, and it does not answer any more; start it again and convert once more"
-        states = []
+    def flush(self) -> None:
+        """Nothing waits: `write` does."""
+
+    def _write_one(self, piece: Piece) -> None:
+        if not len(piece.starts):
+            return
+        if self._longest < piece.lengths.max():
+            self._longest = int(piece.lengths.max())
+            self._writer = self._client.trajectory_writer(num_keep_alive_refs=self._longest)
+        timeout_ms = int(self._timeout_secs * 1000)
+        ending = np.argsort(piece.starts + piece.lengths, kind="stable")
+        ends = (piece.starts + piece.lengths)[ending]
+        at = 0
+        for row, values in enumerate(zip(*piece.columns, strict=True)):
+            self._writer.append(tree.unflatten_as(self._structure, values))
+            while at < len(ends) and ends[at] == row + 1:
+                self._create(int(piece.lengths[ending[at]]), float(piece.priorities[ending[at]]))
+                at += 1
+            if row % _STEPS_BETWEEN_FLUSHES == 0:
+                self._writer.flush(_MAX_UNCONFIRMED_ITEMS, timeout_ms=timeout_ms)
+        self._writer.end_episode(timeout_ms=timeout_ms)
+
+    def _create(self, length: int, priority: float) -> None:
+        history = self._writer.history
+        trajectory = tree.map_structure(lambda column: column[-1] if self._squeeze else column[-length:], history)
         for name in self._table_names:
-            limiter = infos[name].rate_limiter_info
-            inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
-            states.append(f"table {name!r} has {inserted} inserted, {sampled} sampled")
-        return f"{waited}; its rate limiter blocks: {'; '.join(states)}. Sample from it, or serve a table with min_size"
+            self._writer.create_item(name, priority, trajectory)
 
 
-def num_windows(num_rows: int, sequence_length: int, stride: int) -> int:
-    """How many windows of a length and stride fit into so many rows."""
-    return max(0, (num_rows - sequence_length) // stride + 1)
+def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: float) -> str:
+    """A sentence on why a server did not take items: it does not answer, or its rate limiters wait for samples."""
+    waited = f"waited {waited_secs:g} s for {client.server_address} to take items"
+    try:
+        infos = table_infos(client, timeout_secs=_INFO_TIMEOUT_SECS)
+    except ServerUnavailable:
+        return f"{waited}, and it does not answer any more; start it again and resume"
+    states = []
+    for name in table_names:
+        limiter = infos[name].rate_limiter_info
+        inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
+        states.append(f"table {name!r} has {inserted} inserted, {sampled} sampled")
+    return f"{waited}; its rate limiter blocks: {'; '.join(states)}. Sample from it, or serve a table with min_size"
 
 
-def _window_configs(
-    table_names: Sequence[str], trajectory_spec: Nest, sequence_length: int, stride: int, priority: float
-) -> list[Any]:
-    writer = reverb.structured_writer
-    num_columns = len(tree.flatten(trajectory_spec))
+def within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
+    """The result of a call that has no deadline of its own; it goes on in the background when ours has passed."""
+    outcome: dict[str, Any] = {}
 
-    def windows(step: Sequence[Any]) -> Nest:
-        return tree.unflatten_as(trajectory_spec, [column[-sequence_length:] for column in step])
+    def run() -> None:
+        try:
+            outcome["result"] = call()
+        except BaseException as error:
+            outcome["error"] = error
 
-    pattern = writer.pattern_from_transform([None] * num_columns, windows)
-    conditions = [writer.Condition.step_index() % stride == (sequence_length - 1) % stride] if stride > 1 else []
-    return [
-        writer.create_config(pattern, name, conditions, writer.constant_priority_fn(priority)) for name in table_names
-    ]
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_secs)
+    if thread.is_alive():
+        raise ServerUnavailable(f"waited {timeout_secs:g} s for {what}")
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]
 
 
 def _never_delete(writer: Any) -> None:

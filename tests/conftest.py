@@ -24,6 +24,12 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Journals of the tests go to a folder of their own."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     return Path(__file__).parent / "data"

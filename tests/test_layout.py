@@ -13,9 +13,13 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     {"fields"},
     {"specs"},
-    {"episodes", "trajectories", "tables", "scores"},
-    {"sources", "rlds_pairs", "writing", "checkpoints"},
-    {"transforms", "summaries", "rlds_to_reverb", "serving"},
+    {"episodes", "trajectories", "tables", "scores", "locks", "sealed_json", "tfrecords"},
+    {"sources", "rlds_pairs", "items", "wire", "packing", "service", "checkpoints", "memory"},
+    {"keys", "windows", "priorities", "transforms", "summaries"},
+    {"batches"},
+    {"writing"},
+    {"bulk_writing", "serving", "authoring", "sampling"},
+    {"rlds_to_reverb", "round_trip", "sinks", "plans", "reports"},
     {"ingestion"},
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}

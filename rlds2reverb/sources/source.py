@@ -45,16 +45,25 @@ class Source:
         return self.read()
 
     @cached_property
-    def step_spec(self) -> dict[str, Nest]:
-        """Shapes and dtypes of one step, read off the first episode that has steps.
+    def first_episode(self) -> Episode:
+        """The first episode that has steps.
 
         Raises:
           SourceError: if there is none.
         """
         for episode in self:
             if episode.num_steps:
-                return step_spec_of(episode.steps)
+                return episode
         raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
+
+    @cached_property
+    def step_spec(self) -> dict[str, Nest]:
+        """Shapes and dtypes of one step, read off the first episode that has steps.
+
+        Raises:
+          SourceError: if there is none.
+        """
+        return step_spec_of(self.first_episode.steps)
 
     def to_rlds(self) -> tf.data.Dataset:
         """An RLDS data set: `{'steps': data set of steps}` for every episode, read as it is iterated.

@@ -62,7 +62,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _to_message(path: Path, content: Any, message: Any) -> Any:
-    from google.protobuf import json_format  # type: ignore[import-untyped]
+    from google.protobuf import json_format
 
     try:
         return json_format.ParseDict(content, message)

@@ -159,10 +159,10 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["convert", "HOPPER"], "give either --to HOST:PORT or --serve"),
+        (["convert", "HOPPER"], "give one of --to HOST:PORT, --serve and --out DIRECTORY"),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--max-size", "5"],
-            "--max-size is for --serve; a running server",
+            "--max-size is for --serve and --out; a running server",
         ),
         (["convert", "HOPPER", "--to", "nonsense"], "wanted host:port"),
         (["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"], "--reward is 'more', wanted iql_locomotion"),

@@ -24,7 +24,8 @@ from rlds2reverb.specs import SpecMismatch
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
 from rlds2reverb.transforms import CastFloats, CutAtTerminal, apply_transforms
-from rlds2reverb.writing import PublicWriter, ServerUnavailable, connect, num_windows, require_priority
+from rlds2reverb.windows import Windows
+from rlds2reverb.writing import ServerUnavailable, connect
 
 ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
 
@@ -34,9 +35,9 @@ def served(source, length=2, config=ONCE, signature=True):
     return ReplayServer([config], item_signature(spec, length) if signature else None)
 
 
-def stored(source, *, length=2, **options):
+def stored(source, *, length=2, stride=1, **options):
     with served(source, length) as server:
-        report = ingest(source, server.address, "items", sequence_length=length, **options)
+        report = ingest(source, server.address, "items", adder=Windows(length, stride), **options)
         return report, read_items(server.address, "items")
 
 
@@ -103,7 +104,7 @@ def test_any_episodes_come_back_bit_for_bit(many, length, stride):
 
 def test_the_items_are_those_of_the_naive_loop():
     many = [episode(3, terminal=True), episode(2, terminal=False, start=30)]
-    _, items = stored(many, length=1, discount_source="product")
+    _, items = stored(many, length=1)
     for got, want in zip(items, naive_trajectories(many, "product"), strict=True):
         for name, value in want.items():
             np.testing.assert_array_equal(getattr(got, name)[0], value)
@@ -255,24 +256,23 @@ def test_strings_are_refused():
 
 @pytest.mark.parametrize("priority", [-1, float("nan"), float("inf"), 1e308, 1.1e12])
 def test_priorities_that_harm_a_table_never_leave_the_client(priority):
-    with pytest.raises(ValueError, match=r"priority is .*, wanted a finite number in \[0, 1e\+12\]"):
-        require_priority(priority)
-    with pytest.raises(ValueError, match="priority is"):
-        stored([episode(2, terminal=True)], priority=priority)
+    message = r"the priority of item 0 of episode 0 is .*, wanted a finite number in \[0, 1e\+12\]"
+    for given_as in (priority, lambda episode, items: priority):
+        with pytest.raises(ValueError, match=message):
+            stored([episode(2, terminal=True)], priority=given_as)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"on_invalid": "ignore"}, "on_invalid is 'ignore', wanted one of 'error', 'skip_episode', 'keep'"),
-        ({"discount_source": "x"}, "discount_source is 'x'"),
         ({"timeout_secs": float("inf")}, "timeout_secs is inf, wanted seconds above 0"),
         ({"timeout_secs": float("nan")}, "timeout_secs is nan"),
         ({"tables": []}, r"tables are \[\], wanted at least one, each once"),
         ({"tables": ["a", "a"]}, "wanted at least one, each once"),
-        ({"stride": 0}, "stride is 0, wanted a whole number from 1 to 1,000,000"),
-        ({"stride": 1.5}, "stride is 1.5, wanted a whole number"),
-        ({"sequence_length": 0}, "sequence_length is 0, wanted a whole number from 1"),
+        ({"layout": "rows"}, "layout is 'rows', wanted one of 'columns', 'packed'"),
+        ({"writer": "own"}, "writer is 'own', wanted one of 'bulk', 'public'"),
+        ({"writer": "public", "layout": "packed"}, "the public writer has the layout 'columns' only"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):
@@ -305,7 +305,7 @@ def free_port():
 def test_no_server_is_an_error_within_the_time_out():
     began = time.monotonic()
     with pytest.raises(ServerUnavailable, match="no Reverb server answered at localhost:.* within 1 s; start it"):
-        ingest([episode(2, terminal=True)], free_port(), timeout_secs=1)
+        ingest([episode(2, terminal=True)], free_port(), connect_timeout_secs=1)
     assert time.monotonic() - began < 10
 
 
@@ -317,27 +317,11 @@ def test_a_rate_limiter_that_blocks_is_an_error_that_says_so():
             ingest([episode(60, terminal=True)], server.address, "items", timeout_secs=1)
 
 
-def test_a_server_that_stops_in_the_middle_is_an_error():
-    spec = trajectory_spec(load([episode(3, terminal=True)]).step_spec)
-    with served([episode(3, terminal=True)]) as server:
-        writer = PublicWriter(server.client, ["items"], spec, timeout_secs=2)
-        columns = trajectory_columns(episode(3, terminal=True))
-        with pytest.raises(ServerUnavailable, match="it does not answer any more; start it again"), writer:
-            assert writer.write(columns) == 2
-            server.stop()
-            writer.write(columns)
-
-
 def test_a_source_that_breaks_in_the_middle_says_so(data):
     with served(data / "malformed/rlds/ok_control") as server:
         with pytest.raises(SourceError, match="is damaged at episode 1"):
             ingest(data / "malformed/rlds/truncated_tfrecord", server.address, "items")
         assert server.client.server_info(timeout=10)["items"].current_size == 0
-
-
-@given(st.integers(0, 12), st.integers(1, 5), st.integers(1, 5))
-def test_windows_are_counted_as_the_loop_counts_them(rows, length, stride):
-    assert num_windows(rows, length, stride) == sum(begin + length <= rows for begin in range(0, rows, stride))
 
 
 def test_an_rlds_data_set_goes_the_same_way():

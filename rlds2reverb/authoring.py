@@ -1,0 +1,282 @@
+"""A checkpoint written without a server: a directory that `rlds2reverb serve --from`, or a stock server, starts from.
+
+While it is written, everything is in `<directory>.partial` beside it: the two large files, appended to part by part,
+and a journal that says up to where they are good. A conversion that was killed is continued at its last part; since
+what is appended depends on nothing but the data, the result is the same to the byte. When all is there, a checkpoint
+root is put together from it and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import reverb
+import tensorflow as tf
+import tree
+from reverb.cc.checkpointing import checkpoint_pb2
+
+from rlds2reverb import keys, sealed_json, tfrecords
+from rlds2reverb.batches import Batch, Encoder, Piece
+from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot
+from rlds2reverb.locks import FileLock
+from rlds2reverb.specs import Nest
+from rlds2reverb.tables import TableConfig
+
+#: The name of a checkpoint that no server has written: it sorts before all others, and is the same each time.
+CHECKPOINT_NAME = "1970-01-01T00:00:00.000000000+00:00"
+
+_FILES = ("items.tfrecord", "chunks.tfrecord", "item_keys", "chunk_keys")
+_PART_BYTES = 64 << 20
+
+
+class StorageFull(OSError):
+    """There is no space left; what was written is kept, and the conversion continues when it is started again."""
+
+
+class CheckpointWriter:
+    """Writes pieces of episodes to files that a server can start from. Use it as a context manager."""
+
+    def __init__(
+        self,
+        directory: Path,
+        configs: Sequence[TableConfig],
+        signature: Nest,
+        encoder: Encoder,
+        *,
+        description: dict[str, Any],
+    ):
+        """Nothing is on the disk yet; see `open`.
+
+        Args:
+          directory: to be made; its parent is there.
+          configs: the tables.
+          signature: of their items.
+          encoder: for the same tables, with `number_items`.
+          description: of the run, for the manifest: other arguments, another description.
+        """
+        self.directory = directory
+        self._configs, self._signature, self._encoder = tuple(configs), signature, encoder
+        self._description = description
+        self._partial = directory.with_name(directory.name + ".partial")
+        self._journal = self._partial / "journal.json"
+        self._resources = ExitStack()
+        self._streams: dict[str, IO[bytes]] = {}
+        self._sizes = dict.fromkeys(_FILES, 0)
+        self._hashes = {name: hashlib.sha256() for name in _FILES}
+        self._part_begin = 0
+        self._complete = False
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._resources.close()
+
+    def open(self, *, resume: bool) -> dict[str, Any] | None:
+        """Makes or finds the partial directory; gives the state of the last `write` that is in it, if any.
+
+        Raises:
+          CheckpointError: if the directory is there already, or the partial one is damaged, naming the file.
+          InUse: if another process writes it.
+          StorageFull: if there is no space.
+        """
+        if self.directory.exists():
+            return self._complete_state(resume)
+        with _full_disk_told(self._partial):
+            self._partial.mkdir(parents=True, exist_ok=True)
+            self._resources.enter_context(FileLock(self._partial / "lock", f"another process writes {self.directory}"))
+            try:
+                state = sealed_json.load(self._journal) if resume else None
+            except sealed_json.DamagedFile as error:
+                raise CheckpointError(f"{error}; delete {self._partial}, or convert without resuming") from error
+            self._streams = {
+                name: self._resources.enter_context((self._partial / name).open("ab", buffering=0)) for name in _FILES
+            }
+            if state and state["run"] != self._description:
+                raise CheckpointError(
+                    f"{self._partial} is left of a conversion with other arguments "
+                    f"({_first_difference(state['run'], self._description)}); delete it, or convert without resuming"
+                )
+            for name in _FILES:
+                self._restore(name, state["files"][name] if state else [0, ""])
+        self._encoder.num_items = self._sizes["item_keys"] // (8 * len(self._configs))
+        self._part_begin = self._sizes["chunks.tfrecord"] + self._sizes["items.tfrecord"]
+        return state
+
+    def _complete_state(self, resume: bool) -> dict[str, Any]:
+        """The state at the end of the run that wrote the directory, if it was one like this."""
+        complaint = f"{self.directory} exists already; give a new directory, or delete it"
+        if not resume or not self.directory.is_dir():
+            raise CheckpointError(complaint)
+        data = CheckpointRoot(self.directory).described()
+        if data.get("run") != self._description:
+            raise CheckpointError(complaint)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._complete = True
+        return dict(data["state"])
+
+    def _restore(self, name: str, wanted: Sequence[Any]) -> None:
+        """Cuts a file to its last good size, after looking whether it is good."""
+        size, digest = wanted
+        path = self._partial / name
+        with path.open("rb") as stream:
+            left = size
+            while left and (block := stream.read(min(left, 1 << 20))):
+                self._hashes[name].update(block)
+                left -= len(block)
+        if size and (left or self._hashes[name].hexdigest() != digest):
+            raise CheckpointError(f"{path} is damaged; delete {self._partial}, or convert without resuming")
+        os.truncate(path, size)
+        self._sizes[name] = size
+
+    def write(self, pieces: Sequence[Piece], state: dict[str, Any]) -> None:
+        """Appends the items of some episodes; `state` is what `open` gives back once they are on the disk.
+
+        Raises:
+          StorageFull: if there is no space.
+          CheckpointError: if a table has no room for the items.
+        """
+        with _full_disk_told(self._partial):
+            for batch in self._encoder.encode(pieces):
+                self._append(batch)
+            self._require_room()
+            if self._sizes["chunks.tfrecord"] + self._sizes["items.tfrecord"] >= self._part_begin + _PART_BYTES:
+                self._end_part(state)
+
+    def _append(self, batch: Batch) -> None:
+        for name, groups in (("chunks.tfrecord", batch.chunks), ("items.tfrecord", batch.items)):
+            for records in groups:
+                for group in _groups(records):
+                    self._put(name, tfrecords.framed(group))
+        self._put("chunk_keys", batch.chunk_keys)
+        for item_keys in batch.item_keys:
+            self._put("item_keys", item_keys)
+
+    def _put(self, name: str, array: np.ndarray) -> None:
+        content = np.ascontiguousarray(array).data.cast("B")
+        self._hashes[name].update(content)
+        self._sizes[name] += len(content)
+        while len(content):
+            content = content[self._streams[name].write(content) :]
+
+    def _require_room(self) -> None:
+        for config in self._configs:
+            if config.max_size is not None and self._encoder.num_items > config.max_size:
+                raise CheckpointError(
+                    f"the data set gives more items than the {config.max_size:,} that table {config.name!r} holds; "
+                    "give a larger max_size, or none"
+                )
+
+    def _end_part(self, state: dict[str, Any]) -> None:
+        for stream in self._streams.values():
+            os.fsync(stream.fileno())
+        sealed_json.save(self._journal, {**state, "run": self._description, "files": self._files()})
+        self._part_begin = self._sizes["chunks.tfrecord"] + self._sizes["items.tfrecord"]
+
+    def _files(self) -> dict[str, list[Any]]:
+        return {name: [self._sizes[name], self._hashes[name].hexdigest()] for name in _FILES}
+
+    def finish(self, state: dict[str, Any]) -> None:
+        """Puts the checkpoint root together and gives it its name.
+
+        Raises:
+          StorageFull: if there is no space.
+          KeysCoincide: if two items or chunks have the same key.
+        """
+        if self._complete:
+            return
+        with _full_disk_told(self._partial):
+            self._end_part(state)
+            for name in ("item_keys", "chunk_keys"):
+                keys.require_different([np.fromfile(self._partial / name, np.uint64)])
+            self._assemble(state)
+        shutil.rmtree(self._partial)
+
+    def _assemble(self, state: dict[str, Any]) -> None:
+        built = self._partial / "root"
+        shutil.rmtree(built, ignore_errors=True)
+        configs = [replace(config, max_size=max(config.capacity, self._encoder.num_items)) for config in self._configs]
+        root = CheckpointRoot(built)
+        root.require_tables(configs)
+        checkpoint = root.checkpoints / CHECKPOINT_NAME
+        checkpoint.mkdir()
+        for name in ("items.tfrecord", "chunks.tfrecord"):
+            os.link(self._partial / name, checkpoint / name)
+        records = [
+            tfrecords.framed(np.frombuffer(record, np.uint8)[None])
+            for record in table_records(configs, self._signature, self._encoder.num_items)
+        ]
+        (checkpoint / "tables.tfrecord").write_bytes(b"".join(record.tobytes() for record in records))
+        (checkpoint / "DONE").touch()
+        data = {
+            "run": self._description,
+            "state": state,
+            "tables": [config.name for config in configs],
+            "items": self._encoder.num_items,
+            "chunks": self._sizes["chunk_keys"] // 8,
+            "columns": len(tree.flatten(self._signature)),
+            "chunk_bytes": self._sizes["chunks.tfrecord"],
+            "versions": {name: version(name) for name in ("rlds2reverb", "dm-reverb")},
+        }
+        root.write_manifest(checkpoint, data=data, known=self._files())
+        for path in (checkpoint / "tables.tfrecord", checkpoint / "DONE"):
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+        for folder in (checkpoint, root.checkpoints, built):
+            sealed_json.sync_directory(folder)
+        os.rename(built, self.directory)
+        sealed_json.sync_directory(self.directory.parent)
+
+
+def _groups(records: Any) -> Iterator[np.ndarray]:
+    if isinstance(records, np.ndarray):
+        yield records
+    else:
+        for record in records:
+            yield np.frombuffer(record, np.uint8)[None]
+
+
+def table_records(configs: Sequence[TableConfig], signature: Nest, num_items: int) -> list[bytes]:
+    """What Reverb itself writes of tables into a checkpoint, with so many items inserted."""
+    tables = [config.build(signature) for config in configs]
+    with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
+        server = reverb.Server(tables, port=None, checkpointer=reverb.checkpointers.DefaultCheckpointer(folder))
+        try:
+            path = Path(server.localhost_client().checkpoint()) / "tables.tfrecord"
+            dataset = tf.data.TFRecordDataset(str(path), compression_type="ZLIB")
+            records = [checkpoint_pb2.PriorityTableCheckpoint.FromString(record.numpy()) for record in dataset]
+        finally:
+            server.stop()
+    for record in records:
+        record.rate_limiter.insert_count = num_items
+    return [record.SerializeToString(deterministic=True) for record in records]
+
+
+def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
+    return f"{name} was {old.get(name)}, is {new.get(name)}"
+
+
+@contextmanager
+def _full_disk_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageFull:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageFull(
+            error.errno, f"no space left for {path}; what is there is kept: free some and start again to continue"
+        ) from error

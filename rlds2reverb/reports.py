@@ -1,0 +1,72 @@
+"""What an ingestion says of itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlds2reverb.episodes import Problem
+
+
+@dataclass
+class IngestReport:
+    """What happened.
+
+    Attributes:
+      source: name of the data set.
+      tables: names of the tables, each of which got every item.
+      episodes, steps, items, bytes: written, now or before a resumption; `steps` has those of final observations,
+        `bytes` are of the steps.
+      resumed_episodes, resumed_steps: of these, how many an earlier run had written.
+      open_ends: episodes that the source just stops in, written as truncated.
+      too_short: episodes shorter than a window, which give no item.
+      skipped_episodes: left out because of problems.
+      kept_problems: found and written all the same.
+      problems: the first 20 of them.
+      seconds: by stage: 'check' (reading and checking before anything is written), 'read', 'convert', 'write'.
+      restarts: how often the server was started anew in the middle, and got everything again.
+      writer: 'bulk' or 'public'.
+      warnings: sentences that the user should see.
+      fingerprint: sha256 over the content of what was written; see `summaries.Fingerprint`.
+    """
+
+    source: str
+    tables: tuple[str, ...]
+    episodes: int = 0
+    steps: int = 0
+    items: int = 0
+    bytes: int = 0
+    resumed_episodes: int = 0
+    resumed_steps: int = 0
+    open_ends: int = 0
+    too_short: int = 0
+    skipped_episodes: int = 0
+    kept_problems: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    restarts: int = 0
+    writer: str = "bulk"
+    warnings: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps written by this run over the seconds of all stages."""
+        total = sum(self.seconds.values())
+        return (self.steps - self.resumed_steps) / total if total else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain dicts, for JSON."""
+        return {**asdict(self), "steps_per_second": self.steps_per_second}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the seconds spent inside to those of a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

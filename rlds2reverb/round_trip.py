@@ -1,0 +1,97 @@
+"""Does a server understand our messages? One item is inserted, read back by Reverb's own client, and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import reverb
+
+from rlds2reverb.batches import Encoder, Piece
+from rlds2reverb.bulk_writing import BulkWriter
+from rlds2reverb.service import Service
+from rlds2reverb.serving import ReplayServer
+from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.tables import TableConfig
+from rlds2reverb.writing import table_infos, within
+
+_KEY_SEED = -1
+_TIMEOUT_SECS = 20.0
+
+
+def why_bulk_writing_fails(
+    client: reverb.Client,
+    tables: Sequence[str],
+    piece: Piece,
+    signature: Nest,
+    *,
+    specs: Sequence[ArraySpec],
+    squeeze: bool,
+) -> str | None:
+    """Writes the first item of a piece, reads it back and deletes it.
+
+    It is done in the first table that is empty and whose limiter lets an item be sampled at once; if there is none,
+    in a server that is started for it in this process, which says whether the installed Reverb understands us.
+
+    Returns:
+      A sentence on what failed, or None if the item came back bit for bit.
+    """
+    one = piece.part(0, 1)
+    service = Service(client.server_address)
+    try:
+        for name in tables:  # what an earlier run left that was killed right here
+            service.delete(name, _keys(name, one, specs, squeeze), timeout_secs=_TIMEOUT_SECS)
+        infos = table_infos(client, timeout_secs=_TIMEOUT_SECS)
+        usable = next((name for name in tables if _samples_at_once(infos[name])), None)
+        if usable is not None:
+            return _tried(client.server_address, usable, one, specs, squeeze)
+        name = tables[0]
+        with ReplayServer([TableConfig(name)], signature) as server:
+            return _tried(server.address, name, one, specs, squeeze)
+    except grpc.RpcError as error:
+        return f"{error.code().name}: {error.details()}"
+    finally:
+        service.close()
+
+
+def _samples_at_once(info: Any) -> bool:
+    limiter = info.rate_limiter_info
+    free = limiter.min_size_to_sample <= 1 and limiter.max_diff > 1e300 and limiter.min_diff < -1e300
+    return bool(free and info.current_size == 0)
+
+
+def _encoder(table: str, specs: Sequence[ArraySpec], squeeze: bool) -> Encoder:
+    return Encoder(specs, [table], squeeze=squeeze, key_seed=_KEY_SEED)
+
+
+def _keys(table: str, one: Piece, specs: Sequence[ArraySpec], squeeze: bool) -> list[int]:
+    return [int(key) for batch in _encoder(table, specs, squeeze).encode([one]) for key in batch.item_keys[0]]
+
+
+def _tried(address: str, table: str, one: Piece, specs: Sequence[ArraySpec], squeeze: bool) -> str | None:
+    service = Service(address)
+    try:
+        with BulkWriter(address, _encoder(table, specs, squeeze), timeout_secs=_TIMEOUT_SECS) as writer:
+            writer.write([one])
+            writer.flush()
+        samples = reverb.Client(address).sample(table, 1, emit_timesteps=False)
+        sample = within(_TIMEOUT_SECS, lambda: next(iter(samples)), f"a sample of table {table!r}")
+        return _difference(sample.data, one, squeeze)
+    except Exception as error:  # whatever Reverb raises for what it does not understand
+        return f"{type(error).__name__}: {error}"
+    finally:
+        service.delete(table, _keys(table, one, specs, squeeze), timeout_secs=_TIMEOUT_SECS)
+        service.close()
+
+
+def _difference(leaves: Sequence[np.ndarray], one: Piece, squeeze: bool) -> str | None:
+    begin, end = int(one.starts[0]), int(one.starts[0] + one.lengths[0])
+    wanted = [column[begin] if squeeze else column[begin:end] for column in one.columns]
+    if len(leaves) != len(wanted):
+        return f"{len(leaves)} columns came back, {len(wanted)} were written"
+    for number, (got, want) in enumerate(zip(leaves, wanted, strict=True)):
+        if got.dtype != want.dtype or got.shape != want.shape or got.tobytes() != want.tobytes():
+            return f"column {number} came back as {got.dtype} {list(got.shape)} with other content than was written"
+    return None

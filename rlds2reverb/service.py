@@ -1,0 +1,122 @@
+"""The gRPC methods of a Reverb server that its Python client does not offer, or not with a deadline.
+
+Message layouts are those of `reverb/cc/reverb_service.proto`, whose Python module is not in the wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from reverb.cc import schema_pb2
+
+_SERVICE = "/deepmind.reverb.ReverbService/"
+_Field = descriptor_pb2.FieldDescriptorProto
+_SCHEMA = ".deepmind.reverb."
+
+#: Our names for Reverb's messages: fields as (name, number, type, repeated).
+_MESSAGES: dict[str, list[tuple[str, int, Any, bool]]] = {
+    "InsertStreamRequest": [
+        ("chunks", 1, _SCHEMA + "ChunkData", True),
+        ("items", 2, _SCHEMA + "PrioritizedItem", True),
+        ("keep_chunk_keys", 3, _Field.TYPE_UINT64, True),
+    ],
+    "InsertStreamResponse": [("keys", 1, _Field.TYPE_UINT64, True)],
+    "MutatePrioritiesRequest": [
+        ("table", 1, _Field.TYPE_STRING, False),
+        ("delete_keys", 3, _Field.TYPE_UINT64, True),
+    ],
+    "SampleStreamRequest": [
+        ("table", 1, _Field.TYPE_STRING, False),
+        ("num_samples", 2, _Field.TYPE_INT64, False),
+        ("rate_limiter_timeout", 3, ".rlds2reverb.Timeout", False),
+    ],
+    "SampleEntry": [
+        ("info", 1, _SCHEMA + "SampleInfo", False),
+        ("data", 2, _SCHEMA + "ChunkData", True),
+    ],
+    "SampleStreamResponse": [("entries", 1, ".rlds2reverb.SampleEntry", True)],
+    "Timeout": [("milliseconds", 1, _Field.TYPE_INT64, False)],
+    "ServerInfoResponse": [("tables_state_id", 1, _SCHEMA + "Uint128", False)],
+}
+
+
+def _messages() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="rlds2reverb/service.proto",
+        package="rlds2reverb",
+        syntax="proto3",
+        dependency=[schema_pb2.DESCRIPTOR.name],
+    )
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind, repeated in fields:
+            label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                message.field.add(name=field, number=number, type=_Field.TYPE_MESSAGE, type_name=kind, label=label)
+            else:
+                message.field.add(name=field, number=number, type=kind, label=label)
+    pool = descriptor_pool.Default()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"rlds2reverb.{name}")) for name in _MESSAGES
+    }
+
+
+_CLASSES = _messages()
+InsertStreamRequest = _CLASSES["InsertStreamRequest"]
+
+
+class Service:
+    """A connection to a server. Every call takes a deadline, in seconds, and raises `grpc.RpcError` when it passes."""
+
+    def __init__(self, address: str):
+        """Connects when the first call is made."""
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(address, options=options)
+
+    def close(self) -> None:
+        """Ends all calls and the connection."""
+        self._channel.close()
+
+    def insert_stream(self, requests: Iterator[bytes]) -> Any:
+        """Opens a stream of insertions: a call that gives the keys that each response confirms (`confirmed_keys`)."""
+        return self._channel.stream_stream(_SERVICE + "InsertStream")(requests, wait_for_ready=False)
+
+    def state_id(self, *, timeout_secs: float) -> str:
+        """What changes with every start of a server."""
+        call = self._channel.unary_unary(_SERVICE + "ServerInfo")
+        answer = _CLASSES["ServerInfoResponse"].FromString(call(b"", timeout=timeout_secs, wait_for_ready=True))
+        return f"{answer.tables_state_id.high:016x}{answer.tables_state_id.low:016x}"
+
+    def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
+        """Removes items; keys that are not there are ignored."""
+        request = _CLASSES["MutatePrioritiesRequest"](table=table, delete_keys=keys)
+        self._channel.unary_unary(_SERVICE + "MutatePriorities")(request.SerializeToString(), timeout=timeout_secs)
+
+    def sample(self, table: str, *, timeout_secs: float) -> tuple[Any, list[Any]] | None:
+        """One sampled `PrioritizedItem` and the `ChunkData` it needs; None if the table gives none in half the time."""
+        limit = _CLASSES["Timeout"](milliseconds=max(1, int(timeout_secs * 500)))
+        request = _CLASSES["SampleStreamRequest"](table=table, num_samples=1, rate_limiter_timeout=limit)
+        call = self._channel.stream_stream(_SERVICE + "SampleStream")(
+            iter([request.SerializeToString()]), timeout=timeout_secs
+        )
+        item: Any = None
+        data: list[Any] = []
+        try:
+            for response in call:
+                for entry in _CLASSES["SampleStreamResponse"].FromString(response).entries:
+                    item = entry.info.item if entry.HasField("info") else item
+                    data += entry.data
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or item is not None:
+                raise
+            return None
+        return None if item is None else (item, data)
+
+
+def confirmed_keys(response: bytes) -> Sequence[int]:
+    """The keys of items that a response of an insert stream confirms."""
+    return _CLASSES["InsertStreamResponse"].FromString(response).keys

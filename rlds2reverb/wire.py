@@ -1,0 +1,234 @@
+"""Reverb's own messages, written by numpy: many records of one size at once.
+
+A record is described by its parts, in order: bytes that all records share, or an array uint8 `[n, width]` with what
+differs. Everything has a fixed width, so that `n` records are one array `[n, size]` that is filled part by part: keys
+are in [2^56, 2^63), where varints have 9 bytes, and other varints are filled up with continuation bytes, which every
+parser of protocol buffers takes.
+
+Field numbers are those of `reverb/cc/schema.proto` and `tensorflow/core/framework/tensor.proto`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cramjam
+import numpy as np
+
+from rlds2reverb.specs import ArraySpec
+
+Part = bytes | np.ndarray
+
+#: Numbers of TensorFlow's `DataType`.
+_DATA_TYPES = {
+    "float32": 1,
+    "float64": 2,
+    "int32": 3,
+    "uint8": 4,
+    "int16": 5,
+    "int8": 6,
+    "complex64": 8,
+    "int64": 9,
+    "bool": 10,
+    "uint16": 17,
+    "complex128": 18,
+    "float16": 19,
+    "uint32": 22,
+    "uint64": 23,
+}
+_KEY_WIDTH = 9
+_INT_WIDTH = 5
+_WORTH_COMPRESSING = 0.9
+
+
+def require_dtype(spec: ArraySpec, where: str) -> None:
+    """Raises `ValueError` unless columns of this dtype can be encoded: bool, integers, floats, complex numbers."""
+    if spec.dtype.name not in _DATA_TYPES:
+        raise ValueError(
+            f"{where} is {spec.dtype}, wanted one of {', '.join(_DATA_TYPES)}; cast it, or leave the field out"
+        )
+
+
+def varint(value: int) -> bytes:
+    """A number in base 128, lowest digits first, without padding."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def varints(values: np.ndarray, width: int) -> np.ndarray:
+    """Numbers below 2^(7·width) in base 128, filled up to a width: uint8 `[n, width]`."""
+    shifts = np.arange(0, 7 * width, 7, dtype=np.uint64)
+    digits = (values.astype(np.uint64)[:, None] >> shifts).astype(np.uint8) & np.uint8(127)
+    digits[:, :-1] |= np.uint8(128)
+    return digits
+
+
+def total_width(parts: Sequence[Part]) -> int:
+    """Bytes of one record."""
+    return sum(len(part) if isinstance(part, bytes) else part.shape[1] for part in parts)
+
+
+def fill(parts: Sequence[Part], num_records: int) -> np.ndarray:
+    """The records: uint8 `[num_records, total_width(parts)]`."""
+    records = np.empty((num_records, total_width(parts)), np.uint8)
+    at = 0
+    for part in parts:
+        content = np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
+        records[:, at : at + content.shape[-1]] = content
+        at += content.shape[-1]
+    return records
+
+
+def _tag(number: int, wire_type: int) -> bytes:
+    return varint(number << 3 | wire_type)
+
+
+def number_field(number: int, value: int) -> bytes:
+    """A field that holds the same number in all records."""
+    return _tag(number, 0) + varint(value)
+
+
+def numbers_field(number: int, values: np.ndarray, width: int) -> list[Part]:
+    """A field that holds another number in each record."""
+    return [_tag(number, 0), varints(values, width)]
+
+
+def message_field(number: int, parts: Sequence[Part]) -> list[Part]:
+    """A field that holds a message (or bytes), of the same width in all records."""
+    return [_tag(number, 2) + varint(total_width(parts)), *parts]
+
+
+def _stored_header(size: int) -> bytes:
+    """What goes before `size` bytes to make them a snappy stream of one literal (format_description.txt of snappy)."""
+    if size == 0:
+        return varint(0)
+    if size <= 60:
+        return varint(size) + bytes([(size - 1) << 2])
+    width = ((size - 1).bit_length() + 7) // 8
+    return varint(size) + bytes([(59 + width) << 2]) + (size - 1).to_bytes(width, "little")
+
+
+def _tensor(spec: ArraySpec, num_rows: int, content: Sequence[Part]) -> list[Part]:
+    sizes: tuple[int | None, ...] = (num_rows, *spec.shape)
+    shape = b"".join(b"".join(_constant(message_field(2, [number_field(1, size or 0)]))) for size in sizes)
+    head = number_field(1, _DATA_TYPES[spec.dtype.name]) + b"".join(_constant(message_field(2, [shape])))
+    return [head, *message_field(4, content)]
+
+
+def _constant(parts: Sequence[Part]) -> list[bytes]:
+    return [part for part in parts if isinstance(part, bytes)]
+
+
+def _chunk_parts(
+    keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, num_rows: int, tensors: Sequence[Part]
+) -> list[Part]:
+    sequence_range = [
+        *numbers_field(1, episode_ids, _KEY_WIDTH),
+        *numbers_field(2, first_rows, _INT_WIDTH),
+        *numbers_field(3, first_rows + (num_rows - 1), _INT_WIDTH),
+    ]
+    return [*numbers_field(1, keys, _KEY_WIDTH), *message_field(2, sequence_range), *message_field(5, tensors)]
+
+
+def chunks(
+    keys: np.ndarray,
+    episode_ids: np.ndarray,
+    first_rows: np.ndarray,
+    contents: Sequence[np.ndarray],
+    specs: Sequence[ArraySpec],
+) -> np.ndarray:
+    """`ChunkData` messages of as many rows each, all columns in one chunk, stored without compression.
+
+    Args:
+      keys: uint64 `[n]` in [2^56, 2^63).
+      episode_ids: uint64 `[n]` in the same range.
+      first_rows: int `[n]`, places of the chunks in their episodes, below 2^31.
+      contents: for each column an array `[n, rows, ...]`.
+      specs: of one row of each column.
+
+    Returns:
+      uint8 `[n, size]`.
+    """
+    num_chunks, num_rows = contents[0].shape[:2]
+    tensors: list[Part] = []
+    for content, spec in zip(contents, specs, strict=True):
+        raw = _as_bytes(content)
+        tensors += message_field(1, _tensor(spec, num_rows, [_stored_header(raw.shape[1]), raw]))
+    parts = _chunk_parts(keys, episode_ids, first_rows, num_rows, tensors)
+    tail = number_field(6, len(specs)) + number_field(7, sum(_as_bytes(content).shape[1] for content in contents))
+    return fill([*parts, tail], num_chunks)
+
+
+def _as_bytes(content: np.ndarray) -> np.ndarray:
+    """uint8 `[n, bytes]` of an array `[n, ...]`."""
+    content = np.ascontiguousarray(content)
+    if not content.size:
+        return np.zeros((len(content), 0), np.uint8)
+    return content.reshape(len(content), -1).view(np.uint8)
+
+
+def compressed_chunk(
+    key: int, episode_id: int, first_row: int, columns: Sequence[np.ndarray], specs: Sequence[ArraySpec]
+) -> bytes:
+    """One `ChunkData` message whose columns `[rows, ...]` are compressed with snappy where that saves a tenth."""
+    tensors: list[Part] = []
+    for column, spec in zip(columns, specs, strict=True):
+        raw = np.ascontiguousarray(column).tobytes()
+        packed = bytes(cramjam.snappy.compress_raw(raw)) if raw else b""
+        content: list[Part] = (
+            [packed] if 0 < len(packed) < _WORTH_COMPRESSING * len(raw) else [_stored_header(len(raw)), raw]
+        )
+        tensors += message_field(1, _tensor(spec, len(column), content))
+    one = [np.array([value], np.uint64) for value in (key, episode_id, first_row)]
+    parts = _chunk_parts(one[0], one[1], one[2], len(columns[0]), tensors)
+    tail = number_field(6, len(specs)) + number_field(7, sum(column.nbytes for column in columns))
+    return b"".join(part if isinstance(part, bytes) else part.tobytes() for part in [*parts, tail])
+
+
+def items(
+    table: str,
+    keys: np.ndarray,
+    priorities: np.ndarray,
+    slices: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    *,
+    num_columns: int,
+    squeeze: bool,
+    numbers: np.ndarray | None = None,
+) -> np.ndarray:
+    """`PrioritizedItem` messages.
+
+    Args:
+      table: the table's name.
+      keys: uint64 `[n]` in [2^56, 2^63).
+      priorities: float64 `[n]`.
+      slices: where the rows of an item lie: a chunk's key uint64 `[n]`, the first row in it and the number of rows,
+        int `[n]`, for each chunk that it takes, the same for all columns.
+      num_columns: columns in the chunks.
+      squeeze: whether the one row of an item comes without the time axis.
+      numbers: int `[n]`, the order of insertion as microseconds since 1970, or None to leave that to the server.
+
+    Returns:
+      uint8 `[n, size]`.
+    """
+    width = max(len(varint(int(max(first.max(), count.max())))) for _, first, count in slices)
+    parts: list[Part] = [*numbers_field(1, keys, _KEY_WIDTH), *message_field(2, [table.encode()])]
+    parts += [_tag(5, 1), priorities.astype("<f8")[:, None].view(np.uint8)]
+    if numbers is not None:
+        seconds, micros = np.divmod(numbers, 1_000_000)
+        inserted_at = [*numbers_field(1, seconds, _INT_WIDTH), *numbers_field(2, micros * 1000, _INT_WIDTH)]
+        parts += message_field(7, inserted_at)
+    encoded = [
+        (varints(chunk, _KEY_WIDTH), varints(first, width), varints(count, width)) for chunk, first, count in slices
+    ]
+    columns: list[Part] = []
+    for index in range(num_columns):
+        column: list[Part] = []
+        for chunk, first, count in encoded:
+            place: list[Part] = [_tag(1, 0), chunk, _tag(2, 0), first, _tag(3, 0), count, number_field(4, index)]
+            column += message_field(1, place)
+        squeezed: list[Part] = [number_field(2, 1)] if squeeze else []
+        columns += message_field(1, column + squeezed)
+    return fill([*parts, *message_field(8, columns)], len(keys))
