@@ -43,6 +43,7 @@ setup(
         "grpcio",
         "protobuf",
         "google-crc32c",
+        "xxhash",
         "cramjam>=2.8",
         "absl-py",
         "click>=8.1,<9",

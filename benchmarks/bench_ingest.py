@@ -1,8 +1,9 @@
-"""How fast episodes get into a live Reverb table: ours and TF-Agents' reference, on the same data, in one run.
+"""How fast episodes get into Reverb: ours, TF-Agents' reference and Reverb's own writers, on the same data, in one run.
 
-    python benchmarks/bench_ingest.py [--runs 5] [--episodes N]
+    python benchmarks/bench_ingest.py [--runs 5] [--episodes 200]
 
-Every way writes the same items: windows of two trajectories, one table, one server a run.
+Data are of HalfCheetah's shape: 17 + 6 floats, 1000 transitions an episode. The slow ways get fewer of the same
+episodes: a rate is a rate. Every way ends when the server has all its items (or the directory its name).
 """
 
 from __future__ import annotations
@@ -10,116 +11,299 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["GRPC_VERBOSITY"] = "ERROR"
 warnings.simplefilter("ignore")
 
+import grpc
 import h5py
 import numpy as np
+import reverb
 import tensorflow as tf
-import tensorflow_datasets as tfds
+import tree
 from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 
-from rlds2reverb import ReplayServer, TableConfig, ingest, item_signature, load, trajectory_columns, trajectory_spec
-from rlds2reverb import rlds_to_reverb as ours
+from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
+from rlds2reverb.batches import Encoder
+from rlds2reverb.bulk_writing import requests_of
+from rlds2reverb.episodes import from_transitions
+from rlds2reverb.plans import make_plan
+from rlds2reverb.windows import Windows
 
-DATA = Path(__file__).parents[1] / "tests/data"
-PREPARED = DATA / "rlds/physics_rlds/hopper_flat/1.0.0"
+LENGTH = 1000
+
+
+def float_episodes(count: int) -> list[dict]:
+    """Smooth random walks of HalfCheetah's shape, all truncated."""
+    random = np.random.default_rng(0)
+
+    def walk(width: int, rows: int) -> np.ndarray:
+        return (np.cumsum(random.normal(size=(rows, width)), axis=0) / 30).astype(np.float32)
+
+    return [
+        from_transitions(walk(17, LENGTH + 1), walk(6, LENGTH), rewards=walk(1, LENGTH)[:, 0], terminated=False)
+        for _ in range(count)
+    ]
+
+
+def image_episodes(count: int, length: int = 200) -> list[dict]:
+    """A 64x64x3 picture: a shaded ground with some texture, and a square that moves."""
+    random = np.random.default_rng(0)
+    shade = np.linspace(0, 200, 64).astype(np.uint8)
+    ground = np.stack(np.broadcast_arrays(shade[:, None], shade[None], shade[:, None] // 2), axis=-1).copy()
+    out = []
+    for _ in range(count):
+        texture = random.integers(0, 40, (64, 64, 1), np.uint8) * (random.random((64, 64, 1)) < 0.2)
+        frames = np.tile(ground + texture, (length + 1, 1, 1, 1))
+        for step, (x, y) in enumerate(random.integers(0, 56, (length + 1, 2))):
+            frames[step, y : y + 8, x : x + 8] = (255, 60, 60)
+        actions = random.normal(size=(length, 2)).astype(np.float32)
+        rewards = random.normal(size=length).astype(np.float32)
+        out.append(from_transitions(frames, actions, rewards=rewards, terminated=False))
+    return out
 
 
 def write_d4rl(path: Path, episodes: list[dict]) -> None:
-    """The same episodes as a D4RL file."""
-    columns: dict[str, list] = {}
-    for steps in episodes:
-        terminal = bool(steps["is_terminal"][-1])
-        last = np.arange(len(steps["reward"]) - 1) == len(steps["reward"]) - 2
-        rows = {
-            "observations": steps["observation"][:-1],
-            "next_observations": steps["observation"][1:],
-            "actions": steps["action"][:-1],
-            "rewards": steps["reward"][:-1],
-            "terminals": last & terminal,
-            "timeouts": last & (not terminal),
-        }
-        for name, column in rows.items():
-            columns.setdefault(name, []).append(column)
+    """The same episodes as a D4RL file, compressed as D4RL's own are."""
+    rows = {
+        "observations": [steps["observation"][:-1] for steps in episodes],
+        "next_observations": [steps["observation"][1:] for steps in episodes],
+        "actions": [steps["action"][:-1] for steps in episodes],
+        "rewards": [steps["reward"][:-1] for steps in episodes],
+        "terminals": [np.zeros(LENGTH, bool) for _ in episodes],
+        "timeouts": [np.arange(LENGTH) == LENGTH - 1 for _ in episodes],
+    }
     with h5py.File(path, "w") as file:
-        for name, parts in columns.items():
+        for name, parts in rows.items():
             file.create_dataset(name, data=np.concatenate(parts), compression="gzip")
 
 
-def through_observer(push: Callable, dataset: tf.data.Dataset, spec: object) -> int:
-    """A push through TF-Agents' trajectory observer, until the server has all items."""
-    with ReplayServer([TableConfig()], None) as server:
-        observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
-        observer.get_table_signature = lambda: spec
-        steps = push(dataset, observer)
-        observer.close()
-        require_items(server, steps)
-        return steps
+def nested(episodes: list[dict]) -> tf.data.Dataset:
+    """The same episodes as a nested RLDS data set."""
+    columns = tree.map_structure(lambda *parts: np.stack(parts), *episodes)
+    dataset = tf.data.Dataset.from_tensor_slices(columns)
+    return dataset.map(lambda steps: {"steps": tf.data.Dataset.from_tensor_slices(steps)})
 
 
-def through_ingest(source: object, **options: object) -> int:
-    opened = load(source)
-    with ReplayServer([TableConfig()], item_signature(trajectory_spec(opened.step_spec), 2)) as server:
-        report = ingest(opened, server.address, **options)
-        assert server.client.server_info(timeout=10)["replay"].current_size == report.items
-        return report.steps
+def served(episodes: list[dict], length: int = 2) -> ReplayServer:
+    return ReplayServer([TableConfig()], Windows(length).item_spec(load(episodes[:1]).step_spec))
 
 
-def require_items(server: ReplayServer, steps: int) -> None:
-    assert 0 < server.client.server_info(timeout=10)["replay"].current_size < steps
+def require_items(server: ReplayServer, wanted: int) -> None:
+    size = server.client.server_info(timeout=10)["replay"].current_size
+    assert size == wanted, (size, wanted)
 
 
-def read_only(source: object) -> int:
-    """The floor below writing: read and convert, write nothing."""
-    return sum(len(trajectory_columns(episode.steps).step_type) for episode in load(source))
+def num_items(episodes: list[dict], length: int = 2) -> int:
+    return sum(len(steps["reward"]) - length + 1 for steps in episodes)
+
+
+def num_steps(episodes: list[dict]) -> int:
+    return sum(len(steps["reward"]) for steps in episodes)
+
+
+def peer_push(episodes: list[dict]) -> Callable[[], float]:
+    """TF-Agents' push through its trajectory observer, as its users call it."""
+    dataset = nested(episodes)
+    spec = reference.tensor_spec.add_outer_dim(reference.create_trajectory_data_spec(dataset))
+
+    def run() -> float:
+        with served(episodes) as server:
+            began = time.perf_counter()
+            observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
+            observer.get_table_signature = lambda: spec  # it compares bounds and names, which Reverb does not keep
+            reference.push_rlds_to_reverb(dataset, observer)
+            observer.close()
+            taken = time.perf_counter() - began
+            require_items(server, num_items(episodes))
+        return taken
+
+    return run
+
+
+def our_push(episodes: list[dict]) -> Callable[[], float]:
+    dataset = nested(episodes)
+
+    def run() -> float:
+        with served(episodes) as server:
+            began = time.perf_counter()
+            observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
+            push_rlds_to_reverb(dataset, observer, fast=True)
+            taken = time.perf_counter() - began
+            require_items(server, num_items(episodes))
+        return taken
+
+    return run
+
+
+def our_ingest(source: object, episodes: list[dict], length: int = 2, **options: object) -> Callable[[], float]:
+    def run() -> float:
+        with served(episodes, length) as server:
+            began = time.perf_counter()
+            ingest(source, server.address, adder=Windows(length), **options)
+            taken = time.perf_counter() - began
+            require_items(server, num_items(episodes, length))
+        return taken
+
+    return run
+
+
+def our_directory(source: Path, folder: Path) -> Callable[[], float]:
+    def run() -> float:
+        out = folder / "converted"
+        shutil.rmtree(out, ignore_errors=True)
+        began = time.perf_counter()
+        ingest(source, out)
+        return time.perf_counter() - began
+
+    return run
+
+
+def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
+    """Reverb's fastest public writer, fed with rows of arrays and flushed often enough not to complain."""
+
+    def run() -> float:
+        with served(episodes, length) as server:
+            began = time.perf_counter()
+            columns = trajectory_columns(episodes[0])
+            pattern = reverb.structured_writer.pattern_from_transform(
+                [None] * len(tree.flatten(columns)),
+                lambda step: tree.unflatten_as(columns, [column[-length:] for column in step]),
+            )
+            config = reverb.structured_writer.create_config(pattern, "replay", [])
+            writer = server.client.structured_writer([config])
+            for steps in episodes:
+                for step, row in enumerate(zip(*tree.flatten(trajectory_columns(steps)), strict=True)):
+                    writer.append(list(row))
+                    if step % 10 == 0:
+                        writer.flush(30)
+                writer.end_episode()
+            taken = time.perf_counter() - began
+            require_items(server, num_items(episodes, length))
+        return taken
+
+    return run
+
+
+def encoded(episodes: list[dict]) -> Iterator[bytes]:
+    source = load(episodes)
+    plan = make_plan(source, Windows(), 1.0, on_invalid="error", packed=False)
+    for batch in Encoder(plan.specs, ["replay"]).encode(plan.piece(episode) for episode in source):
+        yield from requests_of(batch)
+
+
+def only_read(source: object) -> Callable[[], float]:
+    def run() -> float:
+        began = time.perf_counter()
+        for episode in load(source):
+            trajectory_columns(episode.steps)
+        return time.perf_counter() - began
+
+    return run
+
+
+def only_encode(episodes: list[dict]) -> Callable[[], float]:
+    def run() -> float:
+        began = time.perf_counter()
+        for _ in encoded(episodes):
+            pass
+        return time.perf_counter() - began
+
+    return run
+
+
+def only_copy(episodes: list[dict]) -> Callable[[], float]:
+    """The limit: the same messages over loopback gRPC to a server that throws them away."""
+    requests = list(encoded(episodes))
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.stream_stream_rpc_method_handler(lambda messages, _: iter([b"" for m in messages if not m]))
+
+    def run() -> float:
+        options = [("grpc.max_receive_message_length", -1)]
+        server = grpc.server(futures.ThreadPoolExecutor(2), [Handler()], options=options)
+        port = server.add_insecure_port("localhost:0")
+        server.start()
+        with grpc.insecure_channel(f"localhost:{port}") as channel:
+            began = time.perf_counter()
+            list(channel.stream_stream("/copy")(iter(requests)))
+            taken = time.perf_counter() - began
+        server.stop(None)
+        return taken
+
+    return run
+
+
+def only_insert(episodes: list[dict]) -> Callable[[], float]:
+    """The same messages to Reverb, encoded beforehand: what the server itself takes."""
+    requests = list(encoded(episodes))
+
+    def run() -> float:
+        with served(episodes) as server, grpc.insecure_channel(server.address) as channel:
+            began = time.perf_counter()
+            list(channel.stream_stream("/deepmind.reverb.ReverbService/InsertStream")(iter(requests)))
+            taken = time.perf_counter() - began
+            require_items(server, num_items(episodes))
+        return taken
+
+    return run
+
+
+def measure(name: str, steps: int, run: Callable[[], float], runs: int, peer: float | None, asked: str = "") -> float:
+    run()
+    rate = statistics.median(steps / run() for _ in range(runs))
+    ratio = f"{rate / peer:>8.1f}x" if peer else "        "
+    print(f"{name:<62} {rate:>11,.0f} steps/s {ratio} {asked}", flush=True)
+    return rate
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=9, help="of hopper_flat, at most 9")
+    parser.add_argument("--episodes", type=int, default=200)
     arguments = parser.parse_args()
-    dataset = tfds.builder_from_directory(PREPARED).as_dataset(split="train").take(arguments.episodes).cache()
-    episodes = [episode.steps for episode in load(dataset)]
-    spec = reference.tensor_spec.add_outer_dim(reference.create_trajectory_data_spec(dataset))
-    with tempfile.TemporaryDirectory() as folder:
-        d4rl = Path(folder) / "hopper.hdf5"
-        write_d4rl(d4rl, episodes)
-        ways = {
-            "TF-Agents push_rlds_to_reverb, trajectory observer (the peer)": lambda: through_observer(
-                reference.push_rlds_to_reverb, dataset, spec
-            ),
-            "ours: push_rlds_to_reverb, the same observer": lambda: through_observer(
-                ours.push_rlds_to_reverb, dataset, spec
-            ),
-            "ours: ingest, RLDS data set -> table": lambda: through_ingest(dataset),
-            "ours: ingest, D4RL HDF5 -> table": lambda: through_ingest(d4rl),
-            "floor: RLDS read and converted, nothing written": lambda: read_only(dataset),
-            "floor: D4RL read and converted, nothing written": lambda: read_only(d4rl),
-        }
-        print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
-        print(f"{sum(len(steps['reward']) for steps in episodes):,} steps in {len(episodes)} episodes of Hopper shape")
-        print(f"items of 2 steps, table prioritized; median of {arguments.runs} after a warm-up\n")
-        peer = None
-        for name, way in ways.items():
-            way()
-            rates = []
-            for _ in range(arguments.runs):
-                began = time.perf_counter()
-                steps = way()
-                rates.append(steps / (time.perf_counter() - began))
-            rate = statistics.median(rates)
-            peer = peer or rate
-            print(f"{name:<64} {rate:>10,.0f} steps/s {rate / peer:>8.1f}x", flush=True)
+    runs, many = arguments.runs, float_episodes(arguments.episodes)
+    few, all_steps = many[:5], num_steps(many)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
+    print(f"{all_steps:,} steps in {len(many)} episodes, HalfCheetah's shape; the peers get 5 of them")
+    print(f"one prioritized table; median of {runs} after a warm-up\n")
+    with tempfile.TemporaryDirectory() as name:
+        d4rl, folder = Path(name) / "halfcheetah.hdf5", Path(name)
+        write_d4rl(d4rl, many)
+        print("items of 2 steps; the peer is TF-Agents' push_rlds_to_reverb with its trajectory observer")
+        peer = measure("the peer", num_steps(few), peer_push(few), runs, None)
+        measure("push_rlds_to_reverb(fast=True)", all_steps, our_push(many), runs, peer, "asked: 100")
+        measure("ingest, nested RLDS -> table", all_steps, our_ingest(nested(many), many), runs, peer, "asked: 100")
+        hdf5 = measure("ingest, D4RL HDF5 -> table", all_steps, our_ingest(d4rl, many), runs, peer, "asked: 150")
+        streams = our_ingest(d4rl, many, num_streams=2)
+        measure("ingest, D4RL HDF5 -> table, two streams", all_steps, streams, runs, peer)
+        measure("ingest, D4RL HDF5 -> directory", all_steps, our_directory(d4rl, folder), runs, peer, "asked: 250")
+        print("\nwhere the time goes, and the limit")
+        measure("read HDF5 and convert to trajectories, no more", all_steps, only_read(d4rl), runs, peer)
+        measure("read nested RLDS and convert, no more", all_steps, only_read(nested(many)), runs, peer)
+        measure("encode from memory, no more", all_steps, only_encode(many), runs, peer)
+        measure("insert messages encoded beforehand", all_steps, only_insert(many), runs, peer)
+        limit = measure("copy the same messages over loopback gRPC", all_steps, only_copy(many), runs, peer)
+        print(f"{'D4RL HDF5 -> table is at':<62} {hdf5 / limit:>11.0%} of that copy")
+    for what, some, length, asked in (
+        ("items of 5 steps", many[:20], 5, "asked: 10"),
+        ("items of 2 steps with pictures 64x64x3", image_episodes(4), 2, "asked: 3"),
+    ):
+        print(f"\n{what}; the peer is Reverb's StructuredWriter")
+        steps = num_steps(some)
+        peer = measure("the peer", steps, structured_writer(some, length), runs, None)
+        measure("ingest, from memory", steps, our_ingest(some, some, length), runs, peer, asked)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ _WITHOUT_DIRECTORY = "is for writing to a server"
 @click.option("--key-seed", default=0, show_default=True, help="Other keys, should two of them coincide.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for the server, each time.")
 @click.option("--connect-timeout", default=10.0, show_default=True, help="Seconds to wait for its first answer.")
+@click.option("--force", is_flag=True, help="Write to a server here even if the data need more memory than there is.")
 @json_option
 def convert(
     address: str | None,
@@ -204,6 +205,7 @@ def _ingest(source: Source, destination: Any, options: dict[str, Any], *, as_jso
             key_seed=options["key_seed"],
             timeout_secs=options["timeout"],
             connect_timeout_secs=options["connect_timeout"],
+            force=options["force"],
             progress=progress,
         )
     if as_json:
@@ -225,6 +227,8 @@ def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> N
     ]
     if isinstance(destination, Path):
         rows.insert(1, ("serve", f"rlds2reverb serve --from {destination}"))
+    if report.memory_bytes:
+        rows.insert(-2, ("memory", f"about {output.size(report.memory_bytes)} in the server"))
     notes = [
         (report.resumed_episodes, "episodes were there from an earlier run"),
         (report.restarts, "times the server was started anew, and got everything again"),

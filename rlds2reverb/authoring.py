@@ -13,7 +13,9 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -30,6 +32,7 @@ from rlds2reverb import keys, sealed_json, tfrecords
 from rlds2reverb.batches import Batch, Encoder, Piece
 from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot
 from rlds2reverb.locks import FileLock
+from rlds2reverb.memory import needed_bytes
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
@@ -38,6 +41,8 @@ CHECKPOINT_NAME = "1970-01-01T00:00:00.000000000+00:00"
 
 _FILES = ("items.tfrecord", "chunks.tfrecord", "item_keys", "chunk_keys")
 _PART_BYTES = 64 << 20
+#: Batches that may wait to be written.
+_MAX_WAITING = 8
 
 
 class StorageFull(OSError):
@@ -76,11 +81,14 @@ class CheckpointWriter:
         self._hashes = {name: hashlib.sha256() for name in _FILES}
         self._part_begin = 0
         self._complete = False
+        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="rlds2reverb-write")
+        self._waiting: deque[futures.Future[None]] = deque()
 
     def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._thread.shutdown(cancel_futures=True)
         self._resources.close()
 
     def open(self, *, resume: bool) -> dict[str, Any] | None:
@@ -149,12 +157,15 @@ class CheckpointWriter:
         """
         with _full_disk_told(self._partial):
             for batch in self._encoder.encode(pieces):
-                self._append(batch)
+                self._waiting.append(self._thread.submit(self._append, batch))
+                if len(self._waiting) > _MAX_WAITING:
+                    self._waiting.popleft().result()
             self._require_room()
             if self._sizes["chunks.tfrecord"] + self._sizes["items.tfrecord"] >= self._part_begin + _PART_BYTES:
                 self._end_part(state)
 
     def _append(self, batch: Batch) -> None:
+        """Runs in the thread that writes."""
         for name, groups in (("chunks.tfrecord", batch.chunks), ("items.tfrecord", batch.items)):
             for records in groups:
                 for group in _groups(records):
@@ -179,6 +190,8 @@ class CheckpointWriter:
                 )
 
     def _end_part(self, state: dict[str, Any]) -> None:
+        while self._waiting:
+            self._waiting.popleft().result()
         for stream in self._streams.values():
             os.fsync(stream.fileno())
         sealed_json.save(self._journal, {**state, "run": self._description, "files": self._files()})
@@ -219,14 +232,20 @@ class CheckpointWriter:
         ]
         (checkpoint / "tables.tfrecord").write_bytes(b"".join(record.tobytes() for record in records))
         (checkpoint / "DONE").touch()
+        num_items, num_chunks = self._encoder.num_items, self._sizes["chunk_keys"] // 8
         data = {
             "run": self._description,
             "state": state,
             "tables": [config.name for config in configs],
-            "items": self._encoder.num_items,
-            "chunks": self._sizes["chunk_keys"] // 8,
-            "columns": len(tree.flatten(self._signature)),
+            "items": num_items,
+            "chunks": num_chunks,
             "chunk_bytes": self._sizes["chunks.tfrecord"],
+            "memory_bytes": needed_bytes(
+                items=num_items * len(configs),
+                chunks=num_chunks,
+                chunk_bytes=self._sizes["chunks.tfrecord"],
+                columns=len(tree.flatten(self._signature)),
+            ),
             "versions": {name: version(name) for name in ("rlds2reverb", "dm-reverb")},
         }
         root.write_manifest(checkpoint, data=data, known=self._files())

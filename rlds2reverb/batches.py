@@ -10,13 +10,15 @@ import numpy as np
 from rlds2reverb import keys, wire
 from rlds2reverb.specs import ArraySpec
 
-#: An item above this many bytes has its rows in several chunks.
+#: An item above this many bytes has its rows in several chunks, whatever is asked for.
 _MAX_CHUNK_BYTES = 16 << 20
 #: Bytes of rows that are encoded together.
 _BATCH_BYTES = 1 << 20
 #: A chunk of several items has at most so many bytes of rows, since sampling one item ships the whole chunk.
 _SHARED_CHUNK_BYTES = 128 << 10
-_FEWEST_ITEMS = 8
+_FEWEST_ITEMS = 10
+#: A large item has about so many chunks at most, as long as they are not too large.
+_MOST_SLICES = 16
 #: Columns with rows of so many bytes (images) are compressed.
 _COMPRESS_FROM_BYTES = 512
 
@@ -75,6 +77,11 @@ class Batch:
         """Items in each table."""
         return len(self.item_keys[0])
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the chunks."""
+        return sum(len(record) for records in self.chunks for record in records)
+
 
 class Encoder:
     """Encodes items of episodes for tables that share their chunks."""
@@ -115,136 +122,167 @@ class Encoder:
         #: Items encoded so far.
         self.num_items = 0
 
-    def encode(self, pieces: Sequence[Piece]) -> Iterator[Batch]:
+    def encode(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         """Batches of about a megabyte with the items of some episodes, in their order."""
         held: list[Piece] = []
         held_bytes = 0
         for piece in pieces:
             if not len(piece.starts):
                 continue
-            if self._row_bytes * int(piece.lengths.max()) > _MAX_CHUNK_BYTES:
+            together = self._items_of_a_chunk(piece)
+            if together is None:
                 if held:
-                    yield self._batch(held)
-                yield self._large_items(piece)
+                    yield self._shared_chunks(held)
+                yield self._grid_of_chunks(piece)
                 held, held_bytes = [], 0
                 continue
-            for part in self._parts(piece):
+            for part in self._parts(piece, together):
                 held.append(part)
                 held_bytes += self._row_bytes * _num_rows(part)
                 if held_bytes >= _BATCH_BYTES:
-                    yield self._batch(held)
+                    yield self._shared_chunks(held)
                     held, held_bytes = [], 0
         if held:
-            yield self._batch(held)
+            yield self._shared_chunks(held)
 
-    def _items_of_a_chunk(self, piece: Piece) -> int:
-        """How many items share a chunk: so that at most half of the rows are repeated ones, within the size limit."""
+    def _items_of_a_chunk(self, piece: Piece) -> int | None:
+        """How many items share a chunk, so that at most half of the rows are repeated ones.
+
+        None if so many would make a chunk too large: then items take their rows from several chunks.
+        """
+        length, longest = int(piece.lengths[0]), int(piece.lengths.max())
+        stride = max(int(piece.starts[1] - piece.starts[0]), 1) if len(piece.starts) > 1 else length
+        if longest * self._row_bytes > _MAX_CHUNK_BYTES:
+            return None
         if self._chunk_length is not None:
             return self._chunk_length
-        length = int(piece.lengths[0])
-        stride = max(int(piece.starts[1] - piece.starts[0]), 1) if len(piece.starts) > 1 else 1
-        wanted = max(_FEWEST_ITEMS, -(-2 * (length - 1) // stride))
-        most = (_SHARED_CHUNK_BYTES // self._row_bytes - length) // min(stride, length) + 1
-        return max(1, min(wanted, most))
+        repeated = max(0, length - stride)
+        wanted = max(_FEWEST_ITEMS, -(-2 * repeated // stride))
+        most = max(1, (_SHARED_CHUNK_BYTES // self._row_bytes - length) // min(stride, length) + 1)
+        return None if most * stride < repeated else min(wanted, most)
 
-    def _parts(self, piece: Piece) -> Iterator[Piece]:
+    def _parts(self, piece: Piece, together: int) -> Iterator[Piece]:
         """A piece cut into parts of about the size of a batch, each of whole chunks."""
-        together = self._items_of_a_chunk(piece)
         chunk_bytes = self._row_bytes * _num_rows(piece.part(0, together))
         step = together * max(1, _BATCH_BYTES // chunk_bytes)
         for begin in range(0, len(piece.starts), step):
             yield piece.part(begin, begin + step)
 
-    def _batch(self, pieces: Sequence[Piece]) -> Batch:
+    def _shared_chunks(self, pieces: Sequence[Piece]) -> Batch:
+        """Some items after the other in each chunk, the rows that they share with those of the next one repeated."""
         rows = _join_rows(pieces)
         sizes = np.array([len(piece.starts) for piece in pieces])
         of_piece = np.repeat(np.arange(len(pieces)), sizes)
         local = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        together = np.array([self._items_of_a_chunk(piece) for piece in pieces])
-        number = (np.array([piece.first_item for piece in pieces])[of_piece] + local) // together[of_piece]
+        together = np.array([self._items_of_a_chunk(piece) or 1 for piece in pieces])
+        numbers = np.array([piece.first_item for piece in pieces])[of_piece] + local
         begins = np.flatnonzero(local % together[of_piece] == 0)
         first_rows, ends = rows.starts[begins], np.maximum.reduceat(rows.starts + rows.lengths, begins)
-        chunk_keys = keys.keys_at(self._seeds(pieces, "chunk", together)[of_piece[begins]], number[begins])
+        chunk_keys = keys.keys_at(self._seeds(pieces, "chunk", together)[of_piece[begins]], numbers[begins])
         episode_ids = keys.keys_at(self._seeds(pieces, "episode"), np.zeros(len(pieces)))[of_piece[begins]]
         places = np.concatenate([piece.starts for piece in pieces])[begins]
         records: list[Records] = []
         order: list[np.ndarray] = []
         for size in np.unique(ends - first_rows):
             chosen = np.flatnonzero(ends - first_rows == size)
-            at = first_rows[chosen, None] + np.arange(size)
-            records.append(
-                self._chunks(chunk_keys[chosen], episode_ids[chosen], places[chosen], [c[at] for c in rows.columns])
-            )
+            which = (chunk_keys[chosen], episode_ids[chosen], places[chosen])
+            records.append(self._chunks(*which, rows.columns, first_rows[chosen], int(size)))
             order.append(chosen)
         chunk = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(local))))
         slices = [(chunk_keys[chunk], rows.starts - first_rows[chunk], rows.lengths)]
         priorities = np.concatenate([piece.priorities for piece in pieces])
-        items, item_keys = self._items(pieces, of_piece, local, priorities, slices)
+        seeds = [self._seeds(pieces, f"item {table}")[of_piece] for table in self.tables]
+        items, item_keys = self._items(seeds, numbers, priorities, slices, np.arange(len(local)))
+        self.num_items += len(local)
         return Batch(records, chunk_keys[np.concatenate(order)], [*items], item_keys)
 
-    def _large_items(self, piece: Piece) -> Batch:
-        """Items too large for a chunk: the episode's rows are cut into chunks one after the other."""
-        step = max(1, _MAX_CHUNK_BYTES // self._row_bytes)
-        first_rows = np.arange(0, len(piece.columns[0]), step)
-        chunk_keys = keys.keys_at(np.repeat(self._seeds([piece], "large", [step]), len(first_rows)), first_rows)
+    def _grid_of_chunks(self, piece: Piece) -> Batch:
+        """The rows of an episode cut into chunks one after the other, of which an item may need several."""
+        item_bytes = int(piece.lengths.max()) * self._row_bytes
+        chunk_bytes = min(_MAX_CHUNK_BYTES, max(_SHARED_CHUNK_BYTES, item_bytes // _MOST_SLICES))
+        step = max(1, chunk_bytes // self._row_bytes)
+        ends = piece.starts + piece.lengths
+        first, last = piece.starts // step, (ends - 1) // step
+        needed = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]))
+        chunk_keys = keys.keys_at(
+            np.repeat(self._seeds([piece], "grid", [step]), needed[-1] + 1), np.arange(needed[-1] + 1)
+        )
         episode_ids = keys.keys_at(self._seeds([piece], "episode"), np.zeros(1))
         records: list[Records] = []
-        for key, row in zip(chunk_keys, first_rows, strict=True):
-            contents = [column[None, row : row + step] for column in piece.columns]
-            records.append(self._chunks(key[None], episode_ids, row[None], contents))
-        items: list[list[bytes]] = [[] for _ in self.tables]
-        item_keys: list[list[np.ndarray]] = [[] for _ in self.tables]
-        for at in range(len(piece.starts)):
-            one = piece.part(at, at + 1)
-            first, end = int(one.starts[0]), int(one.starts[0] + one.lengths[0])
+        for number in needed:
+            row = np.array([number * step])
+            num_rows = min(step, len(piece.columns[0]) - int(row[0]))
+            records.append(self._chunks(chunk_keys[number, None], episode_ids, row, piece.columns, row, num_rows))
+        seeds = [np.repeat(self._seeds([piece], f"item {table}"), len(ends)) for table in self.tables]
+        items: list[list[bytes]] = [[b""] * len(ends) for _ in self.tables]
+        item_keys = [np.zeros(len(ends), np.uint64) for _ in self.tables]
+        for count in np.unique(last - first):
+            chosen = np.flatnonzero(last - first == count)
             slices = []
-            for number in range(first // step, (end - 1) // step + 1):
-                begin, stop = max(first, number * step), min(end, (number + 1) * step)
-                slices.append((chunk_keys[number, None], np.array([begin - number * step]), np.array([stop - begin])))
-            encoded = self._items([one], np.zeros(1, int), np.zeros(1, int), one.priorities, slices)
-            for table, (record, key) in enumerate(zip(*encoded, strict=True)):
-                items[table].append(record.tobytes())
-                item_keys[table].append(key)
-        return Batch(records, chunk_keys, list(items), [np.concatenate(of) for of in item_keys])
+            for number in range(count + 1):
+                base = (first[chosen] + number) * step
+                begin, end = np.maximum(piece.starts[chosen] - base, 0), np.minimum(ends[chosen] - base, step)
+                slices.append((chunk_keys[first[chosen] + number], begin, end - begin))
+            of_group = [of_table[chosen] for of_table in seeds]
+            encoded = self._items(of_group, piece.first_item + chosen, piece.priorities[chosen], slices, chosen)
+            for table, (group, group_keys) in enumerate(zip(*encoded, strict=True)):
+                item_keys[table][chosen] = group_keys
+                for at, record in zip(chosen, group, strict=True):
+                    items[table][at] = record.tobytes()
+        self.num_items += len(ends)
+        return Batch(records, chunk_keys[needed], [*items], item_keys)
 
     def _chunks(
-        self, chunk_keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, contents: list[np.ndarray]
+        self,
+        chunk_keys: np.ndarray,
+        episode_ids: np.ndarray,
+        places: np.ndarray,
+        columns: Sequence[np.ndarray],
+        first_rows: np.ndarray,
+        num_rows: int,
     ) -> Records:
+        """Chunks of `num_rows` rows each, which begin at `first_rows` of the columns."""
         if not self._compress:
-            return wire.chunks(chunk_keys, episode_ids, first_rows, contents, self._specs)
+            at = first_rows[:, None] + np.arange(num_rows)
+            contents = [column[at] for column in columns]
+            return wire.chunks(chunk_keys, episode_ids, places, contents, self._specs)
         return [
             wire.compressed_chunk(
-                int(chunk_keys[at]), int(episode_ids[at]), int(first_rows[at]), [c[at] for c in contents], self._specs
+                int(key), int(episode), int(place), [column[row : row + num_rows] for column in columns], self._specs
             )
-            for at in range(len(chunk_keys))
+            for key, episode, place, row in zip(chunk_keys, episode_ids, places, first_rows, strict=True)
         ]
 
     def _items(
         self,
-        pieces: Sequence[Piece],
-        of_piece: np.ndarray,
-        local: np.ndarray,
+        seeds: Sequence[np.ndarray],
+        places: np.ndarray,
         priorities: np.ndarray,
         slices: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        order: np.ndarray,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        numbers = np.arange(self.num_items, self.num_items + len(local)) if self._number_items else None
-        self.num_items += len(local)
-        place = np.array([piece.first_item for piece in pieces])[of_piece] + local
-        records, item_keys = [], []
-        for table in self.tables:
-            of_table = keys.keys_at(self._seeds(pieces, "item " + table)[of_piece], place)
-            item_keys.append(of_table)
-            records.append(
-                wire.items(
-                    table,
-                    of_table,
-                    priorities,
-                    slices,
-                    num_columns=len(self._specs),
-                    squeeze=self._squeeze,
-                    numbers=numbers,
-                )
+        """Items and their keys, for each table.
+
+        Args:
+          seeds: of the keys, uint64 `[M]` for each table.
+          places: int `[M]` in their episodes.
+          priorities: float64 `[M]`.
+          slices: see `wire.items`.
+          order: int `[M]`, places among the items of this batch.
+        """
+        item_keys = [keys.keys_at(of_table, places) for of_table in seeds]
+        records = [
+            wire.items(
+                table,
+                of_table,
+                priorities,
+                slices,
+                num_columns=len(self._specs),
+                squeeze=self._squeeze,
+                numbers=self.num_items + order if self._number_items else None,
             )
+            for table, of_table in zip(self.tables, item_keys, strict=True)
+        ]
         return records, item_keys
 
     def _seeds(self, pieces: Sequence[Piece], kind: str, plan: Iterable[int] | None = None) -> np.ndarray:
@@ -278,7 +316,7 @@ def _join_rows(pieces: Sequence[Piece]) -> _Rows:
     )
     lengths = np.concatenate([piece.lengths for piece in pieces])
     columns = [
-        np.concatenate([piece.columns[at][begin:end] for piece, (begin, end) in zip(pieces, bounds, strict=True)])
+        _joined([piece.columns[at][begin:end] for piece, (begin, end) in zip(pieces, bounds, strict=True)])
         for at in range(len(pieces[0].columns))
     ]
     covered = np.zeros(bases[-1] + 1, np.int64)
@@ -288,3 +326,7 @@ def _join_rows(pieces: Sequence[Piece]) -> _Rows:
     if used.all():
         return _Rows(columns, starts, lengths)
     return _Rows([column[used] for column in columns], (np.cumsum(used) - 1)[starts], lengths)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

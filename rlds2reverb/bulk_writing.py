@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ def requests_of(batch: Batch) -> list[bytes]:
 def _framed(number: int, records: Any) -> list[bytes]:
     if isinstance(records, np.ndarray):
         return [wire.fill(wire.message_field(number, [records]), len(records)).tobytes()]
-    return [wire.fill(wire.message_field(number, [record]), 1).tobytes() for record in map(bytes, records)]
+    return [wire.delimited(number, record) for record in records]
 
 
 class _Stream:
@@ -180,7 +180,7 @@ class BulkWriter:
             self._num_done += 1
         return self._num_done
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Iterable[Piece]) -> None:
         """Sends the items of some episodes, waiting where too much is unconfirmed.
 
         Raises:

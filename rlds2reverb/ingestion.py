@@ -5,48 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import reverb
 
-from rlds2reverb import fields, writing
+from rlds2reverb import writing
 from rlds2reverb.authoring import CheckpointWriter
 from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter, ServerRestarted, server_state_id
-from rlds2reverb.episodes import Episode, InvalidEpisode, find_problems
+from rlds2reverb.checkpoints import CheckpointRoot
 from rlds2reverb.items import Adder
 from rlds2reverb.locks import FileLock
+from rlds2reverb.memory import require_memory
 from rlds2reverb.plans import LAYOUTS, Plan, make_plan
 from rlds2reverb.priorities import Priority
 from rlds2reverb.reports import IngestReport
 from rlds2reverb.round_trip import why_bulk_writing_fails
-from rlds2reverb.sinks import ServerSink, Sink
+from rlds2reverb.runs import ON_INVALID, Progress, Run
+from rlds2reverb.sinks import ServerSink
 from rlds2reverb.sources import Source, load
-from rlds2reverb.summaries import Fingerprint
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.windows import Windows
 
-#: What to do with an episode that does not hold together.
-ON_INVALID = ("error", "skip_episode", "keep")
 #: Who writes to a server: our own messages, or Reverb's public writer.
 WRITERS = ("bulk", "public")
 
-_PROBLEMS_KEPT = 20
-#: Episodes are encoded and confirmed in blocks of about so many bytes.
-_BLOCK_BYTES = 2 << 20
-#: A data set of up to so many bytes is read once: what was read for the check is kept.
-_KEPT_BYTES = 512 << 20
 _MAX_RESTARTS = 10
-
-Progress = Callable[[str, Episode], None]
-
-
-class ResumeError(ValueError):
-    """The data set is not the one that an unfinished run was writing."""
 
 
 def ingest(
@@ -66,6 +55,7 @@ def ingest(
     timeout_secs: float = 30.0,
     connect_timeout_secs: float = 10.0,
     journal_folder: str | Path | None = None,
+    force: bool = False,
     progress: Progress = lambda stage, episode: None,
 ) -> IngestReport:
     """Writes a data set into tables of a running Reverb server, or into a directory that a server starts from.
@@ -98,6 +88,7 @@ def ingest(
       connect_timeout_secs: how long to wait for its first answer, if that is shorter.
       journal_folder: where the journals of unfinished runs are; by default `$XDG_STATE_HOME/rlds2reverb`, which is
         `~/.local/state/rlds2reverb`.
+      force: whether to write to a server on this machine what is larger than its memory.
       progress: called with 'check', 'resume' or 'write' and each episode.
 
     Returns:
@@ -113,6 +104,7 @@ def ingest(
       CheckpointError: if the directory exists, or what is left of an unfinished run is damaged or of another one.
       StorageFull: if there is no space; what is written is kept, for `resume`.
       InUse: if another process does the same.
+      TooLarge: if the server is on this machine, and its memory is not enough.
       KeysCoincide: if two items have the same key by chance.
       ValueError: if an argument is out of its range or a table does not exist.
     """
@@ -147,10 +139,11 @@ def ingest(
         number_items=to_directory,
     )
     description = _description(source, plan, configs, [on_invalid, layout, writer, chunk_length, key_seed])
-    run = _Run(source, plan, on_invalid, resume, IngestReport(source.name, names, writer=writer), progress)
+    run = Run(source, plan, on_invalid, resume, IngestReport(source.name, names, writer=writer), progress)
     if isinstance(destination, Path):
         with CheckpointWriter(destination, configs, plan.signature, encoder, description=description) as sink:
             run.write(sink)
+        run.report.memory_bytes = CheckpointRoot(destination).described()["memory_bytes"]
         return run.report
     for name in names:
         writing.require_table(infos, name, plan.signature)
@@ -158,6 +151,9 @@ def ingest(
     with FileLock(journal.with_suffix(".lock"), f"another process writes this to {client.server_address}"):
         if on_invalid == "error":
             run.check()
+        run.estimate(Encoder(plan.specs, names, squeeze=plan.squeeze, chunk_length=chunk_length))
+        if not force and _is_here(client.server_address):
+            require_memory(run.report.memory_bytes, f"{', '.join(map(repr, names))} at {client.server_address}")
         if writer == "bulk":
             _require_round_trip(run, client)
         _write_to_server(run, client, encoder, journal, num_streams=num_streams, timeout_secs=timeout_secs)
@@ -192,7 +188,7 @@ def _journal_path(folder: str | Path | None, description: dict[str, Any]) -> Pat
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def _require_round_trip(run: _Run, client: reverb.Client) -> None:
+def _require_round_trip(run: Run, client: reverb.Client) -> None:
     """Has the public writer take over where the server does not understand the bulk writer."""
     plan, report = run.plan, run.report
     if not len(plan.example.starts):
@@ -210,7 +206,7 @@ def _require_round_trip(run: _Run, client: reverb.Client) -> None:
 
 
 def _write_to_server(
-    run: _Run, client: reverb.Client, encoder: Encoder, journal: Path, *, num_streams: int, timeout_secs: float
+    run: Run, client: reverb.Client, encoder: Encoder, journal: Path, *, num_streams: int, timeout_secs: float
 ) -> None:
     tables = run.report.tables
     while True:
@@ -234,153 +230,5 @@ def _write_to_server(
             run.report.restarts += 1
 
 
-@dataclass
-class _Run:
-    """One ingestion: reads, checks and converts episodes, and gives them to a sink block by block."""
-
-    source: Source
-    plan: Plan
-    on_invalid: str
-    resume: bool
-    report: IngestReport
-    progress: Progress
-
-    def check(self) -> None:
-        """Reads and checks everything before anything is written."""
-        with self.report.stage("check"):
-            self.source = _checked(self.source, self.progress)
-
-    def write(self, sink: Sink) -> None:
-        """From the beginning, or from where an earlier run was, to the end."""
-        report = self.report = _anew(self.report)
-        state = sink.open(resume=self.resume)
-        fingerprint = Fingerprint()
-        seen = 0
-        for block in _blocks(self._timed_episodes(), state["seen"] if state else 0):
-            pieces = []
-            resumed = state is not None and seen < state["seen"]
-            for episode in block:
-                with report.stage("convert"):
-                    seen += 1
-                    if not self._take(episode):
-                        continue
-                    fingerprint.add(episode)
-                    self._count(episode)
-                    if not resumed:
-                        pieces.append(self.plan.piece(episode))
-                        report.items += len(pieces[-1].starts)
-                        report.too_short += not len(pieces[-1].starts)
-                self.progress("resume" if resumed else "write", episode)
-            if not resumed:
-                with report.stage("write"):
-                    sink.write(pieces, self._state(seen, fingerprint))
-            elif state is not None and seen == state["seen"]:
-                self._take_over(state, fingerprint)
-        if state is not None and seen < state["seen"]:
-            raise ResumeError(_OTHER_DATA.format(seen, f"ends after {seen} episodes"))
-        report.fingerprint = fingerprint.hexdigest()
-        with report.stage("write"):
-            sink.finish(self._state(seen, fingerprint))
-
-    def _state(self, seen: int, fingerprint: Fingerprint) -> dict[str, Any]:
-        report = self.report
-        return {
-            "seen": seen,
-            "fingerprint": fingerprint.hexdigest(),
-            "items": report.items,
-            "too_short": report.too_short,
-        }
-
-    def _take_over(self, state: dict[str, Any], fingerprint: Fingerprint) -> None:
-        """The counts of the earlier run, if the data set is still the one that it wrote."""
-        if fingerprint.hexdigest() != state["fingerprint"]:
-            raise ResumeError(_OTHER_DATA.format(state["seen"], "is another"))
-        report = self.report
-        report.items, report.too_short = state["items"], state["too_short"]
-        report.resumed_episodes, report.resumed_steps = report.episodes, report.steps
-
-    def _timed_episodes(self) -> Iterator[Episode]:
-        episodes = iter(self.source)
-        while True:
-            with self.report.stage("read"):
-                episode = next(episodes, None)
-            if episode is None:
-                return
-            yield episode
-
-    def _take(self, episode: Episode) -> bool:
-        """Whether an episode is to be written; notes its problems."""
-        report = self.report
-        if self.on_invalid == "error" and "check" in report.seconds:
-            return True
-        problems = find_problems(episode, self.source.step_spec)
-        if problems and self.on_invalid == "error":
-            raise InvalidEpisode(problems)
-        report.problems += problems[: _PROBLEMS_KEPT - len(report.problems)]
-        if not problems:
-            return True
-        if self.on_invalid == "skip_episode" or any(problem.field == fields.STEPS for problem in problems):
-            report.skipped_episodes += 1
-            return False
-        report.kept_problems += len(problems)
-        return True
-
-    def _count(self, episode: Episode) -> None:
-        report = self.report
-        report.episodes += 1
-        report.steps += episode.num_steps
-        report.bytes += episode.num_bytes
-        report.open_ends += episode.open_end
-
-
-_OTHER_DATA = (
-    "the data set is not the one that the unfinished run wrote: after {} episodes it {}; convert without resuming"
-)
-
-
-def _anew(report: IngestReport) -> IngestReport:
-    """A report to begin again with; what was checked and how often the server was restarted stays."""
-    kept = {name: getattr(report, name) for name in ("source", "tables", "restarts", "writer", "warnings", "seconds")}
-    return IngestReport(**kept)
-
-
-def _blocks(episodes: Iterator[Episode], first_end: int) -> Iterator[list[Episode]]:
-    """Episodes in blocks of about `_BLOCK_BYTES`; one block ends after episode number `first_end`."""
-    block: list[Episode] = []
-    block_bytes = 0
-    for number, episode in enumerate(episodes, start=1):
-        block.append(episode)
-        block_bytes += episode.num_bytes
-        if block_bytes >= _BLOCK_BYTES or number == first_end:
-            yield block
-            block, block_bytes = [], 0
-    if block:
-        yield block
-
-
-def check_all(source: Source, progress: Progress = lambda stage, episode: None) -> None:
-    """Reads a source to its end and raises at the first episode that is invalid or unlike the first."""
-    for _ in _valid_episodes(source, progress):
-        pass
-
-
-def _valid_episodes(source: Source, progress: Progress) -> Iterator[Episode]:
-    for episode in source:
-        progress("check", episode)
-        problems = find_problems(episode, source.step_spec)
-        if problems:
-            raise InvalidEpisode(problems)
-        yield episode
-
-
-def _checked(source: Source, progress: Progress) -> Source:
-    """The source after `check_all`; its episodes are in memory if there is little enough of them."""
-    kept: list[Episode] = []
-    kept_bytes = 0
-    for episode in _valid_episodes(source, progress):
-        kept_bytes += episode.num_bytes
-        if kept_bytes <= _KEPT_BYTES:
-            kept.append(episode)
-        else:
-            kept.clear()
-    return replace(source, read=lambda: iter(kept)) if kept_bytes <= _KEPT_BYTES else source
+def _is_here(address: str) -> bool:
+    return address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", socket.gethostname())

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 #: Bytes that Reverb 0.14 takes beside the data, as measured with `benchmarks/bench_memory.py`.
-_PER_CHUNK, _PER_COLUMN_OF_CHUNK = 700, 160
-_PER_ITEM, _PER_COLUMN_OF_ITEM = 420, 150
+_PER_CHUNK, _PER_COLUMN_OF_CHUNK = 340, 580
+_PER_ITEM, _PER_COLUMN_OF_ITEM = 680, 160
 
 
 class TooLarge(MemoryError):
     """Data that need more memory than there is."""
 
 
-def needed_bytes(description: dict[str, Any]) -> int:
-    """What a server takes for data that `ingest` wrote, by its `CheckpointRoot.described`; 0 for other data."""
-    if not {"chunks", "chunk_bytes", "items", "tables", "columns"} <= set(description):
-        return 0
-    columns = description["columns"]
-    of_chunks = description["chunk_bytes"] + description["chunks"] * (_PER_CHUNK + columns * _PER_COLUMN_OF_CHUNK)
-    of_items = description["items"] * len(description["tables"]) * (_PER_ITEM + columns * _PER_COLUMN_OF_ITEM)
-    return int(of_chunks + of_items)
+def needed_bytes(*, items: int, chunks: int, chunk_bytes: int, columns: int) -> int:
+    """What a server takes for items.
+
+    Args:
+      items: in all tables together.
+      chunks: that they share.
+      chunk_bytes: of all of these as they are stored.
+      columns: of an item.
+    """
+    of_chunks = chunk_bytes + chunks * (_PER_CHUNK + columns * _PER_COLUMN_OF_CHUNK)
+    return of_chunks + items * (_PER_ITEM + columns * _PER_COLUMN_OF_ITEM)
 
 
 def available_bytes() -> int:
@@ -44,11 +46,16 @@ def _left_in_group() -> int:
     return 1 << 62
 
 
-def require_memory(description: dict[str, Any], what: str) -> None:
-    """Raises `TooLarge` unless there is memory for data."""
-    needed, available = needed_bytes(description), available_bytes()
+def require_memory(needed: int, what: str) -> None:
+    """Raises `TooLarge` unless there is memory for so many bytes."""
+    available = available_bytes()
     if needed > available:
         raise TooLarge(
-            f"{what} will need about {needed / 1e9:.1f} GB and there are {available / 1e9:.1f} GB; serve it on a "
-            "larger machine, convert it with layout='packed', or force it (--force)"
+            f"{what} will need about {in_units(needed)} of memory, and there are {in_units(available)}; serve it on a "
+            "larger machine, convert it with layout='packed' (--layout packed), or force it (--force)"
         )
+
+
+def in_units(num_bytes: int) -> str:
+    """Bytes in MB or GB."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -8,6 +8,7 @@ begins with `rlds2reverb.packed.` and holds the spec of the unpacked item: the t
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def pack_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
     """Columns `[R, ...]` as one: int32 or uint8 `[R, W]`."""
     dtype = _packed_dtype([column.dtype for column in columns])
     num_rows = len(columns[0])
-    parts = [np.ascontiguousarray(column).reshape(num_rows, -1) for column in columns]
+    parts = [np.ascontiguousarray(column).reshape(num_rows, math.prod(column.shape[1:])) for column in columns]
     views = [part.view(dtype) if part.shape[1] else np.zeros((num_rows, 0), dtype) for part in parts]
     return np.concatenate(views, axis=1)
 
@@ -96,9 +97,11 @@ def packing_of(signature: Nest) -> Packing | None:
 
     try:
         how, encoded = name.removeprefix(_PREFIX).split(".")
+        if how not in ("row", "rows"):
+            raise ValueError(f"{how!r} is no way to pack")
         value = struct_pb2.StructuredValue.FromString(zlib.decompress(base64.urlsafe_b64decode(encoded)))
         return Packing(nested_structure_coder.decode_proto(value), how == "row")
-    except (ValueError, zlib.error, DecodeError) as error:
+    except (ValueError, zlib.error, DecodeError, nested_structure_coder.NotEncodableError) as error:
         raise ValueError(f"the table's signature does not say how its items are packed ({error})") from error
 
 

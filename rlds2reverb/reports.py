@@ -27,6 +27,7 @@ class IngestReport:
       kept_problems: found and written all the same.
       problems: the first 20 of them.
       seconds: by stage: 'check' (reading and checking before anything is written), 'read', 'convert', 'write'.
+      memory_bytes: what the server will need for it, about; 0 where that is not known.
       restarts: how often the server was started anew in the middle, and got everything again.
       writer: 'bulk' or 'public'.
       warnings: sentences that the user should see.
@@ -47,6 +48,7 @@ class IngestReport:
     kept_problems: int = 0
     problems: list[Problem] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    memory_bytes: int = 0
     restarts: int = 0
     writer: str = "bulk"
     warnings: tuple[str, ...] = ()

@@ -93,15 +93,20 @@ def episode_trajectories(
             columns = columns.map(lambda steps: tree.map_structure(_cast_float64, steps))
         return columns.map(lambda steps: (index, steps))
 
-    columns = rlds_data.enumerate().flat_map(to_columns)
+    # An episode gives one element, or none if it is empty, so that reading two at a time keeps their order.
+    columns = rlds_data.enumerate().interleave(to_columns, cycle_length=2, num_parallel_calls=2, deterministic=True)
     closing = _closing_step(columns.element_spec[1])
     columns = columns.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing)))
     nothing = tree.map_structure(lambda column: column[:0], closing)
     pairs = columns.scan((np.int64(-1), nothing), _pair_with_next)
-    return pairs.skip(1).map(
-        lambda index, current, following: _to_trajectories(
-            index, current, following, policy_info_fn, policy_info, discount_source
+    return (
+        pairs.skip(1)
+        .map(
+            lambda index, current, following: _to_trajectories(
+                index, current, following, policy_info_fn, policy_info, discount_source
+            )
         )
+        .prefetch(2)
     )
 
 

@@ -153,7 +153,7 @@ def begin_from(root: CheckpointRoot, data: Path, *, verify: bool, force: bool) -
     stored_tables(data)
     written = CheckpointRoot(data)
     if not force:
-        require_memory(written.described(), str(data))
+        require_memory(written.described().get("memory_bytes", 0), str(data))
     written.verify_latest(manifest_too=verify)
     root.begin_like(written)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 _MASK_DELTA = np.uint32(0xA282EAD8)
 #: Where no more bytes than these differ between records, their checksums come from tables.
-_MOST_DIFFERENT = 400
+_MOST_DIFFERENT, _LONGEST = 400, 4096
 _FEWEST_RECORDS = 64
 
 
@@ -45,9 +45,10 @@ def checksums(records: np.ndarray) -> np.ndarray:
     """
     differs = (records[1:] != records[0]).any(axis=0) if len(records) >= _FEWEST_RECORDS else np.ones(1, bool)
     places = np.flatnonzero(differs)
-    if len(records) < _FEWEST_RECORDS or len(places) > _MOST_DIFFERENT:
+    size = records.shape[1]
+    if len(records) < _FEWEST_RECORDS or len(places) > _MOST_DIFFERENT or not 0 < size <= _LONGEST:
         return np.array([google_crc32c.value(record.tobytes()) for record in records], np.uint32)
-    changes = _changes(records.shape[1])
+    changes = _changes(size)
     crcs = np.full(len(records), google_crc32c.value(records[0].tobytes()), np.uint32)
     for place in places:
         crcs ^= changes[-1 - place][records[:, place] ^ records[0, place]]

@@ -10,6 +10,7 @@ Field numbers are those of `reverb/cc/schema.proto` and `tensorflow/core/framewo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import cramjam
@@ -38,7 +39,8 @@ _DATA_TYPES = {
 }
 _KEY_WIDTH = 9
 _INT_WIDTH = 5
-_WORTH_COMPRESSING = 0.9
+#: Columns of a chunk from so many bytes on are compressed, if that makes them shorter by a tenth.
+_WORTH_TRYING_BYTES, _WORTH_COMPRESSING = 1024, 0.9
 
 
 def require_dtype(spec: ArraySpec, where: str) -> None:
@@ -111,15 +113,12 @@ def _stored_header(size: int) -> bytes:
     return varint(size) + bytes([(59 + width) << 2]) + (size - 1).to_bytes(width, "little")
 
 
-def _tensor(spec: ArraySpec, num_rows: int, content: Sequence[Part]) -> list[Part]:
+@functools.lru_cache(maxsize=4096)
+def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
+    """Dtype and shape of a tensor of so many rows."""
     sizes: tuple[int | None, ...] = (num_rows, *spec.shape)
-    shape = b"".join(b"".join(_constant(message_field(2, [number_field(1, size or 0)]))) for size in sizes)
-    head = number_field(1, _DATA_TYPES[spec.dtype.name]) + b"".join(_constant(message_field(2, [shape])))
-    return [head, *message_field(4, content)]
-
-
-def _constant(parts: Sequence[Part]) -> list[bytes]:
-    return [part for part in parts if isinstance(part, bytes)]
+    shape = b"".join(delimited(2, number_field(1, size or 0)) for size in sizes)
+    return number_field(1, _DATA_TYPES[spec.dtype.name]) + delimited(2, shape)
 
 
 def _chunk_parts(
@@ -154,9 +153,10 @@ def chunks(
     """
     num_chunks, num_rows = contents[0].shape[:2]
     tensors: list[Part] = []
-    for content, spec in zip(contents, specs, strict=True):
-        raw = _as_bytes(content)
-        tensors += message_field(1, _tensor(spec, num_rows, [_stored_header(raw.shape[1]), raw]))
+    for column, spec in zip(contents, specs, strict=True):
+        raw = _as_bytes(column)
+        content: list[Part] = [_stored_header(raw.shape[1]), raw]
+        tensors += message_field(1, [_tensor_head(spec, num_rows), *message_field(4, content)])
     parts = _chunk_parts(keys, episode_ids, first_rows, num_rows, tensors)
     tail = number_field(6, len(specs)) + number_field(7, sum(_as_bytes(content).shape[1] for content in contents))
     return fill([*parts, tail], num_chunks)
@@ -174,18 +174,31 @@ def compressed_chunk(
     key: int, episode_id: int, first_row: int, columns: Sequence[np.ndarray], specs: Sequence[ArraySpec]
 ) -> bytes:
     """One `ChunkData` message whose columns `[rows, ...]` are compressed with snappy where that saves a tenth."""
-    tensors: list[Part] = []
+    tensors = []
+    num_rows = len(columns[0])
     for column, spec in zip(columns, specs, strict=True):
         raw = np.ascontiguousarray(column).tobytes()
-        packed = bytes(cramjam.snappy.compress_raw(raw)) if raw else b""
-        content: list[Part] = (
-            [packed] if 0 < len(packed) < _WORTH_COMPRESSING * len(raw) else [_stored_header(len(raw)), raw]
-        )
-        tensors += message_field(1, _tensor(spec, len(column), content))
-    one = [np.array([value], np.uint64) for value in (key, episode_id, first_row)]
-    parts = _chunk_parts(one[0], one[1], one[2], len(columns[0]), tensors)
-    tail = number_field(6, len(specs)) + number_field(7, sum(column.nbytes for column in columns))
-    return b"".join(part if isinstance(part, bytes) else part.tobytes() for part in [*parts, tail])
+        packed = bytes(cramjam.snappy.compress_raw(raw)) if len(raw) >= _WORTH_TRYING_BYTES else raw
+        stored = len(packed) >= _WORTH_COMPRESSING * len(raw)
+        content = _stored_header(len(raw)) + raw if stored else packed
+        tensors.append(delimited(1, _tensor_head(spec, num_rows) + delimited(4, content)))
+    sequence_range = (
+        number_field(1, episode_id) + number_field(2, first_row) + number_field(3, first_row + num_rows - 1)
+    )
+    return b"".join(
+        [
+            number_field(1, key),
+            delimited(2, sequence_range),
+            delimited(5, b"".join(tensors)),
+            number_field(6, len(specs)),
+            number_field(7, sum(column.nbytes for column in columns)),
+        ]
+    )
+
+
+def delimited(number: int, content: bytes) -> bytes:
+    """A field that holds a message or bytes."""
+    return _tag(number, 2) + varint(len(content)) + content
 
 
 def items(

@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ import reverb
 import tree
 
 from rlds2reverb.batches import Piece
+from rlds2reverb.packing import packing_of
 from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match
 
 #: An unflushed writer grows without bound, and logs a warning from about 50 items on.
@@ -83,8 +84,19 @@ def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None
     wanted = info[name].signature
     if wanted is None:
         return
-    advice = "cast or reshape the data, or build the table from this data set's item_signature()"
-    require_match(item_signature, wanted, holder=f"table {name!r}", advice=advice, root="item")
+    holder, advice = (
+        f"table {name!r}",
+        "cast or reshape the data, or build the table from this data set's item_signature()",
+    )
+    got_packing, wanted_packing = packing_of(item_signature), packing_of(wanted)
+    if (got_packing is None) != (wanted_packing is None):
+        has, lacks = ("the items are", "the table's are") if got_packing else ("the table's items are", "these are")
+        raise SpecMismatch(f"{has} packed, {lacks} not ({holder}); give the other layout")
+    if got_packing is not None and wanted_packing is not None:
+        require_match(got_packing.item_spec, wanted_packing.item_spec, holder=holder, advice=advice, root="item")
+        if got_packing.squeeze != wanted_packing.squeeze:
+            raise SpecMismatch(f"items of single rows and of windows differ ({holder}); use the same adder")
+    require_match(item_signature, wanted, holder=holder, advice=advice, root="item")
 
 
 def require_timeout(timeout_secs: float) -> None:
@@ -142,7 +154,7 @@ class PublicWriter:
         if failed and self._writer is not None:
             _never_delete(self._writer)
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Iterable[Piece]) -> None:
         """Writes the items of some episodes and waits until the server has them.
 
         Raises:

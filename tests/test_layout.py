@@ -19,7 +19,8 @@ FLOORS = [
     {"batches"},
     {"writing"},
     {"bulk_writing", "serving", "authoring", "sampling"},
-    {"rlds_to_reverb", "round_trip", "sinks", "plans", "reports"},
+    {"fast_push", "round_trip", "sinks", "plans", "reports"},
+    {"rlds_to_reverb", "runs"},
     {"ingestion"},
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}

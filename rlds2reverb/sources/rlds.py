@@ -76,7 +76,9 @@ def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
         )
         return columns.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1)
 
-    iterator = dataset.flat_map(to_columns).prefetch(2).as_numpy_iterator()
+    # Each episode gives one element, so that reading two at a time keeps their order.
+    columns = dataset.interleave(to_columns, cycle_length=2, num_parallel_calls=2, deterministic=True)
+    iterator = columns.prefetch(2).as_numpy_iterator()
     index = 0
     while True:
         try:

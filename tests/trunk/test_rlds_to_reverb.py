@@ -1,5 +1,7 @@
 """The RLDS-to-Reverb utility against TF-Agents' own, and the reference's faults, each mended and named."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import reverb
@@ -261,6 +263,9 @@ OBSERVERS = {
         client, names, sequence_length=3, pad_end_of_episodes=True, tile_end_of_episodes=True
     ),
     "sequence": lambda client, names: reverb_utils.ReverbTrajectorySequenceObserver(client, names, sequence_length=3),
+    "sequence, stride": lambda client, names: reverb_utils.ReverbTrajectorySequenceObserver(
+        client, names, sequence_length=3, stride_length=5
+    ),
 }
 
 
@@ -272,15 +277,53 @@ def push(module, dataset, make_observer, names=("items",), **options):
         return count, [pushed.items(name) for name in names]
 
 
+@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("observer", OBSERVERS)
-def test_push_stores_the_items_of_the_reference(observer):
+def test_push_stores_the_items_of_the_reference(observer, fast):
     dataset = rlds_dataset(MANY)
-    got_count, (got,) = push(ours, dataset, OBSERVERS[observer])
+    got_count, (got,) = push(ours, dataset, OBSERVERS[observer], fast=fast)
     wanted_count, (wanted,) = push(reference, dataset, OBSERVERS[observer])
     assert got_count == wanted_count == 14
     assert len(got) == len(wanted) > 0
     for have, want in zip(got, wanted, strict=True):
         assert_equal_nests(have, want)
+
+
+@given(episodes(), st.sampled_from(sorted(OBSERVERS)))
+@settings(max_examples=10)
+def test_a_fast_push_stores_what_the_observer_stores_for_any_data(many, observer):
+    _, (got,) = push(ours, rlds_dataset(many), OBSERVERS[observer], fast=True)
+    _, (wanted,) = push(ours, rlds_dataset(many), OBSERVERS[observer])
+    assert len(got) == len(wanted)
+    for have, want in zip(got, wanted, strict=True):
+        assert_equal_nests(have, want)
+
+
+def test_a_fast_push_stores_the_episodes_before_one_that_fails(data):
+    dataset = prepared(data, "malformed/rlds/two_is_first")
+    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+        observer = OBSERVERS["pairs"](pushed.client, ["items"])
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"episode 2, step 1"):
+            ours.push_rlds_to_reverb(dataset, observer, fast=True)
+        assert pushed.size() == 5
+
+
+def test_a_fast_push_refuses_what_it_cannot_do_as_the_observer_does():
+    dataset = rlds_dataset(MANY)
+    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+        short = reverb_utils.ReverbAddEpisodeObserver(pushed.client, "items", max_sequence_length=4)
+        with pytest.raises(ValueError, match="an episode has 6 trajectories, the observer's max_sequence_length is 4"):
+            ours.push_rlds_to_reverb(dataset, short, fast=True)
+        assert pushed.size() == 3
+        busy = OBSERVERS["pairs"](pushed.client, ["items"])
+        busy(next(iter(ours.convert_rlds_to_trajectories(dataset))))
+        with pytest.raises(ValueError, match="holds 1 steps of an unfinished episode; call its reset"):
+            ours.push_rlds_to_reverb(dataset, busy, fast=True)
+        busy.get_table_signature = short.get_table_signature
+        with pytest.raises(ValueError, match="a Mock is none of TF-Agents' Reverb observers; push with fast=False"):
+            ours.push_rlds_to_reverb(
+                dataset, mock.Mock(get_table_signature=short.get_table_signature, _cached_steps=0), fast=True
+            )
 
 
 def test_push_writes_to_several_tables():
