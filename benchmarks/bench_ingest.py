@@ -297,13 +297,12 @@ def main() -> None:
         limit = measure("copy the same messages over loopback gRPC", all_steps, only_copy(many), runs, peer)
         print(f"{'D4RL HDF5 -> table is at':<62} {hdf5 / limit:>11.0%} of that copy")
     for what, some, length, asked in (
-        ("items of 5 steps", many[:20], 5, "asked: 10"),
-        ("items of 2 steps with pictures 64x64x3", image_episodes(4), 2, "asked: 3"),
+        ("items of 5 steps", many, 5, "asked: 10"),
+        ("items of 2 steps with pictures 64x64x3", image_episodes(40), 2, "asked: 3"),
     ):
         print(f"\n{what}; the peer is Reverb's StructuredWriter")
-        steps = num_steps(some)
-        peer = measure("the peer", steps, structured_writer(some, length), runs, None)
-        measure("ingest, from memory", steps, our_ingest(some, some, length), runs, peer, asked)
+        peer = measure("the peer", num_steps(some[:5]), structured_writer(some[:5], length), runs, None)
+        measure("ingest, from memory", num_steps(some), our_ingest(some, some, length), runs, peer, asked)
 
 
 if __name__ == "__main__":

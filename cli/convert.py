@@ -216,14 +216,18 @@ def _ingest(source: Source, destination: Any, options: dict[str, Any], *, as_jso
 
 def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> None:
     seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
+    written = report.steps > report.resumed_steps or not report.steps
     length = "of whole episodes" if options["whole_episodes"] else f"of {options['sequence_length']} steps"
     rows = [
         ("into", f"{', '.join(report.tables)} {'in' if isinstance(destination, Path) else 'at'} {destination}"),
         ("episodes", f"{report.episodes:,}"),
         ("steps", f"{report.steps:,} ({output.size(report.bytes)})"),
         ("items", f"{report.items:,} in each table, {length}"),
-        ("speed", f"{output.number(round(report.steps_per_second))} steps/s ({seconds})"),
-        ("fingerprint", f"sha256 {report.fingerprint}"),
+        (
+            "speed",
+            f"{output.number(round(report.steps_per_second))} steps/s ({seconds})" if written else "all was there",
+        ),
+        ("fingerprint", f"xxh128 {report.fingerprint}"),
     ]
     if isinstance(destination, Path):
         rows.insert(1, ("serve", f"rlds2reverb serve --from {destination}"))

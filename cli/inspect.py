@@ -67,7 +67,7 @@ def print_summary(summary: Summary) -> None:
         rows.append(("score", f"{summary.score:.1f} (0 random, 100 expert; {whose})"))
     if summary.metadata:
         rows.append(("metadata", ", ".join(f"{name} {value}" for name, value in summary.metadata.items())))
-    rows += [("size", output.size(summary.bytes)), ("fingerprint", f"sha256 {summary.fingerprint}")]
+    rows += [("size", output.size(summary.bytes)), ("fingerprint", f"xxh128 {summary.fingerprint}")]
     out = output.console()
     out.print(output.facts(summary.name, rows))
     out.print()

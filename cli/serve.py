@@ -51,8 +51,20 @@ def serve(sequence_length: int, cast_floats: bool, **options: Any) -> None:
     if not options["source"]:
         require_unused(SOURCE_ONLY, "is for --like SRC")
     import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))
+    if options["data"]:
+        _say_memory(options["data"])
     with start_server(options, _signature(options, sequence_length, cast_floats)) as server:
         serve_until_end(server)
+
+
+def _say_memory(data: Path) -> None:
+    from rlds2reverb.checkpoints import CheckpointRoot
+    from rlds2reverb.serving import stored_tables
+
+    stored_tables(data)
+    described = CheckpointRoot(data).described()
+    if "memory_bytes" in described:
+        output.say(f"{data} will need about {output.size(described['memory_bytes'])} of memory")
 
 
 def _signature(options: dict[str, Any], sequence_length: int, cast_floats: bool) -> Any:

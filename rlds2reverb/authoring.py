@@ -124,12 +124,13 @@ class CheckpointWriter:
 
     def _complete_state(self, resume: bool) -> dict[str, Any]:
         """The state at the end of the run that wrote the directory, if it was one like this."""
-        complaint = f"{self.directory} exists already; give a new directory, or delete it"
-        if not resume or not self.directory.is_dir():
-            raise CheckpointError(complaint)
-        data = CheckpointRoot(self.directory).described()
-        if data.get("run") != self._description:
-            raise CheckpointError(complaint)
+        complaint = f"{self.directory} exists already"
+        data = CheckpointRoot(self.directory).described() if resume and self.directory.is_dir() else {}
+        if "run" in data and data["run"] != self._description:
+            difference = _first_difference(data["run"], self._description)
+            raise CheckpointError(f"{complaint}, written with other arguments ({difference}); give a new directory")
+        if "run" not in data:
+            raise CheckpointError(f"{complaint}; give a new directory, or delete it")
         shutil.rmtree(self._partial, ignore_errors=True)
         self._complete = True
         return dict(data["state"])

@@ -31,7 +31,7 @@ class IngestReport:
       restarts: how often the server was started anew in the middle, and got everything again.
       writer: 'bulk' or 'public'.
       warnings: sentences that the user should see.
-      fingerprint: sha256 over the content of what was written; see `summaries.Fingerprint`.
+      fingerprint: XXH3-128 over the content of what was written; see `summaries.Fingerprint`.
     """
 
     source: str

@@ -19,6 +19,8 @@ from rlds2reverb.writing import table_infos, within
 
 _KEY_SEED = -1
 _TIMEOUT_SECS = 20.0
+#: State ids of servers that have understood us.
+_UNDERSTOOD: set[str] = set()
 
 
 def why_bulk_writing_fails(
@@ -30,7 +32,7 @@ def why_bulk_writing_fails(
     specs: Sequence[ArraySpec],
     squeeze: bool,
 ) -> str | None:
-    """Writes the first item of a piece, reads it back and deletes it.
+    """Writes the first item of a piece, reads it back and deletes it, unless that went well with this server before.
 
     It is done in the first table that is empty and whose limiter lets an item be sampled at once; if there is none,
     in a server that is started for it in this process, which says whether the installed Reverb understands us.
@@ -41,15 +43,21 @@ def why_bulk_writing_fails(
     one = piece.part(0, 1)
     service = Service(client.server_address)
     try:
+        state_id = service.state_id(timeout_secs=_TIMEOUT_SECS)
+        if state_id in _UNDERSTOOD:
+            return None
         for name in tables:  # what an earlier run left that was killed right here
             service.delete(name, _keys(name, one, specs, squeeze), timeout_secs=_TIMEOUT_SECS)
         infos = table_infos(client, timeout_secs=_TIMEOUT_SECS)
         usable = next((name for name in tables if _samples_at_once(infos[name])), None)
         if usable is not None:
-            return _tried(client.server_address, usable, one, specs, squeeze)
-        name = tables[0]
-        with ReplayServer([TableConfig(name)], signature) as server:
-            return _tried(server.address, name, one, specs, squeeze)
+            reason = _tried(client.server_address, usable, one, specs, squeeze)
+        else:
+            with ReplayServer([TableConfig(tables[0])], signature) as server:
+                reason = _tried(server.address, tables[0], one, specs, squeeze)
+        if reason is None:
+            _UNDERSTOOD.add(state_id)
+        return reason
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:

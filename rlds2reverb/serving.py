@@ -72,7 +72,7 @@ class ReplayServer:
             root = self._root or CheckpointRoot(Path(scratch) / "root")
             stack.enter_context(FileLock(root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
             if data is not None and root.latest() is None:
-                begin_from(root, Path(data), verify=verify, force=force)
+                begin_from(root, Path(data), configs, verify=verify, force=force)
             configs = list(root.tables() or [] if configs is None else configs)
             root.require_tables(configs)
             root.verify_latest(manifest_too=verify)
@@ -143,17 +143,21 @@ def stored_tables(data: Path) -> list[TableConfig]:
     return tables
 
 
-def begin_from(root: CheckpointRoot, data: Path, *, verify: bool, force: bool) -> None:
+def begin_from(
+    root: CheckpointRoot, data: Path, configs: Sequence[TableConfig] | None, *, verify: bool, force: bool
+) -> None:
     """Has a root without checkpoints begin with those of a directory that `ingest` wrote.
 
     Raises:
-      CheckpointError: if there is no such directory, or it is damaged.
+      CheckpointError: if there is no such directory, it is damaged, or has other tables than are asked for.
       TooLarge: if it needs more memory than there is, unless forced.
     """
     stored_tables(data)
     written = CheckpointRoot(data)
     if not force:
         require_memory(written.described().get("memory_bytes", 0), str(data))
+    if configs is not None:
+        written.require_tables(configs)
     written.verify_latest(manifest_too=verify)
     root.begin_like(written)
 

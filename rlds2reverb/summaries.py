@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
@@ -61,7 +61,7 @@ class Summary:
       score_environment: whose reference returns were used.
       bytes: of all steps in memory.
       metadata: what the source says of itself.
-      fingerprint: sha256 over the content: field names, dtypes, shapes and bytes of every episode in order.
+      fingerprint: XXH3-128 over the content: field names, dtypes, shapes and bytes of every episode in order.
     """
 
     name: str
@@ -90,9 +90,9 @@ class Summary:
 
 @dataclass
 class Fingerprint:
-    """A running sha256 over episodes; two data sets have the same one if their content is the same, in order."""
+    """A running 128-bit hash (XXH3) over episodes: the same for data sets of the same content, in order."""
 
-    _hash: Any = field(default_factory=hashlib.sha256)
+    _hash: Any = field(default_factory=xxhash.xxh3_128)
 
     def add(self, episode: Episode) -> None:
         """Takes in one episode."""
@@ -106,7 +106,7 @@ class Fingerprint:
                 self._hash.update(np.ascontiguousarray(column).data)
 
     def hexdigest(self) -> str:
-        """The fingerprint so far, 64 hexadecimal digits."""
+        """The fingerprint so far, 32 hexadecimal digits."""
         return self._hash.hexdigest()
 
 

@@ -121,6 +121,16 @@ def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
     return number_field(1, _DATA_TYPES[spec.dtype.name]) + delimited(2, shape)
 
 
+@functools.lru_cache(maxsize=4096)
+def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
+    """All of the field of a stored tensor of so many rows that comes before its bytes."""
+    size = num_rows * spec.num_bytes
+    header = _tensor_head(spec, num_rows)
+    content = _stored_header(size)
+    before = header + _tag(4, 2) + varint(len(content) + size) + content
+    return _tag(1, 2) + varint(len(before) + size) + before
+
+
 def _chunk_parts(
     keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, num_rows: int, tensors: Sequence[Part]
 ) -> list[Part]:
@@ -154,9 +164,7 @@ def chunks(
     num_chunks, num_rows = contents[0].shape[:2]
     tensors: list[Part] = []
     for column, spec in zip(contents, specs, strict=True):
-        raw = _as_bytes(column)
-        content: list[Part] = [_stored_header(raw.shape[1]), raw]
-        tensors += message_field(1, [_tensor_head(spec, num_rows), *message_field(4, content)])
+        tensors += [_stored_tensor_head(spec, num_rows), _as_bytes(column)]
     parts = _chunk_parts(keys, episode_ids, first_rows, num_rows, tensors)
     tail = number_field(6, len(specs)) + number_field(7, sum(_as_bytes(content).shape[1] for content in contents))
     return fill([*parts, tail], num_chunks)
@@ -179,9 +187,10 @@ def compressed_chunk(
     for column, spec in zip(columns, specs, strict=True):
         raw = np.ascontiguousarray(column).tobytes()
         packed = bytes(cramjam.snappy.compress_raw(raw)) if len(raw) >= _WORTH_TRYING_BYTES else raw
-        stored = len(packed) >= _WORTH_COMPRESSING * len(raw)
-        content = _stored_header(len(raw)) + raw if stored else packed
-        tensors.append(delimited(1, _tensor_head(spec, num_rows) + delimited(4, content)))
+        if len(packed) < _WORTH_COMPRESSING * len(raw):
+            tensors.append(delimited(1, _tensor_head(spec, num_rows) + delimited(4, packed)))
+        else:
+            tensors += [_stored_tensor_head(spec, num_rows), raw]
     sequence_range = (
         number_field(1, episode_id) + number_field(2, first_row) + number_field(3, first_row + num_rows - 1)
     )

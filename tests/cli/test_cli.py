@@ -30,7 +30,7 @@ def test_inspect_says_what_is_in_a_file(data, capsys):
     assert (code, err) == (0, "")
     assert "2 (2 terminal, 0 truncated, 0 open)" in out and "911 (913 steps with the final observations)" in out
     assert "D4RL's constants for its own hopper" in out and "['observation']  float32 [11]  none" in out
-    assert re.search(r"sha256 [0-9a-f]{64}", out)
+    assert re.search(r"xxh128 [0-9a-f]{32}", out)
 
 
 def test_inspect_prints_json(data, capsys):
