@@ -40,7 +40,7 @@ def cli() -> None:
       rlds2reverb inspect hopper_medium-v2.hdf5            what is in it
       rlds2reverb convert hopper_medium-v2.hdf5 --serve    put it into a table and serve it
 
-    Exit codes: 0 done, 1 wrong use, 2 invalid data, 75 the server did not answer (may be retried).
+    Exit codes: 0 done, 1 wrong use, 2 invalid data, 75 the server did not answer, or the disk is full (may be retried).
     """
 
 
@@ -68,11 +68,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ConnectionError as error:
         fail(str(error))
         return MAY_BE_RETRIED
-    except (ValueError, OSError) as error:
-        from rlds2reverb.checkpoints import CheckpointError
+    except (ValueError, OSError, MemoryError) as error:
+        return _fail_with(error)
 
-        fail(str(error))
-        return INVALID_DATA if isinstance(error, CheckpointError) else USER_ERROR
+
+def _fail_with(error: Exception) -> int:
+    from rlds2reverb.authoring import StorageFull
+    from rlds2reverb.checkpoints import CheckpointError
+    from rlds2reverb.sealed_json import DamagedFile
+
+    fail(error.strerror if isinstance(error, StorageFull) else str(error))
+    if isinstance(error, StorageFull):
+        return MAY_BE_RETRIED
+    return INVALID_DATA if isinstance(error, (CheckpointError, DamagedFile)) else USER_ERROR
 
 
 def main() -> None:

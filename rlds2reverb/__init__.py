@@ -9,14 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlds2reverb.authoring import StorageFull
+    from rlds2reverb.checkpoints import CheckpointError
     from rlds2reverb.episodes import Episode, InvalidEpisode, Problem
-    from rlds2reverb.ingestion import IngestReport, ingest
+    from rlds2reverb.ingestion import ingest
+    from rlds2reverb.items import Adder, Items
+    from rlds2reverb.memory import TooLarge
+    from rlds2reverb.priorities import ByReturn
+    from rlds2reverb.reports import IngestReport
     from rlds2reverb.rlds_to_reverb import (
         convert_rlds_to_trajectories,
         create_trajectory_data_spec,
         get_rlds_step_features,
         push_rlds_to_reverb,
     )
+    from rlds2reverb.runs import ResumeError
+    from rlds2reverb.sampling import sample_dataset
     from rlds2reverb.serving import ReplayServer
     from rlds2reverb.sources import Source, SourceError, load
     from rlds2reverb.specs import SpecMismatch
@@ -24,19 +32,28 @@ if TYPE_CHECKING:
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
     from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
     from rlds2reverb.transforms import apply_transforms
+    from rlds2reverb.windows import WholeEpisodes, Windows
     from rlds2reverb.writing import ServerUnavailable
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "authoring": ("StorageFull",),
+    "checkpoints": ("CheckpointError",),
     "episodes": ("Episode", "InvalidEpisode", "Problem"),
-    "ingestion": ("IngestReport", "ingest"),
+    "ingestion": ("ingest",),
+    "items": ("Adder", "Items"),
+    "memory": ("TooLarge",),
+    "priorities": ("ByReturn",),
+    "reports": ("IngestReport",),
     "rlds_to_reverb": (
         "convert_rlds_to_trajectories",
         "create_trajectory_data_spec",
         "get_rlds_step_features",
         "push_rlds_to_reverb",
     ),
+    "runs": ("ResumeError",),
+    "sampling": ("sample_dataset",),
     "serving": ("ReplayServer",),
     "sources": ("Source", "SourceError", "load"),
     "specs": ("SpecMismatch",),
@@ -44,24 +61,34 @@ _HOMES = {
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
     "trajectories": ("trajectory_columns", "trajectory_spec"),
     "transforms": ("apply_transforms",),
+    "windows": ("WholeEpisodes", "Windows"),
     "writing": ("ServerUnavailable",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Adder",
+    "ByReturn",
+    "CheckpointError",
     "Episode",
     "IngestReport",
     "InvalidEpisode",
+    "Items",
     "Problem",
     "RateLimiter",
     "ReplayServer",
+    "ResumeError",
     "Selector",
     "ServerUnavailable",
     "Source",
     "SourceError",
     "SpecMismatch",
+    "StorageFull",
     "Summary",
     "TableConfig",
+    "TooLarge",
+    "WholeEpisodes",
+    "Windows",
     "apply_transforms",
     "convert_rlds_to_trajectories",
     "create_trajectory_data_spec",
@@ -70,6 +97,7 @@ __all__ = [
     "item_signature",
     "load",
     "push_rlds_to_reverb",
+    "sample_dataset",
     "summarize",
     "trajectory_columns",
     "trajectory_spec",

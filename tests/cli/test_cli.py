@@ -1,5 +1,6 @@
 """Commands as a user sees them: output, JSON, exit codes; and a few in processes of their own."""
 
+import errno
 import json
 import os
 import re
@@ -140,6 +141,48 @@ def test_convert_reports_in_json_and_takes_its_options(data, capsys, server, tmp
     assert (saved["reward_scale"], saved["reward_shift"], len(saved["observation_mean"])) == (0.5, 1.0, 11)
 
 
+def test_convert_writes_a_directory_once(data, capsys, tmp_path):
+    arguments = ("convert", data / HOPPER, "--out", tmp_path / "out", "--sampler", "uniform", "--table", "t")
+    code, out, err = call(capsys, *arguments)
+    assert (code, err) == (0, "") and "911 in each table" in out and "about 1.9 MB in the server" in out
+    code, out, err = call(capsys, *arguments)
+    assert (code, err) == (0, "") and "all was there" in out and "episodes were there from an earlier run" in out
+    code, _, err = call(capsys, *arguments, "--stride", 2)
+    assert code == 2 and "out exists already, written with other arguments (adder was Windows(length=2, stride=1" in err
+    assert not (tmp_path / "out.partial").exists()
+    code, _, err = call(capsys, "serve", "--from", tmp_path / "out", "--sampler", "fifo")
+    assert code == 2 and "sampler of table 't' is stored as uniform, asked as fifo" in err
+    code, _, err = call(capsys, "serve", "--from", tmp_path / "nowhere")
+    assert code == 2 and "nowhere is no directory; write one with ingest" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "items", "said"),
+    [
+        (("--whole-episodes", "--layout", "packed", "--priority", "return"), 2, "of whole episodes"),
+        (("--padding", "tile", "--sequence-length", 3, "--chunk-length", 4), 913, "of 3 steps"),
+        (("--writer", "public"), 911, "of 2 steps"),
+        (("--streams", 2, "--key-seed", 1, "--no-resume", "--force"), 911, "of 2 steps"),
+    ],
+)
+def test_convert_makes_other_items(data, capsys, server, options, items, said):
+    code, out, err = call(capsys, "convert", data / HOPPER, "--to", f"localhost:{server.port}", *options)
+    assert (code, err) == (0, "") and size(server) == items and said in out
+
+
+def test_a_disk_that_is_full_may_be_retried(data, capsys, tmp_path, monkeypatch):
+    from rlds2reverb import authoring
+
+    def fail(self, name, array):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(authoring.CheckpointWriter, "_put", fail)
+        code, _, err = call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")
+    assert code == 75 and "no space left for" in err and "free some and start again to continue" in err
+    assert call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")[0] == 0
+
+
 def test_invalid_data_are_not_converted_unless_asked_for(data, capsys, server):
     path, to = data / "malformed/hdf5/nan_reward.hdf5", f"localhost:{server.port}"
     code, _, err = call(capsys, "convert", path, "--to", to)
@@ -159,6 +202,18 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["convert", "HOPPER", "--out", "x", "--port", "5"], "--port is for --serve"),
+        (["convert", "HOPPER", "--out", "x", "--timeout", "5"], "--timeout is for writing to a server"),
+        (
+            ["convert", "HOPPER", "--to", "localhost:1", "--whole-episodes", "--stride", "2"],
+            "--stride does not go with",
+        ),
+        (
+            ["convert", "HOPPER", "--to", "localhost:1", "--priority", "high"],
+            "--priority is 'high', wanted a number or",
+        ),
+        (["serve", "--from", "data", "--like", "HOPPER"], "give --from or --like, not both"),
+        (["serve", "--force"], "--force is for --from"),
         (["convert", "HOPPER"], "give one of --to HOST:PORT, --serve and --out DIRECTORY"),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--max-size", "5"],
