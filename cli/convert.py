@@ -13,9 +13,11 @@ from rlds2reverb.sources import Source
 from . import output
 from .options import (
     SERVER_ONLY,
+    item_options,
     json_option,
     open_source,
     require_unused,
+    signature_of,
     source_options,
     start_server,
     table_configs,
@@ -53,7 +55,7 @@ _WITHOUT_DIRECTORY = "is for writing to a server"
     help="Write means, stds and scales that were used to a JSON file.",
 )
 @click.option("--append", is_flag=True, help="With --serve: add to the items of a checkpoint.")
-@click.option("--sequence-length", default=2, show_default=True, help="Trajectories in an item; 2 is one transition.")
+@item_options
 @click.option("--stride", default=1, show_default=True, help="Trajectories between the beginnings of items.")
 @click.option(
     "--padding",
@@ -62,7 +64,6 @@ _WITHOUT_DIRECTORY = "is for writing to a server"
     show_default=True,
     help="Fill up with rows of zeros: episodes shorter than an item; or the end of each, so that every row begins one.",
 )
-@click.option("--whole-episodes", is_flag=True, help="One item for each episode, of varying length.")
 @click.option(
     "--priority",
     default="1",
@@ -85,13 +86,6 @@ _WITHOUT_DIRECTORY = "is for writing to a server"
     help="error writes nothing if an episode is invalid.",
 )
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was killed.")
-@click.option(
-    "--layout",
-    type=click.Choice(["columns", "packed"]),
-    default="columns",
-    show_default=True,
-    help="packed: all columns in one, half the memory, faster to sample, read by rlds2reverb.sampling.",
-)
 @click.option("--chunk-length", type=int, metavar="N", help="Items that share a chunk.  [default: found out]")
 @click.option(
     "--writer",
@@ -136,12 +130,7 @@ def convert(
         _ingest(source, out or address, options, as_json=as_json)
         _save(statistics, save_statistics)
         return
-    adder = _adder(options)
-    signature = adder.item_spec(source.step_spec)
-    if options["layout"] == "packed":
-        from rlds2reverb.packing import Packing, packed_signature
-
-        signature = packed_signature(Packing(signature, squeeze=False))
+    signature = signature_of(source, _adder(options), options)
     with start_server(options, signature) as server:
         if not append:
             _require_empty(server)
@@ -153,6 +142,7 @@ def convert(
 
 
 def _adder(options: dict[str, Any]) -> Adder:
+    """The adder that the options describe."""
     from rlds2reverb.windows import WholeEpisodes, Windows
 
     if options["whole_episodes"]:

@@ -27,6 +27,7 @@ from rlds2reverb.transforms import (
 from .output import warn
 
 if TYPE_CHECKING:
+    from rlds2reverb.items import Adder
     from rlds2reverb.serving import ReplayServer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -102,12 +103,45 @@ table_options = _all(
     click.option("--no-verify", is_flag=True, help="Start from a checkpoint that does not match its manifest."),
 )
 
+item_options = _all(
+    click.option(
+        "--sequence-length", default=2, show_default=True, help="Trajectories in an item; 2 is one transition."
+    ),
+    click.option("--whole-episodes", is_flag=True, help="One item for each episode, of varying length."),
+    click.option(
+        "--layout",
+        type=click.Choice(["columns", "packed"]),
+        default="columns",
+        show_default=True,
+        help="packed: all columns in one, half the memory, faster to sample, read by rlds2reverb.sampling.",
+    ),
+)
+
 SERVER_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter", "port"}
 SERVER_ONLY |= {"checkpoint_root", "no_verify", "append"}
-SOURCE_ONLY = {"sequence_length", "cast_floats", "split", "data_dir", "infos", "max_episode_steps"}
+SOURCE_ONLY = {
+    "sequence_length",
+    "whole_episodes",
+    "layout",
+    "cast_floats",
+    "split",
+    "data_dir",
+    "infos",
+    "max_episode_steps",
+}
 SOURCE_ONLY |= {"split_at_discontinuity"}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def signature_of(source: Source, adder: Adder, options: dict[str, Any]) -> Any:
+    """The signature of a table for a source's items in the layout that was asked for."""
+    spec = adder.item_spec(source.step_spec)
+    if options["layout"] == "columns":
+        return spec
+    from rlds2reverb.packing import Packing, packed_signature
+
+    return packed_signature(Packing(spec, squeeze=False))
 
 
 def open_source(options: dict[str, Any]) -> Source:

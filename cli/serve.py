@@ -13,15 +13,18 @@ from . import output
 from .options import (
     SOURCE_ONLY,
     cast_floats_option,
+    item_options,
     open_source,
     reading_options,
     require_unused,
+    signature_of,
     start_server,
     table_options,
 )
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
+    from rlds2reverb.items import Adder
     from rlds2reverb.serving import ReplayServer
 
 
@@ -35,10 +38,10 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="With --from: even if the data need more memory than there is.")
 @click.option("--like", "source", metavar="SRC", help="Give the tables this data set's signature.  [default: none]")
-@click.option("--sequence-length", default=2, show_default=True, help="With --like: trajectories in an item.")
+@item_options
 @cast_floats_option
 @reading_options
-def serve(sequence_length: int, cast_floats: bool, **options: Any) -> None:
+def serve(cast_floats: bool, **options: Any) -> None:
     """Start a Reverb server and run until Ctrl-C or SIGTERM.
 
     With --checkpoint-root it starts from the newest checkpoint in there, and writes one when it ends. Reverb listens
@@ -53,7 +56,7 @@ def serve(sequence_length: int, cast_floats: bool, **options: Any) -> None:
     import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))
     if options["data"]:
         _say_memory(options["data"])
-    with start_server(options, _signature(options, sequence_length, cast_floats)) as server:
+    with start_server(options, _signature(options, cast_floats=cast_floats)) as server:
         serve_until_end(server)
 
 
@@ -67,15 +70,15 @@ def _say_memory(data: Path) -> None:
         output.say(f"{data} will need about {output.size(described['memory_bytes'])} of memory")
 
 
-def _signature(options: dict[str, Any], sequence_length: int, cast_floats: bool) -> Any:
+def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
     if not options["source"]:
         return None
-    from rlds2reverb.tables import item_signature
-    from rlds2reverb.trajectories import trajectory_spec
     from rlds2reverb.transforms import CastFloats, apply_transforms
+    from rlds2reverb.windows import WholeEpisodes, Windows
 
     source, _ = apply_transforms(open_source(options), [CastFloats()] if cast_floats else [])
-    return item_signature(trajectory_spec(source.step_spec), sequence_length)
+    adder: Adder = WholeEpisodes() if options["whole_episodes"] else Windows(options["sequence_length"])
+    return signature_of(source, adder, options)
 
 
 def serve_until_end(server: ReplayServer) -> None:
