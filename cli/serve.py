@@ -77,7 +77,9 @@ def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
     from rlds2reverb.windows import WholeEpisodes, Windows
 
     source, _ = apply_transforms(open_source(options), [CastFloats()] if cast_floats else [])
-    adder: Adder = WholeEpisodes() if options["whole_episodes"] else Windows(options["sequence_length"])
+    adder: Adder = WholeEpisodes()
+    if not options["whole_episodes"]:
+        adder = Windows(options["sequence_length"])
     return signature_of(source, adder, options)
 
 
