@@ -73,8 +73,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail_with(error: Exception) -> int:
-    from rlds2reverb.authoring import StorageFull
-    from rlds2reverb.checkpoints import CheckpointError
+    from rlds2reverb.checkpoints import CheckpointError, StorageFull
     from rlds2reverb.sealed_json import DamagedFile
 
     fail(error.strerror if isinstance(error, StorageFull) else str(error))

@@ -9,8 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlds2reverb.authoring import StorageFull
-    from rlds2reverb.checkpoints import CheckpointError
+    from rlds2reverb.checkpoints import CheckpointError, StorageFull
     from rlds2reverb.episodes import Episode, InvalidEpisode, Problem
     from rlds2reverb.ingestion import ingest
     from rlds2reverb.items import Adder, Items
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "authoring": ("StorageFull",),
-    "checkpoints": ("CheckpointError",),
+    "checkpoints": ("CheckpointError", "StorageFull"),
     "episodes": ("Episode", "InvalidEpisode", "Problem"),
     "ingestion": ("ingest",),
     "items": ("Adder", "Items"),

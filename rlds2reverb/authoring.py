@@ -8,7 +8,6 @@ root is put together from it and renamed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -16,7 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent import futures
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +29,7 @@ from reverb.cc.checkpointing import checkpoint_pb2
 
 from rlds2reverb import keys, sealed_json, tfrecords
 from rlds2reverb.batches import Batch, Encoder, Piece
-from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot
+from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot, full_disk_told
 from rlds2reverb.locks import FileLock
 from rlds2reverb.memory import needed_bytes
 from rlds2reverb.specs import Nest
@@ -42,11 +41,7 @@ CHECKPOINT_NAME = "1970-01-01T00:00:00.000000000+00:00"
 _FILES = ("items.tfrecord", "chunks.tfrecord", "item_keys", "chunk_keys")
 _PART_BYTES = 64 << 20
 #: Batches that may wait to be written.
-_MAX_WAITING = 8
-
-
-class StorageFull(OSError):
-    """There is no space left; what was written is kept, and the conversion continues when it is started again."""
+_MAX_WAITING = 3
 
 
 class CheckpointWriter:
@@ -101,7 +96,7 @@ class CheckpointWriter:
         """
         if self.directory.exists():
             return self._complete_state(resume)
-        with _full_disk_told(self._partial):
+        with full_disk_told(self._partial):
             self._partial.mkdir(parents=True, exist_ok=True)
             self._resources.enter_context(FileLock(self._partial / "lock", f"another process writes {self.directory}"))
             try:
@@ -131,6 +126,7 @@ class CheckpointWriter:
             raise CheckpointError(f"{complaint}, written with other arguments ({difference}); give a new directory")
         if "run" not in data:
             raise CheckpointError(f"{complaint}; give a new directory, or delete it")
+        CheckpointRoot(self.directory).verify_latest()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._complete = True
         return dict(data["state"])
@@ -156,7 +152,7 @@ class CheckpointWriter:
           StorageFull: if there is no space.
           CheckpointError: if a table has no room for the items.
         """
-        with _full_disk_told(self._partial):
+        with full_disk_told(self._partial):
             for batch in self._encoder.encode(pieces):
                 self._waiting.append(self._thread.submit(self._append, batch))
                 if len(self._waiting) > _MAX_WAITING:
@@ -210,7 +206,7 @@ class CheckpointWriter:
         """
         if self._complete:
             return
-        with _full_disk_told(self._partial):
+        with full_disk_told(self._partial):
             self._end_part(state)
             for name in ("item_keys", "chunk_keys"):
                 keys.require_different([np.fromfile(self._partial / name, np.uint64)])
@@ -286,17 +282,3 @@ def table_records(configs: Sequence[TableConfig], signature: Nest, num_items: in
 def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
     return f"{name} was {old.get(name)}, is {new.get(name)}"
-
-
-@contextmanager
-def _full_disk_told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except StorageFull:
-        raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise StorageFull(
-            error.errno, f"no space left for {path}; what is there is kept: free some and start again to continue"
-        ) from error

@@ -13,7 +13,7 @@ from rlds2reverb.specs import ArraySpec
 #: An item above this many bytes has its rows in several chunks, whatever is asked for.
 _MAX_CHUNK_BYTES = 16 << 20
 #: Bytes of rows that are encoded together.
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 4 << 20
 #: A chunk of several items has at most so many bytes of rows, since sampling one item ships the whole chunk.
 _SHARED_CHUNK_BYTES = 128 << 10
 _FEWEST_ITEMS = 10
@@ -123,7 +123,7 @@ class Encoder:
         self.num_items = 0
 
     def encode(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        """Batches of about a megabyte with the items of some episodes, in their order."""
+        """Batches of a few megabytes with the items of some episodes, in their order."""
         held: list[Piece] = []
         held_bytes = 0
         for piece in pieces:

@@ -22,7 +22,7 @@ from rlds2reverb.batches import Batch, Encoder, Piece
 from rlds2reverb.service import Service, confirmed_keys
 from rlds2reverb.writing import Server, ServerUnavailable, connect, require_timeout, why_blocked
 
-_MAX_UNCONFIRMED_BYTES = 16 << 20
+_MAX_UNCONFIRMED_BYTES = 32 << 20
 _MAX_REQUEST_BYTES = 64 << 20
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 2.0
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
@@ -67,21 +67,21 @@ def server_state_id(address: str, *, timeout_secs: float) -> str:
 
 def requests_of(batch: Batch) -> list[bytes]:
     """The `InsertStreamRequest` messages of a batch: one, unless its chunks are too large for that."""
+    items = [part for records in batch.items for part in _framed(2, records)]
+    if batch.chunk_bytes <= _MAX_REQUEST_BYTES:
+        return [b"".join([part for records in batch.chunks for part in _framed(1, records)] + items)]
     chunks = [b"".join(_framed(1, records)) for records in batch.chunks]
-    items = b"".join(part for records in batch.items for part in _framed(2, records))
-    if sum(map(len, chunks)) <= _MAX_REQUEST_BYTES:
-        return [b"".join(chunks) + items]
     requests = []
     for number, chunk in enumerate(chunks[:-1]):  # the stream keeps the chunks that each request names
         kept = b"".join(wire.number_field(3, int(key)) for key in batch.chunk_keys[: number + 1])
         requests.append(chunk + kept)
-    return [*requests, chunks[-1] + items]
+    return [*requests, b"".join([chunks[-1], *items])]
 
 
-def _framed(number: int, records: Any) -> list[bytes]:
+def _framed(number: int, records: Any) -> list[Any]:
     if isinstance(records, np.ndarray):
-        return [wire.fill(wire.message_field(number, [records]), len(records)).tobytes()]
-    return [wire.delimited(number, record) for record in records]
+        return [wire.fill(wire.message_field(number, [records]), len(records)).data]
+    return [part for record in records for part in (wire.delimited_head(number, len(record)), record)]
 
 
 class _Stream:

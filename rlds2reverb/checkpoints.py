@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,25 @@ _FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
 
 class CheckpointError(ValueError):
     """A checkpoint root or a checkpoint that is not as we left it, or not for these tables."""
+
+
+class StorageFull(OSError):
+    """There is no space left; what was written is kept, and it goes on when it is started again."""
+
+
+@contextmanager
+def full_disk_told(path: Path) -> Iterator[None]:
+    """Raises `StorageFull` in place of the system's own errors."""
+    try:
+        yield
+    except StorageFull:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageFull(
+            error.errno, f"no space left for {path}; what is there is kept: free some and start again to continue"
+        ) from error
 
 
 class CheckpointRoot:
@@ -98,8 +120,18 @@ class CheckpointRoot:
                 (self.path / path.relative_to(other.path)).write_bytes(path.read_bytes())
 
     def latest(self) -> Path | None:
-        """The newest checkpoint."""
-        return max(self.checkpoints.iterdir(), default=None)
+        """The newest complete checkpoint, which Reverb starts from; the newest of all if none is complete.
+
+        Reverb deletes older ones when a new one is complete: what is newer and not complete was cut off.
+        """
+        found = list(self.checkpoints.iterdir())
+        return max([path for path in found if (path / "DONE").is_file()] or found, default=None)
+
+    def delete_cut_off(self) -> None:
+        """Deletes checkpoints that are not complete, when no server writes one."""
+        for path in list(self.checkpoints.iterdir()):
+            if not (path / "DONE").is_file():
+                shutil.rmtree(path)
 
     def write_manifest(
         self,

@@ -154,8 +154,6 @@ def ingest(
         run.estimate(Encoder(plan.specs, names, squeeze=plan.squeeze, chunk_length=chunk_length))
         if not force and _is_here(client.server_address):
             require_memory(run.report.memory_bytes, f"{', '.join(map(repr, names))} at {client.server_address}")
-        if writer == "bulk":
-            _require_round_trip(run, client)
         _write_to_server(run, client, encoder, journal, num_streams=num_streams, timeout_secs=timeout_secs)
     return run.report
 
@@ -188,13 +186,19 @@ def _journal_path(folder: str | Path | None, description: dict[str, Any]) -> Pat
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def _require_round_trip(run: Run, client: reverb.Client) -> None:
+def _require_round_trip(run: Run, client: reverb.Client, timeout_secs: float) -> None:
     """Has the public writer take over where the server does not understand the bulk writer."""
     plan, report = run.plan, run.report
     if not len(plan.example.starts):
         return
     reason = why_bulk_writing_fails(
-        client, report.tables, plan.example, plan.signature, specs=plan.specs, squeeze=plan.squeeze
+        client,
+        report.tables,
+        plan.example,
+        plan.signature,
+        specs=plan.specs,
+        squeeze=plan.squeeze,
+        timeout_secs=timeout_secs,
     )
     if reason is None:
         return
@@ -202,7 +206,7 @@ def _require_round_trip(run: Run, client: reverb.Client) -> None:
         raise ValueError(f"the server does not understand the bulk writer ({reason}); give layout='columns'")
     report.writer = "public"
     report.warnings += (f"the server does not understand the bulk writer ({reason}); Reverb's public one is used",)
-    warnings.warn(report.warnings[-1], RuntimeWarning, stacklevel=3)
+    warnings.warn(report.warnings[-1], RuntimeWarning, stacklevel=4)
 
 
 def _write_to_server(
@@ -210,6 +214,8 @@ def _write_to_server(
 ) -> None:
     tables = run.report.tables
     while True:
+        if run.report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint
+            _require_round_trip(run, client, timeout_secs)
         state_id = server_state_id(client.server_address, timeout_secs=timeout_secs)
         writer: BulkWriter | writing.PublicWriter
         if run.report.writer == "bulk":

@@ -10,12 +10,12 @@ import numpy as np
 import reverb
 
 from rlds2reverb.batches import Encoder, Piece
-from rlds2reverb.bulk_writing import BulkWriter
+from rlds2reverb.bulk_writing import BulkWriter, server_state_id
 from rlds2reverb.service import Service
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing import table_infos, within
+from rlds2reverb.writing import ServerUnavailable, table_infos, within
 
 _KEY_SEED = -1
 _TIMEOUT_SECS = 20.0
@@ -31,6 +31,7 @@ def why_bulk_writing_fails(
     *,
     specs: Sequence[ArraySpec],
     squeeze: bool,
+    timeout_secs: float,
 ) -> str | None:
     """Writes the first item of a piece, reads it back and deletes it, unless that went well with this server before.
 
@@ -39,25 +40,48 @@ def why_bulk_writing_fails(
 
     Returns:
       A sentence on what failed, or None if the item came back bit for bit.
+
+    Raises:
+      ServerUnavailable: if the server does not answer any more.
     """
-    one = piece.part(0, 1)
+    reason: str | None = ""
+    secs = min(timeout_secs, _TIMEOUT_SECS)
+    for _ in range(2):  # what failed while the server was away, or started anew, says nothing of what it understands
+        reason = _why_once(client, tables, piece.part(0, 1), signature, specs, squeeze, secs)
+        if reason is None:
+            return None
+        server_state_id(client.server_address, timeout_secs=timeout_secs)
+    return reason
+
+
+def _why_once(
+    client: reverb.Client,
+    tables: Sequence[str],
+    one: Piece,
+    signature: Nest,
+    specs: Sequence[ArraySpec],
+    squeeze: bool,
+    timeout_secs: float,
+) -> str | None:
     service = Service(client.server_address)
     try:
-        state_id = service.state_id(timeout_secs=_TIMEOUT_SECS)
+        state_id = service.state_id(timeout_secs=timeout_secs)
+        for name in tables:  # what an earlier run left that was killed right here
+            service.delete(name, _keys(name, one, specs, squeeze), timeout_secs=timeout_secs)
         if state_id in _UNDERSTOOD:
             return None
-        for name in tables:  # what an earlier run left that was killed right here
-            service.delete(name, _keys(name, one, specs, squeeze), timeout_secs=_TIMEOUT_SECS)
-        infos = table_infos(client, timeout_secs=_TIMEOUT_SECS)
+        infos = table_infos(client, timeout_secs=timeout_secs)
         usable = next((name for name in tables if _samples_at_once(infos[name])), None)
         if usable is not None:
-            reason = _tried(client.server_address, usable, one, specs, squeeze)
+            reason = _tried(client.server_address, usable, one, specs, squeeze, timeout_secs)
         else:
             with ReplayServer([TableConfig(tables[0])], signature) as server:
-                reason = _tried(server.address, tables[0], one, specs, squeeze)
+                reason = _tried(server.address, tables[0], one, specs, squeeze, timeout_secs)
         if reason is None:
             _UNDERSTOOD.add(state_id)
         return reason
+    except ServerUnavailable as error:
+        return str(error)
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
     finally:
@@ -78,19 +102,21 @@ def _keys(table: str, one: Piece, specs: Sequence[ArraySpec], squeeze: bool) -> 
     return [int(key) for batch in _encoder(table, specs, squeeze).encode([one]) for key in batch.item_keys[0]]
 
 
-def _tried(address: str, table: str, one: Piece, specs: Sequence[ArraySpec], squeeze: bool) -> str | None:
+def _tried(
+    address: str, table: str, one: Piece, specs: Sequence[ArraySpec], squeeze: bool, timeout_secs: float
+) -> str | None:
     service = Service(address)
     try:
-        with BulkWriter(address, _encoder(table, specs, squeeze), timeout_secs=_TIMEOUT_SECS) as writer:
+        with BulkWriter(address, _encoder(table, specs, squeeze), timeout_secs=timeout_secs) as writer:
             writer.write([one])
             writer.flush()
         samples = reverb.Client(address).sample(table, 1, emit_timesteps=False)
-        sample = within(_TIMEOUT_SECS, lambda: next(iter(samples)), f"a sample of table {table!r}")
+        sample = within(timeout_secs, lambda: next(iter(samples)), f"a sample of table {table!r}")
         return _difference(sample.data, one, squeeze)
     except Exception as error:  # whatever Reverb raises for what it does not understand
         return f"{type(error).__name__}: {error}"
     finally:
-        service.delete(table, _keys(table, one, specs, squeeze), timeout_secs=_TIMEOUT_SECS)
+        service.delete(table, _keys(table, one, specs, squeeze), timeout_secs=timeout_secs)
         service.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -15,12 +16,12 @@ from typing import Any
 import portpicker
 import reverb
 
-from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot
+from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot, StorageFull, full_disk_told
 from rlds2reverb.locks import FileLock, InUse
 from rlds2reverb.memory import require_memory
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing import require_table, table_infos, within
+from rlds2reverb.writing import ServerUnavailable, require_table, table_infos, within
 
 
 class ReplayServer:
@@ -120,9 +121,22 @@ class ReplayServer:
             raise ValueError("the server was started without a checkpoint root; give checkpoint_root=DIRECTORY")
         self._root.require_own()
         with _signals_deferred():  # between Reverb's checkpoint and our manifest nothing may end the process
-            path = Path(within(timeout_secs, self.client.checkpoint, f"a checkpoint in {self._root.path}"))
-            self._root.write_manifest(path)
+            path = self._written(self._root, timeout_secs)
+            with full_disk_told(self._root.path):
+                self._root.write_manifest(path)
         return path
+
+    def _written(self, root: CheckpointRoot, timeout_secs: float) -> Path:
+        try:
+            return Path(within(timeout_secs, self.client.checkpoint, f"a checkpoint in {root.path}"))
+        except ServerUnavailable:  # it may still be writing
+            raise
+        except Exception as error:  # Reverb raises IndexError when the disk is full
+            root.delete_cut_off()
+            if "No space left" in str(error):
+                message = f"no space left for a checkpoint in {root.path}; the one before is kept: free some"
+                raise StorageFull(errno.ENOSPC, message) from error
+            raise CheckpointError(f"Reverb cannot write a checkpoint in {root.path} ({error})") from error
 
     def stop(self) -> None:
         """Stops the server and gives port and root back."""
@@ -156,7 +170,7 @@ def begin_from(
     written = CheckpointRoot(data)
     if not force:
         require_memory(written.described().get("memory_bytes", 0), str(data))
-    if configs is not None:
+    if configs is not None and written.latest() is not None:
         written.require_tables(configs)
     written.verify_latest(manifest_too=verify)
     root.begin_like(written)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import cramjam
 import numpy as np
@@ -100,7 +101,7 @@ def numbers_field(number: int, values: np.ndarray, width: int) -> list[Part]:
 
 def message_field(number: int, parts: Sequence[Part]) -> list[Part]:
     """A field that holds a message (or bytes), of the same width in all records."""
-    return [_tag(number, 2) + varint(total_width(parts)), *parts]
+    return [delimited_head(number, total_width(parts)), *parts]
 
 
 def _stored_header(size: int) -> bytes:
@@ -127,8 +128,8 @@ def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
     size = num_rows * spec.num_bytes
     header = _tensor_head(spec, num_rows)
     content = _stored_header(size)
-    before = header + _tag(4, 2) + varint(len(content) + size) + content
-    return _tag(1, 2) + varint(len(before) + size) + before
+    before = header + delimited_head(4, len(content) + size) + content
+    return delimited_head(1, len(before) + size) + before
 
 
 def _chunk_parts(
@@ -182,32 +183,31 @@ def compressed_chunk(
     key: int, episode_id: int, first_row: int, columns: Sequence[np.ndarray], specs: Sequence[ArraySpec]
 ) -> bytes:
     """One `ChunkData` message whose columns `[rows, ...]` are compressed with snappy where that saves a tenth."""
-    tensors = []
+    tensors: list[Any] = []
     num_rows = len(columns[0])
     for column, spec in zip(columns, specs, strict=True):
-        raw = np.ascontiguousarray(column).tobytes()
-        packed = bytes(cramjam.snappy.compress_raw(raw)) if len(raw) >= _WORTH_TRYING_BYTES else raw
+        raw = np.ascontiguousarray(column).reshape(-1).data.cast("B") if column.size else b""
+        packed = memoryview(cramjam.snappy.compress_raw(raw)) if len(raw) >= _WORTH_TRYING_BYTES else raw
         if len(packed) < _WORTH_COMPRESSING * len(raw):
-            tensors.append(delimited(1, _tensor_head(spec, num_rows) + delimited(4, packed)))
+            before = _tensor_head(spec, num_rows) + delimited_head(4, len(packed))
+            tensors += [delimited_head(1, len(before) + len(packed)) + before, packed]
         else:
             tensors += [_stored_tensor_head(spec, num_rows), raw]
-    sequence_range = (
-        number_field(1, episode_id) + number_field(2, first_row) + number_field(3, first_row + num_rows - 1)
-    )
-    return b"".join(
-        [
-            number_field(1, key),
-            delimited(2, sequence_range),
-            delimited(5, b"".join(tensors)),
-            number_field(6, len(specs)),
-            number_field(7, sum(column.nbytes for column in columns)),
-        ]
-    )
+    last_row = first_row + num_rows - 1
+    sequence_range = number_field(1, episode_id) + number_field(2, first_row) + number_field(3, last_row)
+    head = number_field(1, key) + delimited(2, sequence_range) + delimited_head(5, sum(map(len, tensors)))
+    tail = number_field(6, len(specs)) + number_field(7, sum(column.nbytes for column in columns))
+    return b"".join([head, *tensors, tail])
 
 
 def delimited(number: int, content: bytes) -> bytes:
     """A field that holds a message or bytes."""
-    return _tag(number, 2) + varint(len(content)) + content
+    return delimited_head(number, len(content)) + content
+
+
+def delimited_head(number: int, size: int) -> bytes:
+    """What comes before a message or bytes of this size."""
+    return _tag(number, 2) + varint(size)
 
 
 def items(

@@ -241,7 +241,8 @@ def test_several_tables_share_the_chunks():
     assert chunks_of(one) == chunks_of(two)
 
 
-def test_a_batch_holds_about_a_megabyte():
+def test_a_batch_holds_about_so_many_bytes(monkeypatch):
+    monkeypatch.setattr(batches, "_BATCH_BYTES", 1 << 20)
     plan, pieces = planned(long_float_episodes(*[700] * 100), Windows(2))
     sizes = [sum(chunk.data_uncompressed_size for chunk in chunks_of(b).values()) for b in encoded(plan, pieces)]
     assert len(sizes) > 1 and max(sizes) < 2 * batches._BATCH_BYTES

@@ -1,0 +1,384 @@
+"""Writing to a server, while processes are killed or stopped: in the end every item is there once, bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from faults import (
+    checkpoint_on_full_disk,
+    converter,
+    damage_file,
+    data_set,
+    hear,
+    ingested,
+    killed_after,
+    killed_at,
+    moments,
+    mounted,
+    process,
+    server,
+    stored,
+)
+from oracles import episode
+
+from rlds2reverb.checkpoints import CheckpointError, StorageFull
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.locks import InUse
+from rlds2reverb.runs import ResumeError
+from rlds2reverb.sealed_json import DamagedFile
+from rlds2reverb.serving import ReplayServer
+from rlds2reverb.tables import TableConfig
+from rlds2reverb.writing import ServerUnavailable, connect, table_infos
+
+NUM_ITEMS = 100 * 149
+
+
+def running(tmp_path, name="root"):
+    return ReplayServer([TableConfig()], checkpoint_root=tmp_path / name)
+
+
+def size(address):
+    return table_infos(connect(address))["replay"].current_size
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """Items and chunks that a run stores which nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with running(folder) as undisturbed:
+        assert ingested(undisturbed.address, journal_folder=folder)["items"] == NUM_ITEMS
+        items, chunks = stored(undisturbed.checkpoint())
+    assert len(items) == NUM_ITEMS
+    return items, chunks
+
+
+@pytest.fixture(scope="module")
+def duration_secs(tmp_path_factory):
+    """How long a run takes, at best."""
+    folder, taken = tmp_path_factory.mktemp("measured"), []
+    for name in "abc":
+        with running(folder, name) as measured, process(converter, measured.address, {}) as (_, channel):
+            assert hear(channel) == "begun"
+            began = time.monotonic()
+            hear(channel)
+            taken.append(time.monotonic() - began)
+    return min(taken)
+
+
+# --- the ingester is killed
+
+
+@pytest.mark.parametrize("held_at", [("check", 50), ("try", 0), ("write", 0), ("write", 55), ("write", 99)])
+def test_a_killed_ingester_is_run_again_and_every_item_is_there_once(tmp_path, wanted, held_at):
+    with running(tmp_path) as alive:
+        killed_at(*held_at, alive.address, journal_folder=tmp_path)
+        ingested(alive.address, journal_folder=tmp_path)
+        assert stored(alive.checkpoint()) == wanted
+    assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.slow
+def test_an_ingester_killed_at_any_of_20_moments_is_run_again_and_every_item_is_there_once(
+    tmp_path, wanted, duration_secs
+):
+    num_killed = num_continued = 0
+    for number, moment in enumerate(moments(20, duration_secs, seed=1)):
+        with running(tmp_path, f"root{number}") as alive:
+            num_killed += killed_after(moment, alive.address, journal_folder=tmp_path)
+            report = ingested(alive.address, journal_folder=tmp_path)
+            num_continued += report["resumed_episodes"] > 0
+            assert stored(alive.checkpoint()) == wanted, f"killed after {moment} s"
+    assert num_killed >= 5 and num_continued >= 1
+
+
+def interrupted(address, tmp_path):
+    """Kills an ingester when the server has confirmed half of the items, and the journal says so."""
+    held_at = [("write", 50), ("write", 80)]
+    with process(converter, address, {"journal_folder": tmp_path}, held_at) as (_, channel):
+        assert [hear(channel), hear(channel)] == ["begun", "held"]
+        while size(address) < 40 * 149:
+            time.sleep(0.01)
+        channel.send("on")
+        assert hear(channel) == "held"
+    (journal,) = tmp_path.glob("*.json")
+    return journal
+
+
+def test_what_the_journal_says_is_not_written_again(tmp_path, wanted):
+    with running(tmp_path) as alive:
+        interrupted(alive.address, tmp_path)
+        report = ingested(alive.address, journal_folder=tmp_path)
+        assert 0 < report["resumed_episodes"] < 100 and report["items"] == NUM_ITEMS
+        assert stored(alive.checkpoint()) == wanted
+
+
+def test_without_resuming_everything_is_written_again_and_stored_once(tmp_path, wanted):
+    with running(tmp_path) as alive:
+        interrupted(alive.address, tmp_path)
+        assert ingested(alive.address, journal_folder=tmp_path, resume=False)["resumed_episodes"] == 0
+        assert stored(alive.checkpoint()) == wanted
+
+
+def test_other_data_under_the_same_name_are_not_resumed(tmp_path):
+    other = data_set()
+    other[3] = episode(150, terminal=False, start=7)
+    with running(tmp_path) as alive:
+        interrupted(alive.address, tmp_path)
+        before = size(alive.address)
+        with pytest.raises(ResumeError, match=r"after \d+ episodes it is another; convert without resuming"):
+            ingested(alive.address, journal_folder=tmp_path, source=other)
+        assert size(alive.address) == before
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
+def test_a_damaged_journal_is_named(tmp_path, damage):
+    with running(tmp_path) as alive:
+        journal = interrupted(alive.address, tmp_path)
+        damage_file(journal, damage)
+        with pytest.raises(DamagedFile, match=f"{journal} is damaged"):
+            ingested(alive.address, journal_folder=tmp_path)
+        assert ingested(alive.address, journal_folder=tmp_path, resume=False)["items"] == NUM_ITEMS
+        assert size(alive.address) == NUM_ITEMS
+
+
+def test_two_processes_do_not_write_the_same(tmp_path):
+    with running(tmp_path) as alive:
+        with process(converter, alive.address, {"journal_folder": tmp_path}, [("write", 50)]) as (_, channel):
+            assert [hear(channel), hear(channel)] == ["begun", "held"]
+            with pytest.raises(InUse, match=f"another process writes this to {alive.address}"):
+                ingest(data_set(), alive.address, journal_folder=tmp_path)
+            channel.send("on")
+            assert hear(channel)["items"] == NUM_ITEMS
+
+
+# --- the server is killed
+
+
+@pytest.mark.parametrize(("held_at", "num_restarts"), [(("check", 50), 0), (("write", 0), 1), (("write", 99), 1)])
+def test_an_ingester_writes_everything_again_to_a_server_that_was_killed_and_restarted(
+    tmp_path, wanted, held_at, num_restarts
+):
+    with process(server, tmp_path / "root") as (first, to_first):
+        port = hear(to_first)
+        ingest(data_set()[:20], port)
+        to_first.send("checkpoint")
+        hear(to_first)
+        with process(converter, port, {"journal_folder": tmp_path}, [held_at]) as (_, channel):
+            assert [hear(channel), hear(channel)] == ["begun", "held"]
+            first.kill()
+            first.join()
+            with process(server, tmp_path / "root", port) as (_, to_second):
+                assert hear(to_second) == port
+                assert size(port) == 20 * 149
+                channel.send("on")
+                assert hear(channel)["restarts"] == num_restarts
+                to_second.send("checkpoint")
+                assert stored(hear(to_second)) == wanted
+
+
+def test_a_server_that_stays_away_is_an_error_and_the_run_is_continued_later(tmp_path, wanted):
+    options = {"journal_folder": tmp_path, "timeout_secs": 1.0}
+    with process(server, tmp_path / "root") as (first, to_first):
+        port = hear(to_first)
+        with process(converter, port, options, [("write", 50)]) as (_, channel):
+            assert [hear(channel), hear(channel)] == ["begun", "held"]
+            first.kill()
+            first.join()
+            channel.send("on")
+            with pytest.raises(ServerUnavailable, match=f"lost the server at localhost:{port} for 1 s"):
+                hear(channel)
+    with process(server, tmp_path / "root", port) as (_, to_second):
+        assert hear(to_second) == port
+        ingested(port, **options)
+        to_second.send("checkpoint")
+        assert stored(hear(to_second)) == wanted
+
+
+@pytest.mark.parametrize("held_at", [("check", 99), ("try", 0)])
+def test_a_server_that_is_restarted_before_the_first_item_is_not_one_that_does_not_understand(
+    tmp_path, wanted, held_at
+):
+    with process(server, tmp_path / "root") as (first, to_first):
+        port = hear(to_first)
+        with process(converter, port, {"journal_folder": tmp_path}, [held_at]) as (_, channel):
+            assert [hear(channel), hear(channel)] == ["begun", "held"]
+            first.kill()
+            first.join()
+            channel.send("on")
+            channel.poll(0.5)
+            with process(server, tmp_path / "root", port) as (_, to_second):
+                assert hear(to_second) == port
+                report = hear(channel)
+                assert (report["writer"], report["warnings"]) == ("bulk", ())
+                to_second.send("checkpoint")
+                assert stored(hear(to_second)) == wanted
+
+
+def test_the_item_that_is_tried_does_not_come_back_with_a_checkpoint(tmp_path, wanted):
+    with process(server, tmp_path / "root") as (first, to_first):
+        port = hear(to_first)
+        held_at = [("try", 0), ("write", 0)]
+        with process(converter, port, {"journal_folder": tmp_path}, held_at) as (_, channel):
+            assert [hear(channel), hear(channel)] == ["begun", "held"]
+            to_first.send("checkpoint")
+            assert len(stored(hear(to_first))[0]) == 1
+            channel.send("on")
+            assert hear(channel) == "held"
+            first.kill()
+            first.join()
+            with process(server, tmp_path / "root", port) as (_, to_second):
+                assert hear(to_second) == port
+                channel.send("on")
+                assert hear(channel)["restarts"] == 1
+                to_second.send("checkpoint")
+                assert stored(hear(to_second)) == wanted
+
+
+def test_a_server_killed_while_it_writes_a_checkpoint_starts_from_the_one_before(tmp_path):
+    with process(server, tmp_path / "root") as (first, to_first):
+        port = hear(to_first)
+        ingest(data_set()[:20], port)
+        to_first.send("checkpoint")
+        before = hear(to_first)
+        ingest(data_set(), port)
+        to_first.send("checkpoint")
+        while set(before.parent.iterdir()) == {before}:
+            pass
+        first.kill()
+        first.join()
+        (cut_off,) = set(before.parent.iterdir()) - {before}
+        assert not (cut_off / "DONE").exists()
+    with running(tmp_path) as second:
+        assert size(second.address) == 20 * 149
+        assert len(stored(second.checkpoint())[0]) == 20 * 149
+    with running(tmp_path) as third:
+        assert size(third.address) == 20 * 149
+
+
+@pytest.mark.slow
+def test_a_server_killed_at_any_of_20_moments_and_restarted_has_every_item_once(tmp_path, wanted, duration_secs):
+    num_recovered = 0
+    for number, moment in enumerate(moments(20, duration_secs, seed=2)):
+        num_recovered += recovers(tmp_path / f"root{number}", tmp_path, moment, wanted)
+    assert num_recovered >= 3
+
+
+def recovers(root, journals, moment, wanted):
+    """Kills the server at a moment and restarts it from a checkpoint; whether the ingester went on by itself."""
+    with process(server, root) as (first, to_first):
+        port = hear(to_first)
+        with process(converter, port, {"journal_folder": journals}) as (_, channel):
+            assert hear(channel) == "begun"
+            channel.poll(moment / 2)
+            to_first.send("checkpoint")
+            hear(to_first)
+            channel.poll(moment / 2)
+            first.kill()
+            first.join()
+            with process(server, root, port) as (_, to_second):
+                assert hear(to_second) == port
+                recovered = finishes_anew(channel)
+                if not recovered:  # it had finished, or gave up
+                    ingested(port, journal_folder=journals)
+                to_second.send("checkpoint")
+                assert stored(hear(to_second)) == wanted, f"killed after {moment} s"
+                return recovered
+
+
+def finishes_anew(channel):
+    try:
+        return hear(channel)["restarts"] > 0
+    except ServerUnavailable:
+        return False
+
+
+# --- the server is stopped
+
+
+@pytest.fixture
+def stoppable(tmp_path):
+    with process(server, tmp_path / "root") as (held, to_server):
+        yield held.pid, to_server, hear(to_server)
+
+
+@pytest.mark.parametrize("stage", ["check", "write"])
+def test_a_server_that_is_stopped_is_an_error_in_time_and_the_run_is_continued_later(
+    tmp_path, wanted, stoppable, stage
+):
+    pid, to_server, port = stoppable
+    options = {"journal_folder": tmp_path, "timeout_secs": 2.0}
+    with process(converter, port, options, [(stage, 50)]) as (ingester, channel):
+        assert [hear(channel), hear(channel)] == ["begun", "held"]
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        channel.send("on")
+        with pytest.raises(ServerUnavailable, match="localhost:"):
+            hear(channel)
+        ingester.join(15)
+        assert ingester.exitcode == 0 and time.monotonic() - began < 15
+    os.kill(pid, signal.SIGCONT)
+    ingested(port, **options)
+    to_server.send("checkpoint")
+    assert stored(hear(to_server)) == wanted
+
+
+@pytest.mark.parametrize("secs", [1, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", ["check", "write"])
+def test_an_ingester_outlasts_a_stop_that_is_shorter_than_its_time_out(tmp_path, wanted, stoppable, stage, secs):
+    pid, to_server, port = stoppable
+    options = {"journal_folder": tmp_path, "timeout_secs": 2.0 * secs + 10}
+    with process(converter, port, options, [(stage, 50)]) as (_, channel):
+        assert [hear(channel), hear(channel)] == ["begun", "held"]
+        os.kill(pid, signal.SIGSTOP)
+        channel.send("on")
+        assert not channel.poll(secs)
+        os.kill(pid, signal.SIGCONT)
+        report = hear(channel)
+        assert (report["restarts"], report["writer"]) == (0, "bulk")
+    to_server.send("checkpoint")
+    assert stored(hear(to_server)) == wanted
+
+
+def test_a_program_ends_by_itself_when_its_server_is_stopped(tmp_path, stoppable):
+    pid, _, port = stoppable
+    program = textwrap.dedent(
+        f"""
+        import os, signal
+        from rlds2reverb import ingest
+        log = dict(observations=[[1.0]] * 10, actions=[[0.0]] * 10, rewards=[1.0] * 10, terminated=True)
+        stop = lambda stage, episode: os.kill({pid}, signal.SIGSTOP) if stage == "write" else None
+        ingest([log] * 10, {port}, timeout_secs=1, progress=stop, journal_folder={str(tmp_path)!r})
+        """
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 1 and "ServerUnavailable: waited 1 s for" in ended.stderr
+
+
+# --- the disk is full
+
+
+@pytest.mark.parametrize("num_bytes", [5 << 12, 10 << 12, 100 << 12])
+def test_a_checkpoint_without_space_is_a_typed_error_and_the_one_before_stays(tmp_path, num_bytes):
+    with process(checkpoint_on_full_disk, tmp_path, num_bytes) as (_, channel):
+        if isinstance(heard := mounted(channel), OSError):
+            pytest.skip(f"this machine lets nobody mount a small disk ({heard})")
+        error = channel.recv()
+        assert isinstance(error, (StorageFull, CheckpointError)) and "no space left" in str(error)
+        assert hear(channel) == [0, 20, 20]
+
+
+# --- the server is not there
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_is_not_there_is_an_error_within_the_connect_time_out(stoppable, end):
+    pid, _, port = stoppable
+    os.kill(pid, end)
+    began = time.monotonic()
+    with pytest.raises(ServerUnavailable, match=f"no Reverb server answered at localhost:{port} within 1 s; start it"):
+        ingested(port, connect_timeout_secs=1.0)
+    assert time.monotonic() - began < 20
