@@ -1,6 +1,6 @@
 """How fast episodes get into Reverb: ours, TF-Agents' reference and Reverb's own writers, on the same data, in one run.
 
-    python benchmarks/bench_ingest.py [--runs 5] [--episodes 200]
+    python benchmarks/bench_ingest.py [--runs 5] [--episodes 100]
 
 Data are of HalfCheetah's shape: 17 + 6 floats, 1000 transitions an episode. The slow ways get fewer of the same
 episodes: a rate is a rate. Every way ends when the server has all its items (or the directory its name).
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import queue
 import shutil
 import statistics
 import tempfile
@@ -38,6 +39,7 @@ from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import requests_of
 from rlds2reverb.episodes import from_transitions
 from rlds2reverb.plans import make_plan
+from rlds2reverb.service import confirmed_keys
 from rlds2reverb.windows import Windows
 
 LENGTH = 1000
@@ -247,14 +249,21 @@ def only_copy(episodes: list[dict]) -> Callable[[], float]:
 
 def only_insert(episodes: list[dict]) -> Callable[[], float]:
     """The same messages to Reverb, encoded beforehand: what the server itself takes."""
-    requests = list(encoded(episodes))
+    requests, wanted = list(encoded(episodes)), num_items(episodes)
 
     def run() -> float:
         with served(episodes) as server, grpc.insecure_channel(server.address) as channel:
+            sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
             began = time.perf_counter()
-            list(channel.stream_stream("/deepmind.reverb.ReverbService/InsertStream")(iter(requests)))
+            responses = channel.stream_stream("/deepmind.reverb.ReverbService/InsertStream")(iter(sent.get, None))
+            for request in requests:
+                sent.put(request)
+            confirmed = 0
+            while confirmed < wanted:
+                confirmed += len(confirmed_keys(next(responses)))
             taken = time.perf_counter() - began
-            require_items(server, num_items(episodes))
+            sent.put(None)
+            require_items(server, wanted)
         return taken
 
     return run
@@ -271,7 +280,7 @@ def measure(name: str, steps: int, run: Callable[[], float], runs: int, peer: fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--episodes", type=int, default=100)
     arguments = parser.parse_args()
     runs, many = arguments.runs, float_episodes(arguments.episodes)
     few, all_steps = many[:5], num_steps(many)

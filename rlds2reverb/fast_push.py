@@ -14,7 +14,7 @@ from rlds2reverb import keys
 from rlds2reverb.batches import Encoder, Piece
 from rlds2reverb.bulk_writing import BulkWriter
 from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest, step_spec_of
+from rlds2reverb.specs import Nest, require_match, step_spec_of
 from rlds2reverb.windows import Windows
 
 
@@ -61,7 +61,13 @@ def _raise_first(errors: Sequence[Exception]) -> None:
 
 
 def _pieces(made: Iterable[Items], priority: float) -> Iterator[Piece]:
+    spec = None
     for index, items in enumerate(made):
+        got = step_spec_of(items.columns)
+        spec = spec or got
+        if got != spec:
+            advice = "make all episodes alike, or push with fast=False"
+            require_match(got, spec, holder=f"the first episode (this is episode {index})", advice=advice)
         priorities = np.full(len(items), priority)
         columns = tree.flatten(items.columns)
         yield Piece(columns, items.starts, items.lengths, priorities, keys.content_digest(items), index, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from rlds2reverb.trajectories import (
     pair_step_types,
     require_discount_source,
     step_types,
+    trajectory_columns,
     trajectory_spec,
     transition_discounts,
 )
@@ -86,15 +87,7 @@ def episode_trajectories(
     """
     require_discount_source(discount_source)
     policy_info = _policy_info_spec(_cast_spec(rlds_data, cast_floats), policy_info_fn)
-
-    def to_columns(index: tf.Tensor, episode: dict[str, Any]) -> tf.data.Dataset:
-        columns = episode[fields.STEPS].batch(_WHOLE_EPISODE)
-        if cast_floats:
-            columns = columns.map(lambda steps: tree.map_structure(_cast_float64, steps))
-        return columns.map(lambda steps: (index, steps))
-
-    # An episode gives one element, or none if it is empty, so that reading two at a time keeps their order.
-    columns = rlds_data.enumerate().interleave(to_columns, cycle_length=2, num_parallel_calls=2, deterministic=True)
+    columns = _episode_columns(rlds_data, cast_floats)
     closing = _closing_step(columns.element_spec[1])
     columns = columns.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing)))
     nothing = tree.map_structure(lambda column: column[:0], closing)
@@ -108,6 +101,53 @@ def episode_trajectories(
         )
         .prefetch(2)
     )
+
+
+def _episode_columns(rlds_data: tf.data.Dataset, cast_floats: bool) -> tf.data.Dataset:
+    """The number and the columns `[N, ...]` of each episode that has steps."""
+
+    def to_columns(index: tf.Tensor, episode: dict[str, Any]) -> tf.data.Dataset:
+        columns = episode[fields.STEPS].batch(_WHOLE_EPISODE)
+        if cast_floats:
+            columns = columns.map(lambda steps: tree.map_structure(_cast_float64, steps))
+        return columns.map(lambda steps: (index, steps))
+
+    # An episode gives one element, or none if it is empty, so that reading two at a time keeps their order.
+    return rlds_data.enumerate().interleave(to_columns, cycle_length=2, num_parallel_calls=2, deterministic=True)
+
+
+def numpy_trajectories(
+    rlds_data: tf.data.Dataset, discount_source: str, *, cast_floats: bool
+) -> Iterator[trajectory.Trajectory]:
+    """The same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
+    require_discount_source(discount_source)
+    held: tuple[Any, Any] | None = None
+    for index, steps in _episode_columns(rlds_data, cast_floats).prefetch(2).as_numpy_iterator():
+        if held is not None:
+            yield _converted(*held, steps[fields.IS_FIRST][0], discount_source)
+        held = index, steps
+    if held is not None:
+        yield _converted(*held, np.True_, discount_source)
+
+
+def _converted(index: Any, steps: dict[str, Nest], next_is_first: Any, discount_source: str) -> trajectory.Trajectory:
+    flags = [steps[name] for name in fields.FLAG_FIELDS]
+    next_first = np.append(steps[fields.IS_FIRST][1:], next_is_first)
+    for broken, sentence in _broken_rules(flags, next_first):
+        if broken.any():
+            message = f"{sentence} (episode {index}, step {np.argmax(broken)})"
+            raise tf.errors.InvalidArgumentError(None, None, message)
+    return trajectory_columns(steps, discount_source=discount_source)
+
+
+def _broken_rules(flags: list[Any], next_first: Any) -> list[tuple[Any, str]]:
+    """Where steps and those that follow them break a rule, and the sentence that says so."""
+    is_first, is_last, is_terminal = flags
+    return [
+        (is_terminal & ~is_last, fields.TERMINAL_NOT_LAST),
+        (~is_last & ~is_first & next_first, fields.MID_BEFORE_FIRST),
+        (is_last & ~next_first, fields.LAST_BEFORE_MID),
+    ]
 
 
 def _cast_float64(column: tf.Tensor) -> tf.Tensor:
@@ -181,15 +221,9 @@ def _to_trajectories(
 
 
 def _assertions(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> list[tf.Operation]:
-    is_first, is_last, is_terminal = (current[name] for name in fields.FLAG_FIELDS)
-    next_first = following[fields.IS_FIRST]
-    rules = (
-        (is_terminal & ~is_last, fields.TERMINAL_NOT_LAST),
-        (~is_last & ~is_first & next_first, fields.MID_BEFORE_FIRST),
-        (is_last & ~next_first, fields.LAST_BEFORE_MID),
-    )
+    flags = [current[name] for name in fields.FLAG_FIELDS]
     assertions = []
-    for broken, sentence in rules:
+    for broken, sentence in _broken_rules(flags, following[fields.IS_FIRST]):
         step = tf.argmax(tf.cast(broken, tf.int32), output_type=tf.int64)
         message = tf.strings.format(sentence + " (episode {}, step {})", (index, step))
         assertions.append(tf.debugging.Assert(~tf.reduce_any(broken), [message]))

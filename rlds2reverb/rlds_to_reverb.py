@@ -6,6 +6,7 @@ function: nests, policy_info, discounts, dtypes, and errors that name the episod
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,12 @@ from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
 from rlds2reverb.fast_push import push_blocks
-from rlds2reverb.rlds_pairs import PolicyInfoFn, episode_trajectories, trajectory_spec_of_rlds
+from rlds2reverb.rlds_pairs import (
+    PolicyInfoFn,
+    episode_trajectories,
+    numpy_trajectories,
+    trajectory_spec_of_rlds,
+)
 from rlds2reverb.specs import Nest, SpecMismatch, require_match
 
 #: How much `push_rlds_to_reverb` looks at before it writes; see there.
@@ -125,15 +131,19 @@ def push_rlds_to_reverb(
         raise ValueError(f"validate is {validate!r}, wanted one of {', '.join(map(repr, VALIDATE_MODES))}")
     signature = reverb_observer.get_table_signature()
     _require_signature(create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats), signature)
-    blocks = episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats)
+    if fast and policy_info_fn is None:
+        read = functools.partial(numpy_trajectories, rlds_data, discount_source, cast_floats=cast_floats)
+    else:
+        blocks = episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats)
+        read = blocks.as_numpy_iterator
     if validate == "all":
-        for _ in blocks:
+        for _ in read():
             pass
     num_trajectories = 0
 
     def checked() -> Iterator[Nest]:
         nonlocal num_trajectories
-        for columns in blocks.as_numpy_iterator():
+        for columns in read():
             if validate != "none" and not num_trajectories:
                 _require_signature(tree.map_structure(lambda column: column[0], columns), signature)
             yield columns
