@@ -127,6 +127,7 @@ def write_large(path: Path, num_steps: int) -> None:
             rows = min(block, num_steps - begin)
             for name, shape in widths.items():
                 file[name][begin : begin + rows] = random.random((rows, *shape), np.float32)
+            file["terminals"][begin : begin + rows] = np.zeros(rows, bool)
             file["timeouts"][begin : begin + rows] = np.arange(begin, begin + rows) % 1000 == 999
 
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rlds2reverb.serving import ReplayServer
 
 _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
-_WITHOUT_DIRECTORY = "is for writing to a server"
 
 
 @click.command()
@@ -121,7 +120,7 @@ def convert(
         require_unused(SERVER_ONLY, "is for --serve and --out; a running server has its tables already")
     if out:
         require_unused(_WITH_DIRECTORY, "is for --serve")
-        require_unused({"timeout", "connect_timeout", "streams", "writer"}, "is for writing to a server")
+        require_unused({"timeout", "connect_timeout", "streams", "writer", "force"}, "is for writing to a server")
     if options["whole_episodes"]:
         require_unused({"sequence_length", "stride", "padding"}, "does not go with --whole-episodes")
     import_quietly("reverb", "tf_agents.trajectories")

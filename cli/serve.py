@@ -56,6 +56,7 @@ def serve(cast_floats: bool, **options: Any) -> None:
     import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))
     if options["data"]:
         _say_memory(options["data"])
+        _say_not_used(options["data"], options["checkpoint_root"])
     with start_server(options, _signature(options, cast_floats=cast_floats)) as server:
         serve_until_end(server)
 
@@ -65,9 +66,18 @@ def _say_memory(data: Path) -> None:
     from rlds2reverb.serving import stored_tables
 
     stored_tables(data)
-    described = CheckpointRoot(data).described()
+    described = CheckpointRoot(data, make=False).described()
     if "memory_bytes" in described:
         output.say(f"{data} will need about {output.size(described['memory_bytes'])} of memory")
+
+
+def _say_not_used(data: Path, checkpoint_root: Path | None) -> None:
+    from rlds2reverb.checkpoints import CheckpointRoot
+
+    if checkpoint_root is not None and checkpoint_root.is_dir():
+        checkpoint = CheckpointRoot(checkpoint_root, make=False).latest()
+        if checkpoint is not None:
+            output.say(f"{checkpoint_root} has a checkpoint already, {checkpoint.name}: it is served, and not {data}")
 
 
 def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:

@@ -29,7 +29,7 @@ from reverb.cc.checkpointing import checkpoint_pb2
 
 from rlds2reverb import keys, sealed_json, tfrecords
 from rlds2reverb.batches import Batch, Encoder, Piece
-from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot, full_disk_told
+from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot, full_disk_told, link_or_copy
 from rlds2reverb.locks import FileLock
 from rlds2reverb.memory import needed_bytes
 from rlds2reverb.specs import Nest
@@ -59,13 +59,13 @@ class CheckpointWriter:
         """Nothing is on the disk yet; see `open`.
 
         Args:
-          directory: to be made; its parent is there.
+          directory: to be made.
           configs: the tables.
           signature: of their items.
           encoder: for the same tables, with `number_items`.
           description: of the run, for the manifest: other arguments, another description.
         """
-        self.directory = directory
+        self.directory = directory = Path(os.path.abspath(directory))
         self._configs, self._signature, self._encoder = tuple(configs), signature, encoder
         self._description = description
         self._partial = directory.with_name(directory.name + ".partial")
@@ -94,7 +94,7 @@ class CheckpointWriter:
           InUse: if another process writes it.
           StorageFull: if there is no space.
         """
-        if self.directory.exists():
+        if os.path.lexists(self.directory):
             return self._complete_state(resume)
         with full_disk_told(self._partial):
             self._partial.mkdir(parents=True, exist_ok=True)
@@ -103,6 +103,9 @@ class CheckpointWriter:
                 state = sealed_json.load(self._journal) if resume else None
             except sealed_json.DamagedFile as error:
                 raise CheckpointError(f"{error}; delete {self._partial}, or convert without resuming") from error
+            if state is None:  # what is left of an earlier run may be shared with the directory that it wrote
+                for name in ("journal.json", *_FILES):
+                    (self._partial / name).unlink(missing_ok=True)
             self._streams = {
                 name: self._resources.enter_context((self._partial / name).open("ab", buffering=0)) for name in _FILES
             }
@@ -120,13 +123,14 @@ class CheckpointWriter:
     def _complete_state(self, resume: bool) -> dict[str, Any]:
         """The state at the end of the run that wrote the directory, if it was one like this."""
         complaint = f"{self.directory} exists already"
-        data = CheckpointRoot(self.directory).described() if resume and self.directory.is_dir() else {}
+        known = resume and self.directory.is_dir()
+        data = CheckpointRoot(self.directory, make=False).described() if known else {}
         if "run" in data and data["run"] != self._description:
             difference = _first_difference(data["run"], self._description)
             raise CheckpointError(f"{complaint}, written with other arguments ({difference}); give a new directory")
         if "run" not in data:
             raise CheckpointError(f"{complaint}; give a new directory, or delete it")
-        CheckpointRoot(self.directory).verify_latest()
+        CheckpointRoot(self.directory, make=False).verify_latest()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._complete = True
         return dict(data["state"])
@@ -152,6 +156,10 @@ class CheckpointWriter:
           StorageFull: if there is no space.
           CheckpointError: if a table has no room for the items.
         """
+        if self._complete:
+            raise CheckpointError(
+                f"{self.directory} is complete, and the data set has more episodes than it; give a new directory"
+            )
         with full_disk_told(self._partial):
             for batch in self._encoder.encode(pieces):
                 self._waiting.append(self._thread.submit(self._append, batch))
@@ -206,6 +214,10 @@ class CheckpointWriter:
         """
         if self._complete:
             return
+        if not self._encoder.num_items:
+            raise CheckpointError(
+                f"{self.directory} would have no items: all episodes are shorter than an item, or left out"
+            )
         with full_disk_told(self._partial):
             self._end_part(state)
             for name in ("item_keys", "chunk_keys"):
@@ -222,7 +234,7 @@ class CheckpointWriter:
         checkpoint = root.checkpoints / CHECKPOINT_NAME
         checkpoint.mkdir()
         for name in ("items.tfrecord", "chunks.tfrecord"):
-            os.link(self._partial / name, checkpoint / name)
+            link_or_copy(self._partial / name, checkpoint / name)
         records = [
             tfrecords.framed(np.frombuffer(record, np.uint8)[None])
             for record in table_records(configs, self._signature, self._encoder.num_items)

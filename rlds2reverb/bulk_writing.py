@@ -70,12 +70,8 @@ def requests_of(batch: Batch) -> list[bytes]:
     items = [part for records in batch.items for part in _framed(2, records)]
     if batch.chunk_bytes <= _MAX_REQUEST_BYTES:
         return [b"".join([part for records in batch.chunks for part in _framed(1, records)] + items)]
-    chunks = [b"".join(_framed(1, records)) for records in batch.chunks]
-    requests = []
-    for number, chunk in enumerate(chunks[:-1]):  # the stream keeps the chunks that each request names
-        kept = b"".join(wire.number_field(3, int(key)) for key in batch.chunk_keys[: number + 1])
-        requests.append(chunk + kept)
-    return [*requests, b"".join([chunks[-1], *items])]
+    chunks = [b"".join(_framed(1, records)) for records in batch.chunks]  # a stream keeps them until items come
+    return [*chunks[:-1], b"".join([chunks[-1], *items])]
 
 
 def _framed(number: int, records: Any) -> list[Any]:
@@ -101,7 +97,7 @@ class _Stream:
             for response in self._call:
                 tell(self, np.array(confirmed_keys(response), np.uint64))
             tell(self, EOFError("the server ended the stream"))
-        except (grpc.RpcError, ValueError) as error:
+        except Exception as error:  # whatever it is, the writer has to know
             tell(self, error)
 
     def send(self, sent: _Sent) -> None:

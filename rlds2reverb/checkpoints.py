@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,17 @@ def full_disk_told(path: Path) -> Iterator[None]:
         ) from error
 
 
+def link_or_copy(path: Path, new: Path, *, symlink: bool = False) -> None:
+    """Gives a file a second name; on another file system, a symbolic link or a copy."""
+    try:
+        os.link(path, new)
+    except OSError:
+        if symlink:
+            new.symlink_to(path)
+        else:
+            shutil.copyfile(path, new)
+
+
 class CheckpointRoot:
     """A directory that we made and own: Reverb's checkpoints, and beside them what makes them trustworthy.
 
@@ -51,8 +63,12 @@ class CheckpointRoot:
     entries is refused.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, make: bool = True):
         """Opens the root, or makes it.
+
+        Args:
+          path: of the root.
+          make: whether to make what is missing; otherwise nothing is changed.
 
         Raises:
           CheckpointError: if the directory holds anything that is not ours.
@@ -67,9 +83,11 @@ class CheckpointRoot:
                 raise CheckpointError(
                     f"{path} is not a checkpoint root of ours ({', '.join(foreign[:3])}); give a new directory"
                 )
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._manifests.mkdir(exist_ok=True)
-        self.require_own()
+        if make:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._manifests.mkdir(exist_ok=True)
+        if self.checkpoints.is_dir():
+            self.require_own()
 
     def require_own(self) -> None:
         """Raises `CheckpointError` if something foreign lies where Reverb would delete it."""
@@ -114,7 +132,7 @@ class CheckpointRoot:
         copy = self.checkpoints / checkpoint.name
         copy.mkdir()
         for name in (*_FILES, "DONE"):
-            (copy / name).symlink_to((checkpoint / name).resolve())
+            link_or_copy((checkpoint / name).resolve(), copy / name, symlink=True)
         for path in (other._config, other._manifest_of(checkpoint)):
             if path.is_file():
                 (self.path / path.relative_to(other.path)).write_bytes(path.read_bytes())
@@ -124,7 +142,7 @@ class CheckpointRoot:
 
         Reverb deletes older ones when a new one is complete: what is newer and not complete was cut off.
         """
-        found = list(self.checkpoints.iterdir())
+        found = list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
         return max([path for path in found if (path / "DONE").is_file()] or found, default=None)
 
     def delete_cut_off(self) -> None:

@@ -14,6 +14,7 @@ from rlds2reverb import keys
 from rlds2reverb.batches import Encoder, Piece
 from rlds2reverb.bulk_writing import BulkWriter
 from rlds2reverb.items import Items
+from rlds2reverb.round_trip import why_bulk_writing_fails
 from rlds2reverb.specs import Nest, require_match, step_spec_of
 from rlds2reverb.windows import Windows
 
@@ -41,8 +42,22 @@ def push_blocks(blocks: Iterable[Nest], observer: Any, *, timeout_secs: float = 
         _raise_first(errors)
         return
     encoder = Encoder(tree.flatten(step_spec_of(first.columns)), observer._table_names)
+    pieces = _pieces(itertools.chain([first], made), float(observer._priority))
+    first_piece = next(pieces)
+    if len(first_piece.starts):
+        reason = why_bulk_writing_fails(
+            observer.py_client,
+            observer._table_names,
+            first_piece,
+            None,
+            specs=tree.flatten(step_spec_of(first.columns)),
+            squeeze=False,
+            timeout_secs=timeout_secs,
+        )
+        if reason is not None:
+            raise ValueError(f"the server does not understand the bulk writer ({reason}); push with fast=False")
     with BulkWriter(observer.py_client, encoder, timeout_secs=timeout_secs) as writer:
-        writer.write(_pieces(itertools.chain([first], made), float(observer._priority)))
+        writer.write(itertools.chain([first_piece], pieces))
         writer.flush()
     _raise_first(errors)
 

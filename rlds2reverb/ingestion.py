@@ -14,7 +14,7 @@ from typing import Any
 
 import reverb
 
-from rlds2reverb import writing
+from rlds2reverb import keys, writing
 from rlds2reverb.authoring import CheckpointWriter
 from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter, ServerRestarted, server_state_id
@@ -115,8 +115,8 @@ def ingest(
     ):
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(map(repr, allowed))}")
-    if writer == "public" and layout == "packed":
-        raise ValueError("the public writer has the layout 'columns' only, asked for 'packed'")
+    if writer == "public" and (layout == "packed" or isinstance(destination, Path)):
+        raise ValueError("the public writer writes to servers, in the layout 'columns' only")
     writing.require_timeout(timeout_secs)
     writing.require_timeout(connect_timeout_secs)
     named = [tables] if isinstance(tables, (str, TableConfig)) else list(tables)
@@ -143,7 +143,7 @@ def ingest(
     if isinstance(destination, Path):
         with CheckpointWriter(destination, configs, plan.signature, encoder, description=description) as sink:
             run.write(sink)
-        run.report.memory_bytes = CheckpointRoot(destination).described()["memory_bytes"]
+        run.report.memory_bytes = CheckpointRoot(destination, make=False).described()["memory_bytes"]
         return run.report
     for name in names:
         writing.require_table(infos, name, plan.signature)
@@ -153,7 +153,9 @@ def ingest(
             run.check()
         run.estimate(Encoder(plan.specs, names, squeeze=plan.squeeze, chunk_length=chunk_length))
         if not force and _is_here(client.server_address):
-            require_memory(run.report.memory_bytes, f"{', '.join(map(repr, names))} at {client.server_address}")
+            held = any(infos[name].current_size for name in names)  # then it is for the most part there, or shared
+            needed = 0 if held else run.report.memory_bytes
+            require_memory(needed, f"{', '.join(map(repr, names))} at {client.server_address}")
         _write_to_server(run, client, encoder, journal, num_streams=num_streams, timeout_secs=timeout_secs)
     return run.report
 
@@ -167,6 +169,7 @@ def _description(source: Source, plan: Plan, configs: Sequence[TableConfig], opt
         "adder": _name(plan.adder),
         "priority": _name(plan.priority),
         "options": options,
+        "example": keys.seed(plan.example.digest, plan.example.priorities.tobytes()),
     }
     return dict(json.loads(json.dumps(description)))
 
@@ -214,6 +217,9 @@ def _write_to_server(
 ) -> None:
     tables = run.report.tables
     while True:
+        infos = writing.table_infos(client, timeout_secs=timeout_secs)
+        for name in tables:  # another server may have come, with other tables
+            writing.require_table(infos, name, run.plan.signature)
         if run.report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint
             _require_round_trip(run, client, timeout_secs)
         state_id = server_state_id(client.server_address, timeout_secs=timeout_secs)

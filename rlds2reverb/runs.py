@@ -52,7 +52,7 @@ class Run:
     def estimate(self, encoder: Encoder) -> None:
         """Notes the memory that a server will need, by that for the first items."""
         num_steps = self.num_steps if self.num_steps is not None else self.source.num_rows
-        if num_steps is None:
+        if num_steps is None or not len(self.plan.example.starts):
             return
         batches = list(encoder.encode([self.plan.example]))
         of_example = needed_bytes(
@@ -147,7 +147,8 @@ class Run:
 
 
 _OTHER_DATA = (
-    "the data set is not the one that the unfinished run wrote: after {} episodes it {}; convert without resuming"
+    "the data set is not the one that the earlier run wrote: after {} episodes it {}; convert without resuming, or "
+    "to a new directory"
 )
 
 

@@ -28,17 +28,6 @@ _MESSAGES: dict[str, list[tuple[str, int, Any, bool]]] = {
         ("table", 1, _Field.TYPE_STRING, False),
         ("delete_keys", 3, _Field.TYPE_UINT64, True),
     ],
-    "SampleStreamRequest": [
-        ("table", 1, _Field.TYPE_STRING, False),
-        ("num_samples", 2, _Field.TYPE_INT64, False),
-        ("rate_limiter_timeout", 3, ".rlds2reverb.Timeout", False),
-    ],
-    "SampleEntry": [
-        ("info", 1, _SCHEMA + "SampleInfo", False),
-        ("data", 2, _SCHEMA + "ChunkData", True),
-    ],
-    "SampleStreamResponse": [("entries", 1, ".rlds2reverb.SampleEntry", True)],
-    "Timeout": [("milliseconds", 1, _Field.TYPE_INT64, False)],
     "ServerInfoResponse": [("tables_state_id", 1, _SCHEMA + "Uint128", False)],
 }
 
@@ -95,26 +84,6 @@ class Service:
         """Removes items; keys that are not there are ignored."""
         request = _CLASSES["MutatePrioritiesRequest"](table=table, delete_keys=keys)
         self._channel.unary_unary(_SERVICE + "MutatePriorities")(request.SerializeToString(), timeout=timeout_secs)
-
-    def sample(self, table: str, *, timeout_secs: float) -> tuple[Any, list[Any]] | None:
-        """One sampled `PrioritizedItem` and the `ChunkData` it needs; None if the table gives none in half the time."""
-        limit = _CLASSES["Timeout"](milliseconds=max(1, int(timeout_secs * 500)))
-        request = _CLASSES["SampleStreamRequest"](table=table, num_samples=1, rate_limiter_timeout=limit)
-        call = self._channel.stream_stream(_SERVICE + "SampleStream")(
-            iter([request.SerializeToString()]), timeout=timeout_secs
-        )
-        item: Any = None
-        data: list[Any] = []
-        try:
-            for response in call:
-                for entry in _CLASSES["SampleStreamResponse"].FromString(response).entries:
-                    item = entry.info.item if entry.HasField("info") else item
-                    data += entry.data
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or item is not None:
-                raise
-            return None
-        return None if item is None else (item, data)
 
 
 def confirmed_keys(response: bytes) -> Sequence[int]:

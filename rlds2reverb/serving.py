@@ -72,6 +72,8 @@ class ReplayServer:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlds2reverb-"))
             root = self._root or CheckpointRoot(Path(scratch) / "root")
             stack.enter_context(FileLock(root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
+            if data is not None:
+                root.delete_cut_off()
             if data is not None and root.latest() is None:
                 begin_from(root, Path(data), configs, verify=verify, force=force)
             configs = list(root.tables() or [] if configs is None else configs)
@@ -151,7 +153,7 @@ def stored_tables(data: Path) -> list[TableConfig]:
     """
     if not data.is_dir():
         raise CheckpointError(f"{data} is no directory; write one with ingest (rlds2reverb convert --out {data})")
-    tables = CheckpointRoot(data).tables()
+    tables = CheckpointRoot(data, make=False).tables()
     if tables is None:
         raise CheckpointError(f"{data / 'rlds2reverb.json'} is missing; restore it from a copy, or write the data anew")
     return tables
@@ -167,7 +169,7 @@ def begin_from(
       TooLarge: if it needs more memory than there is, unless forced.
     """
     stored_tables(data)
-    written = CheckpointRoot(data)
+    written = CheckpointRoot(data, make=False)
     if not force:
         require_memory(written.described().get("memory_bytes", 0), str(data))
     if configs is not None and written.latest() is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ import reverb
 
 from rlds2reverb import sealed_json
 from rlds2reverb.batches import Piece
-from rlds2reverb.bulk_writing import BulkWriter
-from rlds2reverb.writing import PublicWriter, table_infos
+from rlds2reverb.bulk_writing import BulkWriter, ServerRestarted, server_state_id
+from rlds2reverb.checkpoints import full_disk_told
+from rlds2reverb.writing import PublicWriter, ServerUnavailable, table_infos
 
 _SECS_BETWEEN_SAVES = 0.5
 
@@ -65,6 +67,7 @@ class ServerSink:
         self._tables, self._state_id, self._timeout_secs = tables, state_id, timeout_secs
         self._waiting: deque[dict[str, Any]] = deque()
         self._num_safe = 0
+        self._safe: dict[str, Any] | None = None
         self._last_save = 0.0
 
     def __enter__(self) -> ServerSink:
@@ -73,7 +76,22 @@ class ServerSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and kind is not ServerRestarted:
+            self._note_safe()
+            with contextlib.suppress(OSError):  # the first error is the one to be seen
+                self._save()
         self._writer.close(failed=kind is not None)
+
+    def _note_safe(self) -> None:
+        while self._num_safe < self._writer.num_confirmed:
+            self._safe = self._waiting.popleft()
+            self._num_safe += 1
+
+    def _save(self) -> None:
+        if self._safe is not None:
+            with full_disk_told(self._journal):
+                sealed_json.save(self._journal, self._safe)
+            self._last_save = time.monotonic()
 
     def open(self, *, resume: bool) -> dict[str, Any] | None:
         """The journal's state, where the server still has what the journal says.
@@ -83,7 +101,9 @@ class ServerSink:
         Raises:
           DamagedFile: if the journal is damaged.
         """
-        state = sealed_json.load(self._journal) if resume else None
+        if not resume:
+            self._journal.unlink(missing_ok=True)
+        state = sealed_json.load(self._journal)
         if state is None or state["server"] != self._state_id:
             return None
         infos = table_infos(self._client, timeout_secs=self._timeout_secs)
@@ -97,15 +117,16 @@ class ServerSink:
         """Sends the items of some episodes, and notes in the journal what is confirmed."""
         self._writer.write(pieces)
         self._waiting.append({**state, "server": self._state_id})
-        safe = None
-        while self._num_safe < self._writer.num_confirmed:
-            safe = self._waiting.popleft()
-            self._num_safe += 1
-        if safe is not None and time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
-            sealed_json.save(self._journal, safe)
-            self._last_save = time.monotonic()
+        self._note_safe()
+        if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
+            self._save()
 
     def finish(self, state: dict[str, Any]) -> None:
         """Waits until everything is confirmed; the journal has done its work."""
         self._writer.flush()
+        if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self._state_id:
+            raise ServerUnavailable(
+                f"the server at {self._client.server_address} was started anew in the middle, and may have lost items; "
+                "with the public writer, convert again into empty tables"
+            )
         self._journal.unlink(missing_ok=True)

@@ -208,7 +208,10 @@ def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: 
         limiter = infos[name].rate_limiter_info
         inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
         states.append(f"table {name!r} has {inserted} inserted, {sampled} sampled")
-    return f"{waited}; its rate limiter blocks: {'; '.join(states)}. Sample from it, or serve a table with min_size"
+    blocked = "; ".join(states)
+    return (
+        f"{waited}; it is slow, or its rate limiter blocks: {blocked}. Sample from it, or serve a table with min_size"
+    )
 
 
 def within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,11 +17,15 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import create_trajectory_data_spec
-from rlds2reverb.episodes import InvalidEpisode
+from rlds2reverb.authoring import CheckpointWriter
+from rlds2reverb.batches import Encoder
+from rlds2reverb.checkpoints import CheckpointError
+from rlds2reverb.episodes import Episode, InvalidEpisode
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.items import Items
 from rlds2reverb.serving import ReplayServer
-from rlds2reverb.sources import SourceError, load
-from rlds2reverb.specs import SpecMismatch
+from rlds2reverb.sources import Source, SourceError, load
+from rlds2reverb.specs import ArraySpec, SpecMismatch
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
 from rlds2reverb.transforms import CastFloats, CutAtTerminal, apply_transforms
@@ -272,7 +277,7 @@ def test_priorities_that_harm_a_table_never_leave_the_client(priority):
         ({"tables": ["a", "a"]}, "wanted at least one, each once"),
         ({"layout": "rows"}, "layout is 'rows', wanted one of 'columns', 'packed'"),
         ({"writer": "own"}, "writer is 'own', wanted one of 'bulk', 'public'"),
-        ({"writer": "public", "layout": "packed"}, "the public writer has the layout 'columns' only"),
+        ({"writer": "public", "layout": "packed"}, "the public writer writes to servers, in the layout 'columns' only"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):
@@ -329,3 +334,73 @@ def test_an_rlds_data_set_goes_the_same_way():
     from_dataset, from_list = stored(rlds_dataset(many))[1], stored(many)[1]
     for got, want in zip(from_dataset, from_list, strict=True):
         assert_equal_nests(got, want)
+
+
+# --- running again
+
+
+@dataclass
+class Ending:
+    """The last rows of each episode; another length has the same name."""
+
+    length: int
+
+    def __repr__(self):
+        return "Ending"
+
+    def __call__(self, one):
+        rows = trajectory_columns(one.steps)
+        begin = max(0, len(rows.step_type) - self.length)
+        return Items(rows, np.array([begin]), np.array([len(rows.step_type) - begin]))
+
+    def item_spec(self, step_spec):
+        return item_signature(trajectory_spec(step_spec), None)
+
+
+def test_a_data_set_that_grew_does_not_go_into_a_directory_that_is_complete(tmp_path):
+    growing = [episode(3, terminal=True), episode(4, terminal=True)]
+    source = Source("log", "memory", lambda: (Episode(steps, at) for at, steps in enumerate(growing)))
+    assert ingest(source, tmp_path / "out").items == 5
+    growing.append(episode(5, terminal=True))
+    source = Source("log", "memory", lambda: (Episode(steps, at) for at, steps in enumerate(growing)))
+    with pytest.raises(CheckpointError, match="out is complete, and the data set has more episodes than it"):
+        ingest(source, tmp_path / "out")
+
+
+def test_an_adder_of_the_same_name_that_makes_other_items_is_told_apart(tmp_path):
+    many = [episode(9, terminal=True)]
+    ingest(many, tmp_path / "out", adder=Ending(2))
+    with pytest.raises(CheckpointError, match="out exists already, written with other arguments .example was"):
+        ingest(many, tmp_path / "out", adder=Ending(5))
+
+
+def test_a_directory_without_items_is_not_written(tmp_path):
+    with pytest.raises(CheckpointError, match="would have no items: all episodes are shorter than an item"):
+        ingest([episode(2, terminal=True)], tmp_path / "out", adder=Windows(5))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_is_not_touched_by_looking_at_it(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for attempt in (
+        lambda: ingest([episode(2, terminal=True)], tmp_path / "empty"),
+        lambda: ReplayServer(None, data=tmp_path / "empty"),
+    ):
+        with pytest.raises(CheckpointError):
+            attempt()
+        assert not any((tmp_path / "empty").iterdir())
+
+
+def test_forgetting_a_run_forgets_its_journal(tmp_path):
+    """A run that is begun anew and killed before its first part is over leaves nothing of the one before."""
+    partial = tmp_path / "out.partial"
+    source = load([episode(3, terminal=True)])
+    description = {"run": 1}
+    for resume in (True, False):
+        encoder = Encoder([ArraySpec((), np.dtype(np.float32))], ["t"], number_items=True)
+        with CheckpointWriter(tmp_path / "out", [TableConfig("t")], None, encoder, description=description) as writer:
+            assert writer.open(resume=resume) is None
+            if resume:
+                writer._end_part({"seen": 1})
+    assert not (partial / "journal.json").exists()
+    assert ingest(source, tmp_path / "out").items == 2
