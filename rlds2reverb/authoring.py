@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent import futures
@@ -23,7 +24,6 @@ from typing import IO, Any
 
 import numpy as np
 import reverb
-import tensorflow as tf
 import tree
 from reverb.cc.checkpointing import checkpoint_pb2
 
@@ -78,6 +78,7 @@ class CheckpointWriter:
         self._complete = False
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="rlds2reverb-write")
         self._waiting: deque[futures.Future[None]] = deque()
+        self._tables: futures.Future[list[Any]] = futures.Future()
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -114,6 +115,8 @@ class CheckpointWriter:
                     f"{self._partial} is left of a conversion with other arguments "
                     f"({_first_difference(state['run'], self._description)}); delete it, or convert without resuming"
                 )
+            # Takes a while and needs nothing of the data: meanwhile these are read.
+            self._tables = self._thread.submit(table_records, self._configs, self._signature)
             for name in _FILES:
                 self._restore(name, state["files"][name] if state else [0, ""])
         self._encoder.num_items = self._sizes["item_keys"] // (8 * len(self._configs))
@@ -235,10 +238,13 @@ class CheckpointWriter:
         checkpoint.mkdir()
         for name in ("items.tfrecord", "chunks.tfrecord"):
             link_or_copy(self._partial / name, checkpoint / name)
-        records = [
-            tfrecords.framed(np.frombuffer(record, np.uint8)[None])
-            for record in table_records(configs, self._signature, self._encoder.num_items)
-        ]
+        records = []
+        capacities = {config.name: config.capacity for config in configs}
+        for record in self._tables.result():
+            record.max_size = capacities[record.table_name]
+            record.rate_limiter.insert_count = self._encoder.num_items
+            content = record.SerializeToString(deterministic=True)
+            records.append(tfrecords.framed(np.frombuffer(content, np.uint8)[None]))
         (checkpoint / "tables.tfrecord").write_bytes(b"".join(record.tobytes() for record in records))
         (checkpoint / "DONE").touch()
         num_items, num_chunks = self._encoder.num_items, self._sizes["chunk_keys"] // 8
@@ -275,20 +281,17 @@ def _groups(records: Any) -> Iterator[np.ndarray]:
             yield np.frombuffer(record, np.uint8)[None]
 
 
-def table_records(configs: Sequence[TableConfig], signature: Nest, num_items: int) -> list[bytes]:
-    """What Reverb itself writes of tables into a checkpoint, with so many items inserted."""
+def table_records(configs: Sequence[TableConfig], signature: Nest) -> list[Any]:
+    """What Reverb itself writes of tables into a checkpoint: a `PriorityTableCheckpoint` each."""
     tables = [config.build(signature) for config in configs]
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         server = reverb.Server(tables, port=None, checkpointer=reverb.checkpointers.DefaultCheckpointer(folder))
         try:
             path = Path(server.localhost_client().checkpoint()) / "tables.tfrecord"
-            dataset = tf.data.TFRecordDataset(str(path), compression_type="ZLIB")
-            records = [checkpoint_pb2.PriorityTableCheckpoint.FromString(record.numpy()) for record in dataset]
+            path.write_bytes(zlib.decompress(path.read_bytes()))
+            return [checkpoint_pb2.PriorityTableCheckpoint.FromString(record) for record in tfrecords.read(path)]
         finally:
             server.stop()
-    for record in records:
-        record.rate_limiter.insert_count = num_items
-    return [record.SerializeToString(deterministic=True) for record in records]
 
 
 def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ KEYS = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
 
 _BLOCK_BYTES = 8 << 20
 _MAX_BLOCK_ROWS = 1 << 16
+_FIRST_BLOCK_ROWS = 1 << 11
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,7 @@ def cut_episodes(rows: Rows) -> Iterator[Episode]:
     block_rows = int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
     parts: list[dict[str, np.ndarray]] = []
     length = index = 0
-    for start in range(0, rows.num_rows, block_rows):
-        stop = min(start + block_rows, rows.num_rows)
+    for start, stop in _block_bounds(rows.num_rows, block_rows):
         block = rows.block(start, stop)
         begin = 0
         for end in _ends(rows, block, stop, length):
@@ -219,6 +219,15 @@ def cut_episodes(rows: Rows) -> Iterator[Episode]:
             length += stop - start - begin
     if parts:
         yield Episode(_steps(_join(parts)), index, open_end=True)
+
+
+def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
+    """Blocks that grow to their size: who only wants the first episode does not wait for a large one."""
+    start, size = 0, min(_FIRST_BLOCK_ROWS, block_rows)
+    while start < num_rows:
+        stop = min(start + size, num_rows)
+        yield start, stop
+        start, size = stop, min(4 * size, block_rows)
 
 
 def _ends(rows: Rows, block: dict[str, np.ndarray], stop: int, length: int) -> Iterator[int]:

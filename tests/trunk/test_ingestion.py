@@ -404,3 +404,16 @@ def test_forgetting_a_run_forgets_its_journal(tmp_path):
                 writer._end_part({"seen": 1})
     assert not (partial / "journal.json").exists()
     assert ingest(source, tmp_path / "out").items == 2
+
+
+def test_a_directory_of_two_tables_has_both_as_they_were_asked_for(tmp_path):
+    configs = [TableConfig("small", Selector("uniform"), max_size=9), TableConfig("heap", Selector("max_heap"))]
+    ingest([episode(9, terminal=True)], tmp_path / "out", configs)
+    with ReplayServer(None, data=tmp_path / "out") as server:
+        infos = server.client.server_info(timeout=10)
+    assert {name: (info.max_size, info.current_size) for name, info in infos.items()} == {
+        "small": (9, 8),
+        "heap": (1_000_000, 8),
+    }
+    with pytest.raises(CheckpointError, match="gives more items than the 9 that table 'small' holds; give a larger"):
+        ingest([episode(12, terminal=True)], tmp_path / "other", configs)
