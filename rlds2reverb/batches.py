@@ -16,7 +16,7 @@ _MAX_CHUNK_BYTES = 16 << 20
 _BATCH_BYTES = 4 << 20
 #: A chunk of several items has at most so many bytes of rows, since sampling one item ships the whole chunk.
 _SHARED_CHUNK_BYTES = 128 << 10
-_FEWEST_ITEMS = 10
+_FEWEST_ITEMS = 16
 #: A large item has about so many chunks at most, as long as they are not too large.
 _MOST_SLICES = 16
 #: Columns with rows of so many bytes (images) are compressed.

@@ -144,7 +144,8 @@ def test_convert_reports_in_json_and_takes_its_options(data, capsys, server, tmp
 def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     arguments = ("convert", data / HOPPER, "--out", tmp_path / "out", "--sampler", "uniform", "--table", "t")
     code, out, err = call(capsys, *arguments)
-    assert (code, err) == (0, "") and "911 in each table" in out and "about 1.9 MB in the server" in out
+    assert (code, err) == (0, "") and "911 in each table" in out
+    assert re.search(r"about 1\.\d MB in the server", out)
     code, out, err = call(capsys, *arguments)
     assert (code, err) == (0, "") and "all was there" in out and "episodes were there from an earlier run" in out
     code, _, err = call(capsys, *arguments, "--stride", 2)
