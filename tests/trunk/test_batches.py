@@ -132,7 +132,8 @@ def test_small_batches_and_chunks_hold_the_same(many, adder, options, batch_byte
         patch.setattr(batches, "_SHARED_CHUNK_BYTES", chunk_bytes)
         patch.setattr(batches, "_COMPRESS_FROM_BYTES", 1 if compressed else 10**9)
         got = encoded(plan, pieces, **options)
-    assert_items_are(got, list(naive_items(pieces, plan.squeeze)), ["one"], squeeze=plan.squeeze)
+    wanted = list(naive_items(pieces, plan.squeeze))  # chunks this small cannot be shared: items take several
+    assert_items_are(got, wanted, ["one"], squeeze=plan.squeeze, one_slice=False)
 
 
 @given(episodes(max_length=12), ADDERS, OPTIONS, TABLES, st.integers(1, 300))
