@@ -171,25 +171,27 @@ def our_directory(source: Path, folder: Path) -> Callable[[], float]:
     return run
 
 
-def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
+def write_structured(client: reverb.Client, episodes: list[dict], length: int) -> None:
     """Reverb's fastest public writer, fed with rows of arrays and flushed often enough not to complain."""
+    columns = trajectory_columns(episodes[0])
+    pattern = reverb.structured_writer.pattern_from_transform(
+        [None] * len(tree.flatten(columns)),
+        lambda step: tree.unflatten_as(columns, [column[-length:] for column in step]),
+    )
+    writer = client.structured_writer([reverb.structured_writer.create_config(pattern, "replay", [])])
+    for steps in episodes:
+        for step, row in enumerate(zip(*tree.flatten(trajectory_columns(steps)), strict=True)):
+            writer.append(list(row))
+            if step % 10 == 0:
+                writer.flush(30)
+        writer.end_episode()
 
+
+def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
     def run() -> float:
         with served(episodes, length) as server:
             began = time.perf_counter()
-            columns = trajectory_columns(episodes[0])
-            pattern = reverb.structured_writer.pattern_from_transform(
-                [None] * len(tree.flatten(columns)),
-                lambda step: tree.unflatten_as(columns, [column[-length:] for column in step]),
-            )
-            config = reverb.structured_writer.create_config(pattern, "replay", [])
-            writer = server.client.structured_writer([config])
-            for steps in episodes:
-                for step, row in enumerate(zip(*tree.flatten(trajectory_columns(steps)), strict=True)):
-                    writer.append(list(row))
-                    if step % 10 == 0:
-                        writer.flush(30)
-                writer.end_episode()
+            write_structured(server.client, episodes, length)
             taken = time.perf_counter() - began
             require_items(server, num_items(episodes, length))
         return taken

@@ -64,25 +64,6 @@ def memory_of(signature: Any, fill: Callable[[str], object], data: Path | None =
         process.join(30)
 
 
-def structured(episodes: list[dict]) -> Callable[[str], None]:
-    def fill(address: str) -> None:
-        columns = trajectory_columns(episodes[0])
-        pattern = reverb.structured_writer.pattern_from_transform(
-            [None] * len(tree.flatten(columns)),
-            lambda step: tree.unflatten_as(columns, [column[-2:] for column in step]),
-        )
-        config = reverb.structured_writer.create_config(pattern, "replay", [])
-        writer = reverb.Client(address).structured_writer([config])
-        for steps in episodes:
-            for step, row in enumerate(zip(*tree.flatten(trajectory_columns(steps)), strict=True)):
-                writer.append(list(row))
-                if step % 10 == 0:
-                    writer.flush(30)
-            writer.end_episode()
-
-    return fill
-
-
 def compare(what: str, episodes: list[dict]) -> None:
     signature = Windows().item_spec(load(episodes[:1]).step_spec)
     packed = packed_signature(Packing(signature, squeeze=False))
@@ -90,7 +71,11 @@ def compare(what: str, episodes: list[dict]) -> None:
     print(f"\n{what}: a step is {row_bytes:,} bytes; items of 2 steps")
     peer = None
     for name, like, fill in (
-        ("Reverb's StructuredWriter (the peer)", signature, structured(episodes)),
+        (
+            "Reverb's StructuredWriter (the peer)",
+            signature,
+            lambda address: speed.write_structured(reverb.Client(address), episodes, 2),
+        ),
         ("ingest", signature, lambda address: ingest(episodes, address)),
         ("ingest, layout packed", packed, lambda address: ingest(episodes, address, layout="packed")),
     ):
