@@ -26,68 +26,20 @@ os.environ["GRPC_VERBOSITY"] = "ERROR"
 warnings.simplefilter("ignore")
 
 import grpc
-import h5py
 import numpy as np
 import reverb
 import tensorflow as tf
 import tree
+from bench_data import float_episodes, image_episodes, write_d4rl
 from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
 from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import requests_of
-from rlds2reverb.episodes import from_transitions
 from rlds2reverb.plans import make_plan
 from rlds2reverb.service import confirmed_keys
 from rlds2reverb.windows import Windows
-
-LENGTH = 1000
-
-
-def float_episodes(count: int) -> list[dict]:
-    """Smooth random walks of HalfCheetah's shape, all truncated."""
-    random = np.random.default_rng(0)
-
-    def walk(width: int, rows: int) -> np.ndarray:
-        return (np.cumsum(random.normal(size=(rows, width)), axis=0) / 30).astype(np.float32)
-
-    return [
-        from_transitions(walk(17, LENGTH + 1), walk(6, LENGTH), rewards=walk(1, LENGTH)[:, 0], terminated=False)
-        for _ in range(count)
-    ]
-
-
-def image_episodes(count: int, length: int = 200) -> list[dict]:
-    """A 64x64x3 picture: a shaded ground with some texture, and a square that moves."""
-    random = np.random.default_rng(0)
-    shade = np.linspace(0, 200, 64).astype(np.uint8)
-    ground = np.stack(np.broadcast_arrays(shade[:, None], shade[None], shade[:, None] // 2), axis=-1).copy()
-    out = []
-    for _ in range(count):
-        texture = random.integers(0, 40, (64, 64, 1), np.uint8) * (random.random((64, 64, 1)) < 0.2)
-        frames = np.tile(ground + texture, (length + 1, 1, 1, 1))
-        for step, (x, y) in enumerate(random.integers(0, 56, (length + 1, 2))):
-            frames[step, y : y + 8, x : x + 8] = (255, 60, 60)
-        actions = random.normal(size=(length, 2)).astype(np.float32)
-        rewards = random.normal(size=length).astype(np.float32)
-        out.append(from_transitions(frames, actions, rewards=rewards, terminated=False))
-    return out
-
-
-def write_d4rl(path: Path, episodes: list[dict]) -> None:
-    """The same episodes as a D4RL file, compressed as D4RL's own are."""
-    rows = {
-        "observations": [steps["observation"][:-1] for steps in episodes],
-        "next_observations": [steps["observation"][1:] for steps in episodes],
-        "actions": [steps["action"][:-1] for steps in episodes],
-        "rewards": [steps["reward"][:-1] for steps in episodes],
-        "terminals": [np.zeros(LENGTH, bool) for _ in episodes],
-        "timeouts": [np.arange(LENGTH) == LENGTH - 1 for _ in episodes],
-    }
-    with h5py.File(path, "w") as file:
-        for name, parts in rows.items():
-            file.create_dataset(name, data=np.concatenate(parts), compression="gzip")
 
 
 def nested(episodes: list[dict]) -> tf.data.Dataset:

@@ -28,10 +28,11 @@ import tree
 from reverb.cc.checkpointing import checkpoint_pb2
 
 from rlds2reverb import keys, sealed_json, tfrecords
-from rlds2reverb.batches import Batch, Encoder, Piece
+from rlds2reverb.batches import Batch, Encoder
 from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot, full_disk_told, link_or_copy
 from rlds2reverb.locks import FileLock
 from rlds2reverb.memory import needed_bytes
+from rlds2reverb.pieces import Piece
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 

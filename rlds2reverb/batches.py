@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlds2reverb import keys, wire
+from rlds2reverb.pieces import Piece, join_rows
 from rlds2reverb.specs import ArraySpec
 
 #: An item above this many bytes has its rows in several chunks, whatever is asked for.
@@ -21,35 +22,6 @@ _FEWEST_ITEMS = 16
 _MOST_SLICES = 16
 #: Columns with rows of so many bytes (images) are compressed.
 _COMPRESS_FROM_BYTES = 512
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive items of one episode, in flat columns.
-
-    Attributes:
-      columns: arrays `[R, ...]`, those of the whole episode.
-      starts, lengths: int64 `[M]`, rows of the items.
-      priorities: float64 `[M]`.
-      digest: `keys.content_digest` of the episode's items.
-      episode: its number in the data set.
-      first_item: the number of the first item in the episode.
-    """
-
-    columns: Sequence[np.ndarray]
-    starts: np.ndarray
-    lengths: np.ndarray
-    priorities: np.ndarray
-    digest: bytes
-    episode: int
-    first_item: int
-
-    def part(self, begin: int, end: int) -> Piece:
-        """Its items from begin to end."""
-        cut = slice(begin, end)
-        at = self.first_item + begin
-        arrays = (self.starts[cut], self.lengths[cut], self.priorities[cut])
-        return Piece(self.columns, *arrays, self.digest, self.episode, at)
 
 
 #: Messages of one size, uint8 `[n, size]`, or of any size.
@@ -138,7 +110,7 @@ class Encoder:
                 continue
             for part in self._parts(piece, together):
                 held.append(part)
-                held_bytes += self._row_bytes * _num_rows(part)
+                held_bytes += self._row_bytes * part.num_rows
                 if held_bytes >= _BATCH_BYTES:
                     yield self._shared_chunks(held)
                     held, held_bytes = [], 0
@@ -163,14 +135,14 @@ class Encoder:
 
     def _parts(self, piece: Piece, together: int) -> Iterator[Piece]:
         """A piece cut into parts of about the size of a batch, each of whole chunks."""
-        chunk_bytes = self._row_bytes * _num_rows(piece.part(0, together))
+        chunk_bytes = self._row_bytes * piece.part(0, together).num_rows
         step = together * max(1, _BATCH_BYTES // chunk_bytes)
         for begin in range(0, len(piece.starts), step):
             yield piece.part(begin, begin + step)
 
     def _shared_chunks(self, pieces: Sequence[Piece]) -> Batch:
         """Some items after the other in each chunk, the rows that they share with those of the next one repeated."""
-        rows = _join_rows(pieces)
+        rows = join_rows(pieces)
         sizes = np.array([len(piece.starts) for piece in pieces])
         of_piece = np.repeat(np.arange(len(pieces)), sizes)
         local = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -294,39 +266,3 @@ class Encoder:
             ],
             np.uint64,
         )
-
-
-@dataclass(frozen=True)
-class _Rows:
-    columns: list[np.ndarray]
-    starts: np.ndarray
-    lengths: np.ndarray
-
-
-def _num_rows(piece: Piece) -> int:
-    return int((piece.starts + piece.lengths).max() - piece.starts[0])
-
-
-def _join_rows(pieces: Sequence[Piece]) -> _Rows:
-    """The rows of all pieces one after the other, without those that no item has."""
-    bounds = [(int(piece.starts[0]), int((piece.starts + piece.lengths).max())) for piece in pieces]
-    bases = np.cumsum([0] + [end - begin for begin, end in bounds])
-    starts = np.concatenate(
-        [piece.starts - begin + base for piece, (begin, _), base in zip(pieces, bounds, bases, strict=False)]
-    )
-    lengths = np.concatenate([piece.lengths for piece in pieces])
-    columns = [
-        _joined([piece.columns[at][begin:end] for piece, (begin, end) in zip(pieces, bounds, strict=True)])
-        for at in range(len(pieces[0].columns))
-    ]
-    covered = np.zeros(bases[-1] + 1, np.int64)
-    np.add.at(covered, starts, 1)
-    np.add.at(covered, starts + lengths, -1)
-    used = np.cumsum(covered)[:-1] > 0
-    if used.all():
-        return _Rows(columns, starts, lengths)
-    return _Rows([column[used] for column in columns], (np.cumsum(used) - 1)[starts], lengths)
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -18,7 +18,8 @@ import grpc
 import numpy as np
 
 from rlds2reverb import keys, wire
-from rlds2reverb.batches import Batch, Encoder, Piece
+from rlds2reverb.batches import Batch, Encoder
+from rlds2reverb.pieces import Piece
 from rlds2reverb.service import Service, confirmed_keys
 from rlds2reverb.writing import Server, ServerUnavailable, connect, require_timeout, why_blocked
 

@@ -11,9 +11,10 @@ import tree
 from tf_agents.replay_buffers import reverb_utils
 
 from rlds2reverb import keys
-from rlds2reverb.batches import Encoder, Piece
+from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter
 from rlds2reverb.items import Items
+from rlds2reverb.pieces import Piece
 from rlds2reverb.round_trip import why_bulk_writing_fails
 from rlds2reverb.specs import Nest, require_match, step_spec_of
 from rlds2reverb.windows import Windows

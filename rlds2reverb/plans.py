@@ -9,10 +9,10 @@ from typing import Any
 import tree
 
 from rlds2reverb import keys, wire
-from rlds2reverb.batches import Piece
 from rlds2reverb.episodes import Episode, InvalidEpisode, find_problems
 from rlds2reverb.items import Adder, Items
 from rlds2reverb.packing import Packing, pack_columns, packed_signature, packed_spec
+from rlds2reverb.pieces import Piece
 from rlds2reverb.priorities import Priority, priorities_of
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, path_name, require_match, step_spec_of

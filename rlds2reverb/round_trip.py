@@ -9,8 +9,9 @@ import grpc
 import numpy as np
 import reverb
 
-from rlds2reverb.batches import Encoder, Piece
+from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter, server_state_id
+from rlds2reverb.pieces import Piece
 from rlds2reverb.service import Service
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.specs import ArraySpec, Nest

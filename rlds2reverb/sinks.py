@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import reverb
 
 from rlds2reverb import sealed_json
-from rlds2reverb.batches import Piece
 from rlds2reverb.bulk_writing import BulkWriter, ServerRestarted, server_state_id
 from rlds2reverb.checkpoints import full_disk_told
+from rlds2reverb.pieces import Piece
 from rlds2reverb.writing import PublicWriter, ServerUnavailable, table_infos
 
 _SECS_BETWEEN_SAVES = 0.5

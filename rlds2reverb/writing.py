@@ -13,8 +13,8 @@ import numpy as np
 import reverb
 import tree
 
-from rlds2reverb.batches import Piece
 from rlds2reverb.packing import packing_of
+from rlds2reverb.pieces import Piece
 from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match
 
 #: An unflushed writer grows without bound, and logs a warning from about 50 items on.

@@ -15,7 +15,7 @@ FLOORS = [
     {"specs"},
     {"episodes", "trajectories", "tables", "scores", "locks", "sealed_json", "tfrecords"},
     {"sources", "rlds_pairs", "items", "wire", "packing", "service", "checkpoints", "memory"},
-    {"keys", "windows", "priorities", "transforms", "summaries"},
+    {"keys", "pieces", "windows", "priorities", "transforms", "summaries"},
     {"batches"},
     {"writing"},
     {"bulk_writing", "serving", "authoring", "sampling"},

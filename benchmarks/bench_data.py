@@ -1,0 +1,57 @@
+"""Episodes for the benchmarks: floats of HalfCheetah's shape, pictures, and a D4RL file of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from rlds2reverb.episodes import from_transitions
+
+LENGTH = 1000
+
+
+def float_episodes(count: int) -> list[dict]:
+    """Smooth random walks of HalfCheetah's shape, all truncated."""
+    random = np.random.default_rng(0)
+
+    def walk(width: int, rows: int) -> np.ndarray:
+        return (np.cumsum(random.normal(size=(rows, width)), axis=0) / 30).astype(np.float32)
+
+    return [
+        from_transitions(walk(17, LENGTH + 1), walk(6, LENGTH), rewards=walk(1, LENGTH)[:, 0], terminated=False)
+        for _ in range(count)
+    ]
+
+
+def image_episodes(count: int, length: int = 200) -> list[dict]:
+    """A 64x64x3 picture: a shaded ground with some texture, and a square that moves."""
+    random = np.random.default_rng(0)
+    shade = np.linspace(0, 200, 64).astype(np.uint8)
+    ground = np.stack(np.broadcast_arrays(shade[:, None], shade[None], shade[:, None] // 2), axis=-1).copy()
+    out = []
+    for _ in range(count):
+        texture = random.integers(0, 40, (64, 64, 1), np.uint8) * (random.random((64, 64, 1)) < 0.2)
+        frames = np.tile(ground + texture, (length + 1, 1, 1, 1))
+        for step, (x, y) in enumerate(random.integers(0, 56, (length + 1, 2))):
+            frames[step, y : y + 8, x : x + 8] = (255, 60, 60)
+        actions = random.normal(size=(length, 2)).astype(np.float32)
+        rewards = random.normal(size=length).astype(np.float32)
+        out.append(from_transitions(frames, actions, rewards=rewards, terminated=False))
+    return out
+
+
+def write_d4rl(path: Path, episodes: list[dict]) -> None:
+    """The same episodes as a D4RL file, compressed as D4RL's own are."""
+    rows = {
+        "observations": [steps["observation"][:-1] for steps in episodes],
+        "next_observations": [steps["observation"][1:] for steps in episodes],
+        "actions": [steps["action"][:-1] for steps in episodes],
+        "rewards": [steps["reward"][:-1] for steps in episodes],
+        "terminals": [np.zeros(LENGTH, bool) for _ in episodes],
+        "timeouts": [np.arange(LENGTH) == LENGTH - 1 for _ in episodes],
+    }
+    with h5py.File(path, "w") as file:
+        for name, parts in rows.items():
+            file.create_dataset(name, data=np.concatenate(parts), compression="gzip")
