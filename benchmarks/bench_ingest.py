@@ -16,14 +16,14 @@ import shutil
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ["GRPC_VERBOSITY"] = "ERROR"
-warnings.simplefilter("ignore")
+from rlds2reverb.cli.quiet import import_quietly, silence_native_logs
+
+silence_native_logs()
+import_quietly("tf_agents.replay_buffers.reverb_utils")
 
 import grpc
 import numpy as np
@@ -249,6 +249,8 @@ def main() -> None:
         measure("push_rlds_to_reverb(fast=True)", all_steps, our_push(many), runs, peer, "asked: 100")
         measure("ingest, nested RLDS -> table", all_steps, our_ingest(nested(many), many), runs, peer, "asked: 100")
         hdf5 = measure("ingest, D4RL HDF5 -> table", all_steps, our_ingest(d4rl, many), runs, peer, "asked: 150")
+        unchecked = our_ingest(d4rl, many, on_invalid="keep")
+        measure("ingest, D4RL HDF5 -> table, not read for a check before", all_steps, unchecked, runs, peer)
         streams = our_ingest(d4rl, many, num_streams=2)
         measure("ingest, D4RL HDF5 -> table, two streams", all_steps, streams, runs, peer)
         measure("ingest, D4RL HDF5 -> directory", all_steps, our_directory(d4rl, folder), runs, peer, "asked: 250")

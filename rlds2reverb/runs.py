@@ -21,7 +21,7 @@ ON_INVALID = ("error", "skip_episode", "keep")
 
 _PROBLEMS_KEPT = 20
 #: Episodes are encoded and confirmed in blocks of about so many bytes.
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 2 << 20
 #: A data set of up to so many bytes is read once: what was read for the check is kept.
 _KEPT_BYTES = 512 << 20
 
