@@ -1,0 +1,43 @@
+"""From episodes to items: n-step transitions, sequences, advantages and returns.
+
+Each adder takes a data set of episodes and gives one of items, and is an `adder=` of `rlds2reverb.ingest` as well.
+`Adder` has DI-engine's functions over lists of transitions.
+"""
+
+from .adder import Adder
+from .contract import check_adder
+from .episode_adder import EpisodeAdder, compose, episode_columns
+from .episode_items import EpisodeItems
+from .gae import GAE
+from .initial_priorities import InitialPriorities
+from .n_step import NStep
+from .return_to_go import ReturnToGo
+from .returns import (
+    discounted_returns,
+    generalized_advantage_estimation,
+    lambda_returns,
+    n_step_returns,
+    returns_to_go,
+    td_errors,
+)
+from .sequence import Sequence
+
+__all__ = [
+    "GAE",
+    "Adder",
+    "EpisodeAdder",
+    "EpisodeItems",
+    "InitialPriorities",
+    "NStep",
+    "ReturnToGo",
+    "Sequence",
+    "check_adder",
+    "compose",
+    "discounted_returns",
+    "episode_columns",
+    "generalized_advantage_estimation",
+    "lambda_returns",
+    "n_step_returns",
+    "returns_to_go",
+    "td_errors",
+]

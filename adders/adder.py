@@ -1,0 +1,334 @@
+"""DI-engine's `Adder`: what happens to a trajectory of transitions between collector and buffer."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tree
+
+from .returns import generalized_advantage_estimation, n_step_returns, require_count, require_share
+
+#: A step of the agent: a dict with `obs`, `action`, `reward`, `done`, and whatever else; values may be nests.
+Transition = dict[str, Any]
+
+#: What becomes of the transitions that do not fill a chunk; see `Adder.get_train_sample`.
+LAST_FNS = ("last", "drop", "null_padding")
+
+#: In a chunk, True for transitions of the trajectory and False for null ones.
+MASK = "mask"
+
+
+class Adder:
+    """Functions over a trajectory, a list or deque of transitions in the order of time.
+
+    Their names and arguments are those of DI-engine's `ding.worker.adder`; each can be called on the class, or on an
+    object that holds the last three arguments of `get_train_sample`. Only `get_traj` takes something out of the data
+    it is given; nothing changes a transition.
+    """
+
+    def __init__(self, unroll_len: int, last_fn_type: str = "last", null_transition: Transition | None = None):
+        """Keeps what `sample` cuts by.
+
+        Raises:
+          ValueError: if unroll_len is below 1 or last_fn_type unknown.
+        """
+        _require_chunks(unroll_len, last_fn_type)
+        self._arguments = unroll_len, last_fn_type, null_transition
+
+    def sample(self, data: Sequence[Transition]) -> list[Any]:
+        """`get_train_sample` with this object's arguments."""
+        return self.get_train_sample(data, *self._arguments)
+
+    @staticmethod
+    def get_traj(data: deque[Transition], traj_len: float, return_num: int = 0) -> list[Transition]:
+        """Takes a trajectory out at the left end, and puts its last transitions back in front for the next one.
+
+        Of 10 transitions, traj_len 4 and return_num 2 give 0..3, 2..5, 4..7, 6..9.
+
+        Args:
+          data: a deque; `min(traj_len, len(data))` transitions are taken out. `min(return_num, what remains)` are put
+            back, in their order; but if none remains and a full trajectory breaks off without `done`, return_num are,
+            so that one that only bootstraps this trajectory (see `get_gae_with_default_last_value`) begins the next.
+          traj_len: at least 1, or infinity for all.
+          return_num: at least 0, up to traj_len.
+
+        Returns:
+          The transitions that were taken out, in the order of time.
+
+        Raises:
+          ValueError: if return_num is above traj_len, or a number out of its range.
+          TypeError: if data cannot be taken from at its left end.
+        """
+        if not isinstance(data, deque):
+            raise TypeError(f"data are a {type(data).__name__}, wanted a deque")
+        if traj_len != math.inf:
+            require_count("traj_len", traj_len)  # type: ignore[arg-type]
+        require_count("return_num", return_num, least=0)
+        if return_num > traj_len:
+            raise ValueError(f"return_num is {return_num}, wanted up to traj_len, which is {traj_len}")
+        trajectory = [data.popleft() for _ in range(int(min(traj_len, len(data))))]
+        returned = min(return_num, len(data))
+        if not data and len(trajectory) == traj_len and _breaks_off(trajectory[-1]):
+            returned = return_num
+        data.extendleft(reversed(trajectory[len(trajectory) - returned :]))
+        return trajectory
+
+    @staticmethod
+    def get_gae(
+        data: Iterable[Transition],
+        last_value: Any,
+        gamma: float,
+        gae_lambda: float,
+        *,
+        next_values: Any = None,
+    ) -> list[Transition]:
+        """Transitions with their advantage, `adv`: see `returns.generalized_advantage_estimation`.
+
+        A `done` inside ends an episode: value 0 behind it. A `truncated` inside ends one as well, but its value goes
+        on: give `next_values` then.
+
+        Args:
+          data: transitions with `value`, `reward` and `done`, and `truncated` if there is such; a value is a number,
+            or `[A]` for several agents, and a reward a number or `[A]`.
+          last_value: the value after the last transition, of the shape of a value; no say where that one is done.
+          gamma: in [0, 1].
+          gae_lambda: in [0, 1].
+          next_values: the value after each transition, `[T]` or `[T, A]`, instead of the next one's own.
+
+        Returns:
+          A list of shallow copies with `adv`, float, of the shape of a value.
+
+        Raises:
+          ValueError: if there are no transitions, a key is missing, or a number is out of its range.
+        """
+        trajectory = _listed(data, "reward", "value", "done")
+        values = np.stack([np.asarray(transition["value"]) for transition in trajectory])
+        dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
+        values, shape = values.astype(dtype).reshape(len(trajectory), -1), values.shape
+        rewards = np.stack([np.asarray(transition["reward"]) for transition in trajectory]).astype(dtype)
+        rewards = np.broadcast_to(rewards.reshape(len(trajectory), -1), values.shape)
+        done, truncated = _flags(trajectory, "done"), _flags(trajectory, "truncated")
+        if next_values is None:
+            if (truncated & ~done)[:-1].any():
+                raise ValueError("a transition inside is truncated: give next_values, the value after each transition")
+            last = np.broadcast_to(np.asarray(last_value, dtype).reshape(-1), values.shape[1:])
+            next_values = np.concatenate([values[1:], last[None]])
+        advantages = generalized_advantage_estimation(
+            rewards,
+            np.broadcast_to(np.where(done, 0, 1).astype(dtype)[:, None], values.shape),
+            values=values,
+            next_values=np.asarray(next_values, dtype).reshape(values.shape),
+            is_last=np.broadcast_to((done | truncated)[:, None], values.shape),
+            gamma=gamma,
+            lambda_=gae_lambda,
+        )
+        advantages = advantages.numpy().reshape(shape)
+        return [{**step, "adv": advantage} for step, advantage in zip(trajectory, advantages, strict=True)]
+
+    @classmethod
+    def get_gae_with_default_last_value(
+        cls,
+        data: Iterable[Transition],
+        done: bool,
+        gamma: float,
+        gae_lambda: float,
+        *,
+        truncated: bool = False,
+        bootstrap_value: Any = None,
+    ) -> list[Transition]:
+        """`get_gae` for a trajectory whose last value nobody gave.
+
+        Done: the value after it is 0. Truncated: it is `bootstrap_value`, that of the final observation. Neither: the
+        value of the last transition stands for it, and that transition is left out, so that there is one less.
+
+        Args:
+          data, gamma, gae_lambda: see `get_gae`.
+          done: whether the trajectory ended in a terminal state.
+          truncated: whether it ended for another reason, such as a time limit.
+          bootstrap_value: the value after the last transition, if it was truncated.
+
+        Raises:
+          ValueError: as `get_gae`; or if a trajectory that goes on has a single transition, or a truncated one no
+            bootstrap_value.
+        """
+        trajectory = _listed(data, "value")
+        if done:
+            return cls.get_gae(trajectory, np.zeros_like(trajectory[-1]["value"]), gamma, gae_lambda)
+        if truncated:
+            if bootstrap_value is None:
+                raise ValueError(
+                    "the trajectory is truncated: give bootstrap_value, the value of its final observation"
+                )
+            return cls.get_gae(trajectory, bootstrap_value, gamma, gae_lambda)
+        if len(trajectory) == 1:
+            raise ValueError(
+                "the trajectory goes on after its only transition, which would be left out as the last value; give at "
+                "least two, or call get_gae with a last_value"
+            )
+        return cls.get_gae(trajectory[:-1], trajectory[-1]["value"], gamma, gae_lambda)
+
+    @staticmethod
+    def get_nstep_return_data(
+        data: Iterable[Transition],
+        nstep: int,
+        traj_len: float = math.inf,
+        cum_reward: bool = False,
+        gamma: float = 0.99,
+    ) -> Any:
+        """Transitions over n steps: m = min(nstep, steps to the end of the episode or trajectory).
+
+        Transition i gets `next_obs`, the obs m steps later (at an end the last `next_obs` that there is); `reward`,
+        the m rewards stacked and filled up with zeros to `[nstep, ...]`, or with cum_reward their discounted sum;
+        `done` of the last of them; and `value_gamma` = gamma^m. Nothing behind a `done` is taken in.
+
+        Args:
+          data: transitions with `obs`, `reward`, `done`, and `next_obs` if it is wanted.
+          nstep: at least 1; 1 gives the data as they are.
+          traj_len: the data are trajectories of so many transitions one after the other; windows end with them.
+          cum_reward: whether rewards are summed up.
+          gamma: in [0, 1].
+
+        Returns:
+          A list of shallow copies.
+
+        Raises:
+          ValueError: if there are no transitions, a key is missing, or a number is out of its range.
+        """
+        require_count("nstep", nstep)
+        require_share("gamma", gamma)
+        if traj_len != math.inf:
+            require_count("traj_len", traj_len)  # type: ignore[arg-type]
+        if nstep == 1:
+            return data
+        trajectory = _listed(data, "obs", "reward", "done")
+        out: list[Transition] = []
+        for part in _episodes(trajectory, traj_len):
+            out += _n_step_part(part, nstep, cum_reward=cum_reward, gamma=gamma)
+        return out
+
+    @staticmethod
+    def get_train_sample(
+        data: Sequence[Transition],
+        unroll_len: int,
+        last_fn_type: str = "last",
+        null_transition: Transition | None = None,
+    ) -> list[Any]:
+        """A trajectory cut into chunks of unroll_len transitions.
+
+        The rest goes by last_fn_type. 'drop': left out. 'last': filled up in front with the last transitions of the
+        chunk before it; if there is none, with null ones behind. 'null_padding': filled up with null ones behind.
+
+        Args:
+          data: transitions.
+          unroll_len: at least 1; 1 gives the data as they are.
+          last_fn_type: see above.
+          null_transition: what is filled up with; by default the first transition of the rest. Either way with `done`
+            True and `reward` 0, where it has them.
+
+        Returns:
+          A dict for each chunk, its nests those of a transition, stacked to `[unroll_len, ...]`; and `mask`, bool, False
+          for null transitions.
+
+        Raises:
+          ValueError: if there are no transitions, unroll_len is below 1, or last_fn_type unknown.
+        """
+        _require_chunks(unroll_len, last_fn_type)
+        if unroll_len == 1:
+            return data  # type: ignore[return-value]
+        trajectory = _listed(data)
+        full = len(trajectory) // unroll_len * unroll_len
+        chunks = [trajectory[begin : begin + unroll_len] for begin in range(0, full, unroll_len)]
+        rest = trajectory[full:]
+        if rest and last_fn_type == "last" and chunks:
+            chunks.append(trajectory[-unroll_len:])
+        elif rest and last_fn_type != "drop":
+            null = _null(null_transition or rest[0])
+            chunks.append(rest + [null] * (unroll_len - len(rest)))
+        num_real = [unroll_len] * len(chunks)
+        if chunks and rest and last_fn_type != "drop" and (last_fn_type == "null_padding" or not full):
+            num_real[-1] = len(rest)
+        return [
+            {**_stacked(chunk), MASK: np.arange(unroll_len) < count}
+            for chunk, count in zip(chunks, num_real, strict=True)
+        ]
+
+
+def _require_chunks(unroll_len: int, last_fn_type: str) -> None:
+    require_count("unroll_len", unroll_len)
+    if last_fn_type not in LAST_FNS:
+        raise ValueError(f"last_fn_type is {last_fn_type!r}, wanted one of {', '.join(map(repr, LAST_FNS))}")
+
+
+def _listed(data: Iterable[Transition], *keys: str) -> list[Transition]:
+    """The transitions, all of which have the keys."""
+    trajectory = list(data)
+    if not trajectory:
+        raise ValueError("there are no transitions, wanted at least one")
+    for number, transition in enumerate(trajectory):
+        missing = [key for key in keys if key not in transition]
+        if missing:
+            raise ValueError(f"transition {number} has no {missing[0]!r}, found {list(transition)}")
+    return trajectory
+
+
+def _flag(transition: Mapping[str, Any], key: str) -> bool:
+    return bool(np.any(transition.get(key, False)))
+
+
+def _flags(trajectory: Sequence[Transition], key: str) -> np.ndarray:
+    return np.array([_flag(transition, key) for transition in trajectory])
+
+
+def _breaks_off(transition: Any) -> bool:
+    return isinstance(transition, Mapping) and "done" in transition and not _flag(transition, "done")
+
+
+def _episodes(trajectory: list[Transition], traj_len: float) -> Iterable[list[Transition]]:
+    """Parts that end with a `done`, a `truncated`, or a full trajectory."""
+    part: list[Transition] = []
+    for number, transition in enumerate(trajectory, start=1):
+        part.append(transition)
+        ended = _flag(transition, "done") or _flag(transition, "truncated")
+        if ended or number == len(trajectory) or (traj_len != math.inf and number % traj_len == 0):
+            yield part
+            part = []
+
+
+def _n_step_part(part: list[Transition], nstep: int, *, cum_reward: bool, gamma: float) -> list[Transition]:
+    rewards = np.stack([np.asarray(transition["reward"]) for transition in part])
+    if cum_reward:
+        floats = rewards.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)
+        per_step = n_step_returns(floats, np.ones_like(floats), n=nstep, gamma=gamma)[0].numpy()
+    else:
+        padded = np.concatenate([rewards, np.zeros((nstep - 1, *rewards.shape[1:]), rewards.dtype)])
+        per_step = padded[np.arange(len(part))[:, None] + np.arange(nstep)]
+    out = []
+    for first, transition in enumerate(part):
+        steps = min(nstep, len(part) - first)
+        changed = {
+            "reward": per_step[first],
+            "done": part[first + steps - 1]["done"],
+            "value_gamma": gamma**steps,
+        }
+        if "next_obs" in transition:
+            inside = first + steps < len(part)
+            changed["next_obs"] = part[first + steps]["obs"] if inside else part[-1]["next_obs"]
+        out.append({**transition, **changed})
+    return out
+
+
+def _null(transition: Transition) -> Transition:
+    changed = {}
+    if "done" in transition:
+        changed["done"] = np.ones_like(np.asarray(transition["done"]))
+    if "reward" in transition:
+        changed["reward"] = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf)), transition["reward"])
+    return {**transition, **changed}
+
+
+def _stacked(chunk: Sequence[Transition]) -> dict[str, Any]:
+    return dict(tree.map_structure(lambda *parts: np.stack([np.asarray(part) for part in parts]), *chunk))

@@ -1,0 +1,73 @@
+"""Whole episodes as items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+import tree
+
+from rlds2reverb.episodes import Episode
+from rlds2reverb.items import Items
+from rlds2reverb.specs import Nest
+
+from .episode_adder import EpisodeAdder
+from .padding import masked, masked_spec
+from .returns import require_count
+
+#: Where an episode is filled up; see `EpisodeItems`.
+PADDINGS = ("none", "end", "start")
+
+
+@dataclass(frozen=True)
+class EpisodeItems(EpisodeAdder):
+    """One item an episode: all its rows, filled up with zeros to `max_length` unless padding is 'none'.
+
+    Item, a dict of columns `[max_length, ...]` (`[N, ...]` with padding 'none'): the fields of the steps (or of the
+    rows of the adder before it), and `mask`, bool, True for rows of the episode.
+
+    Both ends of an episode: all of it is there, the step with the final observation included; terminated or truncated
+    is in its flags. Rows of zeros come behind it with padding 'end', before it with 'start', as a Decision Transformer
+    wants it (Chen et al. 2021). An episode of more rows than `max_length` is an error: nothing is cut off. An empty
+    one gives nothing.
+
+    Attributes:
+      max_length: rows that an episode may have, at least 1.
+      padding: 'none', 'end' or 'start'.
+    """
+
+    max_length: int
+    padding: str = "none"
+
+    ends_chain: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_count("max_length", self.max_length)
+        if self.padding not in PADDINGS:
+            raise ValueError(f"padding is {self.padding!r}, wanted one of {', '.join(map(repr, PADDINGS))}")
+
+    @property
+    def item_length(self) -> int | None:
+        """See `EpisodeAdder.item_length`."""
+        return None if self.padding == "none" else self.max_length
+
+    def row_spec(self, step_spec: Nest) -> Nest:
+        """See `EpisodeAdder.row_spec`."""
+        return masked_spec(step_spec, "EpisodeItems")
+
+    def rows(self, columns: Nest) -> Nest:
+        """See `EpisodeAdder.rows`."""
+        num_rows = tf.shape(tree.flatten(columns)[0])[0]
+        tf.debugging.assert_less_equal(num_rows, self.max_length, f"an episode has more rows than {self._limit}")
+        missing = 0 if self.padding == "none" else self.max_length - num_rows
+        return masked(columns, *((missing, 0) if self.padding == "start" else (0, missing)))
+
+    def _items(self, episode: Episode) -> Items:
+        if episode.num_steps > self.max_length:
+            raise ValueError(f"episode {episode.index} has {episode.num_steps} steps, more than {self._limit}")
+        return super()._items(episode)
+
+    @property
+    def _limit(self) -> str:
+        return f"the max_length of {self.max_length}; raise it, or take Sequence to cut episodes"

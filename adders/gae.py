@@ -1,0 +1,60 @@
+"""Advantages for every step of an episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from rlds2reverb.specs import Nest
+
+from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
+from .returns import generalized_advantage_estimation, require_share
+from .values import ValueFn, require_values, values_of
+
+ADVANTAGE, RETURN = "advantage", "return_"
+
+
+@dataclass(frozen=True)
+class GAE(EpisodeAdder):
+    """Adds `advantage` and `return_` to every step: see `returns.generalized_advantage_estimation`.
+
+        return_t = A_t + V(s_t)
+
+    the target of the value function, the lambda-return of Sutton & Barto (2018), eq. 12.20.
+
+    Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and the two, both of the dtype of the
+    rewards. Put `Sequence` or another adder behind it with `compose` for smaller ones.
+
+    Both ends of an episode: the first step is like any. A terminated episode ends with value 0, a truncated one with
+    the value of its final observation. At the last step, where nothing is done any more, both are 0.
+
+    Attributes:
+      gamma: the agent's discount factor, in [0, 1].
+      lambda_: in [0, 1].
+      value_fn: gives the values of all observations of an episode at once; None if they are the column `value`.
+    """
+
+    gamma: float
+    lambda_: float
+    value_fn: ValueFn | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        require_share("gamma", self.gamma)
+        require_share("lambda_", self.lambda_)
+
+    def row_spec(self, step_spec: Nest) -> Nest:
+        """See `EpisodeAdder.row_spec`."""
+        dtype = require_single_rewards(step_spec, "GAE")
+        require_values(step_spec, self.value_fn, "GAE")
+        return {**step_spec, ADVANTAGE: tf.TensorSpec((), dtype), RETURN: tf.TensorSpec((), dtype)}
+
+    def rows(self, columns: Nest) -> Nest:
+        """See `EpisodeAdder.rows`."""
+        rewards, discounts = transitions(columns)
+        values = values_of(columns, self.value_fn)
+        advantages = generalized_advantage_estimation(
+            rewards, discounts, values=values[:-1], next_values=values[1:], gamma=self.gamma, lambda_=self.lambda_
+        )
+        returns = advantages + values[:-1]
+        return {**columns, ADVANTAGE: with_last_zero(advantages), RETURN: with_last_zero(returns)}

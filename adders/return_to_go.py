@@ -1,0 +1,44 @@
+"""The return from each step on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from rlds2reverb.specs import Nest
+
+from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
+from .returns import require_share, returns_to_go
+
+RETURN_TO_GO = "return_to_go"
+
+
+@dataclass(frozen=True)
+class ReturnToGo(EpisodeAdder):
+    """Adds `return_to_go` to every step: see `returns.returns_to_go`.
+
+    Chen et al. (2021), "Decision Transformer", sec. 3.
+
+    Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and this one, of the dtype of the rewards.
+
+    Both ends of an episode: the first step has the return of the episode. Terminated or truncated, what comes after
+    the end is not counted, and the last step has 0.
+
+    Attributes:
+      gamma: in [0, 1]; 1 as in the paper.
+    """
+
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_share("gamma", self.gamma)
+
+    def row_spec(self, step_spec: Nest) -> Nest:
+        """See `EpisodeAdder.row_spec`."""
+        return {**step_spec, RETURN_TO_GO: tf.TensorSpec((), require_single_rewards(step_spec, "ReturnToGo"))}
+
+    def rows(self, columns: Nest) -> Nest:
+        """See `EpisodeAdder.rows`."""
+        rewards, _ = transitions(columns)
+        return {**columns, RETURN_TO_GO: with_last_zero(returns_to_go(rewards, gamma=self.gamma))}

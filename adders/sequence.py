@@ -1,0 +1,179 @@
+"""Sequences of steps of one length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from rlds2reverb import fields
+from rlds2reverb.specs import Nest
+
+from .episode_adder import EpisodeAdder
+from .padding import masked, masked_spec
+from .returns import require_count
+
+#: What becomes of the steps at the end of an episode; see `Sequence`.
+ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")
+
+_PARTED = (fields.OBSERVATION, fields.ACTION, fields.REWARD)
+
+
+@dataclass(frozen=True)
+class Sequence(EpisodeAdder):
+    """Runs of `length` rows that begin at rows 0, period, 2·period, ... of each episode.
+
+    Item, a dict of columns `[length, ...]`: the fields of the steps (or of the rows of the adder before it), and
+    `mask`, bool, True for rows of an episode and False for those that fill it up. The step with the final observation
+    is a row like the others; its action and reward mean nothing.
+
+    Both ends of an episode: the first sequence begins with the first row, so that nothing of an earlier episode is in
+    it. Where the episode ends (terminated or truncated makes no difference, the flags are in the rows), the rows after
+    the last full sequence, such as 5 and 6 of 1..6 with length 3 and period 2, go by `end`:
+
+        'write':         4 5 6   the last `length` rows; an episode shorter than that gives nothing
+        'last':          4 5 6   the same, but a shorter episode gives one sequence filled up with zeros
+        'zero_pad':      5 6 0   filled up with zeros
+        'null_padding':  5 6 0   the same, with `is_last` and `is_terminal` True in the added rows
+        'truncate':      5 6     shorter, so that items differ in length
+        'drop':                  left out
+        'continue':      5 6 F   goes on with the first rows of the next episode; only for data sets
+
+    The first, third, fifth and last of them are Acme's `EndBehavior` WRITE, ZERO_PAD, TRUNCATE and CONTINUE (Hoffman
+    et al. 2020, arXiv:2006.00979); 'drop', 'last' and 'null_padding' are DI-engine's for the rest of an unroll.
+
+    Attributes:
+      length: rows of an item, at least 1.
+      period: rows between the beginnings of sequences, at least 1; `length` if None.
+      end: see above.
+      burn_in: rows at the beginning that only warm up a recurrent state; see `parts`.
+    """
+
+    length: int
+    period: int | None = None
+    end: str = "write"
+    burn_in: int = 0
+
+    ends_chain: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_count("length", self.length)
+        if self.period is not None:
+            require_count("period", self.period)
+        if self.end not in ENDS:
+            raise ValueError(f"end is {self.end!r}, wanted one of {', '.join(map(repr, ENDS))}")
+        require_count("burn_in", self.burn_in, least=0)
+        if self.burn_in >= self.length:
+            raise ValueError(f"burn_in is {self.burn_in}, wanted less than the length of {self.length}")
+
+    @property
+    def crosses_episodes(self) -> bool:  # type: ignore[override]
+        """Whether `end` is 'continue'."""
+        return self.end == "continue"
+
+    @property
+    def item_length(self) -> int | None:
+        """See `EpisodeAdder.item_length`."""
+        return None if self.end == "truncate" else self.length
+
+    def row_spec(self, step_spec: Nest) -> Nest:
+        """See `EpisodeAdder.row_spec`."""
+        return masked_spec(step_spec, "Sequence")
+
+    def rows(self, columns: Nest) -> Nest:
+        """See `EpisodeAdder.rows`."""
+        num_rows = tf.shape(tree.flatten(columns)[0])[0]
+        wanted = num_rows
+        if self.end in ("zero_pad", "null_padding"):
+            wanted = (self._num_begun(num_rows) - 1) * self._stride + self.length
+        elif self.end == "last":
+            wanted = self.length
+        return masked(columns, 0, tf.maximum(wanted - num_rows, 0), ended=self.end == "null_padding")
+
+    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `EpisodeAdder.item_bounds`."""
+        if self.end == "truncate":
+            starts = tf.range(self._num_begun(num_rows)) * self._stride
+            return starts, tf.minimum(num_rows - starts, self.length)
+        last = num_rows - self.length
+        starts = tf.range(0, tf.maximum(last + 1, 0), self._stride)
+        if self.end in ("write", "last"):
+            missed = (last > 0) & (last % self._stride > 0)
+            starts = tf.concat([starts, tf.repeat(last[None], tf.cast(missed, tf.int32))], 0)
+        return starts, tf.fill(tf.shape(starts), tf.constant(self.length, tf.int64))
+
+    @property
+    def _stride(self) -> int:
+        return self.period or self.length
+
+    def _num_begun(self, num_rows: tf.Tensor) -> tf.Tensor:
+        """How many sequences begin within the rows, until all of these are in one that can be."""
+        behind_first = tf.maximum(num_rows - self.length, 0)
+        to_the_end = 1 + (behind_first + self._stride - 1) // self._stride
+        within = (num_rows + self._stride - 1) // self._stride
+        return tf.minimum(to_the_end, within)
+
+    def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
+        if not self.crosses_episodes:
+            return super()._dataset(columns)
+        item_spec = self.item_spec(tree.map_structure(_without_time, columns.element_spec))
+        held = tree.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), item_spec)
+        windows = columns.map(self._checked_rows).scan((held, tf.constant(0, tf.int64)), self._continued)
+        return windows.unbatch()
+
+    def _continued(self, state: tuple[Nest, tf.Tensor], rows: Nest) -> tuple[tuple[Nest, tf.Tensor], Nest]:
+        """Sequences over the rows held back and the new ones; the state is the rows from the next beginning on, and
+        how many of the rows to come are before it.
+        """
+        held, skip = state
+        rows = tree.map_structure(lambda old, new: tf.concat([old, new], 0), held, rows)
+        num_rows = tf.shape(tree.flatten(rows)[0], out_type=tf.int64)[0]
+        starts = tf.range(skip, tf.maximum(num_rows - self.length + 1, skip), self._stride)
+        windows = tree.map_structure(lambda row: tf.gather(row, starts[:, None] + np.arange(self.length)), rows)
+        following = skip + self._stride * tf.shape(starts, out_type=tf.int64)[0]
+        held = tree.map_structure(lambda row: row[tf.minimum(following, num_rows) :], rows)
+        return (held, tf.maximum(following - num_rows, 0)), windows
+
+    def parts(self, sequence: Nest, *, n: int = 1, time_axis: int = 1) -> dict[str, dict[str, Any]]:
+        """A batch of sequences cut for a recurrent learner with burn-in and n-step targets.
+
+        With length L and burn-in b, as DI-engine's R2D2 cuts them (Kapturowski et al. 2019, sec. 2.3):
+
+            burnin: observation [:b + n], of which the state is unrolled without a gradient
+            main:   observation, action, reward [b:-n]; every other field (flags, value_gamma, mask) [b:]
+            target: observation [b + n:]
+
+        Args:
+          sequence: dict of nests of tensors, `[B, L, ...]` or, with time_axis 0, `[L, ...]`.
+          n: steps of the returns, at least 1.
+          time_axis: where the time is.
+
+        Raises:
+          ValueError: if n is below 1 or nothing would be left of the sequence, or its length is another one.
+        """
+        require_count("n", n)
+        length = tree.flatten(sequence)[0].shape[time_axis]
+        if length != self.length or self.burn_in + n >= self.length:
+            raise ValueError(
+                f"a sequence of {length} with burn_in {self.burn_in} and n {n} cannot be parted, wanted one of "
+                f"{self.length}, longer than both together"
+            )
+
+        def cut(names: Any, start: int, stop: int) -> dict[str, Any]:
+            at = (slice(None),) * time_axis + (slice(start, stop),)
+            return {name: tree.map_structure(lambda column: column[at], sequence[name]) for name in names}
+
+        rest = [name for name in sequence if name not in _PARTED]
+        main = {**cut(_PARTED, self.burn_in, length - n), **cut(rest, self.burn_in, length)}
+        return {
+            "burnin": cut([fields.OBSERVATION], 0, self.burn_in + n),
+            "main": main,
+            "target": cut([fields.OBSERVATION], self.burn_in + n, length),
+        }
+
+
+def _without_time(leaf: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(leaf.shape[1:], leaf.dtype)
