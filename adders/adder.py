@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tree
 
-from .returns import generalized_advantage_estimation, n_step_returns, require_count, require_share
-
-#: A step of the agent: a dict with `obs`, `action`, `reward`, `done`, and whatever else; values may be nests.
-Transition = dict[str, Any]
+from .arguments import require_count, require_share
+from .returns import generalized_advantage_estimation
+from .transition_lists import Transition, breaks_off, episodes, flags, listed, n_step_part, null, stacked
 
 #: What becomes of the transitions that do not fill a chunk; see `Adder.get_train_sample`.
 LAST_FNS = ("last", "drop", "null_padding")
@@ -72,7 +70,7 @@ class Adder:
             raise ValueError(f"return_num is {return_num}, wanted up to traj_len, which is {traj_len}")
         trajectory = [data.popleft() for _ in range(int(min(traj_len, len(data))))]
         returned = min(return_num, len(data))
-        if not data and len(trajectory) == traj_len and _breaks_off(trajectory[-1]):
+        if not data and len(trajectory) == traj_len and breaks_off(trajectory[-1]):
             returned = return_num
         data.extendleft(reversed(trajectory[len(trajectory) - returned :]))
         return trajectory
@@ -105,13 +103,13 @@ class Adder:
         Raises:
           ValueError: if there are no transitions, a key is missing, or a number is out of its range.
         """
-        trajectory = _listed(data, "reward", "value", "done")
+        trajectory = listed(data, "reward", "value", "done")
         values = np.stack([np.asarray(transition["value"]) for transition in trajectory])
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
         values, shape = values.astype(dtype).reshape(len(trajectory), -1), values.shape
         rewards = np.stack([np.asarray(transition["reward"]) for transition in trajectory]).astype(dtype)
         rewards = np.broadcast_to(rewards.reshape(len(trajectory), -1), values.shape)
-        done, truncated = _flags(trajectory, "done"), _flags(trajectory, "truncated")
+        done, truncated = flags(trajectory, "done"), flags(trajectory, "truncated")
         if next_values is None:
             if (truncated & ~done)[:-1].any():
                 raise ValueError("a transition inside is truncated: give next_values, the value after each transition")
@@ -146,8 +144,10 @@ class Adder:
         value of the last transition stands for it, and that transition is left out, so that there is one less.
 
         Args:
-          data, gamma, gae_lambda: see `get_gae`.
+          data: see `get_gae`.
           done: whether the trajectory ended in a terminal state.
+          gamma: in [0, 1].
+          gae_lambda: in [0, 1].
           truncated: whether it ended for another reason, such as a time limit.
           bootstrap_value: the value after the last transition, if it was truncated.
 
@@ -155,7 +155,7 @@ class Adder:
           ValueError: as `get_gae`; or if a trajectory that goes on has a single transition, or a truncated one no
             bootstrap_value.
         """
-        trajectory = _listed(data, "value")
+        trajectory = listed(data, "value")
         if done:
             return cls.get_gae(trajectory, np.zeros_like(trajectory[-1]["value"]), gamma, gae_lambda)
         if truncated:
@@ -204,10 +204,10 @@ class Adder:
             require_count("traj_len", traj_len)  # type: ignore[arg-type]
         if nstep == 1:
             return data
-        trajectory = _listed(data, "obs", "reward", "done")
+        trajectory = listed(data, "obs", "reward", "done")
         out: list[Transition] = []
-        for part in _episodes(trajectory, traj_len):
-            out += _n_step_part(part, nstep, cum_reward=cum_reward, gamma=gamma)
+        for part in episodes(trajectory, traj_len):
+            out += n_step_part(part, nstep, cum_reward=cum_reward, gamma=gamma)
         return out
 
     @staticmethod
@@ -230,8 +230,8 @@ class Adder:
             True and `reward` 0, where it has them.
 
         Returns:
-          A dict for each chunk, its nests those of a transition, stacked to `[unroll_len, ...]`; and `mask`, bool, False
-          for null transitions.
+          A dict for each chunk, its nests those of a transition, stacked to `[unroll_len, ...]`; and `mask`, bool,
+          False for null transitions.
 
         Raises:
           ValueError: if there are no transitions, unroll_len is below 1, or last_fn_type unknown.
@@ -239,20 +239,20 @@ class Adder:
         _require_chunks(unroll_len, last_fn_type)
         if unroll_len == 1:
             return data  # type: ignore[return-value]
-        trajectory = _listed(data)
+        trajectory = listed(data)
         full = len(trajectory) // unroll_len * unroll_len
         chunks = [trajectory[begin : begin + unroll_len] for begin in range(0, full, unroll_len)]
         rest = trajectory[full:]
         if rest and last_fn_type == "last" and chunks:
             chunks.append(trajectory[-unroll_len:])
         elif rest and last_fn_type != "drop":
-            null = _null(null_transition or rest[0])
-            chunks.append(rest + [null] * (unroll_len - len(rest)))
+            nothing = null(null_transition or rest[0])
+            chunks.append(rest + [nothing] * (unroll_len - len(rest)))
         num_real = [unroll_len] * len(chunks)
         if chunks and rest and last_fn_type != "drop" and (last_fn_type == "null_padding" or not full):
             num_real[-1] = len(rest)
         return [
-            {**_stacked(chunk), MASK: np.arange(unroll_len) < count}
+            {**stacked(chunk), MASK: np.arange(unroll_len) < count}
             for chunk, count in zip(chunks, num_real, strict=True)
         ]
 
@@ -261,74 +261,3 @@ def _require_chunks(unroll_len: int, last_fn_type: str) -> None:
     require_count("unroll_len", unroll_len)
     if last_fn_type not in LAST_FNS:
         raise ValueError(f"last_fn_type is {last_fn_type!r}, wanted one of {', '.join(map(repr, LAST_FNS))}")
-
-
-def _listed(data: Iterable[Transition], *keys: str) -> list[Transition]:
-    """The transitions, all of which have the keys."""
-    trajectory = list(data)
-    if not trajectory:
-        raise ValueError("there are no transitions, wanted at least one")
-    for number, transition in enumerate(trajectory):
-        missing = [key for key in keys if key not in transition]
-        if missing:
-            raise ValueError(f"transition {number} has no {missing[0]!r}, found {list(transition)}")
-    return trajectory
-
-
-def _flag(transition: Mapping[str, Any], key: str) -> bool:
-    return bool(np.any(transition.get(key, False)))
-
-
-def _flags(trajectory: Sequence[Transition], key: str) -> np.ndarray:
-    return np.array([_flag(transition, key) for transition in trajectory])
-
-
-def _breaks_off(transition: Any) -> bool:
-    return isinstance(transition, Mapping) and "done" in transition and not _flag(transition, "done")
-
-
-def _episodes(trajectory: list[Transition], traj_len: float) -> Iterable[list[Transition]]:
-    """Parts that end with a `done`, a `truncated`, or a full trajectory."""
-    part: list[Transition] = []
-    for number, transition in enumerate(trajectory, start=1):
-        part.append(transition)
-        ended = _flag(transition, "done") or _flag(transition, "truncated")
-        if ended or number == len(trajectory) or (traj_len != math.inf and number % traj_len == 0):
-            yield part
-            part = []
-
-
-def _n_step_part(part: list[Transition], nstep: int, *, cum_reward: bool, gamma: float) -> list[Transition]:
-    rewards = np.stack([np.asarray(transition["reward"]) for transition in part])
-    if cum_reward:
-        floats = rewards.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)
-        per_step = n_step_returns(floats, np.ones_like(floats), n=nstep, gamma=gamma)[0].numpy()
-    else:
-        padded = np.concatenate([rewards, np.zeros((nstep - 1, *rewards.shape[1:]), rewards.dtype)])
-        per_step = padded[np.arange(len(part))[:, None] + np.arange(nstep)]
-    out = []
-    for first, transition in enumerate(part):
-        steps = min(nstep, len(part) - first)
-        changed = {
-            "reward": per_step[first],
-            "done": part[first + steps - 1]["done"],
-            "value_gamma": gamma**steps,
-        }
-        if "next_obs" in transition:
-            inside = first + steps < len(part)
-            changed["next_obs"] = part[first + steps]["obs"] if inside else part[-1]["next_obs"]
-        out.append({**transition, **changed})
-    return out
-
-
-def _null(transition: Transition) -> Transition:
-    changed = {}
-    if "done" in transition:
-        changed["done"] = np.ones_like(np.asarray(transition["done"]))
-    if "reward" in transition:
-        changed["reward"] = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf)), transition["reward"])
-    return {**transition, **changed}
-
-
-def _stacked(chunk: Sequence[Transition]) -> dict[str, Any]:
-    return dict(tree.map_structure(lambda *parts: np.stack([np.asarray(part) for part in parts]), *chunk))

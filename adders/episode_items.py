@@ -12,9 +12,9 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
+from .arguments import require_count
 from .episode_adder import EpisodeAdder
 from .padding import masked, masked_spec
-from .returns import require_count
 
 #: Where an episode is filled up; see `EpisodeItems`.
 PADDINGS = ("none", "end", "start")

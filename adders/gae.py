@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from rlds2reverb.specs import Nest
 
+from .arguments import require_share
 from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
-from .returns import generalized_advantage_estimation, require_share
+from .returns import generalized_advantage_estimation
 from .values import ValueFn, require_values, values_of
 
 ADVANTAGE, RETURN = "advantage", "return_"

@@ -13,9 +13,10 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
+from .arguments import require_share
 from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
 from .padding import MASK
-from .returns import require_share, td_errors
+from .returns import td_errors
 from .values import ValueFn, require_values, values_of
 
 PRIORITY = "priority"
@@ -39,7 +40,8 @@ class InitialPriorities(EpisodeAdder):
     over its real steps that are not the last of an episode; 'max' is eta = 1. The TD error is that of prioritized
     replay (Schaul et al. 2016, eq. 1 with p = |delta| + eps). All are raw: Reverb applies the exponent itself.
 
-    It is a `priority=` of `ingest` as well, beside an adder that has it: `adder=compose(p, NStep(3, 0.99)), priority=p`.
+    It is a `priority=` of `ingest` as well, beside an adder that has it:
+    `ingest(source, server, adder=compose(p, NStep(3, 0.99)), priority=p)`.
 
     Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and `priority`, float32, at least 0.
 

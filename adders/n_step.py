@@ -11,8 +11,9 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
+from .arguments import require_count, require_share
 from .episode_adder import EpisodeAdder, require_fields, require_single_rewards, transitions
-from .returns import n_step_returns, require_count, require_share
+from .returns import n_step_returns
 
 _OWN = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 _ADDED = ("next_observation", "value_gamma")

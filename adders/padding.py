@@ -28,7 +28,8 @@ def masked(rows: Nest, before: tf.Tensor | int, behind: tf.Tensor | int, *, ende
 
     Args:
       rows: dict of nests of tensors.
-      before, behind: how many rows to add.
+      before: how many rows to add in front.
+      behind: how many rows to add at the end.
       ended: whether the added rows are marked as last and terminal, where the rows have such marks.
     """
 

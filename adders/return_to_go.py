@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from rlds2reverb.specs import Nest
 
+from .arguments import require_share
 from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
-from .returns import require_share, returns_to_go
+from .returns import returns_to_go
 
 RETURN_TO_GO = "return_to_go"
 

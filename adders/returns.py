@@ -1,9 +1,5 @@
 """Returns and advantages of trajectories, without a loop over their steps.
 
-Everything here is a composition of affine maps `x_t = b_t + a_t x_{t+1}`: the map over steps `t .. t+2k-1` is made of
-those over `t .. t+k-1` and `t+k .. t+2k-1`, so that log2(T) doublings cover T steps (Hillis & Steele 1986, "Data
-parallel algorithms", sec. on prefix sums).
-
 Shapes: `[T]`, `[T, ...]`, or `[B, T]` with `time_axis=1`. Index convention: `rewards[t]` follows the action taken at
 `s_t` and leads to `s_{t+1}`; `discounts[t]` belongs to the same transition and is 0 where `s_{t+1}` is terminal.
 Below, gamma_t stands for `gamma * discounts[t]`.
@@ -12,12 +8,11 @@ Below, gamma_t stands for `gamma * discounts[t]`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
-#: Anything TensorFlow takes as a tensor.
-TensorLike = Any
+from .arguments import TensorLike, alike, final_value, flags_like, following_values, require_count, require_share
+from .recurrence import scan, windows
 
 
 def discounted_returns(
@@ -49,9 +44,9 @@ def discounted_returns(
       ValueError: if shapes or dtypes differ, or gamma is outside [0, 1].
     """
     require_share("gamma", gamma)
-    rewards, discounts = _alike(time_axis, rewards=rewards, discounts=discounts)
-    final = _final(bootstrap_value, rewards, time_axis)
-    return _along(time_axis, lambda r, d: _scan(gamma * d, r, final), rewards, discounts)
+    rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
+    final = final_value(bootstrap_value, rewards, time_axis)
+    return _along(time_axis, lambda r, d: scan(gamma * d, r, final), rewards, discounts)
 
 
 def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0) -> tf.Tensor:
@@ -108,8 +103,8 @@ def td_errors(
       ValueError: if shapes or dtypes differ, gamma is outside [0, 1], or not one of the two values is given.
     """
     require_share("gamma", gamma)
-    rewards, discounts, values = _alike(time_axis, rewards=rewards, discounts=discounts, values=values)
-    following = _next_values(rewards, values, bootstrap_value, next_values, time_axis)
+    rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
+    following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
     return rewards + gamma * discounts * following - values
 
 
@@ -137,7 +132,8 @@ def generalized_advantage_estimation(
       rewards: float `[T]`.
       discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state, which ends the sum as well.
       values: `[T]`, V(s_0) .. V(s_{T-1}).
-      bootstrap_value, next_values: see `td_errors`.
+      bootstrap_value: see `td_errors`.
+      next_values: see `td_errors`.
       is_last: bool `[T]`, True where the transition is the last of its episode: nothing of the steps after it is
         taken in. Only needed for ends inside the chunk that are truncations, together with `next_values`.
       gamma: in [0, 1].
@@ -153,13 +149,13 @@ def generalized_advantage_estimation(
     """
     require_share("gamma", gamma)
     require_share("lambda_", lambda_)
-    rewards, discounts, values = _alike(time_axis, rewards=rewards, discounts=discounts, values=values)
-    following = _next_values(rewards, values, bootstrap_value, next_values, time_axis)
+    rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
+    following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
     deltas = rewards + gamma * discounts * following - values
     weights = lambda_ * gamma * discounts
     if is_last is not None:
-        weights = tf.where(_flags(is_last, rewards), tf.zeros_like(weights), weights)
-    return _along(time_axis, lambda b, a: _scan(a, b, None), deltas, weights)
+        weights = tf.where(flags_like(is_last, rewards), tf.zeros_like(weights), weights)
+    return _along(time_axis, lambda b, a: scan(a, b, None), deltas, weights)
 
 
 def lambda_returns(
@@ -197,14 +193,14 @@ def lambda_returns(
     """
     require_share("gamma", gamma)
     require_share("lambda_", lambda_)
-    rewards, discounts, following = _alike(time_axis, rewards=rewards, discounts=discounts, next_values=next_values)
+    rewards, discounts, following = alike(time_axis, rewards=rewards, discounts=discounts, next_values=next_values)
     factors = gamma * discounts
     trace = tf.fill(tf.shape(factors), tf.cast(lambda_, factors.dtype))
     if is_last is not None:
-        trace = tf.where(_flags(is_last, rewards), tf.zeros_like(trace), trace)
+        trace = tf.where(flags_like(is_last, rewards), tf.zeros_like(trace), trace)
     trace = _along(time_axis, _zero_at_the_end, trace)
     return _along(
-        time_axis, lambda b, a: _scan(a, b, None), rewards + factors * (1 - trace) * following, factors * trace
+        time_axis, lambda b, a: scan(a, b, None), rewards + factors * (1 - trace) * following, factors * trace
     )
 
 
@@ -233,86 +229,11 @@ def n_step_returns(
     """
     require_count("n", n)
     require_share("gamma", gamma)
-    rewards, discounts = _alike(time_axis, rewards=rewards, discounts=discounts)
+    rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
     if time_axis == 1:
-        sums, products = _windows(tf.transpose(gamma * discounts), tf.transpose(rewards), n)
+        sums, products = windows(tf.transpose(gamma * discounts), tf.transpose(rewards), n)
         return tf.transpose(sums), tf.transpose(products)
-    return _windows(gamma * discounts, rewards, n)
-
-
-def require_share(name: str, value: float) -> None:
-    """Raises `ValueError` unless a number is in [0, 1]."""
-    if isinstance(value, tf.Tensor) or not 0 <= value <= 1:
-        raise ValueError(f"{name} is {value}, wanted a number in [0, 1]")
-
-
-def require_count(name: str, value: int, *, least: int = 1) -> None:
-    """Raises `ValueError` unless a number is whole and not too small."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}, wanted a whole number of at least {least}")
-
-
-def _alike(time_axis: int, **named: TensorLike) -> list[tf.Tensor]:
-    """Tensors of one float dtype and shape."""
-    if time_axis not in (0, 1):
-        raise ValueError(f"time_axis is {time_axis}, wanted 0 or 1")
-    names = list(named)
-    first = tf.convert_to_tensor(named[names[0]])
-    if not first.dtype.is_floating or first.shape.rank is None or first.shape.rank <= time_axis:
-        raise ValueError(
-            f"{names[0]} are {first.dtype.name} {first.shape}, wanted floats with {time_axis + 1} axes or more"
-        )
-    tensors = [first]
-    for name in names[1:]:
-        tensor = tf.convert_to_tensor(named[name], dtype_hint=first.dtype)
-        if tensor.dtype != first.dtype or not _compatible(tensor.shape, first.shape):
-            raise ValueError(
-                f"{name} are {tensor.dtype.name} {tensor.shape}, {names[0]} are {first.dtype.name} {first.shape}; "
-                "wanted one dtype and shape"
-            )
-        tensors.append(tensor)
-    return tensors
-
-
-def _compatible(one: tf.TensorShape, other: tf.TensorShape) -> bool:
-    return one.rank == other.rank and one.is_compatible_with(other)
-
-
-def _flags(is_last: TensorLike, rewards: tf.Tensor) -> tf.Tensor:
-    flags = tf.convert_to_tensor(is_last)
-    if flags.dtype != tf.bool or not _compatible(flags.shape, rewards.shape):
-        raise ValueError(f"is_last is {flags.dtype.name} {flags.shape}, wanted bool {rewards.shape}")
-    return flags
-
-
-def _final(bootstrap_value: TensorLike, rewards: tf.Tensor, time_axis: int) -> tf.Tensor:
-    """The bootstrap value in the shape of the rewards without time."""
-    value = tf.convert_to_tensor(bootstrap_value, dtype_hint=rewards.dtype)
-    value = tf.cast(value, rewards.dtype) if value.dtype.is_integer else value
-    wanted = rewards.shape[:time_axis] + rewards.shape[time_axis + 1 :]
-    if value.dtype != rewards.dtype or (value.shape.rank and not _compatible(value.shape, wanted)):
-        raise ValueError(
-            f"bootstrap_value is {value.dtype.name} {value.shape}, wanted {rewards.dtype.name} {wanted} or a number"
-        )
-    shape = tf.shape(rewards)
-    return tf.broadcast_to(value, tf.concat([shape[:time_axis], shape[time_axis + 1 :]], 0))
-
-
-def _next_values(
-    rewards: tf.Tensor,
-    values: tf.Tensor,
-    bootstrap_value: TensorLike | None,
-    next_values: TensorLike | None,
-    time_axis: int,
-) -> tf.Tensor:
-    if (bootstrap_value is None) == (next_values is None):
-        raise ValueError("give either bootstrap_value, the value after the last step, or next_values for each step")
-    if next_values is not None:
-        return _alike(time_axis, rewards=rewards, next_values=next_values)[1]
-    final = tf.expand_dims(_final(bootstrap_value, rewards, time_axis), time_axis)
-    kept = values[1:] if time_axis == 0 else values[:, 1:]
-    empty = tf.equal(tf.shape(values)[time_axis], 0)
-    return tf.cond(empty, lambda: values, lambda: tf.concat([kept, final], time_axis))
+    return windows(gamma * discounts, rewards, n)
 
 
 def _along(time_axis: int, function: Callable[..., tf.Tensor], *tensors: tf.Tensor) -> tf.Tensor:
@@ -324,44 +245,3 @@ def _along(time_axis: int, function: Callable[..., tf.Tensor], *tensors: tf.Tens
 
 def _zero_at_the_end(tensor: tf.Tensor) -> tf.Tensor:
     return tf.concat([tensor[:-1], tf.zeros_like(tensor[-1:])], 0)
-
-
-def _scan(factors: tf.Tensor, terms: tf.Tensor, final: tf.Tensor | None) -> tf.Tensor:
-    """`x_t = terms_t + factors_t * x_{t+1}` over `[T, ...]`, from x_T = final (0 if None)."""
-
-    def double(width: tf.Tensor, sums: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return 2 * width, *_composed(sums, products, sums, products, width)
-
-    unfinished = lambda width, *_: width < tf.shape(terms)[0]  # noqa: E731
-    _, sums, products = tf.while_loop(unfinished, double, (tf.constant(1), terms, factors))
-    return sums if final is None else sums + products * final
-
-
-def _windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The composed maps of the n steps from each on: what they add, and what they multiply by.
-
-    They are put together by the binary digits of n: with 1 doubled to 2, 2 and 1 make 3, 3 doubled makes 6.
-    """
-    sums, products, width = terms, factors, 1
-    for digit in f"{n:b}"[1:]:
-        sums, products = _composed(sums, products, sums, products, width)
-        width *= 2
-        if digit == "1":
-            sums, products = _composed(terms, factors, sums, products, 1)
-            width += 1
-    return sums, products
-
-
-def _composed(
-    sums: tf.Tensor, products: tf.Tensor, later_sums: tf.Tensor, later_products: tf.Tensor, width: TensorLike
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Maps over `width` steps and then the later ones; behind the end is the identity, so that windows shrink."""
-    return sums + products * _shifted(later_sums, width, 0), products * _shifted(later_products, width, 1)
-
-
-def _shifted(tensor: tf.Tensor, by: TensorLike, filler: int) -> tf.Tensor:
-    """`tensor[t + by]`, and the filler behind the end."""
-    by = tf.minimum(by, tf.shape(tensor)[0])
-    pads = [[0, by]] + [[0, 0]] * (tensor.shape.rank - 1)
-    shifted = tf.pad(tensor[by:], pads, constant_values=tf.cast(filler, tensor.dtype))
-    return tf.ensure_shape(shifted, tensor.shape)

@@ -12,9 +12,9 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
+from .arguments import require_count
 from .episode_adder import EpisodeAdder
 from .padding import masked, masked_spec
-from .returns import require_count
 
 #: What becomes of the steps at the end of an episode; see `Sequence`.
 ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")

@@ -1,0 +1,52 @@
+"""The linear recurrence `x_t = b_t + a_t x_{t+1}`, without a loop over the steps.
+
+It is a composition of affine maps: the map over steps `t .. t+2k-1` is made of those over `t .. t+k-1` and
+`t+k .. t+2k-1`, so that log2(T) doublings cover T steps (Hillis & Steele 1986, "Data parallel algorithms").
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from .arguments import TensorLike
+
+
+def scan(factors: tf.Tensor, terms: tf.Tensor, final: tf.Tensor | None) -> tf.Tensor:
+    """`x_t = terms_t + factors_t * x_{t+1}` over `[T, ...]`, from x_T = final (0 if None)."""
+
+    def double(width: tf.Tensor, sums: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return 2 * width, *_composed(sums, products, sums, products, width)
+
+    unfinished = lambda width, *_: width < tf.shape(terms)[0]  # noqa: E731
+    _, sums, products = tf.while_loop(unfinished, double, (tf.constant(1), terms, factors))
+    return sums if final is None else sums + products * final
+
+
+def windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The composed maps of the n steps from each on: what they add, and what they multiply by.
+
+    They are put together by the binary digits of n: with 1 doubled to 2, 2 and 1 make 3, 3 doubled makes 6.
+    """
+    sums, products, width = terms, factors, 1
+    for digit in f"{n:b}"[1:]:
+        sums, products = _composed(sums, products, sums, products, width)
+        width *= 2
+        if digit == "1":
+            sums, products = _composed(terms, factors, sums, products, 1)
+            width += 1
+    return sums, products
+
+
+def _composed(
+    sums: tf.Tensor, products: tf.Tensor, later_sums: tf.Tensor, later_products: tf.Tensor, width: TensorLike
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Maps over `width` steps and then the later ones; behind the end is the identity, so that windows shrink."""
+    return sums + products * _shifted(later_sums, width, 0), products * _shifted(later_products, width, 1)
+
+
+def _shifted(tensor: tf.Tensor, by: TensorLike, filler: int) -> tf.Tensor:
+    """`tensor[t + by]`, and the filler behind the end."""
+    by = tf.minimum(by, tf.shape(tensor)[0])
+    pads = [[0, by]] + [[0, 0]] * (tensor.shape.rank - 1)
+    shifted = tf.pad(tensor[by:], pads, constant_values=tf.cast(filler, tensor.dtype))
+    return tf.ensure_shape(shifted, tensor.shape)
