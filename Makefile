@@ -47,6 +47,7 @@ wheel-test: install  ## build the wheel, install it elsewhere, run the tests aga
 bench: install  ## how fast, against the reference
 	@$(BIN)/python benchmarks/bench_ingest.py
 	@$(BIN)/python benchmarks/bench_memory.py
+	@$(BIN)/python benchmarks/bench_adders.py
 
 lock: install  ## write the lock files anew (needs uv)
 	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari \

@@ -28,10 +28,9 @@ def alike(time_axis: int, **named: TensorLike) -> list[tf.Tensor]:
         raise ValueError(f"time_axis is {time_axis}, wanted 0 or 1")
     names = list(named)
     first = tf.convert_to_tensor(named[names[0]])
-    if not first.dtype.is_floating or first.shape.rank is None or first.shape.rank <= time_axis:
-        raise ValueError(
-            f"{names[0]} are {first.dtype.name} {first.shape}, wanted floats with {time_axis + 1} axes or more"
-        )
+    wanted = "[T] or [T, ...]" if time_axis == 0 else "[B, T]"
+    if not first.dtype.is_floating or not first.shape.rank or (time_axis == 1 and first.shape.rank != 2):
+        raise ValueError(f"{names[0]} are {first.dtype.name} {first.shape}, wanted floats {wanted}")
     tensors = [first]
     for name in names[1:]:
         tensor = tf.convert_to_tensor(named[name], dtype_hint=first.dtype)

@@ -11,15 +11,22 @@ import tensorflow as tf
 from .arguments import TensorLike
 
 
-def scan(factors: tf.Tensor, terms: tf.Tensor, final: tf.Tensor | None) -> tf.Tensor:
-    """`x_t = terms_t + factors_t * x_{t+1}` over `[T, ...]`, from x_T = final (0 if None)."""
+def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
+    """`x_t = terms_t + factors_t * x_{t+1}` over `[T, ...]`, from x_T = 0, in log2(T) doublings."""
 
-    def double(width: tf.Tensor, sums: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return 2 * width, *_composed(sums, products, sums, products, width)
+    def double(width: tf.Tensor, factors: tf.Tensor, terms: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        pads = [[0, width]] + [[0, 0]] * (terms.shape.rank - 1)
+        later_factors, later_terms = tf.pad(factors[width:], pads), tf.pad(terms[width:], pads)
+        return 2 * width, factors * later_factors, terms + factors * later_terms
 
-    unfinished = lambda width, *_: width < tf.shape(terms)[0]  # noqa: E731
-    _, sums, products = tf.while_loop(unfinished, double, (tf.constant(1), terms, factors))
-    return sums if final is None else sums + products * final
+    num_steps = tf.shape(terms)[0]
+    any_length = tf.TensorShape([None, *terms.shape[1:]])
+    return tf.while_loop(
+        lambda width, *_: width < num_steps,
+        double,
+        (tf.constant(1), factors, terms),
+        shape_invariants=(tf.TensorShape([]), any_length, any_length),
+    )[2]
 
 
 def windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -46,7 +46,12 @@ def discounted_returns(
     require_share("gamma", gamma)
     rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
     final = final_value(bootstrap_value, rewards, time_axis)
-    return _along(time_axis, lambda r, d: scan(gamma * d, r, final), rewards, discounts)
+    factors = gamma * discounts
+
+    def summed(rewards: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+        return scan(factors, tf.concat([rewards[:-1], rewards[-1:] + factors[-1:] * final], 0))
+
+    return _along(time_axis, summed, rewards, factors)
 
 
 def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0) -> tf.Tensor:
@@ -155,7 +160,7 @@ def generalized_advantage_estimation(
     weights = lambda_ * gamma * discounts
     if is_last is not None:
         weights = tf.where(flags_like(is_last, rewards), tf.zeros_like(weights), weights)
-    return _along(time_axis, lambda b, a: scan(a, b, None), deltas, weights)
+    return _along(time_axis, scan, weights, deltas)
 
 
 def lambda_returns(
@@ -199,9 +204,7 @@ def lambda_returns(
     if is_last is not None:
         trace = tf.where(flags_like(is_last, rewards), tf.zeros_like(trace), trace)
     trace = _along(time_axis, _zero_at_the_end, trace)
-    return _along(
-        time_axis, lambda b, a: scan(a, b, None), rewards + factors * (1 - trace) * following, factors * trace
-    )
+    return _along(time_axis, scan, factors * trace, rewards + factors * (1 - trace) * following)
 
 
 def n_step_returns(

@@ -13,6 +13,7 @@ from rlds2reverb.sources import Source
 from . import output
 from .options import (
     SERVER_ONLY,
+    adder_of,
     item_options,
     json_option,
     open_source,
@@ -121,32 +122,22 @@ def convert(
     if out:
         require_unused(_WITH_DIRECTORY, "is for --serve")
         require_unused({"timeout", "connect_timeout", "streams", "writer", "force"}, "is for writing to a server")
-    if options["whole_episodes"]:
-        require_unused({"sequence_length", "stride", "padding"}, "does not go with --whole-episodes")
     import_quietly("reverb", "tf_agents.trajectories")
+    adder = adder_of(options)
     source, statistics = transformed(open_source(options), options)
     if address or out:
-        _ingest(source, out or address, options, as_json=as_json)
+        _ingest(source, out or address, adder, options, as_json=as_json)
         _save(statistics, save_statistics)
         return
-    signature = signature_of(source, _adder(options), options)
+    signature = signature_of(source, adder, options)
     with start_server(options, signature) as server:
         if not append:
             _require_empty(server)
-        _ingest(source, server.address, options, as_json=as_json)
+        _ingest(source, server.address, adder, options, as_json=as_json)
         _save(statistics, save_statistics)
         if server.has_checkpoints:
             output.say(f"checkpoint {server.checkpoint()}")
         serve_until_end(server)
-
-
-def _adder(options: dict[str, Any]) -> Adder:
-    """The adder that the options describe."""
-    from rlds2reverb.windows import WholeEpisodes, Windows
-
-    if options["whole_episodes"]:
-        return WholeEpisodes(options["discount"])
-    return Windows(options["sequence_length"], options["stride"], options["padding"], options["discount"])
 
 
 def _priority(options: dict[str, Any], source: Source) -> Any:
@@ -174,7 +165,7 @@ def _save(statistics: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(statistics, indent=1, allow_nan=False) + "\n")
 
 
-def _ingest(source: Source, destination: Any, options: dict[str, Any], *, as_json: bool) -> None:
+def _ingest(source: Source, destination: Any, adder: Adder, options: dict[str, Any], *, as_json: bool) -> None:
     from rlds2reverb.ingestion import ingest
 
     to_directory = isinstance(destination, Path)
@@ -183,7 +174,7 @@ def _ingest(source: Source, destination: Any, options: dict[str, Any], *, as_jso
             source,
             destination,
             table_configs(options) if to_directory else table_names(options),
-            adder=_adder(options),
+            adder=adder,
             priority=_priority(options, source),
             on_invalid=options["on_invalid"],
             resume=options["resume"],
@@ -206,7 +197,11 @@ def _ingest(source: Source, destination: Any, options: dict[str, Any], *, as_jso
 def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> None:
     seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
     written = report.steps > report.resumed_steps or not report.steps
-    length = "of whole episodes" if options["whole_episodes"] else f"of {options['sequence_length']} steps"
+    length = f"of {options['sequence_length']} steps"
+    if options["whole_episodes"]:
+        length = "of whole episodes"
+    elif options["n_step"] is not None:
+        length = f"over {options['n_step']} steps"
     rows = [
         ("into", f"{', '.join(report.tables)} {'in' if isinstance(destination, Path) else 'at'} {destination}"),
         ("episodes", f"{report.episodes:,}"),

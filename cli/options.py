@@ -108,6 +108,8 @@ item_options = _all(
         "--sequence-length", default=2, show_default=True, help="Trajectories in an item; 2 is one transition."
     ),
     click.option("--whole-episodes", is_flag=True, help="One item for each episode, of varying length."),
+    click.option("--n-step", type=int, metavar="N", help="Items are transitions over N steps; see --gamma."),
+    click.option("--gamma", default=0.99, show_default=True, help="The discount factor of --n-step."),
     click.option(
         "--layout",
         type=click.Choice(["columns", "packed"]),
@@ -122,6 +124,8 @@ SERVER_ONLY |= {"checkpoint_root", "no_verify", "append"}
 SOURCE_ONLY = {
     "sequence_length",
     "whole_episodes",
+    "n_step",
+    "gamma",
     "layout",
     "cast_floats",
     "split",
@@ -134,6 +138,24 @@ SOURCE_ONLY |= {"split_at_discontinuity"}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
+def adder_of(options: dict[str, Any]) -> Adder:
+    """The adder that the `item_options` describe, and those of `convert` if there are such."""
+    from rlds2reverb.windows import WholeEpisodes, Windows
+
+    if options["n_step"] is None:
+        require_unused({"gamma"}, "is for --n-step")
+    if options["whole_episodes"]:
+        require_unused({"sequence_length", "stride", "padding", "n_step"}, "does not go with --whole-episodes")
+        return WholeEpisodes(options.get("discount", "product"))
+    if options["n_step"] is not None:
+        require_unused({"sequence_length", "stride", "padding", "discount"}, "does not go with --n-step")
+        from rlds2reverb.adders import NStep
+
+        return NStep(options["n_step"], options["gamma"])
+    described = {name: options[name] for name in ("stride", "padding") if name in options}
+    return Windows(options["sequence_length"], discount_source=options.get("discount", "product"), **described)
+
+
 def signature_of(source: Source, adder: Adder, options: dict[str, Any]) -> Any:
     """The signature of a table for a source's items in the layout that was asked for."""
     spec = adder.item_spec(source.step_spec)
@@ -141,7 +163,7 @@ def signature_of(source: Source, adder: Adder, options: dict[str, Any]) -> Any:
         return spec
     from rlds2reverb.packing import Packing, packed_signature
 
-    return packed_signature(Packing(spec, squeeze=False))
+    return packed_signature(Packing(spec, squeeze=getattr(adder, "squeeze", False)))
 
 
 def open_source(options: dict[str, Any]) -> Source:

@@ -12,6 +12,7 @@ import click
 from . import output
 from .options import (
     SOURCE_ONLY,
+    adder_of,
     cast_floats_option,
     item_options,
     open_source,
@@ -24,7 +25,6 @@ from .options import (
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
-    from rlds2reverb.items import Adder
     from rlds2reverb.serving import ReplayServer
 
 
@@ -84,13 +84,9 @@ def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
     if not options["source"]:
         return None
     from rlds2reverb.transforms import CastFloats, apply_transforms
-    from rlds2reverb.windows import WholeEpisodes, Windows
 
     source, _ = apply_transforms(open_source(options), [CastFloats()] if cast_floats else [])
-    adder: Adder = WholeEpisodes()
-    if not options["whole_episodes"]:
-        adder = Windows(options["sequence_length"])
-    return signature_of(source, adder, options)
+    return signature_of(source, adder_of(options), options)
 
 
 def serve_until_end(server: ReplayServer) -> None:

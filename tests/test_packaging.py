@@ -83,8 +83,8 @@ def test_importing_the_package_and_reading_hdf5_does_not_start_tensorflow(data):
     assert out.stdout == "False\n"
 
 
-def test_the_example_of_the_readme_runs(data, tmp_path, monkeypatch):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def test_the_examples_of_the_readme_run(data, tmp_path, monkeypatch):
+    example, of_adders = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(example.strip().splitlines()) <= 12
     path = data / "d4rl/hopper_medium-v2.hdf5"
     monkeypatch.chdir(tmp_path)
@@ -92,3 +92,8 @@ def test_the_example_of_the_readme_runs(data, tmp_path, monkeypatch):
     names: dict = {}
     exec(compile(textwrap.dedent(example), "README.md", "exec"), names)
     assert names["batch"].observation.shape == (256, 2, 11)
+    names["critic"] = lambda observation: observation[:, 0]
+    with rlds2reverb.ReplayServer([rlds2reverb.TableConfig("replay")]) as server:
+        exec(compile(textwrap.dedent(of_adders), "README.md", "exec"), {**names, "server": server.address})
+        items = server.client.server_info(timeout=10)["replay"].current_size
+    assert items == 10_202 + 240

@@ -163,6 +163,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
         (("--whole-episodes", "--layout", "packed", "--priority", "return"), 2, "of whole episodes"),
         (("--padding", "tile", "--sequence-length", 3, "--chunk-length", 4), 913, "of 3 steps"),
         (("--writer", "public"), 911, "of 2 steps"),
+        (("--n-step", 3, "--gamma", 0.9, "--layout", "packed"), 911, "over 3 steps"),
         (("--streams", 2, "--key-seed", 1, "--no-resume", "--force"), 911, "of 2 steps"),
     ],
 )
@@ -205,6 +206,9 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
     [
         (["convert", "HOPPER", "--out", "x", "--port", "5"], "--port is for --serve"),
         (["convert", "HOPPER", "--out", "x", "--timeout", "5"], "--timeout is for writing to a server"),
+        (["convert", "HOPPER", "--out", "x", "--gamma", "0.9"], "--gamma is for --n-step"),
+        (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "n is 0, wanted a whole number of at least 1"),
+        (["convert", "HOPPER", "--out", "x", "--n-step", "3", "--stride", "2"], "--stride does not go with --n-step"),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--whole-episodes", "--stride", "2"],
             "--stride does not go with",

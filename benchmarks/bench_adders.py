@@ -1,0 +1,157 @@
+"""How fast adders are in a tf.data map: against TF-Agents' GAE and against loops over transitions, in one run.
+
+    python benchmarks/bench_adders.py [--runs 5] [--episodes 200]
+
+Episodes are columns in memory, of HalfCheetah's shape with a value for each step. Every way gives every episode's
+advantages (or n-step transitions) to the same loop. The loops over dicts, as DI-engine has them, run in numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+from rlds2reverb.cli.quiet import import_quietly, silence_native_logs
+
+silence_native_logs()
+import_quietly("tf_agents.utils.value_ops")
+
+import numpy as np
+import tensorflow as tf
+import tree
+from bench_data import float_episodes
+from rlds2reverb.adders import GAE, EpisodeAdder, NStep
+from rlds2reverb.adders.episode_adder import transitions
+from tf_agents.utils import value_ops
+
+GAMMA, LAMBDA, N = 0.99, 0.95, 3
+
+
+def identity(columns: dict) -> dict:
+    return columns
+
+
+def rows(adder: EpisodeAdder) -> Callable[[dict], dict]:
+    """An adder's rows of an episode, not yet cut into items."""
+    return adder.rows
+
+
+def peer_gae(columns: dict) -> dict:
+    rewards, discounts = transitions(columns)
+    values = columns["value"]
+    advantages = value_ops.generalized_advantage_estimation(
+        values[:-1, None], values[-1:], GAMMA * discounts[:, None], rewards[:, None], LAMBDA
+    )
+    return {**columns, "advantage": advantages[:, 0]}
+
+
+def transition_dicts(columns: dict) -> list[dict]:
+    count = len(columns["reward"]) - 1
+    return [
+        {
+            "obs": columns["observation"][step],
+            "next_obs": columns["observation"][step + 1],
+            "action": columns["action"][step],
+            "reward": columns["reward"][step],
+            "value": columns["value"][step],
+            "done": columns["is_terminal"][step + 1],
+        }
+        for step in range(count)
+    ]
+
+
+def loop_gae(data: list[dict], last_value: float) -> list[dict]:
+    advantage, following = 0.0, last_value
+    for transition in reversed(data):
+        factor = GAMMA * (1 - transition["done"])
+        delta = transition["reward"] + factor * following - transition["value"]
+        advantage = delta + LAMBDA * factor * advantage
+        transition["adv"] = advantage
+        following = transition["value"]
+    return data
+
+
+def loop_n_step(data: list[dict]) -> list[dict]:
+    out = []
+    for first, transition in enumerate(data):
+        reward, last = 0.0, first
+        for step in range(first, min(first + N, len(data))):
+            reward, last = reward + GAMMA ** (step - first) * data[step]["reward"], step
+            if data[step]["done"]:
+                break
+        changed = {"reward": reward, "next_obs": data[last]["next_obs"], "done": data[last]["done"]}
+        out.append({**transition, **changed, "value_gamma": GAMMA ** (last - first + 1)})
+    return out
+
+
+def in_python(function: Callable[[dict], np.ndarray]) -> Callable[[dict], dict]:
+    """A loop over dicts in the same map; the dicts are made of the columns, which is counted."""
+
+    def mapped(columns: dict) -> dict:
+        names = sorted(columns)
+
+        def call(*arrays: np.ndarray) -> np.ndarray:
+            return function(dict(zip(names, arrays, strict=True)))
+
+        return {**columns, "out": tf.numpy_function(call, [columns[name] for name in names], tf.float32)}
+
+    return mapped
+
+
+def dict_gae(columns: dict) -> np.ndarray:
+    data = loop_gae(transition_dicts(columns), columns["value"][-1])
+    return np.array([transition["adv"] for transition in data], np.float32)
+
+
+def dict_n_step(columns: dict) -> np.ndarray:
+    data = loop_n_step(transition_dicts(columns))
+    return np.array([transition["reward"] for transition in data], np.float32)
+
+
+def measure(name: str, dataset: tf.data.Dataset, function: Callable[[dict], dict], runs: int) -> float:
+    """Median seconds an episode."""
+    mapped = dataset.map(function)
+
+    def run() -> float:
+        began = time.perf_counter()
+        count = sum(1 for _ in mapped)
+        return (time.perf_counter() - began) / count
+
+    run()
+    seconds = statistics.median(run() for _ in range(runs))
+    print(f"{name:<60} {1e6 * seconds:>9,.0f} us an episode", flush=True)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=200)
+    arguments = parser.parse_args()
+    episodes = [{**steps, "value": steps["reward"] / 2} for steps in float_episodes(arguments.episodes)]
+    spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), episodes[0])
+    dataset = tf.data.Dataset.from_generator(lambda: iter(episodes), output_signature=spec).cache()
+    few = dataset.take(20)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
+    length = len(episodes[0]["reward"])
+    print(f"{len(episodes)} episodes of {length:,} steps; median of {arguments.runs} after a warm-up\n")
+    for _ in dataset:
+        pass
+    runs = arguments.runs
+    floor = measure("an identity map", dataset, identity, runs)
+    gae = measure("GAE", dataset, rows(GAE(GAMMA, LAMBDA)), runs)
+    peer = measure("TF-Agents' generalized_advantage_estimation", few, peer_gae, runs)
+    loop = measure("GAE by a loop over dicts", few, in_python(dict_gae), runs)
+    n_step = measure(f"NStep({N})", dataset, rows(NStep(N, GAMMA)), runs)
+    n_step_loop = measure(f"{N}-step transitions by a loop over dicts", few, in_python(dict_n_step), runs)
+    print(f"\nGAE is {peer / gae:.1f}x TF-Agents' (asked: 20), {loop / gae:.1f}x the loop (asked: 3)")
+    print(f"NStep is {n_step_loop / n_step:.1f}x the loop (asked: 5)")
+    print(f"the identity map takes {floor / gae:.0%} of GAE's time and {floor / n_step:.0%} of NStep's")
+
+
+if __name__ == "__main__":
+    main()
