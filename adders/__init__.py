@@ -5,8 +5,9 @@ Each adder takes a data set of episodes and gives one of items, and is an `adder
 """
 
 from .adder import Adder
+from .chain import compose
 from .contract import check_adder
-from .episode_adder import EpisodeAdder, compose, episode_columns
+from .episode_adder import EpisodeAdder, episode_columns
 from .episode_items import EpisodeItems
 from .gae import GAE
 from .initial_priorities import InitialPriorities

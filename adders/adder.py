@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from .arguments import require_count, require_share
+from .arguments import require_count, require_one_of, require_share
+from .padding import MASK
 from .returns import generalized_advantage_estimation
-from .transition_lists import Transition, breaks_off, episodes, flags, listed, n_step_part, null, stacked
+from .transition_lists import Transition, breaks_off, episodes, flag, flags, listed, n_step_part, null, stacked
 
 #: What becomes of the transitions that do not fill a chunk; see `Adder.get_train_sample`.
 LAST_FNS = ("last", "drop", "null_padding")
-
-#: In a chunk, True for transitions of the trajectory and False for null ones.
-MASK = "mask"
 
 
 class Adder:
     """Functions over a trajectory, a list or deque of transitions in the order of time.
 
-    Their names and arguments are those of DI-engine's `ding.worker.adder`; each can be called on the class, or on an
-    object that holds the last three arguments of `get_train_sample`. Only `get_traj` takes something out of the data
+    Their names are those of DI-engine's `ding.worker.adder`; each can be called on the class, or on an object, which
+    holds the arguments of `get_train_sample`. Only `get_traj` takes something out of the data
     it is given; nothing changes a transition.
     """
 
     def __init__(self, unroll_len: int, last_fn_type: str = "last", null_transition: Transition | None = None):
-        """Keeps what `sample` cuts by.
+        """Has `get_train_sample` cut by these arguments, so that it is called with the data alone.
 
         Raises:
           ValueError: if unroll_len is below 1 or last_fn_type unknown.
         """
         _require_chunks(unroll_len, last_fn_type)
-        self._arguments = unroll_len, last_fn_type, null_transition
-
-    def sample(self, data: Sequence[Transition]) -> list[Any]:
-        """`get_train_sample` with this object's arguments."""
-        return self.get_train_sample(data, *self._arguments)
+        cut = functools.partial(
+            type(self).get_train_sample,
+            unroll_len=unroll_len,
+            last_fn_type=last_fn_type,
+            null_transition=null_transition,
+        )
+        self.get_train_sample = cut  # type: ignore[method-assign]
 
     @staticmethod
     def get_traj(data: deque[Transition], traj_len: float, return_num: int = 0) -> list[Transition]:
@@ -49,10 +51,11 @@ class Adder:
 
         Args:
           data: a deque; `min(traj_len, len(data))` transitions are taken out. `min(return_num, what remains)` are put
-            back, in their order; but if none remains and a full trajectory breaks off without `done`, return_num are,
+            back, in their order; but if none remains and a full trajectory breaks off, neither `done` nor `truncated`,
+            return_num are,
             so that one that only bootstraps this trajectory (see `get_gae_with_default_last_value`) begins the next.
           traj_len: at least 1, or infinity for all.
-          return_num: at least 0, up to traj_len.
+          return_num: at least 0, up to traj_len; one of traj_len gives the same trajectory for as long as any remain.
 
         Returns:
           The transitions that were taken out, in the order of time.
@@ -104,18 +107,23 @@ class Adder:
           ValueError: if there are no transitions, a key is missing, or a number is out of its range.
         """
         trajectory = listed(data, "reward", "value", "done")
+        if last_value is None and next_values is None:
+            raise ValueError("last_value is None, wanted the value after the last transition, or next_values")
         values = np.stack([np.asarray(transition["value"]) for transition in trajectory])
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
         values, shape = values.astype(dtype).reshape(len(trajectory), -1), values.shape
         rewards = np.stack([np.asarray(transition["reward"]) for transition in trajectory]).astype(dtype)
-        rewards = np.broadcast_to(rewards.reshape(len(trajectory), -1), values.shape)
+        rewards = rewards.reshape(len(trajectory), -1)
+        if rewards.shape[1] not in (1, values.shape[1]):
+            raise ValueError(f"a reward has {rewards.shape[1]} numbers, a value {values.shape[1]}; wanted 1 or as many")
+        rewards = np.broadcast_to(rewards, values.shape)
         done, truncated = flags(trajectory, "done"), flags(trajectory, "truncated")
         if next_values is None:
             if (truncated & ~done)[:-1].any():
                 raise ValueError("a transition inside is truncated: give next_values, the value after each transition")
             last = np.broadcast_to(np.asarray(last_value, dtype).reshape(-1), values.shape[1:])
             next_values = np.concatenate([values[1:], last[None]])
-        advantages = generalized_advantage_estimation(
+        advantages = _advantages(
             rewards,
             np.broadcast_to(np.where(done, 0, 1).astype(dtype)[:, None], values.shape),
             values=values,
@@ -148,7 +156,8 @@ class Adder:
           done: whether the trajectory ended in a terminal state.
           gamma: in [0, 1].
           gae_lambda: in [0, 1].
-          truncated: whether it ended for another reason, such as a time limit.
+          truncated: whether it ended for another reason, such as a time limit; True as well if its last transition
+            says so.
           bootstrap_value: the value after the last transition, if it was truncated.
 
         Raises:
@@ -156,6 +165,7 @@ class Adder:
             bootstrap_value.
         """
         trajectory = listed(data, "value")
+        truncated = truncated or flag(trajectory[-1], "truncated")
         if done:
             return cls.get_gae(trajectory, np.zeros_like(trajectory[-1]["value"]), gamma, gae_lambda)
         if truncated:
@@ -257,7 +267,10 @@ class Adder:
         ]
 
 
+#: Traced once for all lengths, or each step of it would be called from Python.
+_advantages = tf.function(generalized_advantage_estimation, reduce_retracing=True)
+
+
 def _require_chunks(unroll_len: int, last_fn_type: str) -> None:
     require_count("unroll_len", unroll_len)
-    if last_fn_type not in LAST_FNS:
-        raise ValueError(f"last_fn_type is {last_fn_type!r}, wanted one of {', '.join(map(repr, LAST_FNS))}")
+    require_one_of("last_fn_type", last_fn_type, LAST_FNS)

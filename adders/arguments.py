@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,16 +12,27 @@ import tensorflow as tf
 TensorLike = Any
 
 
+def require_number(name: str, value: float, least: float, most: float) -> None:
+    """Raises `ValueError` unless it is a Python or numpy number from `least` to `most`."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}, wanted a number in [{least:g}, {most:g}]")
+
+
 def require_share(name: str, value: float) -> None:
-    """Raises `ValueError` unless a number is in [0, 1]."""
-    if isinstance(value, tf.Tensor) or not 0 <= value <= 1:
-        raise ValueError(f"{name} is {value}, wanted a number in [0, 1]")
+    """Raises `ValueError` unless it is a Python or numpy number in [0, 1]."""
+    require_number(name, value, 0, 1)
 
 
 def require_count(name: str, value: int, *, least: int = 1) -> None:
-    """Raises `ValueError` unless a number is whole and not too small."""
+    """Raises `ValueError` unless it is an int and not too small."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}, wanted a whole number of at least {least}")
+        raise ValueError(f"{name} is {value!r} ({type(value).__name__}), wanted an int of at least {least}")
+
+
+def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises `ValueError` for anything that is not allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(map(repr, allowed))}")
 
 
 def alike(time_axis: int, **named: TensorLike) -> list[tf.Tensor]:

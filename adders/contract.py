@@ -70,7 +70,7 @@ def _checked_items(adder: EpisodeAdder, episode: Episode, spec: Any) -> list[Any
 def _item(items: Items, number: int) -> Any:
     start, length = items.starts[number], items.lengths[number]
     run = tree.map_structure(lambda column: column[start : start + length], items.columns)
-    return tree.map_structure(lambda column: column[0], run) if items.squeeze else run
+    return tree.map_structure(lambda column: np.asarray(column[0], column.dtype), run) if items.squeeze else run
 
 
 def _same_spec(one: Any, other: Any) -> bool:

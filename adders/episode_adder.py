@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
 from functools import cached_property
 from typing import Any, ClassVar, overload
 
@@ -15,10 +14,11 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest, to_tensor_spec
-from rlds2reverb.trajectories import transition_discounts
+from rlds2reverb.specs import ArraySpec, Nest, to_tensor_spec
 
 _WHOLE_EPISODE = 1 << 40
+#: Overlapping windows are copied out so many at a time, so that memory stays small.
+_WINDOWS_AT_ONCE = 64
 
 
 class EpisodeAdder(abc.ABC):
@@ -74,6 +74,12 @@ class EpisodeAdder(abc.ABC):
             return row
         return tree.map_structure(lambda leaf: tf.TensorSpec((self.item_length, *leaf.shape), leaf.dtype), row)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"  # says the same in each process; dataclasses have their own
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_graph"}
+
     @overload
     def __call__(self, episodes: Episode) -> Items: ...
 
@@ -96,40 +102,50 @@ class EpisodeAdder(abc.ABC):
     def _items(self, episode: Episode) -> Items:
         if self.crosses_episodes:
             raise ValueError(f"the items of {self} run on over the ends of episodes; take them from a data set")
+        sizes = {len(column) for column in tree.flatten(episode.steps)}
+        if len(sizes) > 1:
+            raise ValueError(f"episode {episode.index} has columns of {sorted(sizes)} rows, wanted equal ones")
         columns = tree.map_structure(tf.convert_to_tensor, episode.steps)
-        self.row_spec(_spec_of(columns))
-        rows, starts, lengths = tree.map_structure(lambda tensor: tensor.numpy(), self._graph(columns))
+        self.item_spec(_spec_of(columns))
+        try:
+            made = self._graph(columns)
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(f"episode {episode.index}: {_reason(error)}") from error
+        rows, starts, lengths = tree.map_structure(lambda tensor: tensor.numpy(), made)
         return Items(rows, starts, lengths, self.squeeze)
 
     @cached_property
     def _graph(self) -> Any:
         return tf.function(self._bounded_rows, reduce_retracing=True)
 
-    def _checked_rows(self, columns: Nest) -> Nest:
+    def checked_rows(self, columns: Nest) -> Nest:
         """Rows as `row_spec` says, none for no steps."""
         spec = self.row_spec(_spec_of(columns))
 
         def nothing() -> Nest:
-            return tree.map_structure(lambda leaf: tf.zeros([0, *leaf.shape], leaf.dtype), spec)
+            return tree.map_structure(lambda leaf: tf.zeros([0, *(size or 0 for size in leaf.shape)], leaf.dtype), spec)
 
         return tf.cond(_num_rows(columns) > 0, lambda: _require_rows(self.rows(columns), spec), nothing)
 
     def _bounded_rows(self, columns: Nest) -> tuple[Nest, tf.Tensor, tf.Tensor]:
         """Rows, and the bounds of the items among them."""
-        rows = self._checked_rows(columns)
+        rows = self.checked_rows(columns)
         return rows, *self.item_bounds(_num_rows(rows))
 
     def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
-        item_spec = self.item_spec(_spec_of_elements(columns))
+        item_spec = self.item_spec(spec_of_elements(columns))
         parts = columns.map(self._bounded_rows, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         if self.squeeze:
-            items = parts.map(lambda rows, starts, _: _gathered(rows, starts)).unbatch()
-        elif self.item_length is not None:
-            within = np.arange(self.item_length)
-            items = parts.map(lambda rows, starts, _: _gathered(rows, starts[:, None] + within)).unbatch()
-        else:
-            items = parts.flat_map(_slices)
-        return items.map(lambda item: tree.map_structure(_with_spec, item, item_spec))
+            return parts.map(lambda rows, starts, _: _gathered(rows, starts, item_spec)).unbatch()
+        if self.item_length is None:
+            return parts.flat_map(_slices).map(lambda item: tree.map_structure(_with_spec, item, item_spec))
+        within = np.arange(self.item_length)
+
+        def windows(rows: Nest, starts: tf.Tensor, _: tf.Tensor) -> tf.data.Dataset:
+            some = tf.data.Dataset.from_tensor_slices(starts).batch(_WINDOWS_AT_ONCE)
+            return some.map(lambda first: _gathered(rows, first[:, None] + within, item_spec))
+
+        return parts.flat_map(windows).unbatch()
 
 
 def episode_columns(episodes: tf.data.Dataset) -> tf.data.Dataset:
@@ -151,107 +167,27 @@ def episode_columns(episodes: tf.data.Dataset) -> tf.data.Dataset:
             num_parallel_calls=2,
             deterministic=True,
         )
-    if not isinstance(spec, dict) or any(not isinstance(leaf, tf.TensorSpec) for leaf in tree.flatten(spec)):
+    if not isinstance(spec, dict) or any(
+        not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (None, 0) for leaf in tree.flatten(spec)
+    ):
         raise ValueError(
-            f"{fields.NO_STEPS} An element is {spec}, wanted {{'steps': data set of steps}} or a dict of columns."
+            f"the data set has elements of {spec}, wanted episodes: {{'steps': data set of steps}}, or a dict of "
+            "columns [N, ...] (single steps or items cannot be put together to episodes)"
         )
-    return episodes
+    return episodes.map(_require_one_length)
 
 
-def compose(*adders: EpisodeAdder) -> EpisodeAdder:
-    """One adder after the other, each given the rows of the one before it; the last one makes the items.
-
-    Raises:
-      ValueError: if there are none, or one before the last has already cut its rows into items.
-    """
-    if not adders:
-        raise ValueError("compose got no adders, wanted at least one")
-    for adder in adders[:-1]:
-        if adder.ends_chain:
-            raise ValueError(f"{type(adder).__name__} cuts episodes into items, so that nothing can follow it")
-    return adders[0] if len(adders) == 1 else _Chain(adders)
+def _require_one_length(columns: Nest) -> Nest:
+    sizes = tf.stack([tf.shape(column)[0] for column in tree.flatten(columns)])
+    same = tf.debugging.assert_equal(sizes, sizes[:1], "the columns of an episode differ in length")
+    with tf.control_dependencies([same]):
+        return tree.map_structure(tf.identity, columns)
 
 
-@dataclass(frozen=True)
-class _Chain(EpisodeAdder):
-    adders: tuple[EpisodeAdder, ...]
-
-    @property
-    def squeeze(self) -> bool:  # type: ignore[override]
-        return self.adders[-1].squeeze
-
-    @property
-    def ends_chain(self) -> bool:  # type: ignore[override]
-        return self.adders[-1].ends_chain
-
-    @property
-    def item_length(self) -> int | None:
-        return self.adders[-1].item_length
-
-    def row_spec(self, step_spec: Nest) -> Nest:
-        for adder in self.adders:
-            step_spec = adder.row_spec(step_spec)
-        return step_spec
-
-    def rows(self, columns: Nest) -> Nest:
-        for adder in self.adders:
-            columns = adder.rows(columns)
-        return columns
-
-    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.adders[-1].item_bounds(num_rows)
-
-    @property
-    def crosses_episodes(self) -> bool:  # type: ignore[override]
-        return self.adders[-1].crosses_episodes
-
-    def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
-        self.row_spec(_spec_of_elements(columns))
-        for adder in self.adders[:-1]:
-            columns = columns.map(adder._checked_rows, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return self.adders[-1]._dataset(columns)
-
-
-def require_fields(step_spec: Nest, names: Sequence[str], who: str) -> None:
-    """Raises `ValueError` unless a step is a dict with these fields."""
-    found = list(step_spec) if isinstance(step_spec, dict) else type(step_spec).__name__
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise ValueError(f"{who} needs the field {missing[0]!r} in every step, found {found}")
-
-
-def require_single_rewards(step_spec: Nest, who: str) -> tf.DType:
-    """The dtype of the returns; raises `ValueError` unless there is one reward, a number, at every step."""
-    require_fields(step_spec, (fields.REWARD, fields.DISCOUNT, fields.IS_LAST, fields.IS_TERMINAL), who)
-    for name in (fields.REWARD, fields.DISCOUNT):
-        spec = step_spec[name]
-        if tree.is_nested(spec) or spec.shape.rank != 0:
-            raise ValueError(f"{who} wants one {name} a step, step[{name!r}] is {spec}")
-    return returns_dtype(step_spec[fields.REWARD].dtype)
-
-
-def returns_dtype(reward_dtype: tf.DType) -> tf.DType:
-    """Sums of float rewards keep their dtype, others are float32."""
-    return reward_dtype if reward_dtype.is_floating else tf.float32
-
-
-def transitions(columns: Nest) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rewards and discounts `[T]` of the T = N - 1 transitions between N steps.
-
-    The discount is the step's own, and 0 where the transition leads into a terminal state (`transition_discounts`
-    with 'product'); the reward and the discount of the last step mean nothing and are left out.
-    """
-    dtype = returns_dtype(columns[fields.REWARD].dtype)
-    is_terminal = columns[fields.IS_TERMINAL]
-    following = {fields.IS_TERMINAL: tf.concat([is_terminal[1:], tf.zeros_like(is_terminal[:1])], 0)}
-    own = tf.cast(columns[fields.DISCOUNT], tf.float32)
-    discounts = transition_discounts(columns, following, own, "product", tf.where)
-    return tf.cast(columns[fields.REWARD][:-1], dtype), tf.cast(discounts[:-1], dtype)
-
-
-def with_last_zero(column: tf.Tensor) -> tf.Tensor:
-    """A column of transitions `[T, ...]` as one of steps `[T + 1, ...]`: 0 at the last step, where it means nothing."""
-    return tf.pad(column, [[0, 1]] + [[0, 0]] * (column.shape.rank - 1))
+def _reason(error: tf.errors.InvalidArgumentError) -> str:
+    """The sentence of a `tf.debugging` assertion, or TensorFlow's own."""
+    found = re.search(r"assertion failed: \[(.*?)\]", str(error.message))
+    return found[1] if found else str(error.message).splitlines()[0]
 
 
 def _num_rows(columns: Nest) -> tf.Tensor:
@@ -259,15 +195,20 @@ def _num_rows(columns: Nest) -> tf.Tensor:
 
 
 def _as_tensor_spec(step_spec: Nest) -> Nest:
-    is_tensor_spec = isinstance(tree.flatten(step_spec)[0], tf.TensorSpec)
-    return step_spec if is_tensor_spec else to_tensor_spec(step_spec)
+    """The nest with `tf.TensorSpec`s; raises `ValueError` for other leaves."""
+    leaves = tree.flatten(step_spec)
+    if leaves and all(isinstance(leaf, ArraySpec) for leaf in leaves):
+        return to_tensor_spec(step_spec)
+    if not leaves or any(not isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        raise ValueError(f"the spec of a step is {step_spec}, wanted a nest of tf.TensorSpecs such as Source.step_spec")
+    return step_spec
 
 
 def _spec_of(columns: Nest) -> Nest:
     return tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), columns)
 
 
-def _spec_of_elements(columns: tf.data.Dataset) -> Nest:
+def spec_of_elements(columns: tf.data.Dataset) -> Nest:
     """The spec of one step, of a data set of columns."""
     return tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), columns.element_spec)
 
@@ -284,8 +225,11 @@ def _require_rows(rows: Nest, spec: Nest) -> Nest:
     return tree.map_structure(lambda row, leaf: tf.ensure_shape(row, (None, *leaf.shape)), rows, spec)
 
 
-def _gathered(rows: Nest, places: tf.Tensor) -> Nest:
-    return tree.map_structure(lambda row: tf.gather(row, places), rows)
+def _gathered(rows: Nest, places: tf.Tensor, item_spec: Nest) -> Nest:
+    """Items `[M, ...]`."""
+    return tree.map_structure(
+        lambda row, leaf: tf.ensure_shape(tf.gather(row, places), (None, *leaf.shape)), rows, item_spec
+    )
 
 
 def _slices(rows: Nest, starts: tf.Tensor, lengths: tf.Tensor) -> tf.data.Dataset:

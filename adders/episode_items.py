@@ -8,11 +8,9 @@ from typing import ClassVar
 import tensorflow as tf
 import tree
 
-from rlds2reverb.episodes import Episode
-from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
-from .arguments import require_count
+from .arguments import require_count, require_one_of
 from .episode_adder import EpisodeAdder
 from .padding import masked, masked_spec
 
@@ -44,8 +42,7 @@ class EpisodeItems(EpisodeAdder):
 
     def __post_init__(self) -> None:
         require_count("max_length", self.max_length)
-        if self.padding not in PADDINGS:
-            raise ValueError(f"padding is {self.padding!r}, wanted one of {', '.join(map(repr, PADDINGS))}")
+        require_one_of("padding", self.padding, PADDINGS)
 
     @property
     def item_length(self) -> int | None:
@@ -59,15 +56,7 @@ class EpisodeItems(EpisodeAdder):
     def rows(self, columns: Nest) -> Nest:
         """See `EpisodeAdder.rows`."""
         num_rows = tf.shape(tree.flatten(columns)[0])[0]
-        tf.debugging.assert_less_equal(num_rows, self.max_length, f"an episode has more rows than {self._limit}")
+        too_long = f"an episode has more rows than the max_length of {self.max_length}; raise it, or cut with Sequence"
+        tf.debugging.assert_less_equal(num_rows, self.max_length, too_long)
         missing = 0 if self.padding == "none" else self.max_length - num_rows
         return masked(columns, *((missing, 0) if self.padding == "start" else (0, missing)))
-
-    def _items(self, episode: Episode) -> Items:
-        if episode.num_steps > self.max_length:
-            raise ValueError(f"episode {episode.index} has {episode.num_steps} steps, more than {self._limit}")
-        return super()._items(episode)
-
-    @property
-    def _limit(self) -> str:
-        return f"the max_length of {self.max_length}; raise it, or take Sequence to cut episodes"

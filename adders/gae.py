@@ -9,8 +9,9 @@ import tensorflow as tf
 from rlds2reverb.specs import Nest
 
 from .arguments import require_share
-from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
+from .episode_adder import EpisodeAdder
 from .returns import generalized_advantage_estimation
+from .steps import require_single_rewards, transitions, with_added, with_last_zero
 from .values import ValueFn, require_values, values_of
 
 ADVANTAGE, RETURN = "advantage", "return_"
@@ -25,7 +26,7 @@ class GAE(EpisodeAdder):
     the target of the value function, the lambda-return of Sutton & Barto (2018), eq. 12.20.
 
     Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and the two, both of the dtype of the
-    rewards. Put `Sequence` or another adder behind it with `compose` for smaller ones.
+    rewards (float32 if these are integers). Put `Sequence` or another adder behind it with `compose` for smaller ones.
 
     Both ends of an episode: the first step is like any. A terminated episode ends with value 0, a truncated one with
     the value of its final observation. At the last step, where nothing is done any more, both are 0.
@@ -48,7 +49,7 @@ class GAE(EpisodeAdder):
         """See `EpisodeAdder.row_spec`."""
         dtype = require_single_rewards(step_spec, "GAE")
         require_values(step_spec, self.value_fn, "GAE")
-        return {**step_spec, ADVANTAGE: tf.TensorSpec((), dtype), RETURN: tf.TensorSpec((), dtype)}
+        return with_added(step_spec, "GAE", **{ADVANTAGE: tf.TensorSpec((), dtype), RETURN: tf.TensorSpec((), dtype)})
 
     def rows(self, columns: Nest) -> Nest:
         """See `EpisodeAdder.rows`."""

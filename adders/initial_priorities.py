@@ -13,10 +13,11 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
-from .arguments import require_share
-from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
+from .arguments import require_number, require_one_of, require_share
+from .episode_adder import EpisodeAdder
 from .padding import MASK
 from .returns import td_errors
+from .steps import require_single_rewards, transitions, with_added, with_last_zero
 from .values import ValueFn, require_values, values_of
 
 PRIORITY = "priority"
@@ -46,7 +47,7 @@ class InitialPriorities(EpisodeAdder):
     Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and `priority`, float32, at least 0.
 
     Both ends of an episode: the first step is like any. A terminated episode ends with value 0, a truncated one with
-    the value of its final observation. The last step, where nothing is done, has 0 with 'td' and 'max'.
+    the value of its final observation. The last step, where nothing is done, has eps with 'td' and 'max'.
 
     Attributes:
       kind: 'constant', 'return', 'td' or 'max'.
@@ -54,7 +55,7 @@ class InitialPriorities(EpisodeAdder):
       lowest, highest: the returns that 'return' takes for 0 and 1.
       gamma: in [0, 1], for 'td' and 'max'.
       eta: the share of the largest, in [0, 1].
-      eps: added, so that nothing is never sampled; in (0, 1].
+      eps: added, so that everything can be sampled; in [1e-12, 1].
       value_fn: see `GAE`; None if the values are the column `value`.
     """
 
@@ -68,16 +69,13 @@ class InitialPriorities(EpisodeAdder):
     value_fn: ValueFn | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind is {self.kind!r}, wanted one of {', '.join(map(repr, KINDS))}")
-        if not 0 <= self.constant <= 1e12:
-            raise ValueError(f"constant is {self.constant}, wanted a number in [0, 1e12]")
-        if not np.isfinite([self.lowest, self.highest]).all() or self.lowest >= self.highest:
-            raise ValueError(
-                f"returns go from {self.lowest} to {self.highest}, wanted finite numbers, the second above the first"
-            )
-        if not 0 < self.eps <= 1:
-            raise ValueError(f"eps is {self.eps}, wanted a number above 0 and up to 1")
+        require_one_of("kind", self.kind, KINDS)
+        require_number("constant", self.constant, 0, 1e12)
+        require_number("lowest", self.lowest, -1e300, 1e300)
+        require_number("highest", self.highest, -1e300, 1e300)
+        if self.lowest >= self.highest:
+            raise ValueError(f"returns go from {self.lowest} to {self.highest}, wanted the second above the first")
+        require_number("eps", self.eps, 1e-12, 1)
         require_share("gamma", self.gamma)
         require_share("eta", self.eta)
 
@@ -86,7 +84,7 @@ class InitialPriorities(EpisodeAdder):
         require_single_rewards(step_spec, "InitialPriorities")
         if self.kind in ("td", "max"):
             require_values(step_spec, self.value_fn, f"InitialPriorities({self.kind!r})")
-        return {**step_spec, PRIORITY: tf.TensorSpec((), tf.float32)}
+        return with_added(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
 
     def rows(self, columns: Nest) -> Nest:
         """See `EpisodeAdder.rows`."""
@@ -99,7 +97,7 @@ class InitialPriorities(EpisodeAdder):
             return {**columns, PRIORITY: tf.fill([num_rows], tf.cast(tf.clip_by_value(share, self.eps, 1), tf.float32))}
         values = values_of(columns, self.value_fn)
         errors = td_errors(rewards, discounts, values=values[:-1], next_values=values[1:], gamma=self.gamma)
-        return {**columns, PRIORITY: with_last_zero(tf.cast(tf.abs(errors) + self.eps, tf.float32))}
+        return {**columns, PRIORITY: tf.cast(tf.abs(with_last_zero(errors)) + self.eps, tf.float32)}
 
     def __call__(self, episodes: Any, items: Items | None = None) -> Any:
         """See `EpisodeAdder`; and with an episode's items their priorities, float64 `[M]`, as `ingest` asks for them.

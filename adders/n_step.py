@@ -11,9 +11,10 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
-from .arguments import require_count, require_share
-from .episode_adder import EpisodeAdder, require_fields, require_single_rewards, transitions
+from .arguments import require_count, require_one_of, require_share
+from .episode_adder import EpisodeAdder
 from .returns import n_step_returns
+from .steps import require_fields, require_single_rewards, transitions
 
 _OWN = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 _ADDED = ("next_observation", "value_gamma")
@@ -56,8 +57,7 @@ class NStep(EpisodeAdder):
     def __post_init__(self) -> None:
         require_count("n", self.n)
         require_share("gamma", self.gamma)
-        if self.discount_power not in ("m-1", "m"):
-            raise ValueError(f"discount_power is {self.discount_power!r}, wanted 'm-1' or 'm'")
+        require_one_of("discount_power", self.discount_power, ("m-1", "m"))
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `EpisodeAdder.row_spec`."""
@@ -90,16 +90,19 @@ class NStep(EpisodeAdder):
             products = tf.concat([tf.math.cumprod(discounts)[:few], products], 0)
             first = tf.concat([tf.zeros([few], tf.int32), first], 0)
             steps = tf.concat([tf.range(1, few + 1), steps], 0)
-        powers = tf.cast(steps if self.discount_power == "m" else steps - 1, tf.float32)
+        power = steps if self.discount_power == "m" else steps - 1
         at_first = {name: columns[name] for name in (fields.OBSERVATION, fields.ACTION, *_extras(columns))}
         at_last = {f"next_{name}": columns[name] for name in (fields.OBSERVATION, *_extras(columns))}
         return {
             **tree.map_structure(lambda column: tf.gather(column, first), at_first),
             **tree.map_structure(lambda column: tf.gather(column, first + steps), at_last),
             fields.REWARD: sums,
-            fields.DISCOUNT: self.gamma**powers * tf.cast(products, tf.float32),
-            "value_gamma": self.gamma ** tf.cast(steps, tf.float32),
+            fields.DISCOUNT: tf.cast(self._gamma_to(power) * tf.cast(products, tf.float64), tf.float32),
+            "value_gamma": tf.cast(self._gamma_to(steps), tf.float32),
         }
+
+    def _gamma_to(self, power: tf.Tensor) -> tf.Tensor:
+        return tf.constant(self.gamma, tf.float64) ** tf.cast(power, tf.float64)
 
     def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Every row is an item."""

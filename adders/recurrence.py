@@ -1,7 +1,8 @@
 """The linear recurrence `x_t = b_t + a_t x_{t+1}`, without a loop over the steps.
 
 It is a composition of affine maps: the map over steps `t .. t+2k-1` is made of those over `t .. t+k-1` and
-`t+k .. t+2k-1`, so that log2(T) doublings cover T steps (Hillis & Steele 1986, "Data parallel algorithms").
+`t+k .. t+2k-1`, so that log2(T) doublings cover T steps (Hillis & Steele 1986, "Data parallel algorithms"). A factor
+of 0 cuts off what is behind it, NaN and Inf included.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ import tensorflow as tf
 
 from .arguments import TensorLike
 
+_MOST_STEPS = 1 << 30
+
 
 def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
     """`x_t = terms_t + factors_t * x_{t+1}` over `[T, ...]`, from x_T = 0, in log2(T) doublings."""
 
-    def double(width: tf.Tensor, factors: tf.Tensor, terms: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def double(width: TensorLike, factors: tf.Tensor, terms: tf.Tensor) -> tuple[TensorLike, tf.Tensor, tf.Tensor]:
         pads = [[0, width]] + [[0, 0]] * (terms.shape.rank - 1)
         later_factors, later_terms = tf.pad(factors[width:], pads), tf.pad(terms[width:], pads)
-        return 2 * width, factors * later_factors, terms + factors * later_terms
+        return 2 * width, factors * later_factors, terms + tf.math.multiply_no_nan(later_terms, factors)
 
+    if terms.shape[0] is not None:  # XLA needs sizes that it knows
+        width = 1
+        while width < terms.shape[0]:
+            width, factors, terms = double(width, factors, terms)
+        return terms
     num_steps = tf.shape(terms)[0]
     any_length = tf.TensorShape([None, *terms.shape[1:]])
     return tf.while_loop(
@@ -35,7 +43,7 @@ def windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf
     They are put together by the binary digits of n: with 1 doubled to 2, 2 and 1 make 3, 3 doubled makes 6.
     """
     sums, products, width = terms, factors, 1
-    for digit in f"{n:b}"[1:]:
+    for digit in f"{min(n, _MOST_STEPS):b}"[1:]:
         sums, products = _composed(sums, products, sums, products, width)
         width *= 2
         if digit == "1":
@@ -48,7 +56,8 @@ def _composed(
     sums: tf.Tensor, products: tf.Tensor, later_sums: tf.Tensor, later_products: tf.Tensor, width: TensorLike
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Maps over `width` steps and then the later ones; behind the end is the identity, so that windows shrink."""
-    return sums + products * _shifted(later_sums, width, 0), products * _shifted(later_products, width, 1)
+    added = tf.math.multiply_no_nan(_shifted(later_sums, width, 0), products)
+    return sums + added, products * _shifted(later_products, width, 1)
 
 
 def _shifted(tensor: tf.Tensor, by: TensorLike, filler: int) -> tf.Tensor:

@@ -9,8 +9,9 @@ import tensorflow as tf
 from rlds2reverb.specs import Nest
 
 from .arguments import require_share
-from .episode_adder import EpisodeAdder, require_single_rewards, transitions, with_last_zero
+from .episode_adder import EpisodeAdder
 from .returns import returns_to_go
+from .steps import require_single_rewards, transitions, with_added, with_last_zero
 
 RETURN_TO_GO = "return_to_go"
 
@@ -21,7 +22,8 @@ class ReturnToGo(EpisodeAdder):
 
     Chen et al. (2021), "Decision Transformer", sec. 3.
 
-    Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and this one, of the dtype of the rewards.
+    Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and this one, of the dtype of the rewards
+    (float32 if these are integers).
 
     Both ends of an episode: the first step has the return of the episode. Terminated or truncated, what comes after
     the end is not counted, and the last step has 0.
@@ -37,7 +39,8 @@ class ReturnToGo(EpisodeAdder):
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `EpisodeAdder.row_spec`."""
-        return {**step_spec, RETURN_TO_GO: tf.TensorSpec((), require_single_rewards(step_spec, "ReturnToGo"))}
+        dtype = require_single_rewards(step_spec, "ReturnToGo")
+        return with_added(step_spec, "ReturnToGo", **{RETURN_TO_GO: tf.TensorSpec((), dtype)})
 
     def rows(self, columns: Nest) -> Nest:
         """See `EpisodeAdder.rows`."""

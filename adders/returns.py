@@ -49,7 +49,7 @@ def discounted_returns(
     factors = gamma * discounts
 
     def summed(rewards: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-        return scan(factors, tf.concat([rewards[:-1], rewards[-1:] + factors[-1:] * final], 0))
+        return scan(factors, tf.concat([rewards[:-1], rewards[-1:] + tf.math.multiply_no_nan(final, factors[-1:])], 0))
 
     return _along(time_axis, summed, rewards, factors)
 
@@ -110,7 +110,7 @@ def td_errors(
     require_share("gamma", gamma)
     rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
     following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
-    return rewards + gamma * discounts * following - values
+    return rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
 
 
 def generalized_advantage_estimation(
@@ -156,7 +156,7 @@ def generalized_advantage_estimation(
     require_share("lambda_", lambda_)
     rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
     following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
-    deltas = rewards + gamma * discounts * following - values
+    deltas = rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
     weights = lambda_ * gamma * discounts
     if is_last is not None:
         weights = tf.where(flags_like(is_last, rewards), tf.zeros_like(weights), weights)
@@ -204,7 +204,7 @@ def lambda_returns(
     if is_last is not None:
         trace = tf.where(flags_like(is_last, rewards), tf.zeros_like(trace), trace)
     trace = _along(time_axis, _zero_at_the_end, trace)
-    return _along(time_axis, scan, factors * trace, rewards + factors * (1 - trace) * following)
+    return _along(time_axis, scan, factors * trace, rewards + tf.math.multiply_no_nan(following, factors * (1 - trace)))
 
 
 def n_step_returns(

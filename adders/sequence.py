@@ -12,9 +12,10 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
-from .arguments import require_count
+from .arguments import require_count, require_one_of
 from .episode_adder import EpisodeAdder
 from .padding import masked, masked_spec
+from .steps import require_fields
 
 #: What becomes of the steps at the end of an episode; see `Sequence`.
 ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")
@@ -40,7 +41,8 @@ class Sequence(EpisodeAdder):
         'null_padding':  5 6 0   the same, with `is_last` and `is_terminal` True in the added rows
         'truncate':      5 6     shorter, so that items differ in length
         'drop':                  left out
-        'continue':      5 6 F   goes on with the first rows of the next episode; only for data sets
+        'continue':      5 6 F   goes on with the first rows of the next episode, the rest at the end of the data left
+                                 out; only for data sets, not for `ingest`, whose items are of one episode
 
     The first, third, fifth and last of them are Acme's `EndBehavior` WRITE, ZERO_PAD, TRUNCATE and CONTINUE (Hoffman
     et al. 2020, arXiv:2006.00979); 'drop', 'last' and 'null_padding' are DI-engine's for the rest of an unroll.
@@ -63,8 +65,7 @@ class Sequence(EpisodeAdder):
         require_count("length", self.length)
         if self.period is not None:
             require_count("period", self.period)
-        if self.end not in ENDS:
-            raise ValueError(f"end is {self.end!r}, wanted one of {', '.join(map(repr, ENDS))}")
+        require_one_of("end", self.end, ENDS)
         require_count("burn_in", self.burn_in, least=0)
         if self.burn_in >= self.length:
             raise ValueError(f"burn_in is {self.burn_in}, wanted less than the length of {self.length}")
@@ -121,7 +122,7 @@ class Sequence(EpisodeAdder):
             return super()._dataset(columns)
         item_spec = self.item_spec(tree.map_structure(_without_time, columns.element_spec))
         held = tree.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), item_spec)
-        windows = columns.map(self._checked_rows).scan((held, tf.constant(0, tf.int64)), self._continued)
+        windows = columns.map(self.checked_rows).scan((held, tf.constant(0, tf.int64)), self._continued)
         return windows.unbatch()
 
     def _continued(self, state: tuple[Nest, tf.Tensor], rows: Nest) -> tuple[tuple[Nest, tf.Tensor], Nest]:
@@ -152,14 +153,18 @@ class Sequence(EpisodeAdder):
           time_axis: where the time is.
 
         Raises:
-          ValueError: if n is below 1 or nothing would be left of the sequence, or its length is another one.
+          ValueError: if n is below 1, nothing would be left of the sequence, its length is another one, or observation,
+            action or reward are missing.
         """
         require_count("n", n)
+        require_fields(sequence, _PARTED, "Sequence.parts")
+        if time_axis not in (0, 1):
+            raise ValueError(f"time_axis is {time_axis}, wanted 0 or 1")
         length = tree.flatten(sequence)[0].shape[time_axis]
         if length != self.length or self.burn_in + n >= self.length:
             raise ValueError(
-                f"a sequence of {length} with burn_in {self.burn_in} and n {n} cannot be parted, wanted one of "
-                f"{self.length}, longer than both together"
+                f"the sequences have {length} rows, burn_in is {self.burn_in} and n {n}; wanted {self.length} rows, "
+                "more than burn_in and n together"
             )
 
         def cut(names: Any, start: int, stop: int) -> dict[str, Any]:

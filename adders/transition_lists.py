@@ -27,18 +27,21 @@ def listed(data: Iterable[Transition], *keys: str) -> list[Transition]:
     return trajectory
 
 
-def _flag(transition: Mapping[str, Any], key: str) -> bool:
+def flag(transition: Mapping[str, Any], key: str) -> bool:
+    """Whether a transition has the flag, False where it has no such key."""
     return bool(np.any(transition.get(key, False)))
 
 
 def flags(trajectory: Sequence[Transition], key: str) -> np.ndarray:
     """Bool `[T]`: whether each transition has the flag, False where it has no such key."""
-    return np.array([_flag(transition, key) for transition in trajectory])
+    return np.array([flag(transition, key) for transition in trajectory])
 
 
 def breaks_off(transition: Any) -> bool:
     """Whether a transition says that its episode goes on after it."""
-    return isinstance(transition, Mapping) and "done" in transition and not _flag(transition, "done")
+    if not isinstance(transition, Mapping) or "done" not in transition:
+        return False
+    return not flag(transition, "done") and not flag(transition, "truncated")
 
 
 def episodes(trajectory: list[Transition], traj_len: float) -> Iterable[list[Transition]]:
@@ -46,7 +49,7 @@ def episodes(trajectory: list[Transition], traj_len: float) -> Iterable[list[Tra
     part: list[Transition] = []
     for number, transition in enumerate(trajectory, start=1):
         part.append(transition)
-        ended = _flag(transition, "done") or _flag(transition, "truncated")
+        ended = flag(transition, "done") or flag(transition, "truncated")
         if ended or number == len(trajectory) or (traj_len != math.inf and number % traj_len == 0):
             yield part
             part = []
@@ -61,6 +64,8 @@ def n_step_part(part: list[Transition], nstep: int, *, cum_reward: bool, gamma: 
     else:
         padded = np.concatenate([rewards, np.zeros((nstep - 1, *rewards.shape[1:]), rewards.dtype)])
         per_step = padded[np.arange(len(part))[:, None] + np.arange(nstep)]
+        if rewards.shape[1:] == (1,):  # DI-engine joins rewards of shape [1] to [nstep]
+            per_step = per_step[:, :, 0]
     out = []
     for first, transition in enumerate(part):
         steps = min(nstep, len(part) - first)
@@ -77,12 +82,13 @@ def n_step_part(part: list[Transition], nstep: int, *, cum_reward: bool, gamma: 
 
 
 def null(transition: Transition) -> Transition:
-    """A copy with `done` True and `reward` 0, where it has them."""
+    """A copy with `done` True, `reward` and `value_gamma` 0, where it has them."""
     changed = {}
     if "done" in transition:
         changed["done"] = np.ones_like(np.asarray(transition["done"]))
-    if "reward" in transition:
-        changed["reward"] = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf)), transition["reward"])
+    for name in ("reward", "value_gamma"):
+        if name in transition:
+            changed[name] = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf)), transition[name])
     return {**transition, **changed}
 
 

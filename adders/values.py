@@ -9,7 +9,7 @@ import tensorflow as tf
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
-from .episode_adder import require_fields, returns_dtype
+from .steps import require_fields, returns_dtype
 
 #: Gives values `[N]` or `[N, 1]` of observations `[N, ...]`; a Keras model, or a function that TensorFlow can trace.
 ValueFn = Callable[[Nest], tf.Tensor]
@@ -20,6 +20,8 @@ VALUE = "value"
 
 def require_values(step_spec: Nest, value_fn: ValueFn | None, who: str) -> None:
     """Raises `ValueError` unless there is a function, or a column of one float a step."""
+    if value_fn is not None and not callable(value_fn):
+        raise ValueError(f"value_fn is {value_fn!r}, wanted a function or a Keras model")
     if value_fn is not None:
         require_fields(step_spec, (fields.OBSERVATION,), who)
         return
@@ -35,9 +37,22 @@ def values_of(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
     Raises:
       ValueError: if the function does not give one value for each observation.
     """
-    values = columns[VALUE] if value_fn is None else tf.convert_to_tensor(value_fn(columns[fields.OBSERVATION]))
+    values = columns[VALUE] if value_fn is None else _called(value_fn, columns[fields.OBSERVATION])
     if values.shape.rank == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    if values.shape.rank != 1:
+    if values.shape.rank not in (None, 1):
         raise ValueError(f"value_fn gave {values.shape} for the observations of an episode, wanted [N] or [N, 1]")
-    return tf.cast(values, returns_dtype(columns[fields.REWARD].dtype))
+    values = tf.ensure_shape(values, [None])
+    wanted, got = tf.shape(columns[fields.REWARD])[0], tf.shape(values)[0]
+    with tf.control_dependencies([tf.debugging.assert_equal(got, wanted, "value_fn gave not one value for each step")]):
+        return tf.cast(values, returns_dtype(columns[fields.REWARD].dtype))
+
+
+def _called(value_fn: ValueFn, observations: Nest) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(value_fn(observations))
+    except (NotImplementedError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"value_fn failed on tensors ({type(error).__name__}: {str(error).splitlines()[0]}); it has to take them: "
+            "put numpy code into tf.numpy_function"
+        ) from error

@@ -1,0 +1,62 @@
+"""Adders one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from rlds2reverb.specs import Nest
+
+from .episode_adder import EpisodeAdder, spec_of_elements
+
+
+def compose(*adders: EpisodeAdder) -> EpisodeAdder:
+    """One adder after the other, each given the rows of the one before it; the last one makes the items.
+
+    Raises:
+      ValueError: if there are none, or one before the last has already cut its rows into items.
+      TypeError: if one is no `EpisodeAdder`.
+    """
+    if not adders:
+        raise ValueError("compose got no adders, wanted at least one")
+    for adder in adders:
+        if not isinstance(adder, EpisodeAdder):
+            raise TypeError(f"compose got {adder!r}, wanted adders such as NStep(3, 0.99)")
+    for adder in adders[:-1]:
+        if adder.ends_chain:
+            raise ValueError(f"{type(adder).__name__} cuts episodes into items, so that nothing can follow it")
+    return adders[0] if len(adders) == 1 else _Chain(adders)
+
+
+@dataclass(frozen=True)
+class _Chain(EpisodeAdder):
+    adders: tuple[EpisodeAdder, ...]
+
+    def __post_init__(self) -> None:
+        last = self.adders[-1]
+        for name in ("squeeze", "ends_chain", "crosses_episodes"):
+            object.__setattr__(self, name, getattr(last, name))
+
+    @property
+    def item_length(self) -> int | None:
+        return self.adders[-1].item_length
+
+    def row_spec(self, step_spec: Nest) -> Nest:
+        for adder in self.adders:
+            step_spec = adder.row_spec(step_spec)
+        return step_spec
+
+    def rows(self, columns: Nest) -> Nest:
+        for adder in self.adders:
+            columns = adder.rows(columns)
+        return columns
+
+    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self.adders[-1].item_bounds(num_rows)
+
+    def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
+        self.item_spec(spec_of_elements(columns))
+        for adder in self.adders[:-1]:
+            columns = columns.map(adder.checked_rows, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return self.adders[-1]._dataset(columns)
