@@ -116,8 +116,9 @@ class EpisodeAdder(abc.ABC):
 
     @cached_property
     def _graph(self) -> Any:
-        return tf.function(self._bounded_rows, reduce_retracing=True)
+        return tf.function(self._bounded_rows, reduce_retracing=True, autograph=False)
 
+    @tf.autograph.experimental.do_not_convert  # its errors would be buried in pages
     def checked_rows(self, columns: Nest) -> Nest:
         """Rows as `row_spec` says, none for no steps."""
         spec = self.row_spec(_spec_of(columns))
@@ -127,6 +128,7 @@ class EpisodeAdder(abc.ABC):
 
         return tf.cond(_num_rows(columns) > 0, lambda: _require_rows(self.rows(columns), spec), nothing)
 
+    @tf.autograph.experimental.do_not_convert
     def _bounded_rows(self, columns: Nest) -> tuple[Nest, tf.Tensor, tf.Tensor]:
         """Rows, and the bounds of the items among them."""
         rows = self.checked_rows(columns)

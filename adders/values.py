@@ -40,8 +40,9 @@ def values_of(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
     values = columns[VALUE] if value_fn is None else _called(value_fn, columns[fields.OBSERVATION])
     if values.shape.rank == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    if values.shape.rank not in (None, 1):
-        raise ValueError(f"value_fn gave {values.shape} for the observations of an episode, wanted [N] or [N, 1]")
+    num_steps = columns[fields.REWARD].shape[0]
+    if not values.shape.is_compatible_with([num_steps]):
+        raise ValueError(f"value_fn gave {values.shape} for {num_steps or 'N'} observations, wanted one value for each")
     values = tf.ensure_shape(values, [None])
     wanted, got = tf.shape(columns[fields.REWARD])[0], tf.shape(values)[0]
     with tf.control_dependencies([tf.debugging.assert_equal(got, wanted, "value_fn gave not one value for each step")]):
