@@ -106,6 +106,8 @@ class Adder:
         Raises:
           ValueError: if there are no transitions, a key is missing, or a number is out of its range.
         """
+        require_share("gamma", gamma)
+        require_share("gae_lambda", gae_lambda)
         trajectory = listed(data, "reward", "value", "done")
         if last_value is None and next_values is None:
             raise ValueError("last_value is None, wanted the value after the last transition, or next_values")
@@ -121,16 +123,19 @@ class Adder:
         if next_values is None:
             if (truncated & ~done)[:-1].any():
                 raise ValueError("a transition inside is truncated: give next_values, the value after each transition")
-            last = np.broadcast_to(np.asarray(last_value, dtype).reshape(-1), values.shape[1:])
-            next_values = np.concatenate([values[1:], last[None]])
+            last = np.asarray(last_value, dtype).reshape(-1)
+            if len(last) not in (1, values.shape[1]):
+                raise ValueError(f"last_value has {len(last)} numbers, a value {values.shape[1]}; wanted as many")
+            next_values = np.concatenate([values[1:], np.broadcast_to(last, values.shape[1:])[None]])
+        next_values = np.asarray(next_values, dtype).reshape(len(trajectory), -1)
         advantages = _advantages(
             rewards,
             np.broadcast_to(np.where(done, 0, 1).astype(dtype)[:, None], values.shape),
             values=values,
-            next_values=np.asarray(next_values, dtype).reshape(values.shape),
+            next_values=np.broadcast_to(next_values, values.shape),
             is_last=np.broadcast_to((done | truncated)[:, None], values.shape),
-            gamma=gamma,
-            lambda_=gae_lambda,
+            gamma=float(gamma),
+            lambda_=float(gae_lambda),
         )
         advantages = advantages.numpy().reshape(shape)
         return [{**step, "adv": advantage} for step, advantage in zip(trajectory, advantages, strict=True)]

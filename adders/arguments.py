@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 #: Anything TensorFlow takes as a tensor.
@@ -46,7 +47,8 @@ def alike(time_axis: int, **named: TensorLike) -> list[tf.Tensor]:
         raise ValueError(f"{names[0]} are {first.dtype.name} {first.shape}, wanted floats {wanted}")
     tensors = [first]
     for name in names[1:]:
-        tensor = tf.convert_to_tensor(named[name], dtype_hint=first.dtype)
+        given = named[name]  # an array says of which dtype it is; numbers may take that of the first
+        tensor = tf.convert_to_tensor(given, dtype_hint=None if isinstance(given, np.ndarray) else first.dtype)
         if tensor.dtype != first.dtype or not _compatible(tensor.shape, first.shape):
             raise ValueError(
                 f"{name} are {tensor.dtype.name} {tensor.shape}, {names[0]} are {first.dtype.name} {first.shape}; "

@@ -200,7 +200,7 @@ def lambda_returns(
     require_share("lambda_", lambda_)
     rewards, discounts, following = alike(time_axis, rewards=rewards, discounts=discounts, next_values=next_values)
     factors = gamma * discounts
-    trace = tf.fill(tf.shape(factors), tf.cast(lambda_, factors.dtype))
+    trace = tf.fill(tf.shape(factors), tf.constant(lambda_, factors.dtype))
     if is_last is not None:
         trace = tf.where(flags_like(is_last, rewards), tf.zeros_like(trace), trace)
     trace = _along(time_axis, _zero_at_the_end, trace)

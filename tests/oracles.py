@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -129,3 +132,152 @@ def episodes(draw: st.DrawFn, *, nested: bool = True, max_episodes: int = 4, max
             }
         )
     return out
+
+
+def slow_discounted_returns(rewards: np.ndarray, factors: np.ndarray, final: float) -> list[float]:
+    """For each step, the rewards from it on, each times the factors before it, and at the end the final value."""
+    out = []
+    for first in range(len(rewards)):
+        total, weight = 0.0, 1.0
+        for k in range(first, len(rewards)):
+            total += weight * float(rewards[k])
+            weight *= float(factors[k])
+        out.append(total + weight * float(final))
+    return out
+
+
+def slow_returns_to_go(rewards: np.ndarray, gamma: float) -> list[float]:
+    """For each step, the rewards from it on, each times gamma to the power of the steps between."""
+    return [
+        sum(gamma ** (k - first) * float(rewards[k]) for k in range(first, len(rewards)))
+        for first in range(len(rewards))
+    ]
+
+
+def slow_n_step_returns(rewards: np.ndarray, factors: np.ndarray, n: int) -> list[tuple[float, float]]:
+    """For each step, the sum of up to n rewards times the factors before them, and the product of those factors."""
+    out = []
+    for first in range(len(rewards)):
+        total, weight = 0.0, 1.0
+        for k in range(first, min(first + n, len(rewards))):
+            total += weight * float(rewards[k])
+            weight *= float(factors[k])
+        out.append((total, weight))
+    return out
+
+
+def slow_td_errors(rewards: np.ndarray, factors: np.ndarray, values: np.ndarray, following: np.ndarray) -> list[float]:
+    """Reward and discounted value after, less the value before."""
+    return [float(rewards[t]) + float(factors[t]) * float(following[t]) - float(values[t]) for t in range(len(rewards))]
+
+
+def slow_gae(
+    rewards: np.ndarray,
+    factors: np.ndarray,
+    values: np.ndarray,
+    following: np.ndarray,
+    is_last: np.ndarray,
+    lambda_: float,
+) -> list[float]:
+    """For each step, the temporal-difference errors to the end of its episode, each times the weights before it."""
+    errors, out = slow_td_errors(rewards, factors, values, following), []
+    for first in range(len(rewards)):
+        total, weight = 0.0, 1.0
+        for k in range(first, len(rewards)):
+            total += weight * errors[k]
+            if is_last[k]:
+                break
+            weight *= lambda_ * float(factors[k])
+        out.append(total)
+    return out
+
+
+def slow_lambda_returns(
+    rewards: np.ndarray, factors: np.ndarray, following: np.ndarray, is_last: np.ndarray, lambda_: float
+) -> list[float]:
+    """For each step, its n-step returns to the end of its episode, mixed by (1 - lambda) lambda^(n-1)."""
+    out = []
+    for first in range(len(rewards)):
+        total, partial, weight, share = 0.0, 0.0, 1.0, 1.0
+        for k in range(first, len(rewards)):
+            partial += weight * float(rewards[k])
+            weight *= float(factors[k])
+            n_step_return = partial + weight * float(following[k])
+            if is_last[k] or k == len(rewards) - 1:
+                total += share * n_step_return
+                break
+            total += share * (1 - lambda_) * n_step_return
+            share *= lambda_
+        out.append(total)
+    return out
+
+
+CHUNK_COLUMNS = ("rewards", "discounts", "values", "next_values", "is_last")
+
+
+class Chunk(NamedTuple):
+    """A chunk of random numbers, `[T, ...]`, with ends inside; `final` is without time."""
+
+    rewards: Any
+    discounts: Any
+    values: Any
+    next_values: Any
+    is_last: Any
+    final: Any
+    gamma: float = 0.9
+    lambda_: float = 0.7
+    n: int = 3
+
+    @property
+    def factors(self) -> np.ndarray:
+        return self.gamma * self.discounts.astype(np.float64)
+
+    @property
+    def shifted(self) -> np.ndarray:
+        """The values after each step, where they are those of the next one."""
+        return np.append(self.values[1:], self.final)[: len(self.values)]
+
+    def mapped(self, function: Callable) -> Chunk:
+        """The same function of each column."""
+        return self._replace(**{name: function(getattr(self, name)) for name in CHUNK_COLUMNS})
+
+    def given(self, function: Callable, *names: str, **named: Any) -> Any:
+        """A function of rewards, discounts, gamma, and the rest by name."""
+        named |= {name: getattr(self, name) for name in names}
+        return function(self.rewards, self.discounts, gamma=self.gamma, **named)
+
+
+def random_chunk(shape: tuple, seed: int = 0, dtype: type = np.float32, **numbers: Any) -> Chunk:
+    """Normal numbers of around 10, some discounts of 0, some last steps."""
+    generator = np.random.default_rng(seed)
+    rewards, values, next_values = (generator.normal(size=(3, *shape)) * 10).astype(dtype)
+    discounts = generator.choice([0, 0.5, 0.9, 1, 1], shape).astype(dtype)
+    is_last, final = generator.random(shape) < 0.2, (generator.normal(size=shape[1:]) * 10).astype(dtype)
+    return Chunk(rewards, discounts, values, next_values, is_last, final, **numbers)
+
+
+@st.composite
+def chunks(draw: st.DrawFn, least: int = 0) -> Chunk:
+    """Of up to 40 steps, either float dtype, gamma and lambda from 0 to 1."""
+    share = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+    shape, dtype = (draw(st.integers(least, 40)),), draw(st.sampled_from([np.float32, np.float64]))
+    numbers = {"gamma": draw(share), "lambda_": draw(share), "n": draw(st.integers(1, 45))}
+    return random_chunk(shape, draw(st.integers(0, 2**32 - 1)), dtype, **numbers)
+
+
+def transitions(
+    length: int, *, done: Any = (), truncated: Any = (), agents: tuple = (), agent_rewards: bool = False
+) -> list[dict]:
+    """DI-engine's kind: observations 10, 11, 12; rewards 1, 2, 3; values 4, 6, 8; the observation after a step is half a step on."""
+    return [
+        {
+            "obs": {"state": np.full(2, 10 + t, np.float32), "image": [np.array([t], np.uint8)]},
+            "next_obs": np.float32(10.5 + t),
+            "action": np.int64(t),
+            "reward": np.arange(t + 1, t + 1 + agents[0], dtype=np.float32) if agent_rewards else np.float32(t + 1),
+            "value": np.float32(4 + 2 * t) + np.arange(math.prod(agents), dtype=np.float32).reshape(agents),
+            "done": t in done,
+            "truncated": t in truncated,
+        }
+        for t in range(length)
+    ]

@@ -1,0 +1,299 @@
+"""Returns and advantages: golden numbers, slow oracles, laws, TF-Agents where it is right, and bad input."""
+
+import math
+import re
+
+import numpy as np
+import oracles
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import CHUNK_COLUMNS, Chunk, chunks, random_chunk
+from rlds2reverb.adders import (
+    discounted_returns,
+    generalized_advantage_estimation,
+    lambda_returns,
+    n_step_returns,
+    returns_to_go,
+    td_errors,
+)
+from tf_agents.utils import value_ops
+
+GAE, ENDS = generalized_advantage_estimation, ("next_values", "is_last", "lambda_")
+FAST = {
+    "discounted": lambda c, **k: c.given(discounted_returns, bootstrap_value=c.final, **k),
+    "to_go": lambda c, **k: returns_to_go(c.rewards, gamma=c.gamma, **k),
+    "n_step_sum": lambda c, **k: c.given(n_step_returns, "n", **k)[0],
+    "n_step_discount": lambda c, **k: c.given(n_step_returns, "n", **k)[1],
+    "td_bootstrap": lambda c, **k: c.given(td_errors, "values", bootstrap_value=c.final, **k),
+    "td_next": lambda c, **k: c.given(td_errors, "values", "next_values", **k),
+    "gae_bootstrap": lambda c, **k: c.given(GAE, "values", "lambda_", bootstrap_value=c.final, **k),
+    "gae_next": lambda c, **k: c.given(GAE, "values", *ENDS, **k),
+    "lambda": lambda c, **k: c.given(lambda_returns, *ENDS, **k),
+}
+
+
+SLOW = {
+    "discounted": lambda c: oracles.slow_discounted_returns(c.rewards, c.factors, c.final),
+    "to_go": lambda c: oracles.slow_returns_to_go(c.rewards, c.gamma),
+    "n_step_sum": lambda c: [sums for sums, _ in oracles.slow_n_step_returns(c.rewards, c.factors, c.n)],
+    "n_step_discount": lambda c: [discount for _, discount in oracles.slow_n_step_returns(c.rewards, c.factors, c.n)],
+    "td_bootstrap": lambda c: oracles.slow_td_errors(c.rewards, c.factors, c.values, c.shifted),
+    "td_next": lambda c: oracles.slow_td_errors(c.rewards, c.factors, c.values, c.next_values),
+    "gae_bootstrap": lambda c: oracles.slow_gae(c.rewards, c.factors, c.values, c.shifted, c.is_last & 0, c.lambda_),
+    "gae_next": lambda c: oracles.slow_gae(c.rewards, c.factors, c.values, c.next_values, c.is_last, c.lambda_),
+    "lambda": lambda c: oracles.slow_lambda_returns(c.rewards, c.factors, c.next_values, c.is_last, c.lambda_),
+}
+every = pytest.mark.parametrize("name", FAST)
+few = settings(max_examples=25)
+
+
+def assert_close(got, wanted, dtype=np.float32):
+    tolerance = 1e-4 if dtype == np.float32 else 1e-10
+    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=10 * tolerance)
+
+
+# Golden: worked by hand.
+
+
+def test_discounted_returns_golden():
+    # G_2 = 3 + 8/2 = 7, G_1 = 2 + 7/2 = 5.5, G_0 = 1 + 5.5/2 = 3.75; a terminal after step 1: G_1 = 2, G_0 = 1 + 2/2
+    for discounts, wanted in (([1.0, 1, 1], [3.75, 5.5, 7]), ([1.0, 0, 1], [2, 2, 7])):
+        assert discounted_returns([1.0, 2, 3], discounts, gamma=0.5, bootstrap_value=8).numpy().tolist() == wanted
+    assert returns_to_go([1.0, 2, 3]).numpy().tolist() == [6, 5, 3]
+
+
+def test_n_step_returns_golden():
+    # T=6, n=3: 1 + .9 + .81 = 2.71 and .9^3 = .729 for 0..3, then two steps and one
+    assert_close(n_step_returns(np.ones(6), np.ones(6), n=3, gamma=0.9)[0], [2.71] * 4 + [1.9, 1], np.float64)
+    assert_close(n_step_returns(np.ones(6), np.ones(6), n=3, gamma=0.9)[1], [0.729] * 4 + [0.81, 0.9], np.float64)
+    # terminal after step 1: 10 + 11/2 and 0; 11 and 0; 12 + 13/2 and 1/4; 13 and 1/2
+    sums, discounts = n_step_returns([10.0, 11, 12, 13], [1.0, 0, 1, 1], n=2, gamma=0.5)
+    assert (sums.numpy().tolist(), discounts.numpy().tolist()) == ([15.5, 11, 18.5, 13], [0, 0, 0.25, 0.5])
+
+
+def test_td_gae_and_lambda_returns_golden():
+    # all deltas are 1: 1 + 4/2 - 2, 2 + 6/2 - 4, 3 + 8/2 - 6; the weight is 1/4: 1, 1 + 1/4, 1 + 1.25/4
+    numbers = {"values": [2.0, 4, 6], "bootstrap_value": 8.0, "gamma": 0.5}
+    assert td_errors([1.0, 2, 3], [1.0, 1, 1], **numbers).numpy().tolist() == [1, 1, 1]
+    advantages = generalized_advantage_estimation([1.0, 2, 3], [1.0, 1, 1], **numbers, lambda_=0.5)
+    assert advantages.numpy().tolist() == [1.3125, 1.25, 1]
+    # G_2 = 3 + 8/2 = 7, G_1 = 2 + (6/2 + 7/2)/2 = 5.25, G_0 = 1 + (4/2 + 5.25/2)/2 = 3.3125
+    returns = lambda_returns([1.0, 2, 3], [1.0, 1, 1], next_values=[4.0, 6, 8], gamma=0.5, lambda_=0.5)
+    assert returns.numpy().tolist() == [3.3125, 5.25, 7]
+
+
+def test_truncation_keeps_the_bootstrap():
+    # Two episodes of two steps: truncated after step 1, where V is 10, and terminal after step 3.
+    # deltas 1 + 4/2 - 2 = 1, 2 + 10/2 - 4 = 3, 3 + 6/2 - 8 = -2, 4 - 6 = -2; A = 1 + 3/4, 3, -2 - 2/4, -2
+    rewards, discounts, values = [1.0, 2, 3, 4], [1.0, 1, 1, 0], [2.0, 4, 8, 6]
+    numbers = {"next_values": [4.0, 10, 6, 99], "is_last": [False, True, False, True], "gamma": 0.5, "lambda_": 0.5}
+    advantages = generalized_advantage_estimation(rewards, discounts, values=values, **numbers)
+    assert advantages.numpy().tolist() == [1.75, 3, -2.5, -2]
+    # lambda-returns are these plus the values
+    assert lambda_returns(rewards, discounts, **numbers).numpy().tolist() == [3.75, 7, 5.5, 4]
+
+
+# Oracles and other shapes.
+
+
+@every
+@given(chunks())
+@few
+def test_equals_the_slow_oracle(name, case):
+    got = FAST[name](case).numpy()
+    assert got.dtype == case.rewards.dtype and got.shape == case.rewards.shape
+    assert_close(got, SLOW[name](case), got.dtype)
+
+
+@every
+def test_float64_is_kept_throughout(name):
+    case = random_chunk((16,), dtype=np.float64)
+    np.testing.assert_allclose(FAST[name](case), SLOW[name](case), rtol=1e-12)
+
+
+@every
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 16])
+def test_batched_equals_looped_for_either_time_axis(name, length):
+    case = random_chunk((length, 3), length, np.float64)
+    columns = [case.mapped(lambda column, b=b: column[:, b])._replace(final=case.final[b]) for b in range(3)]
+    looped = [FAST[name](column) for column in columns]
+    assert_close(FAST[name](case), np.stack(looped, 1), np.float64)
+    batch_major = FAST[name](case.mapped(np.transpose), time_axis=1)
+    assert batch_major.shape == (3, length)
+    assert_close(batch_major, np.stack(looped), np.float64)
+
+
+@every
+def test_more_axes_behind_time_are_more_trajectories(name):
+    case = random_chunk((5, 6), 1, np.float64)
+    deep = case.mapped(lambda column: column.reshape(5, 2, 3))._replace(final=case.final.reshape(2, 3))
+    np.testing.assert_array_equal(FAST[name](deep), FAST[name](case).numpy().reshape(5, 2, 3))
+
+
+@every
+def test_a_traced_function_of_unknown_length_equals_eager(name):
+    spec = {key: tf.TensorSpec([None], tf.float32) for key in CHUNK_COLUMNS}
+    spec |= {"is_last": tf.TensorSpec([None], tf.bool), "final": tf.TensorSpec([], tf.float32)}
+    traced = tf.function(lambda *columns: FAST[name](Chunk(*columns)), input_signature=list(spec.values()))
+    for length in (0, 1, 2, 7, 40):
+        case = random_chunk((length,), length)
+        got = traced(*case[:6])
+        assert got.shape == (length,)
+        assert_close(got, FAST[name](case))
+
+
+# Laws.
+
+
+@given(chunks())
+@few
+def test_lambda_0_is_the_td_error_and_lambda_1_the_return_minus_value(case):
+    dtype = case.rewards.dtype
+    assert_close(FAST["gae_next"](case._replace(lambda_=0.0)), FAST["td_next"](case), dtype)
+    assert_close(FAST["gae_bootstrap"](case._replace(lambda_=1.0)), FAST["discounted"](case) - case.values, dtype)
+
+
+@given(chunks(least=1))
+@few
+def test_gae_is_the_lambda_return_minus_value(case):
+    case = case._replace(next_values=np.where(case.is_last, case.next_values, case.shifted))
+    assert_close(FAST["gae_next"](case), FAST["lambda"](case) - case.values, case.rewards.dtype)
+
+
+@every
+@given(chunks(), st.integers(0, 99))
+@few
+def test_linear_in_reward(name, case, seed):
+    other = random_chunk(case.rewards.shape, seed, case.rewards.dtype).rewards
+    mixes = (case.rewards + 2 * other, case.rewards, other, 0 * other)
+    at = [FAST[name](case._replace(rewards=rewards)) for rewards in mixes]
+    assert_close(at[0], at[1] + 2 * (at[2] - at[3]), case.rewards.dtype)
+
+
+@pytest.mark.parametrize("n", [7, 8, 100, 2**40])
+def test_n_of_t_or_more_is_monte_carlo(n):
+    case = random_chunk((7,), 3)
+    sums, discounts = n_step_returns(case.rewards, case.discounts, n=n, gamma=0.9)
+    assert_close(sums + discounts * case.final, FAST["discounted"](case))
+
+
+def replaced_behind(case, place, number):
+    """The case with one number for all floats behind a place, and other ends."""
+    rewards, discounts, values, next_values, is_last = (column.copy() for column in case[:5])
+    for column in (rewards, values, next_values):
+        column[place + 1 :] = number
+    discounts[place + 1 :], is_last[place + 1 :] = 1 - discounts[place + 1 :], ~is_last[place + 1 :]
+    return Chunk(rewards, discounts, values, next_values, is_last, case.final.dtype.type(number), *case[6:])
+
+
+@pytest.mark.parametrize("number", [5, math.nan, math.inf])
+@pytest.mark.parametrize("name", [name for name in FAST if name != "to_go"])
+@given(chunks(least=1), st.integers(0, 39))
+@few
+def test_nothing_crosses_a_zero_discount(name, number, case, place):
+    place %= len(case.rewards)
+    case.discounts[place] = 0
+    changed = FAST[name](replaced_behind(case, place, number))
+    np.testing.assert_array_equal(FAST[name](case)[: place + 1], changed[: place + 1])
+
+
+@pytest.mark.parametrize("number", [5, math.nan])
+@pytest.mark.parametrize("name", ["gae_next", "lambda"])
+@given(chunks(least=1), st.integers(0, 39))
+@few
+def test_nothing_crosses_is_last(name, number, case, place):
+    place %= len(case.rewards)
+    case.discounts[place], case.is_last[place] = 1, True
+    changed = FAST[name](replaced_behind(case, place, number))
+    np.testing.assert_array_equal(FAST[name](case)[: place + 1], changed[: place + 1])
+
+
+# TF-Agents.
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_equals_tf_agents(length):
+    case = random_chunk((length, 3), length, np.float64)
+    assert_close(
+        FAST["discounted"](case), value_ops.discounted_return(case.rewards, case.factors, case.final), np.float64
+    )
+    arguments = case.values, case.final, case.factors, case.rewards, case.lambda_
+    assert_close(FAST["gae_bootstrap"](case), value_ops.generalized_advantage_estimation(*arguments), np.float64)
+
+
+# Bad input.
+
+GOOD = random_chunk((3,))
+
+
+def refused(message):
+    return pytest.raises(ValueError, match=f"^{re.escape(message)}")
+
+
+@every
+@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
+def test_gamma_and_lambda_are_shares(name, bad):
+    with refused(f"gamma is {bad}, wanted a number in [0, 1]"):
+        FAST[name](GOOD._replace(gamma=bad))
+    if name in ("gae_bootstrap", "gae_next", "lambda"):
+        with refused(f"lambda_ is {bad}, wanted a number in [0, 1]"):
+            FAST[name](GOOD._replace(lambda_=bad))
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 2.0, None])
+def test_n_is_a_whole_number(bad):
+    with refused(f"n is {bad} ({type(bad).__name__}), wanted an int of at least 1"):
+        FAST["n_step_sum"](GOOD._replace(n=bad))
+
+
+@every
+def test_rewards_are_floats_with_time(name):
+    with refused("rewards are int32 (3,), wanted floats [T] or"):
+        FAST[name](GOOD._replace(rewards=np.arange(3, dtype=np.int32)))
+    with refused("rewards are float32 (), wanted floats [T] or"):
+        FAST[name](GOOD._replace(rewards=np.float32(1)))
+    with refused("rewards are float32 (3,), wanted floats [B, T]"):
+        FAST[name](GOOD, time_axis=1)
+    with refused("time_axis is 2, wanted 0 or 1"):
+        FAST[name](GOOD, time_axis=2)
+
+
+COLUMNS = [(name, "discounts") for name in FAST if name != "to_go"]
+COLUMNS += [("td_next", "values"), ("td_next", "next_values"), ("gae_bootstrap", "values"), ("lambda", "next_values")]
+
+
+@pytest.mark.parametrize(("name", "column"), COLUMNS)
+def test_columns_are_of_one_shape_and_dtype(name, column):
+    with refused(f"{column} are float32 (4,), rewards are float32 (3,); wanted one dtype"):
+        FAST[name](GOOD._replace(**{column: np.ones(4, np.float32)}))
+    with refused(f"{column} are float64 (3,), rewards are float32 (3,); wanted one dtype"):
+        FAST[name](GOOD._replace(**{column: tf.ones(3, tf.float64)}))
+
+
+def test_numpy_columns_are_of_one_dtype_as_well():
+    with refused("discounts are float64 (3,), rewards are float32 (3,); wanted one dtype"):
+        discounted_returns(GOOD.rewards, np.ones(3))
+
+
+@pytest.mark.parametrize("name", ["td_bootstrap", "gae_bootstrap", "td_next", "gae_next"])
+def test_either_bootstrap_value_or_next_values(name):
+    both = {"bootstrap_value": 0.0} if name.endswith("next") else {"next_values": GOOD.next_values}
+    for case, more in ((GOOD._replace(final=None, next_values=None), {}), (GOOD, both)):
+        with refused("give either bootstrap_value, the value after the last step, or next_values"):
+            FAST[name](case, **more)
+
+
+@pytest.mark.parametrize("name", ["discounted", "td_bootstrap", "gae_bootstrap"])
+def test_the_bootstrap_value_is_without_time(name):
+    for case, wanted in ((GOOD, "()"), (random_chunk((3, 2)), "(2,)")):
+        with refused(f"bootstrap_value is float32 (3,), wanted float32 {wanted} or a number"):
+            FAST[name](case._replace(final=np.ones(3, np.float32)))
+
+
+@pytest.mark.parametrize("name", ["gae_next", "lambda"])
+@pytest.mark.parametrize("bad", [np.zeros(3, np.float32), np.zeros(2, bool)])
+def test_is_last_is_bool_for_each_step(name, bad):
+    with refused(f"is_last is {bad.dtype} ({len(bad)},), wanted bool (3,)"):
+        FAST[name](GOOD._replace(is_last=bad))
