@@ -49,7 +49,7 @@ class _Chain(EpisodeAdder):
 
     def rows(self, columns: Nest) -> Nest:
         for adder in self.adders:
-            columns = adder.rows(columns)
+            columns = adder.checked_rows(columns)  # one before it may have left no rows
         return columns
 
     def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -21,7 +21,7 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
 
     The items of each episode are within its rows, are the same ones when they are made again, and have the adder's
     `item_spec`; nothing is written into the episode; and the data set of items has `item_spec` as its `element_spec`
-    and holds the same items, in order.
+    and holds the same items, in order (floats to rounding: TensorFlow may rewrite a division in one of the two).
 
     Args:
       adder: the adder.
@@ -45,7 +45,7 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
         raise SpecMismatch(f"the data set's element_spec is {dataset.element_spec}, item_spec says {spec}")
     found = 0
     for found, item in enumerate(dataset.as_numpy_iterator(), start=1):
-        if not adder.crosses_episodes and (found > len(expected) or not _equal(item, expected[found - 1])):
+        if not adder.crosses_episodes and (found > len(expected) or not _close(item, expected[found - 1])):
             raise AssertionError(f"item {found - 1} of the data set is not the one that was made of its episode")
     if not adder.crosses_episodes and found != len(expected):
         raise AssertionError(f"the data set has {found} items, its episodes give {len(expected)}")
@@ -80,6 +80,17 @@ def _same_spec(one: Any, other: Any) -> bool:
         return False
     pairs = zip(tree.flatten(one), tree.flatten(other), strict=True)
     return all(a.shape.as_list() == b.shape.as_list() and tf.as_dtype(a.dtype) == b.dtype for a, b in pairs)
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Equal, but for the rounding of floats."""
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(tree.flatten(one), tree.flatten(other), strict=True)]
+    if any(a.shape != b.shape for a, b in pairs):
+        return False
+    return all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True) if a.dtype.kind == "f" else np.array_equal(a, b)
+        for a, b in pairs
+    )
 
 
 def _equal(one: Any, other: Any) -> bool:

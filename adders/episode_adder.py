@@ -78,7 +78,7 @@ class EpisodeAdder(abc.ABC):
         return f"{type(self).__name__}()"  # says the same in each process; dataclasses have their own
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_graph"}
+        return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
 
     @overload
     def __call__(self, episodes: Episode) -> Items: ...
@@ -108,15 +108,22 @@ class EpisodeAdder(abc.ABC):
         columns = tree.map_structure(tf.convert_to_tensor, episode.steps)
         self.item_spec(_spec_of(columns))
         try:
-            made = self._graph(columns)
+            made = self._graph(columns)(columns)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(f"episode {episode.index}: {_reason(error)}") from error
         rows, starts, lengths = tree.map_structure(lambda tensor: tensor.numpy(), made)
         return Items(rows, starts, lengths, self.squeeze)
 
     @cached_property
-    def _graph(self) -> Any:
-        return tf.function(self._bounded_rows, reduce_retracing=True, autograph=False)
+    def _graphs(self) -> dict[str, Any]:
+        return {}
+
+    def _graph(self, columns: Nest) -> Any:
+        """`_bounded_rows` traced for any number of steps: the same graph, to the bit, for every episode."""
+        spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), columns)
+        if repr(spec) not in self._graphs:
+            self._graphs[repr(spec)] = tf.function(self._bounded_rows, autograph=False).get_concrete_function(spec)
+        return self._graphs[repr(spec)]
 
     @tf.autograph.experimental.do_not_convert  # its errors would be buried in pages
     def checked_rows(self, columns: Nest) -> Nest:

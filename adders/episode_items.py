@@ -58,5 +58,5 @@ class EpisodeItems(EpisodeAdder):
         num_rows = tf.shape(tree.flatten(columns)[0])[0]
         too_long = f"an episode has more rows than the max_length of {self.max_length}; raise it, or cut with Sequence"
         tf.debugging.assert_less_equal(num_rows, self.max_length, too_long)
-        missing = 0 if self.padding == "none" else self.max_length - num_rows
+        missing = 0 if self.padding == "none" else tf.maximum(self.max_length - num_rows, 0)
         return masked(columns, *((missing, 0) if self.padding == "start" else (0, missing)))

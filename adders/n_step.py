@@ -13,6 +13,7 @@ from rlds2reverb.specs import Nest
 
 from .arguments import require_count, require_one_of, require_share
 from .episode_adder import EpisodeAdder
+from .recurrence import MOST_STEPS
 from .returns import n_step_returns
 from .steps import require_fields, require_single_rewards, transitions
 
@@ -81,10 +82,11 @@ class NStep(EpisodeAdder):
         sums, _ = n_step_returns(rewards, discounts, n=self.n, gamma=self.gamma)
         _, products = n_step_returns(rewards, discounts, n=self.n)
         num = tf.shape(rewards)[0]
+        n = min(self.n, MOST_STEPS)
         first = tf.range(num)
-        steps = tf.minimum(self.n, num - first)
+        steps = tf.minimum(n, num - first)
         if self.grow_at_start:
-            few = tf.maximum(tf.minimum(self.n, num) - 1, 0)
+            few = tf.maximum(tf.minimum(n, num) - 1, 0)
             weighted = rewards * tf.math.cumprod(self.gamma * discounts, exclusive=True)
             sums = tf.concat([tf.cumsum(weighted)[:few], sums], 0)
             products = tf.concat([tf.math.cumprod(discounts)[:few], products], 0)

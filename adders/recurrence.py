@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from .arguments import TensorLike
 
-_MOST_STEPS = 1 << 30
+#: A window of more steps is one of so many: no episode has as many.
+MOST_STEPS = 1 << 30
 
 
 def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
@@ -43,7 +44,7 @@ def windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf
     They are put together by the binary digits of n: with 1 doubled to 2, 2 and 1 make 3, 3 doubled makes 6.
     """
     sums, products, width = terms, factors, 1
-    for digit in f"{min(n, _MOST_STEPS):b}"[1:]:
+    for digit in f"{min(n, MOST_STEPS):b}"[1:]:
         sums, products = _composed(sums, products, sums, products, width)
         width *= 2
         if digit == "1":

@@ -45,7 +45,8 @@ def values_of(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
         raise ValueError(f"value_fn gave {values.shape} for {num_steps or 'N'} observations, wanted one value for each")
     values = tf.ensure_shape(values, [None])
     wanted, got = tf.shape(columns[fields.REWARD])[0], tf.shape(values)[0]
-    with tf.control_dependencies([tf.debugging.assert_equal(got, wanted, "value_fn gave not one value for each step")]):
+    told = "value_fn gave more or fewer numbers than there are steps, wanted one value for each"
+    with tf.control_dependencies([tf.debugging.assert_equal(got, wanted, told)]):
         return tf.cast(values, returns_dtype(columns[fields.REWARD].dtype))
 
 

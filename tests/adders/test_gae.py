@@ -1,0 +1,241 @@
+"""Advantages and returns-to-go of episodes: by hand, against the double loop, and both ends."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import assert_equal_nests, episode, rlds_dataset
+from rlds2reverb.adders import GAE, ReturnToGo
+
+from rlds2reverb.episodes import Episode, from_transitions
+
+
+def slow_gae(steps, values, gamma, lambda_):
+    """Advantages of all steps, the last one 0: for each, all later TD errors."""
+    num = len(steps["is_first"]) - 1
+    factors = [0 if steps["is_terminal"][t + 1] else gamma * float(steps["discount"][t]) for t in range(num)]
+    errors = [float(steps["reward"][t]) + factors[t] * float(values[t + 1]) - float(values[t]) for t in range(num)]
+    out = []
+    for first in range(num):
+        total, weight = 0.0, 1.0
+        for t in range(first, num):
+            total += weight * errors[t]
+            weight *= lambda_ * factors[t]
+        out.append(total)
+    return [*out, 0.0]
+
+
+def three(terminated, value=(10, 20, 30, 40), reward=(1, 2, 3, 0)):
+    """Observations 10, 11, 12 and the final 13; rewards 1, 2, 3."""
+    steps = from_transitions(
+        np.arange(10, 14, dtype=np.float32), np.arange(3), rewards=np.ones(3, np.float32), terminated=terminated
+    )
+    steps["reward"] = np.array(reward, np.float32)
+    return steps if value is None else {**steps, "value": np.array(value, np.float32)}
+
+
+def rows_of(adder, steps):
+    items = adder(Episode(steps, 0))
+    assert items.starts.tolist() == [0] and items.lengths.tolist() == [len(steps["is_first"])] and not items.squeeze
+    return items.columns
+
+
+# --- GAE
+
+
+@pytest.mark.parametrize(
+    ("terminated", "advantage", "returns"),
+    [
+        # errors 1 + 10 - 10, 2 + 15 - 20, 3 - 30 (or 3 + 20 - 30), each weighted by 0.25 to the power of the distance
+        (True, [1 - 0.75 - 27 / 16, -3 - 27 / 4, -27, 0], [10 + 1 - 0.75 - 27 / 16, 20 - 3 - 27 / 4, 3, 0]),
+        (False, [1 - 0.75 - 7 / 16, -3 - 7 / 4, -7, 0], [10 + 1 - 0.75 - 7 / 16, 20 - 3 - 7 / 4, 23, 0]),
+    ],
+)
+def test_advantages_by_hand_at_both_ends(terminated, advantage, returns):
+    steps = three(terminated)
+    columns = rows_of(GAE(gamma=0.5, lambda_=0.5), steps)
+    assert columns["advantage"].tolist() == advantage and columns["return_"].tolist() == returns
+    assert columns["advantage"].dtype == columns["return_"].dtype == np.float32
+    assert_equal_nests({name: columns[name] for name in steps}, steps)
+
+
+@pytest.fixture(scope="module")
+def adders():
+    """Traced once, for all examples."""
+    return {
+        (gamma, lambda_): GAE(gamma, lambda_, value_fn=lambda observations: tf.sin(observations[:, 0]))
+        for gamma, lambda_ in ((0.9, 0.7), (1, 1), (0.99, 0))
+    }
+
+
+@given(st.integers(1, 13), st.booleans(), st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
+@settings(max_examples=25)
+def test_advantages_are_those_of_the_double_loop(adders, length, terminal, seed, dtype):
+    generator = np.random.default_rng(seed)
+    steps = episode(length, terminal=terminal)
+    steps["reward"] = generator.normal(size=length).astype(dtype)
+    steps["discount"] = generator.choice([0, 0.5, 1, 1], length).astype(np.float32)
+    values = np.sin(steps["observation"][:, 0])
+    for (gamma, lambda_), adder in adders.items():
+        columns = rows_of(adder, steps)
+        wanted = np.array(slow_gae(steps, values, gamma, lambda_))
+        np.testing.assert_allclose(columns["advantage"], wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(columns["return_"][:-1], wanted[:-1] + values[:-1], rtol=1e-4, atol=1e-5)
+        assert columns["return_"][-1] == columns["advantage"][-1] == 0 and columns["return_"].dtype == dtype
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_a_column_a_function_and_a_keras_model_give_the_same(terminated):
+    """V(s) = 10 (s - 9)."""
+    model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
+    model.set_weights([np.array([[10.0]], np.float32), np.array([-90.0], np.float32)])
+    steps = three(terminated)
+    wanted = rows_of(GAE(0.5, 0.5), steps)["advantage"]
+    as_rows = {**steps, "value": steps["value"][:, None]}
+    np.testing.assert_array_equal(rows_of(GAE(0.5, 0.5), as_rows)["advantage"], wanted)
+    by_function = GAE(0.5, 0.5, value_fn=lambda observations: (observations - 9) * 10)
+    np.testing.assert_array_equal(rows_of(by_function, three(terminated, None))["advantage"], wanted)
+    steps = {**three(terminated, None), "observation": steps["observation"][:, None]}
+    by_model = GAE(0.5, 0.5, value_fn=model)
+    np.testing.assert_allclose(rows_of(by_model, steps)["advantage"], wanted, rtol=1e-6)
+    (item,) = rlds_dataset([steps]).apply(by_model).as_numpy_iterator()
+    np.testing.assert_allclose(item["advantage"], wanted, rtol=1e-6)
+
+
+def test_all_observations_of_an_episode_are_evaluated_at_once():
+    seen = []
+
+    def values(observations):
+        tf.py_function(lambda batch: seen.append(batch.numpy().tolist()), [observations], [])
+        return observations
+
+    rows_of(GAE(0.9, 0.9, values), three(True, None))
+    assert seen == [[10, 11, 12, 13]]
+
+
+def test_a_function_takes_precedence_over_the_column():
+    columns = rows_of(GAE(1, 0, value_fn=lambda observations: observations * 0), three(True))
+    assert columns["advantage"].tolist() == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(("given_as", "wanted"), [(np.int64, np.float32), (np.float64, np.float64)])
+def test_both_have_the_dtype_of_the_rewards(given_as, wanted):
+    steps = three(True)
+    steps["reward"] = steps["reward"].astype(given_as)
+    columns = rows_of(GAE(0.5, 0.5), steps)
+    assert columns["advantage"].dtype == columns["return_"].dtype == wanted
+    assert columns["advantage"].tolist() == [1 - 0.75 - 27 / 16, -3 - 27 / 4, -27, 0]
+
+
+def test_the_reward_of_the_last_step_and_the_value_of_a_terminal_state_have_no_say():
+    plain = rows_of(GAE(0.9, 0.9), three(True))["advantage"]
+    for steps in (
+        three(True, reward=(1, 2, 3, 1e6)),
+        three(True, (10, 20, 30, 1e6)),
+        three(True, (10, 20, 30, np.nan)),
+    ):
+        np.testing.assert_array_equal(rows_of(GAE(0.9, 0.9), steps)["advantage"], plain)
+
+
+def test_a_single_step_has_no_advantage():
+    steps = tree.map_structure(lambda column: column[-1:], three(False))
+    steps["is_first"] = np.array([True])
+    columns = rows_of(GAE(0.9, 0.9), steps)
+    assert columns["advantage"].tolist() == columns["return_"].tolist() == [0]
+
+
+def test_nothing_crosses_the_end_of_an_episode():
+    many = [three(True), three(False), three(True, (0, 0, 0, 1e6), (1e6, 1e6, 1e6, 0)), three(False)]
+    adder = GAE(0.5, 0.5)
+    got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
+    for item, steps in zip(got, many, strict=True):
+        assert_equal_nests(item, rows_of(adder, steps))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": 1.5}, r"gamma is 1.5, wanted a number in \[0, 1\]"),
+        ({"gamma": "0.9"}, r"gamma is '0.9', wanted a number in \[0, 1\]"),
+        ({"lambda_": -1}, r"lambda_ is -1, wanted a number in \[0, 1\]"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        GAE(**{"gamma": 0.9, "lambda_": 0.9, **options})
+
+
+@pytest.mark.parametrize(
+    ("value_fn", "change", "message"),
+    [
+        (None, {"value": None}, "GAE without a value_fn needs the field 'value' in every step, found"),
+        (None, {"value": np.ones((4, 2))}, r"GAE wants one float a step as the value, step\['value'\] is"),
+        (None, {"value": np.ones(4, int)}, r"GAE wants one float a step as the value, step\['value'\] is"),
+        (3, {}, "value_fn is 3, wanted a function or a Keras model"),
+        ("fail", {"reward": {"a": np.ones(4)}}, "GAE wants one number as the reward of a step"),
+        ("fail", {"observation": None}, "GAE needs the field 'observation' in every step, found"),
+        ("fail", {"return_": np.ones(4)}, "GAE adds a field 'return_', which the steps have already; leave it out"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused_before_anything_is_traced(value_fn, change, message, monkeypatch):
+    monkeypatch.setattr(GAE, "rows", lambda *_: pytest.fail("traced"))
+    steps = {name: column for name, column in {**three(True), **change}.items() if column is not None}
+    adder = GAE(0.9, 0.9, value_fn=(lambda _: pytest.fail("called")) if value_fn == "fail" else value_fn)
+    for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
+        with pytest.raises(ValueError, match=message):
+            adder(episodes)
+
+
+@pytest.mark.parametrize(
+    ("value_fn", "message"),
+    [
+        (lambda observations: tf.stack([observations] * 2, axis=1), "value_fn gave .*, wanted one value for each"),
+        (lambda observations: tf.constant(1.0), "value_fn gave .*, wanted one value for each"),
+        (lambda observations: observations[1:], "value_fn gave .*, wanted one value for each"),
+        (lambda observations: observations[observations > 10], "value_fn gave .*, wanted one value for each"),
+        (lambda observations: np.asarray(observations.numpy()), r"value_fn failed on tensors .*put numpy code into"),
+    ],
+)
+def test_a_function_that_does_not_give_one_value_a_step_is_told(value_fn, message):
+    with pytest.raises(ValueError, match=message):
+        GAE(0.9, 0.9, value_fn)(Episode(three(True, None), 0))
+
+
+# --- ReturnToGo
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+@pytest.mark.parametrize(("gamma", "wanted"), [(1, [6, 5, 3, 0]), (0.5, [2.75, 3.5, 3, 0]), (0, [1, 2, 3, 0])])
+def test_returns_to_go_by_hand_at_both_ends(terminated, gamma, wanted):
+    steps = three(terminated, None, reward=(1, 2, 3, 1e6))
+    columns = rows_of(ReturnToGo(gamma), steps)
+    assert columns["return_to_go"].tolist() == wanted and columns["return_to_go"].dtype == np.float32
+    assert_equal_nests({name: columns[name] for name in steps}, steps)
+
+
+def test_returns_to_go_know_no_discounts():
+    """Chen et al. (2021), sec. 3: the sum of the future rewards."""
+    steps = {**three(True, None), "discount": np.array([1, 0, 0.5, 1], np.float32)}
+    assert rows_of(ReturnToGo(), steps)["return_to_go"].tolist() == [6, 5, 3, 0]
+
+
+def test_returns_to_go_of_integers_are_float32_and_of_a_single_step_0():
+    steps = three(True, None)
+    steps["reward"] = steps["reward"].astype(np.int32)
+    column = rows_of(ReturnToGo(), steps)["return_to_go"]
+    assert (column.dtype, column.tolist()) == (np.float32, [6, 5, 3, 0])
+    assert rows_of(ReturnToGo(), episode(1, terminal=False))["return_to_go"].tolist() == [0]
+
+
+def test_returns_to_go_of_bad_input_are_refused(monkeypatch):
+    monkeypatch.setattr(ReturnToGo, "rows", lambda *_: pytest.fail("traced"))
+    with pytest.raises(ValueError, match=r"gamma is 2, wanted a number in \[0, 1\]"):
+        ReturnToGo(2)
+    for change, message in (
+        ({"reward": {"a": np.ones(4)}}, "ReturnToGo wants one number as the reward"),
+        ({"return_to_go": np.ones(4)}, "ReturnToGo adds a field 'return_to_go', which the steps have already"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ReturnToGo()(Episode({**three(True), **change}, 0))

@@ -1,0 +1,145 @@
+"""Adder, ingest, Reverb and back: what is read is the adder's own output, bit for bit, for every adder."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+import tree
+from oracles import assert_equal_nests, read_items
+from rlds2reverb.adders import GAE, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
+
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.packing import Packing, packed_signature, unpack
+from rlds2reverb.sampling import sample_dataset
+from rlds2reverb.sources import Source, load
+from rlds2reverb.tables import Selector, TableConfig
+
+
+def values(observations):
+    """Some number for each observation, whatever its nest."""
+    flat = [tf.cast(leaf, tf.float32) for leaf in tree.flatten(observations)]
+    return tf.add_n([tf.reduce_sum(leaf, axis=range(1, leaf.shape.rank)) for leaf in flat]) * 0.125
+
+
+PRIORITIES = InitialPriorities("td", value_fn=values)
+ADDERS = {
+    "n_step": NStep(3, 0.99),
+    "n_step_grown": NStep(4, 0.9, grow_at_start=True, discount_power="m"),
+    "gae": GAE(0.99, 0.95, values),
+    "return_to_go": ReturnToGo(),
+    "sequence_write": Sequence(20, 10),
+    "sequence_zero_pad": Sequence(20, 15, "zero_pad"),
+    "sequence_truncate": Sequence(20, 20, "truncate"),
+    "episode": EpisodeItems(1500),
+    "episode_end": EpisodeItems(1500, "end"),
+    "priorities": PRIORITIES,
+    "three": compose(PRIORITIES, GAE(0.99, 0.95, values), Sequence(16, 8, "last")),
+}
+PACKED = ("n_step", "three")
+#: Of each, so many episodes: flat, nested, with infos; float32 and float64; terminated and truncated.
+FILES = {
+    "d4rl/hopper_medium-v2.hdf5": 2,
+    "minari/classic/pendulum-dict/dev-v0": 2,
+    "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0": 2,
+    "rlds_prepared/d4rl_mujoco_halfcheetah/v1-medium-replay/1.2.0": 1,
+}
+FIRST, NESTED, SMALL, _ = FILES
+CASES = [(name, kind) for name in FILES for kind in ADDERS if name in (FIRST, SMALL) or kind in ("n_step", "three")]
+
+
+@pytest.fixture(scope="module")
+def sources(data):
+    def cut(name, at_most):
+        whole = load(data / name)
+        return Source(whole.name, whole.kind, lambda: islice(iter(whole), at_most), num_episodes=at_most)
+
+    return {name: cut(name, at_most) for name, at_most in FILES.items()}
+
+
+@pytest.fixture(scope="module")
+def address(sources):
+    """Of a server with a table for each file, adder and layout, of the signature that the adder tells."""
+    fifo, tables = Selector("fifo"), []
+    for name, source in sources.items():
+        for kind, adder in ADDERS.items():
+            spec = adder.item_spec(source.step_spec)
+            signatures = {"columns": spec}
+            if kind in PACKED:
+                signatures["packed"] = packed_signature(Packing(spec, adder.squeeze))
+            for layout, signature in signatures.items():
+                config = TableConfig(f"{name} {kind} {layout}", fifo, fifo, max_times_sampled=1)
+                tables.append(config.build(signature))
+                if layout == "packed":
+                    tables.append(TableConfig(f"{name} {kind} sampled", Selector("uniform")).build(signature))
+    server = reverb.Server(tables, port=None)
+    yield f"localhost:{server.port}"
+    server.stop()
+
+
+def made(adder, source):
+    """The adder's own items, of a data set."""
+    return list(source.to_rlds().apply(adder).as_numpy_iterator())
+
+
+def made_one_by_one(adder, source):
+    """The adder's own items, of one episode after the other."""
+    for episode in source:
+        items = adder(episode)
+        for begin, length in zip(items.starts, items.lengths, strict=True):
+            part = begin if items.squeeze else slice(begin, begin + length)
+            yield tree.map_structure(lambda column, part=part: column[part], items.columns)
+
+
+def as_bytes(item):
+    return b"".join(leaf.tobytes() for leaf in tree.flatten(item))
+
+
+def assert_all_equal(got, wanted):
+    assert len(got) == len(wanted) > 0
+    for item, want in zip(got, wanted, strict=True):
+        tree.assert_same_structure(item, want)
+        assert_equal_nests(item, want)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_what_is_read_is_what_the_adder_makes(address, sources, name, kind):
+    adder, source = ADDERS[kind], sources[name]
+    table = f"{name} {kind} columns"
+    report = ingest(source, address, table, adder=adder)
+    wanted = made(adder, source) if name == FIRST else list(made_one_by_one(adder, source))
+    assert (report.episodes, report.items, report.writer) == (FILES[name], len(wanted), "bulk")
+    assert_all_equal(read_items(address, table), wanted)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("name", [NESTED, SMALL])
+def test_packed_items_are_what_the_adder_makes(address, sources, name, kind):
+    adder, source = ADDERS[kind], sources[name]
+    packing = Packing(adder.item_spec(source.step_spec), adder.squeeze)
+    table, sampled = f"{name} {kind} packed", f"{name} {kind} sampled"
+    ingest(source, address, [table, sampled], adder=adder, layout="packed")
+    wanted = list(made_one_by_one(adder, source))
+    rows = tree.map_structure(
+        lambda leaf: leaf.numpy(), unpack(tf.constant(np.stack(read_items(address, table))), packing)
+    )
+    assert_all_equal([tree.map_structure(lambda leaf, at=at: leaf[at], rows) for at in range(len(wanted))], wanted)
+    batch = next(iter(sample_dataset(address, sampled, 32).as_numpy_iterator())).data
+    known = {as_bytes(item) for item in wanted}
+    assert {as_bytes(tree.map_structure(lambda leaf, at=at: leaf[at], batch)) for at in range(32)} <= known
+
+
+def test_the_public_writer_writes_the_same(address, sources):
+    for kind in ("n_step", "sequence_truncate"):
+        table, adder, source = f"{SMALL} {kind} columns", ADDERS[kind], sources[SMALL]
+        ingest(source, address, table, adder=adder, writer="public")
+        assert_all_equal(read_items(address, table), list(made_one_by_one(adder, source)))
+
+
+def test_what_crosses_episodes_and_what_is_too_long_is_refused_with_a_sentence(address, sources):
+    table = f"{SMALL} sequence_write columns"
+    with pytest.raises(ValueError, match="run on over the ends of episodes; take them from a data set"):
+        ingest(sources[SMALL], address, table, adder=Sequence(20, 10, "continue"))
+    with pytest.raises(ValueError, match="episode 0: an episode has more rows than the max_length of 9; raise it"):
+        ingest(sources[SMALL], address, table, adder=EpisodeItems(9))

@@ -1,0 +1,196 @@
+"""Initial priorities: each kind by hand, those of items, and as `priority=` of `ingest`."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracles import assert_equal_nests
+from rlds2reverb.adders import EpisodeItems, InitialPriorities, NStep, Sequence, compose
+
+from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.serving import ReplayServer
+from rlds2reverb.sources import load
+from rlds2reverb.tables import Selector, TableConfig
+
+PADDINGS = ("none", "end", "start")
+TD = partial(InitialPriorities, "td", gamma=0.5, eps=0.25)
+
+
+def slow_priority(priorities, counted, eta):
+    """eta times the largest and 1 - eta times the mean of those that count."""
+    chosen = [float(priority) for priority, real in zip(priorities, counted, strict=True) if real]
+    return eta * max(chosen) + (1 - eta) * sum(chosen) / len(chosen)
+
+
+def three(terminated, value=(10, 20, 30, 40)):
+    """Rewards 1, 2, 3; TD errors with gamma 0.5: 1, -3, and -27 or, with the bootstrap, -7."""
+    steps = from_transitions(
+        np.arange(10, 14, dtype=np.float32),
+        np.arange(3),
+        rewards=np.array([1, 2, 3], np.float32),
+        terminated=terminated,
+    )
+    return steps if value is None else {**steps, "value": np.array(value, np.float32)}
+
+
+def column_of(adder, steps):
+    items = adder(Episode(steps, 0))
+    assert items.starts.tolist() == [0] and items.lengths.tolist() == [len(steps["is_first"])] and not items.squeeze
+    assert items.columns["priority"].dtype == np.float32
+    assert_equal_nests({name: items.columns[name] for name in steps}, steps)
+    return items.columns["priority"].tolist()
+
+
+def priorities_of(adder, priorities, steps):
+    episode = Episode(steps, 0)
+    return priorities(episode, adder(episode))
+
+
+# --- of steps
+
+
+def test_constant_is_the_same_for_all_and_needs_no_values():
+    assert column_of(InitialPriorities(), three(True, None)) == [1] * 4
+    assert column_of(InitialPriorities(constant=2.5), three(False, None)) == [2.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "wanted"), [(0, 12, 0.5), (2, 10, 0.5), (6, 7, 0.125), (9, 10, 0.125), (0, 6, 1), (-9, 3, 1)]
+)
+def test_the_return_is_a_share_of_the_range_within_eps_and_1(lowest, highest, wanted):
+    adder = InitialPriorities("return", lowest=lowest, highest=highest, eps=0.125)
+    steps = {**three(True, None), "reward": np.array([1, 2, 3, 1e6], np.float32)}  # that of the last step means nothing
+    assert column_of(adder, steps) == [wanted] * 4
+
+
+@pytest.mark.parametrize(("terminated", "last"), [(True, 27), (False, 7)])
+@pytest.mark.parametrize("kind", ["td", "max"])
+def test_td_errors_by_hand_at_both_ends(kind, terminated, last):
+    adder = InitialPriorities(kind, gamma=0.5, eps=0.25)
+    assert column_of(adder, three(terminated)) == [1.25, 3.25, last + 0.25, 0.25]
+    by_function = InitialPriorities(kind, gamma=0.5, eps=0.25, value_fn=lambda observations: (observations - 9) * 10)
+    assert column_of(by_function, three(terminated, None)) == [1.25, 3.25, last + 0.25, 0.25]
+
+
+def test_a_single_step_has_eps():
+    steps = {name: column[-1:] for name, column in three(False).items()} | {"is_first": np.array([True])}
+    assert column_of(TD(), steps) == [0.25]
+
+
+# --- of items
+
+
+def test_an_item_has_a_mixture_of_the_largest_and_the_mean_of_its_real_steps():
+    """Rows 0 and 1; 2 and the last, which does not count; and with length 3 zeros behind it, which do not either."""
+    own, one = [1.25, 3.25, 7.25, 0.25], Episode(three(False), 0)
+    pairs, triples = Sequence(2), Sequence(3, 2, "zero_pad")
+    made = {adder: compose(TD(), adder)(one) for adder in (pairs, triples, *map(partial(EpisodeItems, 9), PADDINGS))}
+    for eta in (0, 0.25, 0.9, 1):
+        wanted = {
+            pairs: [slow_priority(own[:2], [1, 1], eta), 7.25],
+            triples: [slow_priority(own[:3], [1, 1, 1], eta), 7.25],
+        }
+        for adder, items in made.items():
+            got = TD(eta=eta)(one, items)
+            assert got.dtype == np.float64
+            np.testing.assert_allclose(got, wanted.get(adder, [slow_priority(own[:3], [1, 1, 1], eta)]), rtol=1e-6)
+
+
+def test_max_is_the_largest_whatever_eta():
+    priorities = InitialPriorities("max", gamma=0.5, eps=0.25, eta=0)
+    assert priorities_of(compose(priorities, Sequence(2)), priorities, three(False)).tolist() == [3.25, 7.25]
+
+
+def test_overlapping_items_have_each_their_own():
+    priorities = TD(eta=1)
+    adder = compose(priorities, Sequence(2, 1))
+    assert priorities_of(adder, priorities, three(False)).tolist() == [3.25, 7.25, 7.25]
+    assert priorities_of(compose(priorities, Sequence(2, 3)), priorities, three(False)).tolist() == [3.25, 7.25]
+    assert priorities_of(compose(priorities, Sequence(1, 2, "drop")), priorities, three(False)).tolist() == [1.25, 7.25]
+
+
+def test_an_item_of_a_transition_has_that_of_its_first_step():
+    priorities = TD()
+    assert priorities_of(compose(priorities, NStep(2, 0.5)), priorities, three(True)).tolist() == [1.25, 3.25, 27.25]
+
+
+def test_an_item_of_nothing_but_last_steps_has_theirs():
+    priorities = TD()
+    assert priorities_of(compose(priorities, Sequence(1)), priorities, three(True)).tolist() == [
+        1.25,
+        3.25,
+        27.25,
+        0.25,
+    ]
+
+
+def test_no_items_have_no_priorities():
+    priorities = TD()
+    assert priorities_of(compose(priorities, Sequence(9)), priorities, three(True)).shape == (0,)
+
+
+def test_items_without_the_column_are_refused():
+    message = "the items have no 'priority': put the InitialPriorities into the adder too, with compose"
+    for adder in (NStep(2, 0.5), Sequence(2)):
+        with pytest.raises(ValueError, match=message):
+            priorities_of(adder, TD(), three(True))
+
+
+def test_a_table_gets_the_priorities_of_its_items():
+    source = load([three(True), three(False)])
+    priorities = TD()
+    adder = compose(priorities, NStep(2, 0.5))
+    fifo = Selector("fifo")
+    config = TableConfig("items", fifo, fifo, max_times_sampled=1)
+    with ReplayServer([config], adder.item_spec(source.step_spec)) as server:
+        ingest(source, server.address, "items", adder=adder, priority=priorities)
+        samples = list(server.client.sample("items", 6, emit_timesteps=False))
+        with pytest.raises(ValueError, match="the items have no 'priority': put"):
+            ingest(source, server.address, "items", adder=NStep(2, 0.5), priority=priorities)
+    assert [sample.info.priority for sample in samples] == [1.25, 3.25, 27.25, 1.25, 3.25, 7.25]
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "rank"}, "kind is 'rank', wanted one of 'constant', 'return', 'td', 'max'"),
+        ({"constant": -1}, r"constant is -1, wanted a number in \[0, 1e\+12\]"),
+        ({"constant": float("nan")}, r"constant is nan, wanted a number in \[0, 1e\+12\]"),
+        ({"lowest": float("-inf")}, "lowest is -inf, wanted a number in"),
+        ({"highest": None}, "highest is None, wanted a number in"),
+        ({"lowest": 2, "highest": 2}, "returns go from 2 to 2, wanted the second above the first"),
+        ({"gamma": 1.1}, r"gamma is 1.1, wanted a number in \[0, 1\]"),
+        ({"eta": -0.1}, r"eta is -0.1, wanted a number in \[0, 1\]"),
+        ({"eps": 0}, r"eps is 0, wanted a number in \[1e-12, 1\]"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        InitialPriorities(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("td", {"value": None}, r"InitialPriorities\('td'\) without a value_fn needs the field 'value' in every step"),
+        ("max", {"value": None}, r"InitialPriorities\('max'\) without a value_fn needs the field 'value'"),
+        ("td", {"value": np.ones(4, int)}, "wants one float a step as the value"),
+        ("return", {"reward": {"a": np.ones(4)}}, "InitialPriorities wants one number as the reward of a step"),
+        (
+            "constant",
+            {"priority": np.ones(4)},
+            "InitialPriorities adds a field 'priority', which the steps have already",
+        ),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused_before_anything_is_traced(kind, change, message, monkeypatch):
+    monkeypatch.setattr(InitialPriorities, "rows", lambda *_: pytest.fail("traced"))
+    steps = {name: column for name, column in {**three(True), **change}.items() if column is not None}
+    for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
+        with pytest.raises(ValueError, match=message):
+            InitialPriorities(kind)(episodes)
