@@ -32,8 +32,8 @@ class Sequence(EpisodeAdder):
     is a row like the others; its action and reward mean nothing.
 
     Both ends of an episode: the first sequence begins with the first row, so that nothing of an earlier episode is in
-    it. Where the episode ends (terminated or truncated makes no difference, the flags are in the rows), the rows after
-    the last full sequence, such as 5 and 6 of 1..6 with length 3 and period 2, go by `end`:
+    it. Where the episode ends (terminated or truncated makes no difference, the flags are in the rows), what comes
+    after the last full sequence, such as 6 of 1..6 with length 3 and period 2 (1 2 3, 3 4 5), goes by `end`:
 
         'write':         4 5 6   the last `length` rows; an episode shorter than that gives nothing
         'last':          4 5 6   the same, but a shorter episode gives one sequence filled up with zeros

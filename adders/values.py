@@ -47,7 +47,7 @@ def values_of(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
     wanted, got = tf.shape(columns[fields.REWARD])[0], tf.shape(values)[0]
     told = "value_fn gave more or fewer numbers than there are steps, wanted one value for each"
     with tf.control_dependencies([tf.debugging.assert_equal(got, wanted, told)]):
-        return tf.cast(values, returns_dtype(columns[fields.REWARD].dtype))
+        return tf.cast(tf.identity(values), returns_dtype(columns[fields.REWARD].dtype))
 
 
 def _called(value_fn: ValueFn, observations: Nest) -> tf.Tensor:

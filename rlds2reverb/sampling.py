@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import reverb
 import tensorflow as tf
 import tree
 
 from rlds2reverb.packing import packing_of, unpack
-from rlds2reverb.writing import Server, connect, table_infos
+from rlds2reverb.writing import (
+    Server,
+    ServerUnavailable,
+    connect,
+    require_timeout,
+    table_infos,
+    why_nothing_sampled,
+)
 
 _MAX_IN_FLIGHT = 256
 _NUM_WORKERS = 2
@@ -20,9 +30,12 @@ def sample_dataset(
     *,
     max_in_flight: int = _MAX_IN_FLIGHT,
     num_workers: int = _NUM_WORKERS,
-    timeout_secs: float = 10.0,
+    timeout_secs: float = 30.0,
 ) -> tf.data.Dataset:
-    """Batches of a table's items, for ever; packed items come out unpacked.
+    """Batches of a table's items, without an end; packed items come out unpacked.
+
+    Where the table's rate limiter gives no sample for the length of the time-out (it holds too few items, or too few
+    were inserted since), iterating raises `tf.errors.OpError` with a sentence that says so.
 
     Args:
       server: see `writing.connect`.
@@ -30,7 +43,7 @@ def sample_dataset(
       batch_size: items in a batch.
       max_in_flight: samples that each worker asks for ahead.
       num_workers: streams of samples.
-      timeout_secs: how long to wait for the server to say what it has.
+      timeout_secs: how long to wait for the server to say what it has, and for a sample.
 
     Returns:
       Data set of `reverb.ReplaySample`: `info` `[batch_size]`, `data` the nest of an item, `[batch_size, ...]`.
@@ -42,6 +55,7 @@ def sample_dataset(
     for name, value in (("batch_size", batch_size), ("max_in_flight", max_in_flight), ("num_workers", num_workers)):
         if value < 1:
             raise ValueError(f"{name} is {value}, wanted at least 1")
+    require_timeout(timeout_secs)
     client = connect(server)
     infos = table_infos(client, timeout_secs=timeout_secs)
     if table not in infos:
@@ -57,7 +71,13 @@ def sample_dataset(
         shapes=tree.map_structure(lambda leaf: leaf.shape, signature),
         max_in_flight_samples_per_worker=max_in_flight,
         num_workers_per_iterator=num_workers,
+        rate_limiter_timeout_ms=int(1000 * timeout_secs),
     ).batch(batch_size, drop_remainder=True)
-    if packing is None:
-        return dataset
-    return dataset.map(lambda sample: reverb.ReplaySample(sample.info, unpack(sample.data, packing)))
+    if packing is not None:
+        dataset = dataset.map(lambda sample: reverb.ReplaySample(sample.info, unpack(sample.data, packing)))
+
+    def fail() -> Iterator[Any]:
+        raise ServerUnavailable(why_nothing_sampled(client, table, timeout_secs))
+        yield
+
+    return dataset.concatenate(tf.data.Dataset.from_generator(fail, output_signature=dataset.element_spec))

@@ -214,6 +214,22 @@ def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: 
     )
 
 
+def why_nothing_sampled(client: reverb.Client, table: str, waited_secs: float) -> str:
+    """A sentence on why a table gave no samples: its server does not answer, or its rate limiter waits for items."""
+    waited = f"waited {waited_secs:g} s for a sample of table {table!r} at {client.server_address}"
+    try:
+        info = table_infos(client, timeout_secs=_INFO_TIMEOUT_SECS)[table]
+    except (ServerUnavailable, KeyError):
+        return f"{waited}, and it is gone; start the server again"
+    limiter = info.rate_limiter_info
+    few = info.current_size < limiter.min_size_to_sample
+    return (
+        f"{waited}: it has {info.current_size} items, {limiter.insert_stats.completed} were inserted and "
+        f"{limiter.sample_stats.completed} sampled; its rate limiter waits for "
+        + (f"{limiter.min_size_to_sample} items" if few else "more insertions")
+    )
+
+
 def within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
     """The result of a call that has no deadline of its own; it goes on in the background when ours has passed."""
     outcome: dict[str, Any] = {}

@@ -207,7 +207,7 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         (["convert", "HOPPER", "--out", "x", "--port", "5"], "--port is for --serve"),
         (["convert", "HOPPER", "--out", "x", "--timeout", "5"], "--timeout is for writing to a server"),
         (["convert", "HOPPER", "--out", "x", "--gamma", "0.9"], "--gamma is for --n-step"),
-        (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "n is 0, wanted a whole number of at least 1"),
+        (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "n is 0 (int), wanted an int of at least 1"),
         (["convert", "HOPPER", "--out", "x", "--n-step", "3", "--stride", "2"], "--stride does not go with --n-step"),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--whole-episodes", "--stride", "2"],
