@@ -13,7 +13,7 @@ from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
 from .arguments import require_count, require_one_of
-from .episode_adder import EpisodeAdder
+from .episode_adder import EpisodeAdder, spec_of_elements
 from .padding import masked, masked_spec
 from .steps import require_fields
 
@@ -120,7 +120,7 @@ class Sequence(EpisodeAdder):
     def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         if not self.crosses_episodes:
             return super()._dataset(columns)
-        item_spec = self.item_spec(tree.map_structure(_without_time, columns.element_spec))
+        item_spec = self.item_spec(spec_of_elements(columns))
         held = tree.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), item_spec)
         windows = columns.map(self.checked_rows).scan((held, tf.constant(0, tf.int64)), self._continued)
         return windows.unbatch()
@@ -178,7 +178,3 @@ class Sequence(EpisodeAdder):
             "main": main,
             "target": cut([fields.OBSERVATION], self.burn_in + n, length),
         }
-
-
-def _without_time(leaf: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec(leaf.shape[1:], leaf.dtype)
