@@ -14,7 +14,7 @@ from rlds2reverb.specs import ArraySpec
 #: An item above this many bytes has its rows in several chunks, whatever is asked for.
 _MAX_CHUNK_BYTES = 16 << 20
 #: Bytes of rows that are encoded together.
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 8 << 20
 #: A chunk of several items has at most so many bytes of rows, since sampling one item ships the whole chunk.
 _SHARED_CHUNK_BYTES = 128 << 10
 _FEWEST_ITEMS = 16
@@ -218,16 +218,16 @@ class Encoder:
         num_rows: int,
     ) -> Records:
         """Chunks of `num_rows` rows each, which begin at `first_rows` of the columns."""
+        which = (chunk_keys, episode_ids, places)
+        at = first_rows[:, None] + np.arange(num_rows)
         if not self._compress:
-            at = first_rows[:, None] + np.arange(num_rows)
-            contents = [column[at] for column in columns]
-            return wire.chunks(chunk_keys, episode_ids, places, contents, self._specs)
-        return [
-            wire.compressed_chunk(
-                int(key), int(episode), int(place), [column[row : row + num_rows] for column in columns], self._specs
-            )
-            for key, episode, place, row in zip(chunk_keys, episode_ids, places, first_rows, strict=True)
+            return wire.chunks(*which, [column[at] for column in columns], self._specs)
+        cuts = [slice(row, row + num_rows) for row in first_rows.tolist()]
+        contents = [
+            [column[cut] for cut in cuts] if wire.is_compressed(num_rows, spec) else column[at]
+            for column, spec in zip(columns, self._specs, strict=True)
         ]
+        return wire.compressed_chunks(*which, contents, self._specs)
 
     def _items(
         self,

@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-import tree
 import xxhash
 
 from rlds2reverb.items import Items
+from rlds2reverb.specs import leaves
 
 #: Keys are in [2^56, 2^63), where a varint always has 9 bytes.
 LOWEST, HIGHEST = 1 << 56, 1 << 63
@@ -31,7 +31,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def content_digest(items: Items) -> bytes:
     """A 128-bit hash (XXH3) over the columns of an episode's items, and where each of them begins and ends."""
     digest = xxhash.xxh3_128()
-    for path, column in tree.flatten_with_path(items.columns):
+    for path, column in leaves(items.columns):
         digest.update(f"{path}{column.dtype.str}{column.shape}".encode())
         digest.update(np.ascontiguousarray(column).data)
     digest.update(f"{items.squeeze}{len(items)}".encode())

@@ -11,6 +11,7 @@ import tree
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
+from rlds2reverb.reading import numpy_elements
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
     pair_step_types,
@@ -122,7 +123,7 @@ def numpy_trajectories(
     """The same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
     require_discount_source(discount_source)
     held: tuple[Any, Any] | None = None
-    for index, steps in _episode_columns(rlds_data, cast_floats).prefetch(2).as_numpy_iterator():
+    for index, steps in numpy_elements(_episode_columns(rlds_data, cast_floats)):
         if held is not None:
             yield _converted(*held, steps[fields.IS_FIRST][0], discount_source)
         held = index, steps

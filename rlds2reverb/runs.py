@@ -20,8 +20,8 @@ from rlds2reverb.summaries import Fingerprint
 ON_INVALID = ("error", "skip_episode", "keep")
 
 _PROBLEMS_KEPT = 20
-#: Episodes are encoded and confirmed in blocks of about so many bytes.
-_BLOCK_BYTES = 2 << 20
+#: Episodes are encoded and confirmed in blocks of about so many bytes: small ones first, so that the server begins.
+_FIRST_BLOCK_BYTES, _BLOCK_BYTES = 1 << 20, 8 << 20
 #: A data set of up to so many bytes is read once: what was read for the check is kept.
 _KEPT_BYTES = 512 << 20
 
@@ -162,14 +162,15 @@ def _anew(report: IngestReport) -> IngestReport:
 
 
 def _blocks(episodes: Iterator[Episode], first_end: int) -> Iterator[list[Episode]]:
-    """Episodes in blocks of about `_BLOCK_BYTES`; one block ends after episode number `first_end`."""
+    """Episodes in blocks, whose sizes follow from what comes before; one block ends after episode `first_end`."""
     block: list[Episode] = []
-    block_bytes = 0
+    block_bytes = bytes_before = 0
     for number, episode in enumerate(episodes, start=1):
         block.append(episode)
         block_bytes += episode.num_bytes
-        if block_bytes >= _BLOCK_BYTES or number == first_end:
+        if block_bytes >= min(max(bytes_before, _FIRST_BLOCK_BYTES), _BLOCK_BYTES) or number == first_end:
             yield block
+            bytes_before += block_bytes
             block, block_bytes = [], 0
     if block:
         yield block

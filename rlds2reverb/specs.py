@@ -51,8 +51,19 @@ def path_name(path: Iterable[Any], root: str = "step") -> str:
 
 
 def leaves(nest: Nest) -> list[tuple[tuple[Any, ...], Any]]:
-    """The leaves of a nest with their paths, in the order of `tree.flatten`."""
-    return list(tree.flatten_with_path(nest))
+    """The leaves of a nest with their paths: what `tree.flatten_with_path` gives, several times as fast."""
+    return _leaves(nest, ())
+
+
+def _leaves(nest: Nest, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+    if isinstance(nest, (np.ndarray, ArraySpec)):
+        return [(path, nest)]
+    if type(nest) is dict:
+        return [leaf for key in sorted(nest) for leaf in _leaves(nest[key], (*path, key))]
+    if isinstance(nest, tuple):
+        names = getattr(nest, "_fields", range(len(nest)))
+        return [leaf for name, part in zip(names, nest, strict=True) for leaf in _leaves(part, (*path, name))]
+    return [((*path, *inner), leaf) for inner, leaf in tree.flatten_with_path(nest)]
 
 
 def step_spec_of(columns: Nest) -> Nest:

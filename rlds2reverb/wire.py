@@ -11,6 +11,8 @@ Field numbers are those of `reverb/cc/schema.proto` and `tensorflow/core/framewo
 from __future__ import annotations
 
 import functools
+import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,15 +135,19 @@ def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
     return delimited_head(1, len(before) + size) + before
 
 
-def _chunk_parts(
-    keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, num_rows: int, tensors: Sequence[Part]
-) -> list[Part]:
+def _chunk_head(keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, num_rows: int) -> list[Part]:
+    """What comes before the tensors of chunks."""
     sequence_range = [
         *numbers_field(1, episode_ids, _KEY_WIDTH),
         *numbers_field(2, first_rows, _INT_WIDTH),
         *numbers_field(3, first_rows + (num_rows - 1), _INT_WIDTH),
     ]
-    return [*numbers_field(1, keys, _KEY_WIDTH), *message_field(2, sequence_range), *message_field(5, tensors)]
+    return [*numbers_field(1, keys, _KEY_WIDTH), *message_field(2, sequence_range)]
+
+
+def _chunk_tail(num_rows: int, specs: Sequence[ArraySpec]) -> bytes:
+    """What comes after them: how many there are, and their bytes when unpacked."""
+    return number_field(6, len(specs)) + number_field(7, num_rows * sum(spec.num_bytes for spec in specs))
 
 
 def chunks(
@@ -167,9 +173,8 @@ def chunks(
     tensors: list[Part] = []
     for column, spec in zip(contents, specs, strict=True):
         tensors += [_stored_tensor_head(spec, num_rows), _as_bytes(column)]
-    parts = _chunk_parts(keys, episode_ids, first_rows, num_rows, tensors)
-    tail = number_field(6, len(specs)) + number_field(7, sum(_as_bytes(content).shape[1] for content in contents))
-    return fill([*parts, tail], num_chunks)
+    head = _chunk_head(keys, episode_ids, first_rows, num_rows)
+    return fill([*head, *message_field(5, tensors), _chunk_tail(num_rows, specs)], num_chunks)
 
 
 def _as_bytes(content: np.ndarray) -> np.ndarray:
@@ -180,25 +185,80 @@ def _as_bytes(content: np.ndarray) -> np.ndarray:
     return content.reshape(len(content), -1).view(np.uint8)
 
 
-def compressed_chunk(
-    key: int, episode_id: int, first_row: int, columns: Sequence[np.ndarray], specs: Sequence[ArraySpec]
-) -> bytes:
-    """One `ChunkData` message whose columns `[rows, ...]` are compressed with snappy where that saves a tenth."""
-    tensors: list[Any] = []
-    num_rows = len(columns[0])
-    for column, spec in zip(columns, specs, strict=True):
-        raw = np.ascontiguousarray(column).reshape(-1).data.cast("B") if column.size else b""
-        packed = memoryview(cramjam.snappy.compress_raw(raw)) if len(raw) >= _WORTH_TRYING_BYTES else raw
-        if len(packed) < _WORTH_COMPRESSING * len(raw):
-            before = _tensor_head(spec, num_rows) + delimited_head(4, len(packed))
-            tensors += [delimited_head(1, len(before) + len(packed)) + before, packed]
-        else:
-            tensors += [_stored_tensor_head(spec, num_rows), raw]
-    last_row = first_row + num_rows - 1
-    sequence_range = number_field(1, episode_id) + number_field(2, first_row) + number_field(3, last_row)
-    head = number_field(1, key) + delimited(2, sequence_range) + delimited_head(5, sum(map(len, tensors)))
-    tail = number_field(6, len(specs)) + number_field(7, sum(column.nbytes for column in columns))
-    return b"".join([head, *tensors, tail])
+class _Scratch(threading.local):
+    """Room for what comes out of the compressor; to ask the system for it each time takes as long as to compress."""
+
+    room = np.empty(0, np.uint8)
+
+
+_SCRATCH = _Scratch()
+
+
+def is_compressed(num_rows: int, spec: ArraySpec) -> bool:
+    """Whether `compressed_chunks` tries to compress so many rows of a column."""
+    return num_rows * spec.num_bytes >= _WORTH_TRYING_BYTES
+
+
+def compressed_chunks(
+    keys: np.ndarray,
+    episode_ids: np.ndarray,
+    first_rows: np.ndarray,
+    contents: Sequence[np.ndarray | Sequence[np.ndarray]],
+    specs: Sequence[ArraySpec],
+) -> list[bytes]:
+    """As `chunks`, but with the columns that are large compressed with snappy, where that saves a tenth.
+
+    Args:
+      keys: see `chunks`.
+      episode_ids: see `chunks`.
+      first_rows: see `chunks`.
+      contents: for each column an array `[n, rows, ...]`, or `n` arrays `[rows, ...]` for one that `is_compressed`.
+      specs: of one row of each column.
+    """
+    num_chunks, num_rows = len(keys), len(contents[0][0])
+    tensors: list[Part | list[bytes]] = []
+    num_bytes = np.zeros(num_chunks, np.int64)
+    for column, spec in zip(contents, specs, strict=True):
+        if not is_compressed(num_rows, spec):
+            stored: list[Part] = [_stored_tensor_head(spec, num_rows), _as_bytes(np.asarray(column))]
+            tensors += stored
+            num_bytes += total_width(stored)
+            continue
+        packed = [_packed(rows) for rows in column]
+        sizes, head = np.array([len(each) for each in packed]), _tensor_head(spec, num_rows)
+        content_field = _sized(4, sizes)
+        lengths = len(head) + total_width(content_field) + sizes
+        tensor_field = _sized(1, lengths)
+        tensors += [*tensor_field, head, *content_field, packed]
+        num_bytes += total_width(tensor_field) + lengths
+    chunk_head = _chunk_head(keys, episode_ids, first_rows, num_rows)
+    return _joined([*chunk_head, *_sized(5, num_bytes), *tensors, _chunk_tail(num_rows, specs)], num_chunks)
+
+
+def _sized(number: int, sizes: np.ndarray) -> list[Part]:
+    """What comes before messages or bytes of different sizes."""
+    return [_tag(number, 2), varints(sizes, _INT_WIDTH)]
+
+
+def _packed(rows: np.ndarray) -> bytes:
+    """An array as a snappy stream: compressed, or stored where that saves less than a tenth."""
+    raw = np.ascontiguousarray(rows).reshape(-1).data.cast("B")
+    most = cramjam.snappy.compress_raw_max_len(raw)
+    if len(_SCRATCH.room) < most:
+        _SCRATCH.room = np.empty(most, np.uint8)
+    size = cramjam.snappy.compress_raw_into(raw, _SCRATCH.room.data)
+    if size < _WORTH_COMPRESSING * len(raw):
+        return _SCRATCH.room[:size].tobytes()
+    return b"".join([_stored_header(len(raw)), raw])
+
+
+def _joined(parts: Sequence[Part | list[bytes]], num_records: int) -> list[bytes]:
+    """The records, of parts as in `fill`, or with bytes of its own for each record."""
+    pieces: list[Any] = []
+    for varies, group in itertools.groupby(parts, lambda part: isinstance(part, list)):
+        run: list[Any] = list(group)
+        pieces += run if varies else [fill(run, num_records)]
+    return [b"".join(record) for record in zip(*pieces, strict=True)]
 
 
 def delimited(number: int, content: bytes) -> bytes:

@@ -11,7 +11,7 @@ TRUNK = Path(rlds2reverb.__file__).parent
 ROOT = Path(__file__).parent.parent
 # Each floor imports only those before it (and, inside sources/ and replay/, its own folder).
 FLOORS = [
-    {"fields"},
+    {"fields", "reading"},
     {"specs"},
     {"episodes", "trajectories", "tables", "scores", "locks", "signals", "sealed_json", "tfrecords"},
     {"sources", "rlds_pairs", "items", "wire", "packing", "service", "checkpoints", "memory"},

@@ -69,6 +69,8 @@ def _require_step_fields(name: str, episode_spec: Any) -> None:
 def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
     import tensorflow as tf
 
+    from rlds2reverb.reading import numpy_elements
+
     def to_columns(episode: dict[str, Any]) -> tf.data.Dataset:
         columns = episode[fields.STEPS].batch(_EPISODE_BATCH)
         nothing = tree.map_structure(
@@ -78,7 +80,7 @@ def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
 
     # Each episode gives one element, so that reading two at a time keeps their order.
     columns = dataset.interleave(to_columns, cycle_length=2, num_parallel_calls=2, deterministic=True)
-    iterator = columns.prefetch(2).as_numpy_iterator()
+    iterator = numpy_elements(columns)
     index = 0
     while True:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,9 @@ from rlds2reverb.specs import Nest, step_spec_of, to_tensor_spec
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+#: Where a source keeps the episodes that follow its first.
+_BEGUN = "_begun"
 
 
 class SourceError(ValueError):
@@ -42,17 +46,21 @@ class Source:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Episode]:
-        return self.read()
+        begun: Iterator[Episode] | None = self.__dict__.pop(_BEGUN, None)
+        return self.read() if begun is None else begun
 
     @cached_property
     def first_episode(self) -> Episode:
-        """The first episode that has steps.
+        """The first episode that has steps. Who iterates over the source next goes on from there: it is read once.
 
         Raises:
           SourceError: if there is none.
         """
-        for episode in self:
+        episodes, looked_at = self.read(), []
+        for episode in episodes:
+            looked_at.append(episode)
             if episode.num_steps:
+                self.__dict__[_BEGUN] = itertools.chain(looked_at, episodes)
                 return episode
         raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
 

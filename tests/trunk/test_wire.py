@@ -125,7 +125,6 @@ def test_a_chunk_is_the_bytes_worked_out_by_hand():
     spec = ArraySpec((), content.dtype)
     head = "08" + LOWEST_KEY  # chunk_key
     filled = "12 16 08" + LOWEST_KEY + "10 8380808000 18 8480808000"  # sequence_range: episode_id, rows 3 to 4
-    short = "12 0e 08" + LOWEST_KEY + "10 03 18 04"
     tail = (
         "2a 10 0a 0e 08 04 12 04 12 02 08 02 22 04 02 04 07 08"  # one tensor: DT_UINT8, dim 2, stored 7 and 8
         "30 01 38 02"  # data_tensors_len, data_uncompressed_size
@@ -133,7 +132,23 @@ def test_a_chunk_is_the_bytes_worked_out_by_hand():
     key = keys.LOWEST
     records = wire.chunks(uint64(key), uint64(key), np.array([3]), [content], [spec])
     assert records.tobytes() == bytes.fromhex(head + filled + tail)
-    assert wire.compressed_chunk(key, key, 3, [content[0]], [spec]) == bytes.fromhex(head + short + tail)
+
+
+def test_a_compressed_chunk_is_the_bytes_worked_out_by_hand():
+    content, spec = np.zeros((1, 1, 2000), np.uint8), ArraySpec((2000,), np.dtype(np.uint8))
+    packed = bytes(cramjam.snappy.compress_raw(content.tobytes()))
+    assert len(packed) == 100  # "64" below
+    key = keys.LOWEST
+    (record,) = wire.compressed_chunks(uint64(key), uint64(key), np.array([3]), [content], [spec])
+    wanted = [
+        "08" + LOWEST_KEY,  # chunk_key
+        "12 16 08" + LOWEST_KEY + "10 8380808000 18 8380808000",  # sequence_range: episode_id, rows 3 to 3
+        "2a fd80808000",  # the tensors, 125 bytes: all numbers that differ between chunks have five
+        "0a f780808000",  # one of them, 119 bytes
+        "08 04 12 09 12 02 08 01 12 03 08 d00f",  # DT_UINT8, dims 1 and 2000
+        "22 e480808000",  # its content, 100 bytes
+    ]
+    assert record == bytes.fromhex("".join(wanted)) + packed + bytes.fromhex("30 01 38 d00f")
 
 
 @given(columns(), st.data())
@@ -148,12 +163,16 @@ def test_chunks_give_back_exactly_what_went_in(drawn, data):
         assert_chunk(records[at], *place, [content[at] for content in contents])
 
 
-@given(columns(num_chunks=1), KEYS, KEYS, st.integers(0, 2**31 - 100))
+@given(columns(), st.data())
 @settings(max_examples=60)
-def test_a_compressed_chunk_gives_back_exactly_what_went_in(drawn, key, episode_id, first_row):
-    contents, specs = [content[0] for content in drawn[0]], drawn[1]
-    record = wire.compressed_chunk(key, episode_id, first_row, contents, specs)
-    assert_chunk(record, key, episode_id, first_row, contents)
+def test_compressed_chunks_give_back_exactly_what_went_in(drawn, data):
+    contents, specs = drawn
+    n = len(contents[0])
+    some = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
+    records = wire.compressed_chunks(uint64(*some[0]), uint64(*some[1]), np.array(some[2]), contents, specs)
+    assert len(records) == n
+    for at, place in enumerate(zip(*some, strict=True)):
+        assert_chunk(records[at], *place, [content[at] for content in contents])
 
 
 @pytest.mark.parametrize("dtype", sorted(wire._DATA_TYPES))
@@ -169,7 +188,9 @@ def test_every_dtype_that_is_not_refused_comes_back(dtype):
 def test_a_column_is_compressed_only_where_that_saves_a_tenth():
     noise, zeros = np.random.default_rng(0).integers(0, 256, (2, 4096), np.uint8), np.zeros((2, 4096), np.uint8)
     specs = [ArraySpec((4096,), noise.dtype)] * 2
-    chunk = schema_pb2.ChunkData.FromString(wire.compressed_chunk(1 << 60, 1 << 60, 0, [noise, zeros], specs))
+    key = uint64(1 << 60)
+    (record,) = wire.compressed_chunks(key, key, np.zeros(1, int), [noise[None], zeros[None]], specs)
+    chunk = schema_pb2.ChunkData.FromString(record)
     sizes = [len(tensor.tensor_content) for tensor in chunk.data.tensors]
     assert sizes[0] == noise.nbytes + len(wire._stored_header(noise.nbytes)) and sizes[1] < zeros.nbytes / 10
     assert chunk.data_uncompressed_size == noise.nbytes + zeros.nbytes
