@@ -91,8 +91,8 @@ table_options = _all(
         "--rate-limiter",
         default="min_size:1",
         show_default=True,
-        help="min_size:N, queue:N, stack:N, or sample_to_insert_ratio:S:N:E (S samples an insert, from N items on, "
-        "with an error buffer of E).",
+        help="min_size:N, queue:N, stack:N, sample_to_insert_ratio:S:N:E (S samples an insert, from N items on, "
+        "with an error buffer of E), or max_samples_per_insert:S:N, where inserts never wait.",
     ),
     click.option("--port", type=int, help="Port to serve on.  [default: a free one]"),
     click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     import reverb
 
 _SELECTORS = ("uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized")
-_LIMITERS = ("min_size", "sample_to_insert_ratio", "queue", "stack")
+_LIMITERS = ("min_size", "sample_to_insert_ratio", "max_samples_per_insert", "queue", "stack")
 MAX_PRIORITY = 1e12
 MAX_ITEMS = 10**12
 DEFAULT_MAX_SIZE = 1_000_000
+#: Samples that "max_samples_per_insert" gives too early: rounding (49 * (1 / 49) < 1) refuses none that is due.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,10 @@ class RateLimiter:
     """When a table lets samples and inserts pass.
 
     Attributes:
-      kind: 'min_size', 'sample_to_insert_ratio', 'queue' or 'stack'.
+      kind: 'min_size', 'sample_to_insert_ratio', 'max_samples_per_insert' (which never holds inserts back), 'queue'
+        or 'stack'.
       size: items before the first sample is given; for 'queue' and 'stack' the most items that wait.
-      samples_per_insert: of 'sample_to_insert_ratio'.
+      samples_per_insert: of 'sample_to_insert_ratio' and 'max_samples_per_insert'.
       error_buffer: of 'sample_to_insert_ratio': how far samples may run ahead or behind, in samples.
     """
 
@@ -84,13 +88,17 @@ class RateLimiter:
         if self.kind not in _LIMITERS:
             raise ValueError(f"rate limiter is {self.kind!r}, wanted one of {', '.join(_LIMITERS)}")
         _require_count("rate limiter's size", self.size, 1, MAX_ITEMS)
-        if self.kind != "sample_to_insert_ratio":
-            if self.samples_per_insert is not None or self.error_buffer is not None:
+        ratio, buffer = self.samples_per_insert, self.error_buffer
+        if self.kind not in ("sample_to_insert_ratio", "max_samples_per_insert"):
+            if ratio is not None or buffer is not None:
                 raise ValueError(f"a {self.kind} rate limiter takes neither samples_per_insert nor error_buffer")
             return
-        ratio, buffer = self.samples_per_insert, self.error_buffer
         if ratio is None or not 0 < ratio < math.inf:
             raise ValueError(f"samples_per_insert is {ratio}, wanted a number above 0")
+        if self.kind == "max_samples_per_insert":
+            if buffer is not None:
+                raise ValueError(f"a {self.kind} rate limiter takes no error_buffer, got {buffer}")
+            return
         if buffer is None or not max(1.0, ratio) <= buffer < math.inf:
             raise ValueError(
                 f"error_buffer is {buffer}, wanted at least {max(1.0, ratio):g} (one insert or one sample)"
@@ -98,21 +106,28 @@ class RateLimiter:
 
     @classmethod
     def parse(cls, text: str) -> RateLimiter:
-        """From `min_size:N`, `queue:N`, `stack:N`, `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`."""
+        """From text such as `str` gives: `min_size:N`, `queue:N`, `stack:N`, or with numbers of samples an insert:
+        `max_samples_per_insert:SAMPLES_PER_INSERT:SIZE`, `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`.
+        """
         kind, *numbers = text.split(":")
         values = [_number(number, text) for number in numbers]
         if kind == "sample_to_insert_ratio" and len(values) == 3:
             return cls(kind, _whole(values[1], text), samples_per_insert=values[0], error_buffer=values[2])
-        if kind in _LIMITERS and kind != "sample_to_insert_ratio" and len(values) == 1:
+        if kind == "max_samples_per_insert" and len(values) == 2:
+            return cls(kind, _whole(values[1], text), samples_per_insert=values[0])
+        if kind in ("min_size", "queue", "stack") and len(values) == 1:
             return cls(kind, _whole(values[0], text))
         raise ValueError(
-            f"rate limiter {text!r} is not understood, wanted min_size:N, queue:N, stack:N or "
+            f"rate limiter {text!r} is not understood, wanted min_size:N, queue:N, stack:N, "
+            "max_samples_per_insert:SAMPLES_PER_INSERT:MIN_SIZE or "
             "sample_to_insert_ratio:SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER"
         )
 
     def __str__(self) -> str:
         if self.kind == "sample_to_insert_ratio":
             return f"{self.kind}:{self.samples_per_insert:g}:{self.size}:{self.error_buffer:g}"
+        if self.kind == "max_samples_per_insert":
+            return f"{self.kind}:{self.samples_per_insert:g}:{self.size}"
         return f"{self.kind}:{self.size}"
 
     def build(self) -> Any:
@@ -122,7 +137,18 @@ class RateLimiter:
         limiters = reverb.rate_limiters
         if self.kind == "sample_to_insert_ratio":
             return limiters.SampleToInsertRatio(self.samples_per_insert, self.size, self.error_buffer)
+        if self.kind == "max_samples_per_insert":
+            return limiters.RateLimiter(self.samples_per_insert, self.size, -_ROUNDING, sys.float_info.max)
         return {"min_size": limiters.MinSize, "queue": limiters.Queue, "stack": limiters.Stack}[self.kind](self.size)
+
+    def gives(self, num_inserted: int, num_sampled: int, size: int) -> bool:
+        """Whether 'max_samples_per_insert' lets a table with items give so many samples more.
+
+            num_inserted * samples_per_insert - num_sampled - size >= 0
+
+        as Reverb has it: items that left stay counted among the inserted ones.
+        """
+        return num_inserted * (self.samples_per_insert or 0.0) - num_sampled - size >= -_ROUNDING
 
 
 def _require_count(what: str, value: int, low: int, high: int) -> None:

@@ -1,4 +1,4 @@
-"""What a buffer is made of, and its life: its table, its ledger, those who listen, and its end."""
+"""What a buffer is made of, and its life: its tables, its ledger, those who listen, and its end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import numpy as np
 
 from rlds2reverb.signals import signals_deferred
 from rlds2reverb.specs import Nest, require_match
+from rlds2reverb.tables import TableConfig
 from rlds2reverb.writing import ServerUnavailable, require_timeout
 
 from .configs import BufferConfig
 from .elements import Elements, TimeAxis, fields_of, row_spec_of, spec_of
 from .ledger import Ledger
 from .listeners import Listener
-from .refusals import TooManyDraws
+from .refusals import LimitReached, TooManyDraws
+from .rules import lowest_priority
 from .snapshots import Snapshots
 from .stores import TableStore
 
@@ -47,7 +49,7 @@ class BufferBase:
         """Opens a buffer, with the elements of the newest checkpoint if there is one.
 
         Args:
-          name: of the buffer and its table; ids of elements begin with it.
+          name: of the buffer and its own table; ids of elements begin with it.
           config: its configuration; None for the one of its kind with no numbers given.
           spec: nest of arrays or of specs like an item; None for that of the first item.
           checkpoint_root: a directory for its checkpoints; the buffer begins with the newest one there.
@@ -55,7 +57,8 @@ class BufferBase:
           timeout_secs: how long to wait for any answer of the server.
 
         Raises:
-          ValueError: if the configuration is of another kind, or anything is out of its range.
+          ValueError: if the configuration is of another kind or has another table of the buffer's name, or anything
+            is out of its range.
           CheckpointError: if the checkpoint is damaged, or of another buffer or configuration.
         """
         require_timeout(timeout_secs)
@@ -67,7 +70,9 @@ class BufferBase:
         self.lock = threading.RLock()
         #: Why the last sample was refused; empty when it was not.
         self.refusal = ""
-        self._table = self.config.table(name)
+        self._tables = self.config.tables(name)
+        #: The lowest priority above 0 that an element may have; see `rules.lowest_priority`.
+        self.lowest_priority = lowest_priority(self._tables)
         self._root = None if checkpoint_root is None else Path(checkpoint_root)
         self._timeout_secs = timeout_secs
         self._rng = np.random.default_rng(seed)
@@ -107,12 +112,17 @@ class BufferBase:
 
     @property
     def table_name(self) -> str:
-        """The Reverb table."""
-        return self._table.name
+        """The buffer's own Reverb table."""
+        return self._tables[0].name
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """All its Reverb tables, its own first."""
+        return tuple(table.name for table in self._tables)
 
     @property
     def address(self) -> str | None:
-        """Where Reverb's clients find the table; None before the first push."""
+        """Where Reverb's clients find the tables; None before the first push."""
         return None if self._store is None else self._store.address
 
     @property
@@ -129,6 +139,10 @@ class BufferBase:
     def sample_count(self) -> int:
         """Elements that `sample` gave since the beginning."""
         return self._num_sampled
+
+    def _num_sampled_by_all(self) -> int:
+        """Elements that `sample` gave or others took, from all tables."""
+        return self._num_sampled + (0 if self._store is None else self._store.num_drawn_by_others())
 
     @property
     def highest_priority(self) -> float:
@@ -157,7 +171,14 @@ class BufferBase:
         with self.lock:
             self._listeners.append(listener)
 
-    # --- its table
+    # --- its tables
+
+    def _table(self, name: str | None) -> TableConfig:
+        """One of its tables by name, its own for None; `ValueError` if there is none."""
+        for table in self._tables:
+            if name is None or table.name == name:
+                return table
+        raise ValueError(f"{self._holder} has no table {name!r}; it has {', '.join(map(repr, self.table_names))}")
 
     def _restore(self) -> None:
         """Goes on from the newest checkpoint, if there is one; see `saving`."""
@@ -167,7 +188,7 @@ class BufferBase:
         return Elements(spec, self._axis, holder=self._holder)
 
     def _begin_with(self, elements: Elements) -> TableStore:
-        """Starts the server; if that was done, looks whether its table takes such elements."""
+        """Starts the server; if that was done, looks whether its tables take such elements."""
         if self._store is not None and elements is self._elements:
             return self._store
         if self._store is not None and self._elements is not None:
@@ -176,7 +197,7 @@ class BufferBase:
             return self._store
         self._snapshots = self._snapshots or Snapshots(Path(self._scratch()))
         store = TableStore(
-            self._table,
+            self._tables,
             elements.signature,
             checkpoint_root=self._snapshots.table_root,
             timeout_secs=self._timeout_secs,
@@ -195,7 +216,7 @@ class BufferBase:
         return str(Path(self._temporary.name) / "root")
 
     def _usable_store(self) -> TableStore | None:
-        """The table, if there is one yet; raises if the buffer is closed, or nobody knows what the table holds."""
+        """The tables, if there are any yet; raises if the buffer is closed, or nobody knows what the tables hold."""
         if self._failure is not None:
             raise ServerUnavailable(f"{self._holder} was lost before ({self._failure}); make a new one")
         if self._closed:
@@ -204,11 +225,11 @@ class BufferBase:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Around what changes table and ledger: both or none, or the buffer is lost. Ctrl-C waits until it is done."""
+        """Around what changes tables and ledger: all or none, or the buffer is lost. Ctrl-C waits until it is done."""
         with signals_deferred():
             try:
                 yield
-            except TooManyDraws:  # which changes nothing
+            except (TooManyDraws, LimitReached):  # which change nothing but counts of the server
                 raise
             except BaseException as error:
                 self._failure = error

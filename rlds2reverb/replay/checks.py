@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,20 +76,23 @@ def learner_iter(given: Any, what: str) -> int:
     raise ValueError(f"{what} is {given}, wanted a whole number, or -1 where it is not known")
 
 
-def updates_given(name: str, info: Mapping[str, Any], eps: float) -> tuple[np.ndarray, np.ndarray]:
+def updates_given(
+    name: str, info: Mapping[str, Any], eps: float, *, lowest: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """The numbers and the priorities of an update.
 
     Args:
       name: of the buffer.
       info: `replay_unique_id` and `priority`, one of each an element.
       eps: which is added to the priorities afterwards.
+      lowest: the lowest priority above 0 that the buffer takes, see `rules.lowest_priority`.
 
     Returns:
       int64 `[M]` and float64 `[M]`.
 
     Raises:
       ValueError: if there are not as many of both, an id is of another buffer or none, or a priority is no finite
-        number from 0 to 1e12 with eps.
+        number from 0 to 1e12 with eps, or then above 0 and below the lowest.
     """
     if UNIQUE_ID not in info:
         raise ValueError(f"an update of buffer {name!r} lacks {UNIQUE_ID!r}; give the ids that sample gave")
@@ -105,7 +108,27 @@ def updates_given(name: str, info: Mapping[str, Any], eps: float) -> tuple[np.nd
         )
     require_priorities(priorities, lambda place: str(ids[place]))
     require_priorities(priorities + eps, lambda place: f"{ids[place]} with eps")
+    require_drawable(priorities + eps, lowest, lambda place: f"{ids[place]} with eps")
     return np.array([number_of(name, unique_id) for unique_id in ids], np.int64), priorities
+
+
+def require_drawable(priorities: np.ndarray, lowest: float, whose: Callable[[int], str]) -> None:
+    """Checks that priorities above 0 can be drawn, so that who counts them counts what a prioritized table draws from.
+
+    Args:
+      priorities: float64 `[N]`.
+      lowest: see `rules.lowest_priority`.
+      whose: says for the place of one whose priority it is.
+
+    Raises:
+      ValueError: if one is above 0 and below the lowest.
+    """
+    low = np.flatnonzero((priorities > 0) & (priorities < lowest))
+    if len(low):
+        raise ValueError(
+            f"the priority of {whose(int(low[0]))} is {priorities[low[0]]}, so low that its power is 0 and it cannot "
+            f"be drawn; give at least {lowest:.3g}, or 0 for an element that is never drawn"
+        )
 
 
 def number_of(name: str, unique_id: Any) -> int:

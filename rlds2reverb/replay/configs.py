@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlds2reverb.tables import MAX_PRIORITY, Selector, TableConfig
+
+from .refusals import limiter_of
 
 KINDS = ("naive", "advanced", "episode", "sequence")
 #: What becomes of an episode that is shorter than the window which is sampled from it.
 SHORT_EPISODES = ("drop", "pad")
 
+_OTHER_SELECTORS = ("uniform", "prioritized")
 _MAX_SIZE = 100_000_000
 _MAX_COUNT = 2**31 - 1
 #: The sum of `_MAX_SIZE` times `MAX_PRIORITY` to this power is finite: at infinity Reverb draws wrongly.
 _MAX_ALPHA = 20
+#: Between these, limits of pushes for each sample hold to the push, in spite of rounding.
+_LOWEST_RATE, _HIGHEST_RATE = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
@@ -34,16 +41,22 @@ class BufferConfig:
       max_staleness: an element leaves when the learner's iteration is so far, or farther, from the one in which it was
         collected; None for never. Elements that do not say when they were collected stay.
       sample_min_limit_ratio: sampling B elements is refused while there are fewer than so many times B.
-      push_sample_rate_limit: least and most elements pushed for each one sampled, both counted from the first push.
-        Sampling is refused where it would fall below the first, pushing (`RateLimited`) where it would rise above the
-        second; pushing is free until something was sampled. The buffer sees to both itself and never waits: Reverb's
-        rate limiter would hold a push or a draw back until another thread did the other.
+      push_sample_rate_limit: least and most elements pushed for each one sampled, all counted from the first push,
+        samples that others took (`dataset`, Reverb's clients) as well. Where it would fall below the least, `sample` is
+        refused, and others wait at Reverb's rate limiter, which keeps this side, for each table by itself. Where it
+        would rise above the most, a push is refused (`RateLimited`); pushing is free until something was sampled. This
+        side is the buffer's, over the samples of all tables together: all pushes go through it, and a limiter of Reverb
+        has the same slope for both. Neither `sample` nor a push ever waits for the other. A least above 0 does not go
+        with `replace=False` or `sample_range`, whose draws that are thrown away count at the limiter.
       replace: whether an element may be in a batch several times.
       priority_decay: factor in (0, 1) by which each update lowers the highest priority that is remembered for new
         elements, though not below that of the update; None for never.
       length: steps of an element, for 'sequence'.
       window: steps that are sampled from within an episode, for 'episode'; None for whole episodes.
       short_episodes: 'drop' refuses episodes that are shorter than the window, 'pad' fills them up with zeros.
+      other_tables: selectors ('uniform' or 'prioritized') by name of further tables with the same elements, which share
+        their data. `sample` and `dataset` draw from the buffer's own table, or from that of a name. They do not go with
+        max_use, since Reverb counts the uses of each table by itself.
     """
 
     kind: str = "advanced"
@@ -61,6 +74,7 @@ class BufferConfig:
     length: int | None = None
     window: int | None = None
     short_episodes: str = "drop"
+    other_tables: Mapping[str, Selector] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -82,6 +96,7 @@ class BufferConfig:
             raise ValueError(f"priority_decay is {self.priority_decay}, wanted a number between 0 and 1, or None")
         self._check_rates()
         self._check_kind()
+        self._check_others()
 
     def _check_rates(self) -> None:
         limits = self.push_sample_rate_limit
@@ -90,6 +105,14 @@ class BufferConfig:
                 f"push_sample_rate_limit is {limits}, wanted (least, most) with 0 <= least <= most, least finite and "
                 "most above 0"
             )
+        object.__setattr__(self, "push_sample_rate_limit", tuple(limits))  # also of the list that JSON makes of one
+        if limits[0]:
+            _require_within("the least of push_sample_rate_limit", limits[0], _LOWEST_RATE, _HIGHEST_RATE)
+            if not self.replace:
+                raise ValueError(
+                    "push_sample_rate_limit with a least above 0 does not go with replace=False: draws that are thrown "
+                    "away count as samples on the server; leave one of them out"
+                )
 
     def _check_kind(self) -> None:
         if (self.kind == "sequence") != (self.length is not None):
@@ -102,10 +125,48 @@ class BufferConfig:
                 "leave one of them out"
             )
 
-    def table(self, name: str) -> TableConfig:
-        """The table of a buffer of that name."""
-        sampler = Selector("uniform") if self.kind == "naive" else Selector("prioritized", float(self.alpha))
-        return TableConfig(name, sampler, Selector("fifo"), self.max_size, self.max_use or 0)
+    def _check_others(self) -> None:
+        if not isinstance(self.other_tables, Mapping):
+            raise TypeError(f"other_tables is a {type(self.other_tables).__name__}, wanted a dict of selectors by name")
+        others = {name: _selector(name, given) for name, given in self.other_tables.items()}
+        object.__setattr__(self, "other_tables", others)  # its own, and of one type however it was given
+        if others and self.max_use is not None:
+            raise ValueError(
+                "other_tables do not go with max_use: Reverb counts the uses of each table by itself; leave one of "
+                "them out"
+            )
+
+    def tables(self, name: str) -> tuple[TableConfig, ...]:
+        """The tables of a buffer of that name, its own first.
+
+        Raises:
+          ValueError: if another table has that name.
+        """
+        if name in self.other_tables:
+            raise ValueError(f"other_tables has {name!r}, which is the buffer's own table; give it another name")
+        own = Selector("uniform") if self.kind == "naive" else Selector("prioritized", float(self.alpha))
+        samplers = {name: own, **{other: self.other_tables[other] for other in sorted(self.other_tables)}}
+        limiter = limiter_of(self.push_sample_rate_limit[0])
+        return tuple(
+            TableConfig(table, sampler, Selector("fifo"), self.max_size, self.max_use or 0, limiter)
+            for table, sampler in samplers.items()
+        )
+
+
+def _selector(name: str, given: Selector | Mapping[str, Any]) -> Selector:
+    """The selector of another table, also from the dict that `dataclasses.asdict` makes of one."""
+    if not isinstance(name, str):
+        raise TypeError(f"other_tables has {name!r} for a name, wanted text")
+    selector = Selector(**given) if isinstance(given, Mapping) else given
+    if not isinstance(selector, Selector):
+        raise TypeError(f"other_tables[{name!r}] is a {type(given).__name__}, wanted a Selector")
+    if selector.kind not in _OTHER_SELECTORS:
+        wanted = " or ".join(_OTHER_SELECTORS)
+        raise ValueError(f"the selector of other_tables[{name!r}] is {selector}, wanted {wanted}")
+    if selector.exponent is not None:
+        _require_within(f"the exponent of other_tables[{name!r}]", selector.exponent, 0, _MAX_ALPHA)
+    TableConfig(name, selector)  # which checks the name
+    return selector
 
 
 def _require_whole(name: str, value: int, low: int, high: int) -> None:

@@ -121,7 +121,8 @@ class BufferManager:
         Returns:
           The items, as `ReplayBuffer.sample` gives them, in the order of the draws. For numbers by name a dict of
           lists by name, or the list if there is one name. None if a buffer refuses (see `refusal`); nothing is
-          changed then, but stale items have left.
+          changed then, but stale items have left, and where others used up a `push_sample_rate_limit` in the meantime
+          the other buffers were sampled.
 
         Raises:
           ValueError: if a buffer is unknown, the shares or a size are wrong, or a buffer with a share could not give
@@ -167,7 +168,7 @@ class BufferManager:
             places.setdefault(self._owner(unique_id), []).append(place)
         infos = {name: {UNIQUE_ID: [ids[i] for i in own], PRIORITY: priorities[own]} for name, own in places.items()}
         for name, own_info in infos.items():
-            updates_given(name, own_info, self[name].config.eps)
+            updates_given(name, own_info, self[name].config.eps, lowest=self[name].lowest_priority)
         return sum(self[name].update(own_info) for name, own_info in infos.items())
 
     def unique_ids(self, info: Any) -> list[str]:
@@ -190,7 +191,8 @@ class BufferManager:
           buffer's own part; `info.server` int32 `[batch_size]` is the buffer's place in `names`.
 
         Raises:
-          ValueError: if a buffer is unknown, the shares or the size are wrong, or a share gives no item.
+          ValueError: if a buffer is unknown, the shares or the size are wrong, a share gives no item, or a buffer has
+            too few elements (see `ReplayBuffer.dataset`).
           SpecMismatch: if the buffers' items differ, naming the field.
         """
         counts = fixed_counts(batch_size, self._shares_for(sample_ratio))
@@ -248,7 +250,10 @@ class BufferManager:
             self._told.refusal = "; ".join(check.reason for check in checks if not check.allowed)
             if self._told.refusal:
                 return None
-            return {name: self[name].sample(size, cur_learner_iter) or [] for name, size in sizes.items()}
+            parts = {name: self[name].sample(size, cur_learner_iter) for name, size in sizes.items()}
+            # Since the check, others may have taken what the rates allow, whom no lock of ours keeps out.
+            self._told.refusal = "; ".join(self[name].refusal for name, part in parts.items() if part is None)
+            return None if self._told.refusal else {name: part or [] for name, part in parts.items()}
 
     @contextmanager
     def _locked(self, names: Iterable[str]) -> Iterator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rlds2reverb.tables import RateLimiter
+
 
 class SampleCheck(NamedTuple):
     """Whether a sample would be given now, and why not; true where it would.
@@ -24,13 +26,22 @@ class RateLimited(RuntimeError):
     """A push was refused: too much was pushed for what was sampled. Sample, then push again."""
 
 
+class LimitReached(RuntimeError):
+    """A table's rate limiter gives no more of a sample: others took what was left of its allowance meanwhile."""
+
+
 class TooManyDraws(RuntimeError):
     """The elements asked for are so rare among those of the table that drawing them would take too long."""
 
 
+def limiter_of(least: float) -> RateLimiter:
+    """The rate limiter that holds back from others what `rate_refusal` refuses."""
+    return RateLimiter("max_samples_per_insert", samples_per_insert=1 / least) if least else RateLimiter()
+
+
 def rate_refusal(num_pushed: int, num_sampled: int, size: int, least: float) -> str:
     """Why elements may not be sampled, or nothing: `pushed / (sampled + size)` has to be at least `least`."""
-    if num_pushed >= least * (num_sampled + size):
+    if not least or limiter_of(least).gives(num_pushed, num_sampled, size):
         return ""
     return (
         f"{num_pushed} were pushed and {num_sampled} sampled; sampling {size} more would leave less than {least:g} "

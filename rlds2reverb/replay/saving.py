@@ -11,6 +11,7 @@ from rlds2reverb.checkpoints import CheckpointError
 from rlds2reverb.signals import signals_deferred
 
 from .base import BufferBase
+from .checks import require_drawable
 from .elements import Elements, row_spec_of, spec_of
 from .ledger import Ledger
 from .snapshots import Snapshots, files_of
@@ -24,7 +25,7 @@ class SavedBuffer(BufferBase):
     """A buffer that can be saved; see `buffer.ReplayBuffer`."""
 
     def checkpoint(self) -> Path:
-        """Writes a checkpoint, and gives its directory: elements, priorities, uses, ids, counts, beta.
+        """Writes a checkpoint, and gives its directory: elements of all tables, priorities, uses, ids, counts, beta.
 
         A buffer that is made with the same `checkpoint_root` afterwards goes on from the newest complete one, also
         after this process was killed, at any moment.
@@ -46,14 +47,16 @@ class SavedBuffer(BufferBase):
         return self._snapshots.write(self._known(), store.checkpoint)
 
     def _known(self) -> dict[str, Any]:
-        """What the buffer knows beside the table."""
+        """What the buffer knows beside the tables."""
+        others = {name: str(selector) for name, selector in self.config.other_tables.items()}
         return {
             "name": self.name,
-            "config": {key: getattr(self.config, key) for key in _TELLING},
+            "config": {**{key: getattr(self.config, key) for key in _TELLING}, "other_tables": others},
             "ledger": self._ledger.state(),
             "beta": self._beta,
             "highest_priority": self._highest,
             "sample_count": self._num_sampled,
+            "num_drawn": dict.fromkeys(self.table_names, 0) if self._store is None else dict(self._store.num_drawn),
             "rng": self._rng.bit_generator.state,
         }
 
@@ -64,14 +67,14 @@ class SavedBuffer(BufferBase):
             return
         self._require_own(known)
         root = self._snapshots.table_root
-        store = self._store = TableStore(self._table, None, checkpoint_root=root, timeout_secs=self._timeout_secs)
-        info = store.info()
-        if info.current_size != len(known["ledger"]["numbers"]):
-            raise CheckpointError(
-                f"the table of {root} holds {info.current_size} elements, its state says "
-                f"{len(known['ledger']['numbers'])}; restore it from a copy, or give a new directory"
-            )
-        spec = row_spec_of(spec_of(info.signature), self._axis, holder=self._holder)
+        store = self._store = TableStore(self._tables, None, checkpoint_root=root, timeout_secs=self._timeout_secs)
+        for table, info in store.infos().items():
+            if info.current_size != len(known["ledger"]["numbers"]):
+                raise CheckpointError(
+                    f"table {table!r} of {root} holds {info.current_size} elements, its state says "
+                    f"{len(known['ledger']['numbers'])}; restore it from a copy, or give a new directory"
+                )
+        spec = row_spec_of(spec_of(store.info().signature), self._axis, holder=self._holder)
         self._use(store, Elements(spec, self._axis, holder=self._holder))
         self._know(known)
 
@@ -79,7 +82,11 @@ class SavedBuffer(BufferBase):
         """Takes over what `_known` gave; nothing is changed if it is damaged."""
         try:
             ledger = Ledger.from_state(self.config.max_size, known["ledger"])
+            there = ledger.numbers()
+            priorities = ledger.priorities_of(there)
+            require_drawable(priorities, self.lowest_priority, lambda place: f"element {there[place]}")
             numbers = float(known["beta"]), float(known["highest_priority"]), int(known["sample_count"])
+            num_drawn = {table: int(known["num_drawn"][table]) for table in self.table_names}
             self._rng.bit_generator.state = known["rng"]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -87,6 +94,8 @@ class SavedBuffer(BufferBase):
             ) from error
         self._ledger = ledger
         self._beta, self._highest, self._num_sampled = numbers
+        if self._store is not None:
+            self._store.num_drawn = num_drawn
 
     def _require_own(self, known: Mapping[str, Any]) -> None:
         """Raises `CheckpointError` if a state is of another buffer, or one of another configuration."""
@@ -118,7 +127,7 @@ class SavedBuffer(BufferBase):
         with self.lock:
             store = self._usable_store()
             files = None if store is None else files_of(self._checkpoint())
-            return {**self._known(), "table": self._table.as_dict(), "files": files}
+            return {**self._known(), "tables": [table.as_dict() for table in self._tables], "files": files}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave, of a buffer of the same name and configuration, in place of what it has.
@@ -133,36 +142,42 @@ class SavedBuffer(BufferBase):
         with self.lock, signals_deferred():
             self._usable_store()
             self._require_own(state)
-            if state.get("table") != self._table.as_dict():
-                raise CheckpointError(
-                    f"the state is of table {state.get('table')}, this one is {self._table.as_dict()}; make the buffer "
-                    "as that one was"
-                )
-            known = {key: value for key, value in state.items() if key not in ("table", "files")}
+            self._require_own_tables(state.get("tables"))
+            known = {key: value for key, value in state.items() if key not in ("tables", "files")}
             files = state.get("files")
             if files is None and len(state["ledger"].get("numbers", [None])):
                 raise CheckpointError("the state has elements and lacks their files; give what state_dict gave")
             if files is None:
-                numbers = self._ledger.numbers()
                 self._know(known)
                 if self._store is not None:
                     with self._changing():
-                        self._store.delete(numbers)
+                        self._store.reset()
                 return
             self._require_sound(known, files)
             self._snapshots = self._snapshots or Snapshots(Path(self._scratch()))
-            self._snapshots.put(known, self._table, files)
+            self._snapshots.put(known, self._tables, files)
             if self._store is not None:
                 self._store.close()
             self._store = self._elements = None
             self._restore()
+
+    def _require_own_tables(self, tables: Any) -> None:
+        """Raises `CheckpointError` unless those of a state are the buffer's."""
+        own = [table.as_dict() for table in self._tables]
+        if not isinstance(tables, list) or len(tables) != len(own):
+            raise CheckpointError("the state lacks tables; give what state_dict gave")
+        for was, now in zip(tables, own, strict=True):
+            if was != now:
+                raise CheckpointError(
+                    f"the state is of table {was}, this one is {now}; make the buffer as that one was"
+                )
 
     def _require_sound(self, known: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Raises `CheckpointError` unless a buffer like this one can begin with a state, which is tried elsewhere."""
         with tempfile.TemporaryDirectory(prefix="rlds2reverb-buffer-") as folder:
             snapshots = Snapshots(Path(folder) / "root")
             try:
-                snapshots.put(known, self._table, files)
+                snapshots.put(known, self._tables, files)
             except KeyError as error:
                 raise CheckpointError(f"the state lacks the file {error}; give what state_dict gave") from error
             finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -133,13 +133,24 @@ class Snapshots:
             if path.stem != checkpoint.name:
                 path.unlink()
 
-    def put(self, state: Mapping[str, Any], table: TableConfig, files: Mapping[str, bytes]) -> None:
-        """Writes the files of a checkpoint (`files_of`) as the newest one, while no server runs there."""
+    def put(self, state: Mapping[str, Any], tables: Sequence[TableConfig], files: Mapping[str, bytes]) -> None:
+        """Writes the files of a checkpoint (`files_of`) as the newest one, while no server runs there.
+
+        Args:
+          state: see `write`.
+          tables: that the checkpoint has.
+          files: their contents, by name.
+
+        Raises:
+          KeyError: if one of them is missing.
+          CheckpointError: if an earlier checkpoint has other tables.
+          StorageFull: if there is no space; the checkpoint before is kept.
+        """
 
         def make() -> Path:
             root = CheckpointRoot(self.table_root)
             root.delete_cut_off()
-            root.require_tables([table])
+            root.require_tables(tables)
             path = root.checkpoints / _name_after(root.latest())
             path.mkdir()
             for name in _FILES:

@@ -1,14 +1,17 @@
-"""The table of a buffer: a Reverb server of its own, with a deadline on every call."""
+"""The tables of a buffer: a Reverb server of its own, with a deadline on every call."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import tree
 
 from rlds2reverb import keys
 from rlds2reverb.batches import Encoder
@@ -20,7 +23,9 @@ from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.writing import ServerUnavailable, table_infos, why_nothing_sampled, within
 
-from .draws import Draws
+from .draws import Draws, joined
+from .limited_draws import draw_within_limits
+from .refusals import LimitReached
 
 _MAX_DELETED_AT_ONCE = 100_000
 #: Values of `reverb.SampleInfo` that come before the data of a sample.
@@ -28,11 +33,14 @@ _NUM_INFOS = 5
 
 
 class TableStore:
-    """A server with one table, whose only writer this is. Elements have numbers, which become their keys."""
+    """A server with tables of the same elements, whose only writer this is.
+
+    Elements have numbers, which become their keys in every table.
+    """
 
     def __init__(
         self,
-        table: TableConfig,
+        tables: Sequence[TableConfig],
         signature: Nest | None,
         *,
         checkpoint_root: Path | None = None,
@@ -41,14 +49,16 @@ class TableStore:
         """Starts the server, from the newest checkpoint of the root if there is one.
 
         Args:
-          table: its configuration.
-          signature: of its items; None for that of the checkpoint.
+          tables: their configurations.
+          signature: of their items; None for that of the checkpoint.
           checkpoint_root: see `ReplayServer`.
           timeout_secs: how long to wait for any answer.
         """
-        self.table = table.name
+        self.tables = {table.name: table for table in tables}
+        #: How many elements `draw` gave, of each table.
+        self.num_drawn = dict.fromkeys(self.tables, 0)
         self._timeout_secs = timeout_secs
-        self._server = ReplayServer([table], signature, checkpoint_root=checkpoint_root)
+        self._server = ReplayServer(tables, signature, checkpoint_root=checkpoint_root)
         self._service = Service(self._server.address)
         self._client = self._server.client
         self._writer: BulkWriter | None = None
@@ -58,6 +68,11 @@ class TableStore:
         """Where clients find it."""
         return self._server.address
 
+    @cached_property
+    def _columns(self) -> tuple[Any, ...]:
+        """`tf.TensorSpec`s of the columns of an element."""
+        return tuple(tree.flatten(self.info().signature))
+
     def open(self, row_specs: Sequence[ArraySpec], *, squeeze: bool) -> None:
         """Makes ready to write.
 
@@ -66,7 +81,7 @@ class TableStore:
           squeeze: whether elements are single rows without a time axis.
         """
         seed = secrets.randbits(63)
-        encoder = Encoder(row_specs, [self.table], squeeze=squeeze, key_seed=seed, numbers_as_keys=True)
+        encoder = Encoder(row_specs, list(self.tables), squeeze=squeeze, key_seed=seed, numbers_as_keys=True)
         self._writer = BulkWriter(self.address, encoder, timeout_secs=self._timeout_secs)
 
     def close(self) -> None:
@@ -77,39 +92,78 @@ class TableStore:
         self._server.stop()
 
     def insert(self, pieces: Iterable[Piece]) -> None:
-        """Writes elements, and waits until they can be sampled.
+        """Writes elements into all tables, and waits until they can be sampled.
 
         Raises:
           ServerUnavailable: if the server does not take them in time.
         """
         if self._writer is None:
-            raise ValueError(f"table {self.table!r} was not opened for writing")
+            raise ValueError(f"table {', '.join(map(repr, self.tables))} was not opened for writing")
         self._writer.write(pieces)
         self._writer.confirm()
 
-    def draw(self, count: int) -> Draws:
-        """Draws so many elements, with replacement.
+    def draw(self, count: int, table: str) -> Draws:
+        """Draws so many elements of a table, with replacement.
 
         Raises:
-          ServerUnavailable: if the table does not give them in time.
+          LimitReached: if the table's rate limiter gives no more now; those that it gave are lost, and counted by it.
+          ServerUnavailable: if the table does not give them in time, or with `LimitReached` their uses would be lost.
         """
+        limited = self.tables[table].rate_limiter.kind == "max_samples_per_insert"
+        draws = self._draw_limited(count, table) if limited else self._draw_all(count, table)
+        self.num_drawn[table] += count
+        return draws
+
+    def _draw_all(self, count: int, table: str) -> Draws:
+        """From a table whose rate limiter does not count."""
 
         def run() -> list[Any]:
             # As `Client.sample`, which asks for one sample at a time.
-            sampler = self._client._client.NewSampler(self.table, count, count)
+            sampler = self._client._client.NewSampler(table, count, count)
             return [sampler.GetNextTrajectory() for _ in range(count)]
 
         try:
-            samples = within(self._timeout_secs, run, f"samples of table {self.table!r}")
+            samples = within(self._timeout_secs, run, f"samples of table {table!r}")
         except ServerUnavailable:
-            raise ServerUnavailable(why_nothing_sampled(self._client, self.table, self._timeout_secs)) from None
+            raise self._nothing_sampled(table) from None
         numbers = np.array([int(sample[0]) - keys.LOWEST for sample in samples], np.int64)
         probabilities = np.array([sample[1] for sample in samples], np.float64)
         table_sizes = np.array([sample[2] for sample in samples], np.int64)
         return Draws(numbers, probabilities, table_sizes, [sample[_NUM_INFOS:] for sample in samples])
 
+    def _draw_limited(self, count: int, table: str) -> Draws:
+        """From a table whose rate limiter others may use up meanwhile: a draw never waits at it."""
+        parts: list[Draws] = []
+        end, left = time.monotonic() + self._timeout_secs, count
+        while left:
+            if time.monotonic() > end:
+                raise self._nothing_sampled(table)
+            parts.append(self._draw_once(left, table))
+            left -= len(parts[-1].values)
+            if left and not self._gives(left, table):
+                gave = f"the rate limiter of table {table!r} gave {count - left} of {count} elements"
+                if self.tables[table].max_times_sampled:
+                    raise ServerUnavailable(f"{gave}, whose uses are lost: let nobody else sample it")
+                raise LimitReached(gave)
+        return joined(parts)
+
+    def _draw_once(self, count: int, table: str) -> Draws:
+        """As many of so many elements as the rate limiter gives, or less where the server is slow."""
+        return within(
+            self._timeout_secs,
+            lambda: draw_within_limits(self.address, table, count, self._columns),
+            f"samples of table {table!r}",
+        )
+
+    def _gives(self, count: int, table: str) -> bool:
+        num_inserted, num_sampled = self.counts(table)
+        return self.tables[table].rate_limiter.gives(num_inserted, num_sampled, count)
+
+    def _nothing_sampled(self, table: str) -> ServerUnavailable:
+        return ServerUnavailable(why_nothing_sampled(self._client, table, self._timeout_secs))
+
     def set_priorities(self, numbers: np.ndarray, priorities: np.ndarray) -> None:
-        """Changes priorities; of a number that comes twice the later one counts.
+        """Changes priorities in all tables; of a number that comes twice the later one counts.
 
         Raises:
           ServerUnavailable: if the server does not answer in time.
@@ -117,28 +171,51 @@ class TableStore:
         if not len(numbers):
             return
         updates = dict(zip((numbers + keys.LOWEST).tolist(), priorities.tolist(), strict=True))
-        within(
-            self._timeout_secs,
-            lambda: self._client.mutate_priorities(self.table, updates=updates),
-            f"new priorities in table {self.table!r}",
-        )
+        for table in self.tables:
+            change = partial(self._client.mutate_priorities, table, updates=updates)
+            within(self._timeout_secs, change, f"new priorities in table {table!r}")
 
     def delete(self, numbers: np.ndarray) -> None:
-        """Removes elements; those that are not there are ignored.
+        """Removes elements from all tables; those that are not there are ignored.
 
         Raises:
           ServerUnavailable: if the server does not answer in time.
         """
         for begin in range(0, len(numbers), _MAX_DELETED_AT_ONCE):
             part = (numbers[begin : begin + _MAX_DELETED_AT_ONCE] + keys.LOWEST).tolist()
-            try:
-                self._service.delete(self.table, part, timeout_secs=self._timeout_secs)
-            except grpc.RpcError as error:
-                raise ServerUnavailable(f"table {self.table!r} does not delete items ({error.code().name})") from None
+            for table in self.tables:
+                try:
+                    self._service.delete(table, part, timeout_secs=self._timeout_secs)
+                except grpc.RpcError as error:
+                    raise ServerUnavailable(f"table {table!r} does not delete items ({error.code().name})") from None
 
-    def info(self) -> Any:
-        """What the server says of the table: `reverb.TableInfo`."""
-        return table_infos(self._client, timeout_secs=self._timeout_secs)[self.table]
+    def reset(self) -> None:
+        """Removes all elements from all tables, whose counts begin anew.
+
+        Raises:
+          ServerUnavailable: if the server does not answer in time.
+        """
+        for table in self.tables:
+            within(self._timeout_secs, partial(self._client.reset, table), f"table {table!r} to be emptied")
+        self.num_drawn = dict.fromkeys(self.tables, 0)
+
+    def info(self, table: str | None = None) -> Any:
+        """What the server says of a table, or of the first: `reverb.TableInfo`."""
+        return self.infos()[table or next(iter(self.tables))]
+
+    def infos(self) -> dict[str, Any]:
+        """What the server says of each table."""
+        return table_infos(self._client, timeout_secs=self._timeout_secs)
+
+    def counts(self, table: str) -> tuple[int, int]:
+        """How many elements a table has taken in and given since its beginning, to whomever."""
+        limiter = self.info(table).rate_limiter_info
+        return limiter.insert_stats.completed, limiter.sample_stats.completed
+
+    def num_drawn_by_others(self) -> int:
+        """How many elements others drew from the tables, `LimitReached` draws included."""
+        completed = {name: info.rate_limiter_info.sample_stats.completed for name, info in self.infos().items()}
+        return sum(max(0, completed[name] - drawn) for name, drawn in self.num_drawn.items())
 
     def checkpoint(self) -> Path:
         """Writes a checkpoint with its manifest; see `ReplayServer.checkpoint`."""

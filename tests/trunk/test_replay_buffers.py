@@ -236,10 +236,15 @@ def test_listeners_are_told_what_happens_in_its_order(make):
 
 
 def test_a_data_set_gives_batches_with_weights_and_keys(make):
-    buffer = make(alpha=1.0, beta=1.0, eps=0.0, anneal_step=0)
+    buffer = make(alpha=1.0, beta=1.0, eps=0.0, anneal_step=0, sample_min_limit_ratio=0.0625)
     with pytest.raises(ValueError, match="buffer 'demo' has no table yet; push first, or give its spec"):
         buffer.dataset(4)
-    buffer.extend([item(n, priority=1.0 + n) for n in range(4)])
+    buffer.extend([item(n, priority=1.0 + n) for n in range(3)])
+    with pytest.raises(ValueError, match="buffer 'demo' has 3 elements, a sample of 64 needs 4: push more"):
+        buffer.dataset(64)
+    with pytest.raises(ValueError, match="a sample of 160016 needs 10001 elements and buffer 'demo' holds 10000 at"):
+        buffer.dataset(160_016)
+    buffer.append(item(3, priority=4.0))
     batch = next(iter(buffer.dataset(64)))
     numbers = batch.data["inner"]["action"].numpy()
     np.testing.assert_array_equal(batch.info.key.numpy() - LOWEST, numbers)

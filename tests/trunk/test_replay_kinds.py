@@ -1,5 +1,6 @@
 """Buffers of episodes and of sequences, and the configurations of all kinds."""
 
+import json
 import math
 from dataclasses import asdict
 
@@ -13,6 +14,7 @@ from rlds2reverb.replay import (
     make_buffer,
 )
 from rlds2reverb.specs import SpecMismatch
+from rlds2reverb.tables import Selector
 
 
 def episode(number, length, **more):
@@ -131,7 +133,7 @@ def test_an_episode_of_many_megabytes_comes_back(make):
 
 
 def test_a_data_set_of_episodes_has_a_mask(make):
-    buffer = make("episode")
+    buffer = make("episode", sample_min_limit_ratio=0)
     buffer.extend([episode(1, 2), episode(2, 5)])
     batch = next(iter(buffer.dataset(32)))
     mask, rows = batch.info.mask.numpy(), batch.data["inner"]["step"].numpy()
@@ -205,10 +207,30 @@ def test_steps_that_sequences_share_are_stored_once(make):
         ({"push_sample_rate_limit": (2.0, 1.0)}, r"push_sample_rate_limit is \(2.0, 1.0\), wanted \(least, most\)"),
         ({"push_sample_rate_limit": (math.inf, math.inf)}, "least finite"),
         ({"push_sample_rate_limit": (0.0, 0.0)}, "most above 0"),
+        (
+            {"push_sample_rate_limit": (1e-7, 1.0)},
+            "the least of push_sample_rate_limit is 1e-07, wanted a number from 1e",
+        ),
+        ({"push_sample_rate_limit": (2e6, 3e6)}, "the least of push_sample_rate_limit is 2000000.0, wanted .* to 1e"),
+        ({"push_sample_rate_limit": (0.5, 1.0), "replace": False}, "a least above 0 does not go with replace=False"),
         ({"kind": "sequence"}, "length is None for kind 'sequence'; 'sequence' needs it"),
         ({"length": 3}, "length is 3 for kind 'advanced'; 'sequence' needs it, others take none"),
         ({"window": 3}, "window is 3 for kind 'advanced'; only 'episode' takes one"),
         ({"max_use": 1, "replace": False}, "max_use does not go with replace=False: draws that are thrown away count"),
+        (
+            {"other_tables": {"a": Selector("uniform")}, "max_use": 1},
+            "other_tables do not go with max_use: Reverb counts",
+        ),
+        ({"other_tables": {"": Selector("uniform")}}, "a table's name is '', wanted 1 to 100"),
+        ({"other_tables": {"a": Selector("fifo")}}, r"the selector of other_tables\['a'\] is fifo, wanted uniform or"),
+        (
+            {"other_tables": {"a": Selector("prioritized", 21)}},
+            r"exponent of other_tables\['a'\] is 21, wanted .* to 20",
+        ),
+        (
+            {"other_tables": {"a": {"kind": "prioritized", "exponent": -1}}},
+            r"exponent is -1, wanted a number in \[0, 100",
+        ),
     ],
 )
 def test_a_configuration_checks_itself(wrong, message):
@@ -216,9 +238,42 @@ def test_a_configuration_checks_itself(wrong, message):
         BufferConfig(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"other_tables": ["a"]}, "other_tables is a list, wanted a dict of selectors by name"),
+        ({"other_tables": {1: Selector("uniform")}}, "other_tables has 1 for a name, wanted text"),
+        ({"other_tables": {"a": "uniform"}}, r"other_tables\['a'\] is a str, wanted a Selector"),
+    ],
+)
+def test_a_configuration_checks_what_its_other_tables_are(wrong, message):
+    with pytest.raises(TypeError, match=message):
+        BufferConfig(**wrong)
+
+
+def test_the_own_table_is_no_other_one():
+    config = BufferConfig(other_tables={"demo": Selector("uniform")})
+    with pytest.raises(ValueError, match="other_tables has 'demo', which is the buffer's own table; give it another"):
+        make_buffer("demo", config)
+
+
+def test_a_configuration_is_a_plain_value():
+    given = {"b": Selector("uniform"), "a": Selector("prioritized", 0.3)}
+    config = BufferConfig(other_tables=given, push_sample_rate_limit=(0.5, 2.0))
+    same = BufferConfig(other_tables=dict(sorted(given.items())), push_sample_rate_limit=(0.5, 2.0))
+    assert config == same and hash(config) == hash(same) and config != BufferConfig()
+    assert BufferConfig(**json.loads(json.dumps(asdict(config)))) == config
+    tables = config.tables("demo")
+    assert tables == same.tables("demo") and [table.name for table in tables] == ["demo", "a", "b"]
+    assert [str(table.sampler) for table in tables] == ["prioritized:0.6", "prioritized:0.3", "uniform"]
+    assert {str(table.rate_limiter) for table in tables} == {"max_samples_per_insert:2:1"}
+    given["c"] = Selector("uniform")
+    assert "c" not in config.other_tables
+
+
 def test_a_configuration_is_rebuilt_from_its_parts():
     config = BufferConfig(kind="episode", window=3, max_use=2)
     assert BufferConfig(**asdict(config)) == config
-    table = config.table("demo")
+    (table,) = config.tables("demo")
     assert (str(table.sampler), str(table.remover), table.max_times_sampled) == ("prioritized:0.6", "fifo", 2)
-    assert str(BufferConfig(kind="naive").table("demo").sampler) == "uniform"
+    assert str(BufferConfig(kind="naive").tables("demo")[0].sampler) == "uniform"

@@ -301,7 +301,7 @@ def test_a_stream_has_fixed_shares_and_says_whose_each_item_is(three):
 
 
 def test_weights_of_a_stream_stay_those_of_each_buffer():
-    config = BufferConfig(max_size=10, alpha=1.0)
+    config = BufferConfig(max_size=10, alpha=1.0, sample_min_limit_ratio=0)
     with filled({"a": config, "b": config}, (4, 4)) as manager:
         ids = [f"{name}_{number}" for name in "ab" for number in range(4)]
         priorities = [1.0, 2.0, 4.0, 8.0, 1.0, 1.0, 1.0, 1.0]
@@ -313,7 +313,7 @@ def test_weights_of_a_stream_stay_those_of_each_buffer():
 
 
 def test_episodes_of_different_lengths_are_padded_to_one_length():
-    config = BufferConfig(kind="episode", max_size=10)
+    config = BufferConfig(kind="episode", max_size=10, sample_min_limit_ratio=0)
     with BufferManager({"short": config, "long": config}) as manager:
         for name, length in (("short", 2), ("long", 5)):
             manager.push_data({"reward": np.arange(10, 10 + length, dtype=np.float32)}, name)
@@ -337,7 +337,7 @@ def test_buffers_of_different_items_are_not_mixed_in_a_stream():
         manager.push_data({"x": np.float64(1)}, "b")
         told = r"an item of buffer 'a'\['x'\] is float32 \[\], buffer 'b' wants float64 \[\]; mix buffers of like items"
         with pytest.raises(SpecMismatch, match=told):
-            manager.dataset(4, {"a": 1, "b": 1})
+            manager.dataset(2, {"a": 1, "b": 1})
 
 
 def test_threads_lose_nothing_and_tear_nothing():

@@ -147,6 +147,9 @@ def test_arguments_of_a_sample_are_checked(make):
     used_up = make(max_use=1)
     with pytest.raises(ValueError, match="sample_range does not go with max_use"):
         used_up.sample(1, 0, slice(-1, None))
+    limited = make(push_sample_rate_limit=(0.5, 2.0))
+    with pytest.raises(ValueError, match="sample_range does not go with a least push_sample_rate_limit above 0"):
+        limited.sample(1, 0, slice(-1, None))
 
 
 @pytest.mark.parametrize("wrong", ["other_0", "demo", "demo_", "demo_x", "demo_-1", "demo_²", "demo_" + "9" * 19, 0])
@@ -211,7 +214,7 @@ def test_a_table_that_gives_nothing_is_an_error_within_the_deadline(make):
 
 
 def test_a_table_is_written_after_it_was_opened_for_that():
-    with closing(TableStore(BufferConfig().table("demo"), None)) as store:
+    with closing(TableStore(BufferConfig().tables("demo"), None)) as store:
         with pytest.raises(ValueError, match="table 'demo' was not opened for writing"):
             store.insert([])
 
