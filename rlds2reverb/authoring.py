@@ -234,11 +234,16 @@ class CheckpointWriter:
                 f"{self.directory} would have no items: all episodes are shorter than an item, or left out"
             )
         with full_disk_told(self._partial):
+            checked = self._thread.submit(self._require_different_keys)
             self._end_part(state)
-            for name in ("item_keys", "chunk_keys"):
-                keys.require_different([np.fromfile(self._partial / name, np.uint64)])
+            checked.result()
             self._assemble(state)
         shutil.rmtree(self._partial)
+
+    def _require_different_keys(self) -> None:
+        """Runs in the thread that writes, when all is written."""
+        for name in ("item_keys", "chunk_keys"):
+            keys.require_different([np.fromfile(self._partial / name, np.uint64)])
 
     def _assemble(self, state: dict[str, Any]) -> None:
         built = self._partial / "root"

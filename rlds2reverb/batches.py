@@ -13,8 +13,9 @@ from rlds2reverb.specs import ArraySpec
 
 #: An item above this many bytes has its rows in several chunks, whatever is asked for.
 _MAX_CHUNK_BYTES = 16 << 20
-#: Bytes of rows that are encoded together.
-_BATCH_BYTES = 8 << 20
+#: So many rows are encoded together, or more of small ones and less of large ones: bytes at least and at most.
+_BATCH_ROWS = 1 << 11
+_LEAST_BATCH_BYTES, _MOST_BATCH_BYTES = 2 << 20, 8 << 20
 #: A chunk of several items has at most so many bytes of rows, since sampling one item ships the whole chunk.
 _SHARED_CHUNK_BYTES = 128 << 10
 _FEWEST_ITEMS = 16
@@ -94,6 +95,7 @@ class Encoder:
         self._numbers_as_keys = numbers_as_keys
         column_bytes = [spec.num_bytes for spec in specs]
         self._row_bytes = max(sum(column_bytes), 1)
+        self._batch_bytes = min(max(_BATCH_ROWS * self._row_bytes, _LEAST_BATCH_BYTES), _MOST_BATCH_BYTES)
         self._compress = max(column_bytes, default=0) >= _COMPRESS_FROM_BYTES
         #: Items encoded so far.
         self.num_items = 0
@@ -115,7 +117,7 @@ class Encoder:
             for part in self._parts(piece, together):
                 held.append(part)
                 held_bytes += self._row_bytes * part.num_rows
-                if held_bytes >= _BATCH_BYTES:
+                if held_bytes >= self._batch_bytes:
                     yield self._shared_chunks(held)
                     held, held_bytes = [], 0
         if held:
@@ -140,7 +142,7 @@ class Encoder:
     def _parts(self, piece: Piece, together: int) -> Iterator[Piece]:
         """A piece cut into parts of about the size of a batch, each of whole chunks."""
         chunk_bytes = self._row_bytes * piece.part(0, together).num_rows
-        step = together * max(1, _BATCH_BYTES // chunk_bytes)
+        step = together * max(1, self._batch_bytes // chunk_bytes)
         for begin in range(0, len(piece.starts), step):
             yield piece.part(begin, begin + step)
 

@@ -14,7 +14,7 @@ from rlds2reverb import keys
 from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter
 from rlds2reverb.items import Items
-from rlds2reverb.pieces import Piece
+from rlds2reverb.pieces import Piece, in_blocks
 from rlds2reverb.round_trip import why_bulk_writing_fails
 from rlds2reverb.specs import Nest, require_match, step_spec_of
 from rlds2reverb.windows import Windows
@@ -58,7 +58,8 @@ def push_blocks(blocks: Iterable[Nest], observer: Any, *, timeout_secs: float = 
         if reason is not None:
             raise ValueError(f"the server does not understand the bulk writer ({reason}); push with fast=False")
     with BulkWriter(observer.py_client, encoder, timeout_secs=timeout_secs) as writer:
-        writer.write(itertools.chain([first_piece], pieces))
+        for block in in_blocks(itertools.chain([first_piece], pieces)):
+            writer.write(block)
         writer.flush()
     _raise_first(errors)
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
+
+#: Episodes are encoded and confirmed in blocks of about so many bytes: small ones first, so that the server begins.
+_FIRST_BLOCK_BYTES, _BLOCK_BYTES = 1 << 20, 8 << 20
+
+
+class Sized(Protocol):
+    """What has a size."""
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory."""
+
+
+SizedT = TypeVar("SizedT", bound=Sized)
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,26 @@ class Piece:
     def num_rows(self) -> int:
         """Rows from the first that its items have to the last."""
         return int((self.starts + self.lengths).max() - self.starts[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the columns."""
+        return sum(column.nbytes for column in self.columns)
+
+
+def in_blocks(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[list[SizedT]]:
+    """Episodes, or pieces, in blocks whose sizes follow from what comes before; one ends after number `first_end`."""
+    block: list[SizedT] = []
+    block_bytes = bytes_before = 0
+    for number, part in enumerate(parts, start=1):
+        block.append(part)
+        block_bytes += part.num_bytes
+        if block_bytes >= min(max(bytes_before, _FIRST_BLOCK_BYTES), _BLOCK_BYTES) or number == first_end:
+            yield block
+            bytes_before += block_bytes
+            block, block_bytes = [], 0
+    if block:
+        yield block
 
 
 @dataclass(frozen=True)

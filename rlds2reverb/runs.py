@@ -10,6 +10,7 @@ from rlds2reverb import fields
 from rlds2reverb.batches import Encoder
 from rlds2reverb.episodes import Episode, InvalidEpisode, find_problems
 from rlds2reverb.memory import needed_bytes
+from rlds2reverb.pieces import in_blocks
 from rlds2reverb.plans import Plan
 from rlds2reverb.reports import IngestReport
 from rlds2reverb.sinks import Sink
@@ -20,8 +21,6 @@ from rlds2reverb.summaries import Fingerprint
 ON_INVALID = ("error", "skip_episode", "keep")
 
 _PROBLEMS_KEPT = 20
-#: Episodes are encoded and confirmed in blocks of about so many bytes: small ones first, so that the server begins.
-_FIRST_BLOCK_BYTES, _BLOCK_BYTES = 1 << 20, 8 << 20
 #: A data set of up to so many bytes is read once: what was read for the check is kept.
 _KEPT_BYTES = 512 << 20
 
@@ -69,7 +68,7 @@ class Run:
         state = sink.open(resume=self.resume)
         fingerprint = Fingerprint()
         seen = 0
-        for block in _blocks(self._timed_episodes(), state["seen"] if state else 0):
+        for block in in_blocks(self._timed_episodes(), first_end=state["seen"] if state else 0):
             pieces = []
             resumed = state is not None and seen < state["seen"]
             for episode in block:
@@ -159,21 +158,6 @@ def _anew(report: IngestReport) -> IngestReport:
         for name in ("source", "tables", "memory_bytes", "restarts", "writer", "warnings", "seconds")
     }
     return IngestReport(**kept)
-
-
-def _blocks(episodes: Iterator[Episode], first_end: int) -> Iterator[list[Episode]]:
-    """Episodes in blocks, whose sizes follow from what comes before; one block ends after episode `first_end`."""
-    block: list[Episode] = []
-    block_bytes = bytes_before = 0
-    for number, episode in enumerate(episodes, start=1):
-        block.append(episode)
-        block_bytes += episode.num_bytes
-        if block_bytes >= min(max(bytes_before, _FIRST_BLOCK_BYTES), _BLOCK_BYTES) or number == first_end:
-            yield block
-            bytes_before += block_bytes
-            block, block_bytes = [], 0
-    if block:
-        yield block
 
 
 def _valid_episodes(source: Source, progress: Progress) -> Iterator[Episode]:

@@ -68,7 +68,7 @@ class ServerSink:
         self._waiting: deque[dict[str, Any]] = deque()
         self._num_safe = 0
         self._safe: dict[str, Any] | None = None
-        self._last_save = 0.0
+        self._last_save = time.monotonic()
 
     def __enter__(self) -> ServerSink:
         return self

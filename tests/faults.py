@@ -22,7 +22,7 @@ import tensorflow as tf
 from oracles import episode
 from reverb.cc import schema_pb2
 
-from rlds2reverb import authoring, ingestion, round_trip, runs, sinks
+from rlds2reverb import authoring, ingestion, pieces, round_trip, sinks
 from rlds2reverb.checkpoints import CheckpointRoot
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.tables import TableConfig
@@ -93,7 +93,7 @@ def mounted(channel: Connection) -> str | OSError:
 
 def small_steps() -> None:
     """Has this process write in many small blocks and parts, and note each of them."""
-    runs._BLOCK_BYTES = 1 << 15
+    pieces._BLOCK_BYTES = 1 << 15
     authoring._PART_BYTES = 1 << 18
     sinks._SECS_BETWEEN_SAVES = 0
 

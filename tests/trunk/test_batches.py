@@ -128,7 +128,7 @@ def test_any_items_come_back_bit_for_bit(many, adder, options, tables, packed):
 def test_small_batches_and_chunks_hold_the_same(many, adder, options, batch_bytes, chunk_bytes, compressed):
     plan, pieces = planned(many, adder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "_BATCH_BYTES", batch_bytes)
+        patch.setattr(batches, "_MOST_BATCH_BYTES", batch_bytes)
         patch.setattr(batches, "_SHARED_CHUNK_BYTES", chunk_bytes)
         patch.setattr(batches, "_COMPRESS_FROM_BYTES", 1 if compressed else 10**9)
         got = encoded(plan, pieces, **options)
@@ -243,10 +243,10 @@ def test_several_tables_share_the_chunks():
 
 
 def test_a_batch_holds_about_so_many_bytes(monkeypatch):
-    monkeypatch.setattr(batches, "_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(batches, "_MOST_BATCH_BYTES", 1 << 20)
     plan, pieces = planned(long_float_episodes(*[700] * 100), Windows(2))
     sizes = [sum(chunk.data_uncompressed_size for chunk in chunks_of(b).values()) for b in encoded(plan, pieces)]
-    assert len(sizes) > 1 and max(sizes) < 2 * batches._BATCH_BYTES
+    assert len(sizes) > 1 and max(sizes) < 2 * batches._MOST_BATCH_BYTES
 
 
 # --- what else an item says
