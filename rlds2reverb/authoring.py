@@ -281,13 +281,10 @@ class CheckpointWriter:
             "versions": {name: version(name) for name in ("rlds2reverb", "dm-reverb")},
         }
         root.write_manifest(checkpoint, data=data, known=self._files())
-        for path in (checkpoint / "tables.tfrecord", checkpoint / "DONE"):
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-        for folder in (checkpoint, root.checkpoints, built):
-            sealed_json.sync_directory(folder)
+        for path in (checkpoint / "tables.tfrecord", checkpoint / "DONE", checkpoint, root.checkpoints, built):
+            sealed_json.sync(path)
         os.rename(built, self.directory)
-        sealed_json.sync_directory(self.directory.parent)
+        sealed_json.sync(self.directory.parent)
 
 
 def _groups(records: Any) -> Iterator[np.ndarray]:

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rlds2reverb import keys, wire
+from rlds2reverb import keys, protobuf
 from rlds2reverb.batches import Batch, Encoder
 from rlds2reverb.pieces import Piece
 from rlds2reverb.service import Service, confirmed_keys
@@ -77,8 +77,8 @@ def requests_of(batch: Batch) -> list[bytes]:
 
 def _framed(number: int, records: Any) -> list[Any]:
     if isinstance(records, np.ndarray):
-        return [wire.fill(wire.message_field(number, [records]), len(records)).data]
-    return [part for record in records for part in (wire.delimited_head(number, len(record)), record)]
+        return [protobuf.fill(protobuf.message_field(number, [records]), len(records)).data]
+    return [part for record in records for part in (protobuf.delimited_head(number, len(record)), record)]
 
 
 class _Stream:

@@ -108,7 +108,8 @@ def sample_dataset(
 
     Args:
       servers: a server or several; see `writing.connect`.
-      table: its name; on several servers, tables of one signature.
+      table: its name; on several servers, tables of one signature, of any samplers that draw at random (the weights
+        make up for what differs), or all of samplers that give items in an order of their own (weights are then 1).
       batch_size: items in a batch, at least one for each server.
       beta: exponent of the importance weights: a number in [0, 1], or a function of the batch's number (int64 `[]`,
         from 0 in each iterator), such as the default: from 0.4 to 1 over 100,000 batches.
@@ -127,7 +128,8 @@ def sample_dataset(
     Raises:
       ServerUnavailable: if no server answers in time.
       SpecMismatch: if the tables of several servers have different signatures.
-      ValueError: if there is no such table, it has no signature, or a number is out of its range.
+      ValueError: if there is no such table, it has no signature, only some of several servers' tables draw at random,
+        or a number is out of its range.
     """
     counts = (("batch_size", batch_size), ("max_in_flight", max_in_flight), ("num_workers", num_workers))
     for name, value in (*counts, ("prefetch", prefetch)):

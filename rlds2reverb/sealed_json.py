@@ -38,11 +38,11 @@ def save(path: Path, content: dict[str, Any]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Makes renames and new names in a directory last."""
+def sync(path: Path) -> None:
+    """Makes the content of a file last, or renames and new names in a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

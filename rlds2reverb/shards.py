@@ -27,8 +27,8 @@ class Shards:
       clients: of the servers, in their order.
       signature: of the table, the same on all.
       packing: how its items are packed, or None.
-      exponents: of each server's sampler; 0 where it has none.
-      in_order: whether the samplers give items in an order of their own (a queue), not at random.
+      exponents: of each server's sampler; 0 where it has none, that of the first one for those that are silent.
+      in_order: whether the samplers give items in an order of their own (a queue, a heap), not at random.
       scarce: whether a table may give fewer samples than are asked for: each item so often only, or so many for each
         insertion.
       silent: numbers of the servers that did not answer.
@@ -50,7 +50,8 @@ class Shards:
         Raises:
           ServerUnavailable: if none answers in time.
           SpecMismatch: if the tables have different signatures.
-          ValueError: if there is no server, one is given twice, or one lacks the table or its signature.
+          ValueError: if there is no server, one is given twice, one lacks the table or its signature, or one gives
+            items at random and another in an order of its own.
         """
         clients = tuple(connect_all(servers))
         addresses = [client.server_address for client in clients]
@@ -67,6 +68,7 @@ class Shards:
         first, *rest = found
         for number in rest:
             _require_same(found[number].signature, found[first].signature, table, addresses[number], addresses[first])
+            _require_alike(found[number], found[first], addresses[number], addresses[first])
         samplers = [found.get(number, found[first]).sampler_options for number in range(len(clients))]
         return cls(
             table,
@@ -74,7 +76,7 @@ class Shards:
             found[first].signature,
             packing_of(found[first].signature),
             tuple(_exponent(sampler) for sampler in samplers),
-            any(sampler.is_deterministic for sampler in samplers),
+            found[first].sampler_options.is_deterministic,
             any(_is_scarce(info) for info in found.values()),
             tuple(number for number in range(len(clients)) if number not in found),
         )
@@ -141,6 +143,17 @@ def _require_same(got: Nest, wanted: Nest, table: str, address: str, other: str)
             holder=f"table {table!r} at {other}",
             advice=f"so that it cannot be sampled together with that at {address}",
             root="item",
+        )
+
+
+def _require_alike(got: Any, wanted: Any, address: str, other: str) -> None:
+    """Raises `ValueError` where one table gives items at random and the other does not: no weights fit both."""
+    in_order = got.sampler_options.is_deterministic
+    if in_order != wanted.sampler_options.is_deterministic:
+        ordered, at_random = (address, other) if in_order else (other, address)
+        raise ValueError(
+            f"table {got.name!r} gives items at random at {at_random} and in an order of its own at {ordered}, which "
+            "no weights make up for; sample these servers apart, or serve both tables with uniform or prioritized"
         )
 
 

@@ -19,6 +19,8 @@ from rlds2reverb.pieces import Piece
 from rlds2reverb.writing import PublicWriter, ServerUnavailable, table_infos
 
 _SECS_BETWEEN_SAVES = 0.5
+#: Who failed waits so long to be told whether it is another server now.
+_ANSWER_SECS = 2.0
 
 
 class Sink(Protocol):
@@ -121,8 +123,18 @@ class ServerSink:
         return state
 
     def write(self, pieces: Sequence[Piece], state: dict[str, Any]) -> None:
-        """Sends the items of some episodes, and notes in the journal what is confirmed."""
-        self._writer.write(pieces)
+        """Sends the items of some episodes, and notes in the journal what is confirmed.
+
+        Raises:
+          ServerUnavailable: if the server does not take them in time, or the public writer failed at a server that was
+            started anew, with what the earlier one had.
+        """
+        try:
+            self._writer.write(pieces)
+        except Exception as error:  # whatever the public writer met at another server
+            if isinstance(self._writer, PublicWriter) and self._state_id_now() not in (None, self._state_id):
+                raise self._lost() from error
+            raise
         self._waiting.append({**state, "server": self._state_id})
         self._note_safe()
         if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
@@ -132,8 +144,18 @@ class ServerSink:
         """Waits until everything is confirmed; the journal has done its work."""
         self._writer.flush()
         if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self._state_id:
-            raise ServerUnavailable(
-                f"the server at {self._client.server_address} was started anew in the middle, and may have lost items; "
-                "with the public writer, convert again into empty tables"
-            )
+            raise self._lost()
         self._journal.unlink(missing_ok=True)
+
+    def _state_id_now(self) -> str | None:
+        """Of the server that answers now, if one does."""
+        try:
+            return server_state_id(self._client.server_address, timeout_secs=_ANSWER_SECS)
+        except ServerUnavailable:
+            return None
+
+    def _lost(self) -> ServerUnavailable:
+        return ServerUnavailable(
+            f"the server at {self._client.server_address} was started anew in the middle, and may have lost items; "
+            "with the public writer, convert again into empty tables"
+        )

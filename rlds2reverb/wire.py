@@ -1,11 +1,7 @@
-"""Reverb's own messages, written by numpy: many records of one size at once.
+"""Reverb's own messages, chunks and items, written by numpy; see `protobuf`.
 
-A record is described by its parts, in order: bytes that all records share, or an array uint8 `[n, width]` with what
-differs. Everything has a fixed width, so that `n` records are one array `[n, size]` that is filled part by part: keys
-are in [2^56, 2^63), where varints have 9 bytes, and other varints are filled up with continuation bytes, which every
-parser of protocol buffers takes.
-
-Field numbers are those of `reverb/cc/schema.proto` and `tensorflow/core/framework/tensor.proto`.
+Keys are in [2^56, 2^63), where varints have 9 bytes. Field numbers are those of `reverb/cc/schema.proto` and
+`tensorflow/core/framework/tensor.proto`.
 """
 
 from __future__ import annotations
@@ -19,9 +15,20 @@ from typing import Any
 import cramjam
 import numpy as np
 
+from rlds2reverb.protobuf import (
+    Part,
+    delimited,
+    delimited_head,
+    fill,
+    message_field,
+    number_field,
+    numbers_field,
+    tag,
+    total_width,
+    varint,
+    varints,
+)
 from rlds2reverb.specs import ArraySpec
-
-Part = bytes | np.ndarray
 
 #: Numbers of TensorFlow's `DataType`.
 _DATA_TYPES = {
@@ -52,59 +59,6 @@ def require_dtype(spec: ArraySpec, where: str) -> None:
         raise ValueError(
             f"{where} is {spec.dtype}, wanted one of {', '.join(_DATA_TYPES)}; cast it, or leave the field out"
         )
-
-
-def varint(value: int) -> bytes:
-    """A number in base 128, lowest digits first, without padding."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def varints(values: np.ndarray, width: int) -> np.ndarray:
-    """Numbers below 2^(7·width) in base 128, filled up to a width: uint8 `[n, width]`."""
-    shifts = np.arange(0, 7 * width, 7, dtype=np.uint64)
-    digits = (values.astype(np.uint64)[:, None] >> shifts).astype(np.uint8) & np.uint8(127)
-    digits[:, :-1] |= np.uint8(128)
-    return digits
-
-
-def total_width(parts: Sequence[Part]) -> int:
-    """Bytes of one record."""
-    return sum(len(part) if isinstance(part, bytes) else part.shape[1] for part in parts)
-
-
-def fill(parts: Sequence[Part], num_records: int) -> np.ndarray:
-    """The records: uint8 `[num_records, total_width(parts)]`."""
-    records = np.empty((num_records, total_width(parts)), np.uint8)
-    at = 0
-    for part in parts:
-        content = np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
-        records[:, at : at + content.shape[-1]] = content
-        at += content.shape[-1]
-    return records
-
-
-@functools.lru_cache(maxsize=256)
-def _tag(number: int, wire_type: int) -> bytes:
-    return varint(number << 3 | wire_type)
-
-
-def number_field(number: int, value: int) -> bytes:
-    """A field that holds the same number in all records."""
-    return _tag(number, 0) + varint(value)
-
-
-def numbers_field(number: int, values: np.ndarray, width: int) -> list[Part]:
-    """A field that holds another number in each record."""
-    return [_tag(number, 0), varints(values, width)]
-
-
-def message_field(number: int, parts: Sequence[Part]) -> list[Part]:
-    """A field that holds a message (or bytes), of the same width in all records."""
-    return [delimited_head(number, total_width(parts)), *parts]
 
 
 def _stored_header(size: int) -> bytes:
@@ -237,7 +191,7 @@ def compressed_chunks(
 
 def _sized(number: int, sizes: np.ndarray) -> list[Part]:
     """What comes before messages or bytes of different sizes."""
-    return [_tag(number, 2), varints(sizes, _INT_WIDTH)]
+    return [tag(number, 2), varints(sizes, _INT_WIDTH)]
 
 
 def _packed(rows: np.ndarray) -> bytes:
@@ -259,17 +213,6 @@ def _joined(parts: Sequence[Part | list[bytes]], num_records: int) -> list[bytes
         run: list[Any] = list(group)
         pieces += run if varies else [fill(run, num_records)]
     return [b"".join(record) for record in zip(*pieces, strict=True)]
-
-
-def delimited(number: int, content: bytes) -> bytes:
-    """A field that holds a message or bytes."""
-    return delimited_head(number, len(content)) + content
-
-
-@functools.lru_cache(maxsize=4096)
-def delimited_head(number: int, size: int) -> bytes:
-    """What comes before a message or bytes of this size."""
-    return _tag(number, 2) + varint(size)
 
 
 def items(
@@ -299,7 +242,7 @@ def items(
     """
     width = max(len(varint(int(max(first.max(), count.max())))) for _, first, count in slices)
     parts: list[Part] = [*numbers_field(1, keys, _KEY_WIDTH), *message_field(2, [table.encode()])]
-    parts += [_tag(5, 1), priorities.astype("<f8")[:, None].view(np.uint8)]
+    parts += [tag(5, 1), priorities.astype("<f8")[:, None].view(np.uint8)]
     if numbers is not None:
         seconds, micros = np.divmod(numbers, 1_000_000)
         inserted_at = [*numbers_field(1, seconds, _INT_WIDTH), *numbers_field(2, micros * 1000, _INT_WIDTH)]
@@ -311,7 +254,7 @@ def items(
     for index in range(num_columns):
         column: list[Part] = []
         for chunk, first, count in encoded:
-            place: list[Part] = [_tag(1, 0), chunk, _tag(2, 0), first, _tag(3, 0), count, number_field(4, index)]
+            place: list[Part] = [tag(1, 0), chunk, tag(2, 0), first, tag(3, 0), count, number_field(4, index)]
             column += message_field(1, place)
         squeezed: list[Part] = [number_field(2, 1)] if squeeze else []
         columns += message_field(1, column + squeezed)

@@ -13,6 +13,7 @@ import numpy as np
 import reverb
 import tree
 
+from rlds2reverb.calls import CALLS
 from rlds2reverb.packing import packing_of
 from rlds2reverb.pieces import Piece
 from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match
@@ -67,7 +68,8 @@ def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[st
     reason = ""
     while (left := end - time.monotonic()) > 0:
         try:
-            return client.server_info(timeout=max(1, math.ceil(left)))
+            with CALLS.under_way():
+                return client.server_info(timeout=max(1, math.ceil(left)))
         except reverb.errors.DeadlineExceededError:
             break
         except RuntimeError as error:  # a connection of an earlier server at that address; gRPC makes a new one
@@ -169,7 +171,8 @@ class PublicWriter:
         """
         try:
             for piece in pieces:
-                self._write_one(piece)
+                with CALLS.under_way():
+                    self._write_one(piece)
         except reverb.errors.DeadlineExceededError:
             raise ServerUnavailable(why_blocked(self._client, self._table_names, self._timeout_secs)) from None
         self.num_confirmed += 1
@@ -250,7 +253,10 @@ def within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
             outcome["result"] = call()
         except BaseException as error:
             outcome["error"] = error
+        finally:
+            CALLS.end()
 
+    CALLS.begin()
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(timeout_secs)

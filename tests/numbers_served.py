@@ -28,11 +28,15 @@ def put(client: reverb.Client, table: dict[float, float]) -> None:
 
 
 @contextlib.contextmanager
-def numbers(*tables: dict[float, float], alpha: float | None = 1.0) -> Iterator[list[ReplayServer]]:
+def numbers(
+    *tables: dict[float, float], alpha: float | tuple[float | None, ...] | None = 1.0
+) -> Iterator[list[ReplayServer]]:
     """A server in this process for each table of numbers with their priorities; uniform sampling for alpha None."""
-    selector = Selector("uniform") if alpha is None else Selector("prioritized", alpha)
+    alphas = alpha if isinstance(alpha, tuple) else (alpha,) * len(tables)
+    selectors = [Selector("uniform") if one is None else Selector("prioritized", one) for one in alphas]
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(ReplayServer([TableConfig("items", selector)], NUMBER)) for _ in tables]
+        configs = [TableConfig("items", selector) for selector in selectors]
+        servers = [stack.enter_context(ReplayServer([config], NUMBER)) for config in configs]
         for server, table in zip(servers, tables, strict=True):
             put(server.client, table)
         yield servers

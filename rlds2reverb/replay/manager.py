@@ -18,9 +18,10 @@ from .checks import updates_given
 from .configs import BufferConfig
 from .elements import PRIORITY, UNIQUE_ID
 from .making import make_buffer
-from .mixing import fixed_counts, joined
+from .mixing import fixed_counts, joined, shares_of
 from .monitors import BufferMonitor
 from .rules import require_possible
+from .states import load_states
 
 
 class BufferManager:
@@ -61,7 +62,7 @@ class BufferManager:
         self._shares = None if sample_ratio is None else self._known_shares(sample_ratio)
         own_seed, *seeds = np.random.SeedSequence(seed).generate_state(len(configs) + 1).tolist()
         self._generator, self._drawing = np.random.default_rng(own_seed), threading.Lock()
-        self._told = threading.local()
+        self._told, self._timeout_secs = threading.local(), timeout_secs
         self._root = None if checkpoint_root is None else Path(checkpoint_root)
         self.monitors = {name: BufferMonitor(name) for name in configs}
         with ExitStack() as stack:
@@ -209,7 +210,7 @@ class BufferManager:
             return {name: buffer.state_dict() for name, buffer in self._buffers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave, buffer by buffer, until one refuses; see `ReplayBuffer.load_state_dict`.
+        """Takes over what `state_dict` gave, in all buffers or in none; see `states.load_states`.
 
         Raises:
           ValueError: if it is of buffers with other names; nothing is changed then.
@@ -217,8 +218,7 @@ class BufferManager:
         if set(state) != set(self.names):
             raise ValueError(f"the state is of buffers {_listed(state)}; the manager has {_listed(self.names)}")
         with self._locked(self.names):
-            for name, buffer in self._buffers.items():
-                buffer.load_state_dict(state[name])
+            load_states(self._buffers, state, timeout_secs=self._timeout_secs)
 
     def clear(self) -> None:
         """Empties all buffers."""
@@ -228,8 +228,7 @@ class BufferManager:
     def checkpoint(self) -> dict[str, Path]:
         """Writes a checkpoint of each buffer that has a table, all of one moment, and returns their paths by name.
 
-        Each goes on from its newest complete one: a process that is killed in the middle leaves some a checkpoint
-        behind.
+        Each goes on from its newest complete one: a process killed in the middle leaves some a checkpoint behind.
 
         Raises:
           ValueError: if there is no checkpoint root.
@@ -265,11 +264,7 @@ class BufferManager:
 
     def _known_shares(self, ratio: Mapping[str, float]) -> dict[str, float]:
         self._require_known(ratio)
-        shares = np.array(list(ratio.values()), np.float64)
-        if not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
-            raise ValueError(f"sample_ratio is {dict(ratio)}, wanted finite shares of at least 0 that are not all 0")
-        shares = shares / shares.max()
-        return dict(zip(ratio, (shares / shares.sum()).tolist(), strict=True))
+        return shares_of(ratio)
 
     def _shares_for(self, ratio: Mapping[str, float] | None) -> dict[str, float]:
         if ratio is not None:

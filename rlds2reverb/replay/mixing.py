@@ -13,6 +13,19 @@ import tree
 from rlds2reverb.specs import require_match, step_spec_of
 
 
+def shares_of(ratio: Mapping[str, float]) -> dict[str, float]:
+    """Shares of sum 1, from numbers of any sum.
+
+    Raises:
+      ValueError: if one is below 0 or not finite, or all are 0.
+    """
+    shares = np.array(list(ratio.values()), np.float64)
+    if not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
+        raise ValueError(f"sample_ratio is {dict(ratio)}, wanted finite shares of at least 0 that are not all 0")
+    shares = shares / shares.max()
+    return dict(zip(ratio, (shares / shares.sum()).tolist(), strict=True))
+
+
 def fixed_counts(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]:
     """Items of each buffer in a batch, by largest remainders; buffers without a share are left out.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rlds2reverb.pieces import Piece
+from rlds2reverb.specs import SpecMismatch, describe, leaves, path_name
 from rlds2reverb.windows import Windows
 
 from .buffer import ReplayBuffer
@@ -14,13 +15,26 @@ from .elements import Elements, TimeAxis, fields_of, row_spec_of, spec_of
 
 
 class SequenceReplayBuffer(ReplayBuffer):
-    """Elements are `BufferConfig.length` consecutive steps: dicts of columns `[length, ...]`."""
+    """Elements are `BufferConfig.length` consecutive steps: dicts of columns `[length, ...]`.
+
+    A spec that is given has that time axis too, else it raises `SpecMismatch`.
+    """
 
     kind: ClassVar[str] = "sequence"
 
     @property
     def _axis(self) -> TimeAxis:
         return TimeAxis(exists=True, length=self.config.length)
+
+    def _elements_like(self, item: Any) -> Elements:
+        elements = super()._elements_like(item)
+        for path, leaf in leaves(spec_of(fields_of(item))):
+            if leaf.shape[0] != self.config.length:
+                raise SpecMismatch(
+                    f"{path_name(path, 'item')} is {describe(leaf)}, {self._holder} wants {self.config.length} steps; "
+                    "cut or pad the item, or make the buffer with another length"
+                )
+        return elements
 
     def append_episode(self, episode: Mapping[str, Any], *, period: int = 1) -> list[str]:
         """Adds the sequences of an episode that begin at steps 0, period, 2·period, ... and end within it.

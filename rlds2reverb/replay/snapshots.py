@@ -128,7 +128,7 @@ class Snapshots:
     def _name(self, checkpoint: Path) -> None:
         """Makes the pending state that of a checkpoint, and forgets those of earlier ones."""
         self._state_of(_PENDING).replace(self._state_of(checkpoint.name))
-        sealed_json.sync_directory(self._states)
+        sealed_json.sync(self._states)
         for path in self._states.iterdir():
             if path.stem != checkpoint.name:
                 path.unlink()

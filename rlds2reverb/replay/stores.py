@@ -126,7 +126,8 @@ class TableStore:
             samples = within(self._timeout_secs, run, f"samples of table {table!r}")
         except ServerUnavailable:
             raise self._nothing_sampled(table) from None
-        numbers = np.array([int(sample[0]) - keys.LOWEST for sample in samples], np.int64)
+        found = np.array([sample[0] for sample in samples], np.uint64)
+        numbers = (found - np.uint64(keys.LOWEST)).astype(np.int64)  # of a foreign key one that nobody has
         probabilities = np.array([sample[1] for sample in samples], np.float64)
         table_sizes = np.array([sample[2] for sample in samples], np.int64)
         return Draws(numbers, probabilities, table_sizes, [sample[_NUM_INFOS:] for sample in samples])

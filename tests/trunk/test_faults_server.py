@@ -366,14 +366,20 @@ def test_a_server_that_comes_back_without_the_table_is_refused(tmp_path, held_at
 
 
 @pytest.mark.parametrize(
-    "held_at", [("write", 11), *(pytest.param(("write", at), marks=pytest.mark.slow) for at in (0, 19))]
+    ("held_at", "timeout_secs"),
+    [
+        (("write", 11), 30.0),
+        (("write", 11), 1.0),  # over before gRPC has found the server again
+        *(pytest.param(("write", at), secs, marks=pytest.mark.slow) for at in (0, 19) for secs in (30.0, 2.0)),
+    ],
 )
-def test_the_public_writer_says_that_a_server_that_was_killed_may_have_lost_items(tmp_path, held_at):
+def test_the_public_writer_says_that_a_server_that_was_killed_may_have_lost_items(tmp_path, held_at, timeout_secs):
     message = (
         r"at localhost:\d+ was started anew in the middle, and may have lost items; with the public writer, "
         "convert again into empty tables"
     )
-    with replaced(tmp_path, held_at, server, writer="public", source=data_set(20)) as (ingester, channel, _):
+    options = {"writer": "public", "source": data_set(20), "timeout_secs": timeout_secs}
+    with replaced(tmp_path, held_at, server, **options) as (ingester, channel, _):
         with pytest.raises(ServerUnavailable, match=message):
             hear(channel)
         ingester.join(15)

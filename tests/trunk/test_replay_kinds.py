@@ -13,7 +13,7 @@ from rlds2reverb.replay import (
     SequenceReplayBuffer,
     make_buffer,
 )
-from rlds2reverb.specs import SpecMismatch
+from rlds2reverb.specs import ArraySpec, SpecMismatch
 from rlds2reverb.tables import Selector
 
 
@@ -151,6 +151,22 @@ def test_sequences_have_one_length(make):
     assert all(rows_in(s) == [100 * (rows_in(s)[0] // 100) + t for t in range(3)] for s in buffer.sample(100, 0))
     with pytest.raises(SpecMismatch, match="the fields of item 0 have 4 steps, buffer 'demo' wants 3; cut or pad"):
         buffer.append(episode(0, 4))
+
+
+def test_a_spec_of_sequences_of_another_length_is_refused(tmp_path):
+    config = BufferConfig(kind="sequence", length=3)
+    told = r"item\['inner'\]\['step'\] is int64 \[4\], buffer 'demo' wants 3 steps; cut or pad the item, or make"
+    with pytest.raises(SpecMismatch, match=told):
+        SequenceReplayBuffer("demo", config, spec=episode(0, 4), checkpoint_root=tmp_path)
+    with SequenceReplayBuffer("demo", config, spec=episode(0, 3), checkpoint_root=tmp_path) as buffer:
+        with pytest.raises(SpecMismatch, match=r"item\['step'\] is int64 \[\?\], buffer 'demo' wants 3 steps"):
+            SequenceReplayBuffer("demo", config, spec={"step": ArraySpec((None,), np.dtype(np.int64))})
+        assert buffer.append(episode(1, 3)) == "demo_0"
+        buffer.checkpoint()
+    with pytest.raises(SpecMismatch, match=told):  # nor beside a table that was restored
+        SequenceReplayBuffer("demo", config, spec=episode(0, 4), checkpoint_root=tmp_path)
+    with SequenceReplayBuffer("demo", config, spec=episode(0, 3), checkpoint_root=tmp_path) as again:
+        assert str(again.spec["obs"]) == "float32 [3, 2]"
 
 
 def test_an_episode_is_cut_into_sequences_by_its_period(make):

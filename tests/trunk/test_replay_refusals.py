@@ -229,6 +229,18 @@ def test_elements_of_another_writer_are_told(make):
         buffer.sample(1, 0)
 
 
+def test_elements_of_another_client_are_told(make):
+    buffer = make(alpha=1.0)
+    buffer.append(item(0, priority=1e-6))
+    columns = [column for (column,) in buffer._elements.columns([item(1)])]
+    with reverb.Client(buffer.address).trajectory_writer(1) as writer:
+        writer.append(columns)
+        writer.create_item("demo", 1e9, [column[0] for column in writer.history])
+        writer.flush(timeout_ms=10_000)
+    with pytest.raises(ValueError, match="table 'demo' has elements of another writer; push through the buffer only"):
+        buffer.sample(1, 0)
+
+
 CALLS = {
     "insert": lambda buffer: buffer.append(item(9)),
     "draw": lambda buffer: buffer.sample(2, 0),

@@ -208,9 +208,10 @@ def test_what_has_priority_zero_is_never_drawn():
 # --- several servers
 
 
-def test_weighted_samples_of_shards_stand_for_the_one_table_that_they_are():
+@pytest.mark.parametrize("alphas", [(0.7, 0.7), (None, 0.7), (0.3, 1.0)])
+def test_weighted_samples_of_shards_stand_for_the_one_table_that_they_are(alphas):
     tables = ({value: 1.0 + value for value in range(30)}, {value: 31.0 - value % 3 for value in range(30, 40)})
-    with numbers(*tables, alpha=0.7) as servers:
+    with numbers(*tables, alpha=alphas) as servers:
         sample = sampled(servers, 140, beta=1.0)
     info, values = sample.info, sample.data.astype(int)
     assert [set(values[info.server == k]) for k in (0, 1)] == [set(table) for table in tables]
@@ -227,6 +228,30 @@ def test_weighted_samples_of_shards_stand_for_the_one_table_that_they_are():
     assert complete >= 100
     # all 40 items weigh the same, whatever their shard, within the error of how often each was drawn
     assert chance_of_worse(1 + (mass / complete - 1) * np.sqrt(times), np.ones(40), 40) > 1e-6
+
+
+@pytest.mark.parametrize("alphas", [(None, 0.8), (0.5, 0.8)])
+def test_weights_of_the_tables_are_those_of_each_ones_own_sampler(alphas):
+    table = {0: 0.5, **dict.fromkeys(range(1, 10), 100.0)}
+    with numbers(table, table, alpha=alphas) as servers:
+        info = sampled(servers, 1, 64, beta=1.0, min_priority=0.5).info
+    exponents = np.array([alpha or 0.0 for alpha in alphas])
+    lowest = 0.5**exponents / (0.5**exponents + 9 * 100.0**exponents)
+    shares = np.bincount(info.server, minlength=2) / 64
+    drawn = info.probability * shares[info.server]
+    np.testing.assert_allclose(info.weight, (shares * lowest)[shares > 0].min() / drawn, rtol=1e-6)
+
+
+def test_shards_that_all_have_an_order_of_their_own_have_no_weights():
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(ReplayServer([TableConfig("items", Selector(kind))], NUMBER))
+            for kind in ("fifo", "max_heap")
+        ]
+        for server in servers:
+            put(server.client, {1: 1.0, 2: 3.0})
+        info = sampled(servers, 10, 8).info
+    assert set(info.server) == {0, 1} and set(info.weight) == {1}
 
 
 def test_servers_that_keep_up_give_equal_shares():
@@ -334,6 +359,12 @@ def test_servers_that_do_not_fit_together_are_refused(served):
     with ReplayServer([TableConfig("others")], NUMBER) as other:
         with pytest.raises(ValueError, match=f"the server at {other.address} has no table 'items'; it has others"):
             sample_dataset([served.address, other.address], "items", 8)
+    for kind in ("fifo", "lifo", "min_heap", "max_heap"):
+        with ReplayServer([TableConfig("items", Selector(kind))], NUMBER) as other:
+            told = f"at random at {served.address} and in an order of its own at {other.address}, which no weights make"
+            for servers in ([served.address, other.address], [other.address, served.address]):
+                with pytest.raises(ValueError, match=f"table 'items' gives items {told}"):
+                    sample_dataset(servers, "items", 8)
     for wrong in ([], [served.address, served.address]):
         with pytest.raises(ValueError, match="the servers are .*; wanted at least one, each once"):
             sample_dataset(wrong, "items", 8)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reverb.cc import schema_pb2
 
-from rlds2reverb import keys, wire
+from rlds2reverb import keys, protobuf, wire
 from rlds2reverb.specs import ArraySpec
 
 KEYS = st.one_of(st.sampled_from([keys.LOWEST, keys.HIGHEST - 1]), st.integers(keys.LOWEST, keys.HIGHEST - 1))
@@ -40,7 +40,7 @@ def uint64(*values):
     ],
 )
 def test_a_varint_is_the_number_in_base_128_lowest_digits_first(value, wanted):
-    assert wire.varint(value) == bytes.fromhex(wanted)
+    assert protobuf.varint(value) == bytes.fromhex(wanted)
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_a_varint_is_the_number_in_base_128_lowest_digits_first(value, wanted):
     ],
 )
 def test_varints_are_filled_up_with_continuation_bytes(value, width, wanted):
-    assert wire.varints(uint64(value), width).tobytes() == bytes.fromhex(wanted)
+    assert protobuf.varints(uint64(value), width).tobytes() == bytes.fromhex(wanted)
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1))
 def test_varints_of_full_width_need_no_filling_from_the_lowest_key_on(values):
-    rows = wire.varints(uint64(*values), 9)
+    rows = protobuf.varints(uint64(*values), 9)
     for value, row in zip(values, rows, strict=True):
         assert sum((int(digit) & 127) << (7 * place) for place, digit in enumerate(row)) == value
-        assert value < keys.LOWEST or row.tobytes() == wire.varint(value)
+        assert value < keys.LOWEST or row.tobytes() == protobuf.varint(value)
 
 
 # --- snappy without compression
@@ -263,5 +263,5 @@ def test_items_give_back_exactly_what_went_in(table, some, num_columns, num_slic
 
 def test_a_record_is_filled_part_by_part():
     parts = [b"ab", np.array([[1], [2], [3]], np.uint8), b"", b"c", np.zeros((3, 0), np.uint8)]
-    assert wire.total_width(parts) == 4
-    assert [record.tobytes() for record in wire.fill(parts, 3)] == [b"ab\x01c", b"ab\x02c", b"ab\x03c"]
+    assert protobuf.total_width(parts) == 4
+    assert [record.tobytes() for record in protobuf.fill(parts, 3)] == [b"ab\x01c", b"ab\x02c", b"ab\x03c"]
