@@ -256,9 +256,13 @@ def within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
         finally:
             CALLS.end()
 
-    CALLS.begin()
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    CALLS.begin()
+    try:
+        thread.start()
+    except BaseException:  # there are too many threads
+        CALLS.end()
+        raise
     thread.join(timeout_secs)
     if thread.is_alive():
         raise ServerUnavailable(f"waited {timeout_secs:g} s for {what}")

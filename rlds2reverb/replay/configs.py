@@ -100,12 +100,13 @@ class BufferConfig:
 
     def _check_rates(self) -> None:
         limits = self.push_sample_rate_limit
-        if len(limits) != 2 or not 0 <= limits[0] <= limits[1] or limits[0] == math.inf or limits[1] == 0:
+        if len(limits) != 2 or not 0 <= limits[0] < limits[1]:
             raise ValueError(
-                f"push_sample_rate_limit is {limits}, wanted (least, most) with 0 <= least <= most, least finite and "
-                "most above 0"
+                f"push_sample_rate_limit is {limits}, wanted (least, most) with 0 <= least < most: between them there "
+                "has to be room for a push or a sample"
             )
-        object.__setattr__(self, "push_sample_rate_limit", tuple(limits))  # also of the list that JSON makes of one
+        limits = float(limits[0]), float(limits[1])  # also of the list that JSON makes of them, or of numpy's
+        object.__setattr__(self, "push_sample_rate_limit", limits)
         if limits[0]:
             _require_within("the least of push_sample_rate_limit", limits[0], _LOWEST_RATE, _HIGHEST_RATE)
             if not self.replace:

@@ -82,7 +82,7 @@ class DrawnBuffer(SavedBuffer):
                 self.refusal = f"{self._holder} has {chosen.num_drawable} elements to draw at {sample_range}: widen it"
                 return None
             try:
-                return self._drawn(size, learner_at, chosen, source)
+                return self._drawn(int(size), learner_at, chosen, source)
             except LimitReached:
                 self.refusal = self._rate_refusal(size, source)
                 return None

@@ -48,7 +48,8 @@ class SavedBuffer(BufferBase):
 
     def _known(self) -> dict[str, Any]:
         """What the buffer knows beside the tables."""
-        others = {name: str(selector) for name, selector in self.config.other_tables.items()}
+        others = [[name, str(selector)] for name, selector in sorted(self.config.other_tables.items())]
+        num_drawn = dict.fromkeys(self.table_names, 0) if self._store is None else self._store.num_drawn
         return {
             "name": self.name,
             "config": {**{key: getattr(self.config, key) for key in _TELLING}, "other_tables": others},
@@ -56,7 +57,7 @@ class SavedBuffer(BufferBase):
             "beta": self._beta,
             "highest_priority": self._highest,
             "sample_count": self._num_sampled,
-            "num_drawn": dict.fromkeys(self.table_names, 0) if self._store is None else dict(self._store.num_drawn),
+            "num_drawn": [[name, count] for name, count in num_drawn.items()],
             "rng": self._rng.bit_generator.state,
         }
 
@@ -86,7 +87,7 @@ class SavedBuffer(BufferBase):
             priorities = ledger.priorities_of(there)
             require_drawable(priorities, self.lowest_priority, lambda place: f"element {there[place]}")
             numbers = float(known["beta"]), float(known["highest_priority"]), int(known["sample_count"])
-            num_drawn = {table: int(known["num_drawn"][table]) for table in self.table_names}
+            num_drawn = {table: int(dict(known["num_drawn"])[table]) for table in self.table_names}
             self._rng.bit_generator.state = known["rng"]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -132,11 +133,13 @@ class SavedBuffer(BufferBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave, of a buffer of the same name and configuration, in place of what it has.
 
-        The server is started anew, at another `address`.
+        The server is started anew, at another `address`. With a `checkpoint_root` the state becomes its newest
+        checkpoint.
 
         Raises:
           CheckpointError: if the state is damaged, or of another buffer or configuration; nothing is changed then.
           StorageFull: if there is no space; nothing is changed then.
+          ServerUnavailable: if the server does not answer in time; the buffer is lost then, its checkpoint is not.
           ValueError: if the buffer is closed.
         """
         with self.lock, signals_deferred():
@@ -152,14 +155,17 @@ class SavedBuffer(BufferBase):
                 if self._store is not None:
                     with self._changing():
                         self._store.reset()
+                    if self._root is not None:
+                        self._checkpoint()
                 return
             self._require_sound(known, files)
             self._snapshots = self._snapshots or Snapshots(Path(self._scratch()))
             self._snapshots.put(known, self._tables, files)
-            if self._store is not None:
-                self._store.close()
-            self._store = self._elements = None
-            self._restore()
+            with self._changing():
+                if self._store is not None:
+                    self._store.close()
+                self._store = self._elements = None
+                self._restore()
 
     def _require_own_tables(self, tables: Any) -> None:
         """Raises `CheckpointError` unless those of a state are the buffer's."""

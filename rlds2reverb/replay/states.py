@@ -18,8 +18,8 @@ def load_states(
 ) -> None:
     """Has each buffer take over the state of its name; nobody else may use the buffers meanwhile.
 
-    Each state is tried in another buffer first. Where one cannot be taken over later all the same, the buffers before
-    are put back to what they held, as far as there is space for it.
+    Each state is tried in another buffer first. Where one cannot be taken over later all the same, its buffer is as
+    `ReplayBuffer.load_state_dict` says, and those before are put back to what they held, if there is space for it.
 
     Args:
       buffers: by name.

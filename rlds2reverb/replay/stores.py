@@ -62,6 +62,7 @@ class TableStore:
         self._service = Service(self._server.address)
         self._client = self._server.client
         self._writer: BulkWriter | None = None
+        self._items: tuple[Sequence[ArraySpec], bool] = ((), False)
 
     @property
     def address(self) -> str:
@@ -80,6 +81,7 @@ class TableStore:
           row_specs: of the columns.
           squeeze: whether elements are single rows without a time axis.
         """
+        self._items = row_specs, squeeze
         seed = secrets.randbits(63)
         encoder = Encoder(row_specs, list(self.tables), squeeze=squeeze, key_seed=seed, numbers_as_keys=True)
         self._writer = BulkWriter(self.address, encoder, timeout_secs=self._timeout_secs)
@@ -143,7 +145,7 @@ class TableStore:
             left -= len(parts[-1].values)
             if left and not self._gives(left, table):
                 gave = f"the rate limiter of table {table!r} gave {count - left} of {count} elements"
-                if self.tables[table].max_times_sampled:
+                if self.tables[table].max_times_sampled and left < count:
                     raise ServerUnavailable(f"{gave}, whose uses are lost: let nobody else sample it")
                 raise LimitReached(gave)
         return joined(parts)
@@ -199,6 +201,10 @@ class TableStore:
         for table in self.tables:
             within(self._timeout_secs, partial(self._client.reset, table), f"table {table!r} to be emptied")
         self.num_drawn = dict.fromkeys(self.tables, 0)
+        if self._writer is not None:  # numbers begin anew, and the keys of chunks must not
+            self._writer.close()
+            row_specs, squeeze = self._items
+            self.open(row_specs, squeeze=squeeze)
 
     def info(self, table: str | None = None) -> Any:
         """What the server says of a table, or of the first: `reverb.TableInfo`."""

@@ -49,14 +49,20 @@ class Source:
         begun: Iterator[Episode] | None = self.__dict__.pop(_BEGUN, None)
         return self.read() if begun is None else begun
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which begins at the beginning."""
+        return {name: value for name, value in self.__dict__.items() if name != _BEGUN}
+
     @cached_property
     def first_episode(self) -> Episode:
-        """The first episode that has steps. Who iterates over the source next goes on from there: it is read once.
+        """The first episode that has steps.
+
+        Who iterates over the source next goes on from there, so that it is read once; a file stays open until then.
 
         Raises:
           SourceError: if there is none.
         """
-        episodes, looked_at = self.read(), []
+        episodes, looked_at = iter(self.read()), []
         for episode in episodes:
             looked_at.append(episode)
             if episode.num_steps:

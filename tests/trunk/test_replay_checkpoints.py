@@ -13,6 +13,8 @@ from rlds2reverb.checkpoints import CheckpointError, StorageFull
 from rlds2reverb.locks import InUse
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, make_buffer, snapshots
 from rlds2reverb.specs import SpecMismatch
+from rlds2reverb.tables import Selector
+from rlds2reverb.writing import ServerUnavailable
 
 
 def test_a_checkpoint_keeps_elements_priorities_uses_ids_and_counts(tmp_path):
@@ -104,6 +106,65 @@ DAMAGES_OF_A_STATE = {
     "all files lost": lambda state: state.pop("files"),
     "no configuration": lambda state: state.update(config={}),
 }
+
+
+def test_an_empty_state_goes_into_the_checkpoint_root(tmp_path):
+    with AdvancedReplayBuffer("demo", CONFIG) as empty:
+        state = empty.state_dict()
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        buffer.checkpoint()
+        buffer.load_state_dict(state)
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert (again.count(), again.push_count) == (0, 0)
+
+
+def test_elements_after_an_empty_state_are_the_new_ones_for_every_reader():
+    with AdvancedReplayBuffer("demo") as empty, AdvancedReplayBuffer("demo") as buffer:
+        buffer.append(item(1))
+        batches = iter(buffer.dataset(1))
+        assert next(batches).data["obs"][0].numpy().tolist() == item(1)["obs"].tolist()
+        buffer.load_state_dict(empty.state_dict())
+        assert buffer.append(item(2)) == "demo_0"
+        assert buffer.sample(1, 0)[0]["obs"].tolist() == item(2)["obs"].tolist()
+        for _ in range(2000):  # those drawn ahead are over some time
+            last = next(batches).data["obs"][0].numpy().tolist()
+        assert last == item(2)["obs"].tolist()
+
+
+def test_a_state_that_cannot_be_begun_with_loses_the_buffer_and_says_so(tmp_path, monkeypatch):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        state = buffer.state_dict()
+        wanted = content(buffer)
+
+        def no_server():
+            raise ServerUnavailable("no server started")
+
+        monkeypatch.setattr(buffer, "_restore", no_server)
+        with pytest.raises(ServerUnavailable, match="no server started"):
+            buffer.load_state_dict(state)
+        with pytest.raises(ServerUnavailable, match=r"buffer 'demo' was lost before \(no server started\); make a new"):
+            buffer.append(item(1))
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert content(again) == wanted
+
+
+def test_sizes_and_limits_of_numpy_are_saved_as_others(tmp_path):
+    config = BufferConfig(push_sample_rate_limit=(np.float32(0.5), np.float32(2)), sample_min_limit_ratio=0)
+    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
+        buffer.extend([item(1), item(2)])
+        assert len(buffer.sample(np.int64(2), 0)) == 2
+        buffer.checkpoint()
+    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
+        assert again.sample_count == 2
+
+
+def test_tables_may_have_any_names(tmp_path):
+    config = BufferConfig(other_tables={"content": Selector("uniform"), "dtype": Selector("uniform")})
+    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
+        buffer.append(item(1))
+        buffer.checkpoint()
+    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
+        assert again.sample(1, 0, table="dtype")[0]["replay_unique_id"] == "demo_0"
 
 
 @pytest.mark.parametrize("damage", DAMAGES_OF_A_STATE)

@@ -221,8 +221,9 @@ def test_steps_that_sequences_share_are_stored_once(make):
         ({"sample_min_limit_ratio": -1}, "sample_min_limit_ratio is -1, wanted a number from 0 to 10000"),
         ({"priority_decay": 1.0}, "priority_decay is 1.0, wanted a number between 0 and 1, or None"),
         ({"push_sample_rate_limit": (2.0, 1.0)}, r"push_sample_rate_limit is \(2.0, 1.0\), wanted \(least, most\)"),
-        ({"push_sample_rate_limit": (math.inf, math.inf)}, "least finite"),
-        ({"push_sample_rate_limit": (0.0, 0.0)}, "most above 0"),
+        ({"push_sample_rate_limit": (math.inf, math.inf)}, "0 <= least < most"),
+        ({"push_sample_rate_limit": (0.0, 0.0)}, "0 <= least < most"),
+        ({"push_sample_rate_limit": (1.0, 1.0)}, "between them there has to be room for a push or a sample"),
         (
             {"push_sample_rate_limit": (1e-7, 1.0)},
             "the least of push_sample_rate_limit is 1e-07, wanted a number from 1e",

@@ -1,5 +1,6 @@
 """`load` finds the kind by itself; the other sources; and the RLDS view of each."""
 
+import copy
 import json
 import shutil
 
@@ -472,3 +473,12 @@ def test_the_rlds_view_refuses_an_episode_of_another_spec():
     other = tree.map_structure(lambda column: column.astype(np.float64), episode(2, terminal=True))
     with pytest.raises(tf.errors.InvalidArgumentError, match="is float64"):
         list(load([episode(2, terminal=True), other]).to_rlds())
+
+
+def test_a_source_that_was_looked_into_is_read_whole_and_so_are_its_copies(data):
+    wanted = [episode.num_steps for episode in load(data / "d4rl/hopper_medium-v2.hdf5")]
+    source = load(data / "d4rl/hopper_medium-v2.hdf5")
+    assert source.first_episode.num_steps == wanted[0]
+    copied = copy.copy(source)
+    for each in (source, copied, source):
+        assert [episode.num_steps for episode in each] == wanted
