@@ -110,6 +110,7 @@ class SavedBuffer(BufferBase):
             *((key, known["config"][key], own["config"][key]) for key in own["config"]),
         ]:
             if was != now:
+                was, now = (dict(pairs) if isinstance(pairs, list) else pairs for pairs in (was, now))
                 raise CheckpointError(
                     f"the state is of a buffer with {what} {was!r}, this one has {now!r}; make it as that one was, or "
                     "give a new directory"
