@@ -79,8 +79,8 @@ class Encoder:
           chunk_length: items that share a chunk; None for as many as keep the repeated rows few and chunks small.
           key_seed: gives other keys, should two ever coincide.
           number_items: whether items say in which order they came (`inserted_at`), for a checkpoint.
-          numbers_as_keys: whether the key of an item is `keys.LOWEST` + its number, which counts from the piece's
-            `first_item` on; for callers that number all items of a table from 0.
+          numbers_as_keys: whether the key of an item is that of its number (`keys.of_numbers`), which counts from the
+            piece's `first_item` on; for callers that number all items of a table from 0.
 
         Raises:
           ValueError: if chunk_length is out of its range.
@@ -249,7 +249,7 @@ class Encoder:
           order: int `[M]`, places among the items of this batch.
         """
         if self._numbers_as_keys:
-            item_keys = [places.astype(np.uint64) + np.uint64(keys.LOWEST)] * len(seeds)
+            item_keys = [keys.of_numbers(places)] * len(seeds)
         else:
             item_keys = [keys.keys_at(of_table, places) for of_table in seeds]
         records = [

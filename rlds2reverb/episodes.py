@@ -10,7 +10,7 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.specs import Nest, SpecMismatch, describe, leaves, path_name, require_match, step_spec_of
+from rlds2reverb.specs import Nest, SpecMismatch, describe, leaves, mapped, path_name, require_match, step_spec_of
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 
@@ -114,10 +114,10 @@ def from_transitions(
     """
     num_transitions = len(rewards)
     if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
-        final_observation = tree.map_structure(lambda column: column[-1], observations)
-        observations = tree.map_structure(lambda column: column[:-1], observations)
+        final_observation = mapped(lambda column: column[-1], observations)
+        observations = mapped(lambda column: column[:-1], observations)
     if final_observation is None and terminated:
-        final_observation = tree.map_structure(_nothing, observations)
+        final_observation = mapped(_nothing, observations)
     added = final_observation is not None
     num_steps = num_transitions + added
     discount = np.ones(num_steps, np.float32)
@@ -131,7 +131,7 @@ def from_transitions(
     rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
     if added:
         observations = tree.map_structure(_append, observations, final_observation)
-        rest = tree.map_structure(lambda column: _append(column, _nothing(column)), rest)
+        rest = mapped(lambda column: _append(column, _nothing(column)), rest)
     return {fields.OBSERVATION: observations, **rest, fields.DISCOUNT: discount, **flags}
 
 

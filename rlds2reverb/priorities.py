@@ -39,12 +39,14 @@ def priorities_of(priority: Priority, episode: Episode, items: Items) -> np.ndar
     """
     values = priority(episode, items) if callable(priority) else priority
     try:
-        values = np.broadcast_to(np.asarray(values, np.float64), (len(items),))
+        given = np.asarray(values, np.float64)
+        values = np.broadcast_to(given, (len(items),))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"the priorities of episode {episode.index} do not fit its {len(items)} items ({error})"
         ) from error
-    require_priorities(values, lambda item: f"item {item} of episode {episode.index}")
+    if len(items):
+        require_priorities(given.reshape(-1), lambda item: f"item {item} of episode {episode.index}")
     return values
 
 

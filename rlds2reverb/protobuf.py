@@ -14,6 +14,11 @@ import numpy as np
 
 Part = bytes | np.ndarray
 
+#: The bit of each byte that says that another follows.
+_CONTINUED = 0x8080808080808080
+#: How far the upper half of each group of 56, 28 and 14 bits moves up, and which bits stay.
+_HALVES = ((4, 0x000000000FFFFFFF), (2, 0x00003FFF00003FFF), (1, 0x007F007F007F007F))
+
 
 def varint(value: int) -> bytes:
     """A number in base 128, lowest digits first, without padding."""
@@ -25,11 +30,24 @@ def varint(value: int) -> bytes:
 
 
 def varints(values: np.ndarray, width: int) -> np.ndarray:
-    """Numbers below 2^(7·width) in base 128, filled up to a width: uint8 `[n, width]`."""
-    shifts = np.arange(0, 7 * width, 7, dtype=np.uint64)
-    digits = (values.astype(np.uint64)[:, None] >> shifts).astype(np.uint8) & np.uint8(127)
-    digits[:, :-1] |= np.uint8(128)
-    return digits
+    """Numbers below 2^(7·width) in base 128, filled up to a width of 1 to 9: uint8 `[n, width]`."""
+    if width == 1:
+        return values.astype(np.uint8)[:, None]
+    numbers = values.astype(np.uint64)
+    digits = _spread(numbers & np.uint64((1 << 56) - 1))
+    digits |= np.uint64(_CONTINUED & (1 << 8 * (width - 1)) - 1)
+    first = digits.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    if width <= 8:
+        return first[:, :width]
+    return np.concatenate([first, (numbers >> np.uint64(56)).astype(np.uint8)[:, None]], axis=1)
+
+
+def _spread(numbers: np.ndarray) -> np.ndarray:
+    """Numbers below 2^56 with each seven bits in a byte of their own, halves first, then halves of these."""
+    for half, keep in _HALVES:
+        low = numbers & np.uint64(keep)
+        numbers = low | (numbers ^ low) << np.uint64(half)
+    return numbers
 
 
 def total_width(parts: Sequence[Part]) -> int:
@@ -39,13 +57,21 @@ def total_width(parts: Sequence[Part]) -> int:
 
 def fill(parts: Sequence[Part], num_records: int) -> np.ndarray:
     """The records: uint8 `[num_records, total_width(parts)]`."""
-    records = np.empty((num_records, total_width(parts)), np.uint8)
+    shared = b"".join(part if isinstance(part, bytes) else bytes(part.shape[1]) for part in parts)
+    records = np.empty((num_records, len(shared)), np.uint8)
+    records[...] = np.frombuffer(shared, np.uint8)
     at = 0
     for part in parts:
-        content = np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
-        records[:, at : at + content.shape[-1]] = content
-        at += content.shape[-1]
+        if isinstance(part, np.ndarray) and part.size:
+            _as_one(records, at, part.shape[1])[...] = _as_one(np.ascontiguousarray(part), 0, part.shape[1])
+        at += len(part) if isinstance(part, bytes) else part.shape[1]
     return records
+
+
+def _as_one(records: np.ndarray, at: int, width: int) -> np.ndarray:
+    """Neighbouring bytes of each record as one element `[n]`, which numpy copies several times as fast as bytes."""
+    num_records, size = records.shape
+    return np.ndarray((num_records,), f"V{width}", records, at, (size,))
 
 
 @functools.lru_cache(maxsize=256)

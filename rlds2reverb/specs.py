@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,21 @@ def _leaves(nest: Nest, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], An
     return [((*path, *inner), leaf) for inner, leaf in tree.flatten_with_path(nest)]
 
 
+def mapped(function: Callable[[Any], Any], nest: Nest) -> Nest:
+    """The same nest of what the function makes of its leaves: as `tree.map_structure`, several times as fast."""
+    if isinstance(nest, (np.ndarray, ArraySpec)):
+        return function(nest)
+    if type(nest) is dict:
+        return {key: mapped(function, part) for key, part in nest.items()}
+    if isinstance(nest, tuple):
+        parts = [mapped(function, part) for part in nest]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
+    return tree.map_structure(function, nest)
+
+
 def step_spec_of(columns: Nest) -> Nest:
     """The spec of one step of a nest of columns `[T, ...]`: the leading axis taken away."""
-    return tree.map_structure(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
+    return mapped(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
 
 
 def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:

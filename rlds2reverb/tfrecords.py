@@ -6,29 +6,22 @@ rotated right by 15 bits plus 0xA282EAD8 (tensorflow/core/lib/hash/crc32c.h).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
+from rlds2reverb.protobuf import fill
+
 _MASK_DELTA = np.uint32(0xA282EAD8)
-#: Where no more bytes than these differ between records, their checksums come from tables.
-_MOST_DIFFERENT, _LONGEST = 400, 4096
-_FEWEST_RECORDS = 64
 
 
 def framed(records: np.ndarray) -> np.ndarray:
     """Records uint8 `[n, size]` as they stand in a file: uint8 `[n, size + 16]`."""
-    num_records, size = records.shape
-    head = size.to_bytes(8, "little")
-    out = np.empty((num_records, size + 16), np.uint8)
-    out[:, :8] = np.frombuffer(head, np.uint8)
-    out[:, 8:12] = _masked(np.array([google_crc32c.value(head)], np.uint32))
-    out[:, 12:-4] = records
-    out[:, -4:] = _masked(checksums(records))
-    return out
+    length = records.shape[1].to_bytes(8, "little")
+    head = length + _masked(np.array([google_crc32c.value(length)], np.uint32)).tobytes()
+    return fill([head, records, _masked(checksums(records))], len(records))
 
 
 def _masked(crcs: np.ndarray) -> np.ndarray:
@@ -38,34 +31,10 @@ def _masked(crcs: np.ndarray) -> np.ndarray:
 
 
 def checksums(records: np.ndarray) -> np.ndarray:
-    """CRC-32C of each record of uint8 `[n, size]`: uint32 `[n]`.
-
-    Where few bytes differ between the records it uses that the checksum is linear over GF(2): the checksum of the
-    first record, and for each byte that differs the change that it makes from its place.
-    """
-    differs = (records[1:] != records[0]).any(axis=0) if len(records) >= _FEWEST_RECORDS else np.ones(1, bool)
-    places = np.flatnonzero(differs)
-    size = records.shape[1]
-    if len(records) < _FEWEST_RECORDS or len(places) > _MOST_DIFFERENT or not 0 < size <= _LONGEST:
-        return np.array([google_crc32c.value(record.tobytes()) for record in records], np.uint32)
-    changes = _changes(size)
-    crcs = np.full(len(records), google_crc32c.value(records[0].tobytes()), np.uint32)
-    for place in places:
-        crcs ^= changes[-1 - place][records[:, place] ^ records[0, place]]
-    return crcs
-
-
-@functools.lru_cache(maxsize=64)
-def _changes(size: int) -> np.ndarray:
-    """How a byte changes the checksum, by the number of bytes after it: uint32 `[size, 256]`."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = (table >> np.uint32(1)) ^ np.where(table & np.uint32(1), np.uint32(0x82F63B78), np.uint32(0))
-    out = np.empty((size, 256), np.uint32)
-    out[0] = table
-    for after in range(1, size):
-        out[after] = table[out[after - 1] & np.uint32(255)] ^ (out[after - 1] >> np.uint32(8))
-    return out
+    """CRC-32C of each record of uint8 `[n, size]`: uint32 `[n]`."""
+    content, size = records.tobytes(), records.shape[1]
+    begins = range(0, len(content), size) if size else [0] * len(records)
+    return np.array([google_crc32c.value(content[begin : begin + size]) for begin in begins], np.uint32)
 
 
 def read(path: Path) -> Iterator[bytes]:

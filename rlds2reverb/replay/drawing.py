@@ -185,8 +185,8 @@ class DrawnBuffer(SavedBuffer):
           prefetch: batches that are made ready ahead.
 
         Returns:
-          Data set of `reverb.ReplaySample`: `info.weight` has the importance weights, `info.key` less `keys.LOWEST` is
-          the number in `replay_unique_id`.
+          Data set of `reverb.ReplaySample`: `info.weight` has the importance weights, `keys.numbers_of(info.key)`
+          are the numbers in `replay_unique_id`.
 
         Raises:
           ValueError: if nothing was pushed yet, there are fewer elements than `sample_min_limit_ratio * batch_size`, a

@@ -32,7 +32,7 @@ def draw_within_limits(address: str, table: str, count: int, columns: tuple[tf.T
     infos = [[np.zeros(0, np.uint64), np.zeros(0), np.zeros(0, np.int64)]]
     infos += [[part.numpy() for part in (info.key, info.probability, info.table_size)] for info, _ in batches]
     found_keys, probabilities, table_sizes = (np.concatenate(part) for part in zip(*infos, strict=True))
-    numbers = (found_keys - np.uint64(keys.LOWEST)).astype(np.int64)
+    numbers = keys.numbers_of(found_keys)
     return Draws(numbers, probabilities, table_sizes, [value for _, data in batches for value in _elements(data)])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.keys import LOWEST
+from rlds2reverb.keys import numbers_of
 
 from .buffer import ReplayBuffer
 from .checks import updates_given
@@ -174,8 +174,8 @@ class BufferManager:
 
     def unique_ids(self, info: Any) -> list[str]:
         """The `replay_unique_id`s of a batch of `dataset`, for `update`, by its `info.server` and `info.key`."""
-        owners = np.asarray(info.server).tolist(), np.asarray(info.key).tolist()
-        return [f"{self.names[server]}_{key - LOWEST}" for server, key in zip(*owners, strict=True)]
+        owners = np.asarray(info.server).tolist(), numbers_of(np.asarray(info.key)).tolist()
+        return [f"{self.names[server]}_{number}" for server, number in zip(*owners, strict=True)]
 
     def dataset(self, batch_size: int, sample_ratio: Mapping[str, float] | None = None) -> tf.data.Dataset:
         """Batches with fixed shares of the buffers, without an end: items of the first, then of the second, and so on.

@@ -129,7 +129,7 @@ class TableStore:
         except ServerUnavailable:
             raise self._nothing_sampled(table) from None
         found = np.array([sample[0] for sample in samples], np.uint64)
-        numbers = (found - np.uint64(keys.LOWEST)).astype(np.int64)  # of a foreign key one that nobody has
+        numbers = keys.numbers_of(found)  # of a foreign key one that nobody has
         probabilities = np.array([sample[1] for sample in samples], np.float64)
         table_sizes = np.array([sample[2] for sample in samples], np.int64)
         return Draws(numbers, probabilities, table_sizes, [sample[_NUM_INFOS:] for sample in samples])
@@ -173,7 +173,7 @@ class TableStore:
         """
         if not len(numbers):
             return
-        updates = dict(zip((numbers + keys.LOWEST).tolist(), priorities.tolist(), strict=True))
+        updates = dict(zip(keys.of_numbers(numbers).tolist(), priorities.tolist(), strict=True))
         for table in self.tables:
             change = partial(self._client.mutate_priorities, table, updates=updates)
             within(self._timeout_secs, change, f"new priorities in table {table!r}")
@@ -185,7 +185,7 @@ class TableStore:
           ServerUnavailable: if the server does not answer in time.
         """
         for begin in range(0, len(numbers), _MAX_DELETED_AT_ONCE):
-            part = (numbers[begin : begin + _MAX_DELETED_AT_ONCE] + keys.LOWEST).tolist()
+            part = keys.of_numbers(numbers[begin : begin + _MAX_DELETED_AT_ONCE]).tolist()
             for table in self.tables:
                 try:
                     self._service.delete(table, part, timeout_secs=self._timeout_secs)

@@ -243,7 +243,7 @@ def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
     while start < num_rows:
         stop = min(start + size, num_rows)
         yield start, stop
-        start, size = stop, min(4 * size, block_rows)
+        start, size = stop, min(2 * size, block_rows)
 
 
 def _ends(rows: Rows, block: dict[str, np.ndarray], stop: int, length: int) -> Iterator[int]:

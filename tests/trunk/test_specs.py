@@ -1,16 +1,45 @@
 """Specs: equal or not, and how the difference is told."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
+import tree
+from tf_agents.trajectories import trajectory
 
-from rlds2reverb.specs import ArraySpec, SpecMismatch, describe, path_name, require_match, step_spec_of, to_tensor_spec
+from rlds2reverb.specs import (
+    ArraySpec,
+    SpecMismatch,
+    describe,
+    mapped,
+    path_name,
+    require_match,
+    step_spec_of,
+    to_tensor_spec,
+)
 
 SPEC = {"a": ArraySpec((17,), np.dtype("float32")), "b": {"c": ArraySpec((), np.dtype("int64"))}}
 
 
 def test_a_step_spec_drops_the_leading_axis():
     assert step_spec_of({"a": np.zeros((5, 17), np.float32), "b": {"c": np.zeros(5, np.int64)}}) == SPEC
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        np.arange(3),
+        {"b": np.arange(3), "a": {"c": (np.arange(2), [np.arange(4)])}, "empty": {}, "none": ()},
+        collections.OrderedDict(b=np.arange(3), a=np.arange(2)),
+        trajectory.Trajectory(*(np.arange(size) for size in range(7))),
+    ],
+    ids=["leaf", "dicts and tuples", "ordered dict", "named tuple"],
+)
+def test_a_nest_is_mapped_as_tree_does(nest):
+    mine, wanted = mapped(np.sum, nest), tree.map_structure(np.sum, nest)
+    tree.assert_same_structure(mine, wanted, check_types=True)
+    assert mine == wanted
 
 
 def test_tensor_specs_have_the_same_shapes_and_dtypes():

@@ -67,6 +67,25 @@ def test_varints_of_full_width_need_no_filling_from_the_lowest_key_on(values):
         assert value < keys.LOWEST or row.tobytes() == protobuf.varint(value)
 
 
+@given(
+    st.integers(1, 9).flatmap(lambda width: st.tuples(st.just(width), st.lists(st.integers(0, 2 ** (7 * width) - 1))))
+)
+def test_filled_varints_are_read_as_the_numbers_they_were(case):
+    width, values = case
+    fields = protobuf.fill([protobuf.tag(6, 0), protobuf.varints(uint64(*values), width)], len(values))
+    assert fields.shape == (len(values), 1 + width)
+    for value, field in zip(values, fields, strict=True):
+        parsed = schema_pb2.ChunkData.FromString(field.tobytes())
+        assert parsed.data_tensors_len == value % 2**32 - (value % 2**32 >> 31 << 32)  # an int32 drops the upper bits
+
+
+def test_records_have_their_parts_in_order_also_where_these_have_no_bytes_or_are_no_rows_in_memory():
+    columns = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    records = protobuf.fill([b"ab", columns[:, ::2], b"", np.zeros((3, 0), np.uint8), columns[:, 3:], b"c"], 3)
+    assert [record.tobytes() for record in records] == [b"ab\0\2\3c", b"ab\4\6\7c", b"ab\x08\x0a\x0bc"]
+    assert protobuf.fill([b"ab", np.zeros((0, 3), np.uint8)], 0).shape == (0, 5)
+
+
 # --- snappy without compression
 
 
