@@ -53,7 +53,9 @@ class Batch:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of the chunks."""
-        return sum(len(record) for records in self.chunks for record in records)
+        return sum(
+            records.nbytes if isinstance(records, np.ndarray) else sum(map(len, records)) for records in self.chunks
+        )
 
 
 class Encoder:

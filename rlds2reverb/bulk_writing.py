@@ -87,6 +87,7 @@ class _Stream:
     def __init__(self, address: str, tell: Callable[[_Stream, Any], None]):
         self.unconfirmed: deque[_Sent] = deque()
         self.error: Any = None
+        self._arrived: list[int] = []
         self._service = Service(address)
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = self._service.insert_stream(iter(self._queue.get, None))
@@ -96,7 +97,7 @@ class _Stream:
     def _read(self, tell: Callable[[_Stream, Any], None]) -> None:
         try:
             for response in self._call:
-                tell(self, np.array(confirmed_keys(response), np.uint64))
+                tell(self, confirmed_keys(response))
             tell(self, EOFError("the server ended the stream"))
         except Exception as error:  # whatever it is, the writer has to know
             tell(self, error)
@@ -113,8 +114,16 @@ class _Stream:
         self._call.cancel()
         self._service.close()
 
-    def confirm(self, confirmed: np.ndarray) -> int:
-        """Takes in confirmed keys, which come in any order; gives the bytes of the batches that are done."""
+    def confirm(self, keys_of_response: Sequence[int]) -> int:
+        """Takes in confirmed keys, which come in any order and mostly one by one; gives the bytes of batches now done.
+
+        They are looked at when there are enough for the first batch to be done.
+        """
+        self._arrived += keys_of_response
+        if self.unconfirmed and len(self._arrived) < self.unconfirmed[0].num_left:
+            return 0
+        confirmed = np.array(self._arrived, np.uint64)
+        self._arrived.clear()
         for sent in self.unconfirmed:
             if not len(confirmed):
                 break
@@ -152,7 +161,7 @@ class BulkWriter:
         self._num_sent = 0
         self._ends: deque[int] = deque()
         self._num_done = 0
-        self._num_progress = 0
+        self._last_progress = 0.0
         self._item_keys: list[np.ndarray] = []
         self._chunk_keys: list[np.ndarray] = []
         self._bytes = 0
@@ -239,22 +248,25 @@ class BulkWriter:
                 stream.error = what
             else:
                 freed = stream.confirm(what)
-                if stream in self._streams:
-                    self._bytes -= freed
-                    self._num_progress += 1
+                if stream not in self._streams:
+                    return
+                self._last_progress = time.monotonic()
+                self._bytes -= freed
+                if not freed:
+                    return  # nobody waits for less
             self._changed.notify_all()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         pauses = _pauses()
         with self._changed:
-            progress, end = self._num_progress, time.monotonic() + self._timeout_secs
+            progress = time.monotonic()
             while True:
                 broken = [stream for stream in self._streams if stream.error is not None]
                 if not broken and ready():
                     return
-                if self._num_progress > progress:
-                    progress, end, pauses = self._num_progress, time.monotonic() + self._timeout_secs, _pauses()
-                left = end - time.monotonic()
+                if self._last_progress > progress:
+                    progress, pauses = self._last_progress, _pauses()
+                left = progress + self._timeout_secs - time.monotonic()
                 if left <= 0:
                     raise ServerUnavailable(self._why(broken))
                 if broken:
