@@ -17,7 +17,7 @@ from rlds2reverb.writing import ServerUnavailable
 
 NOBODY = "localhost:1"
 #: Servers that are there answer sooner, also on a busy machine.
-TIMEOUT_SECS = 4.0
+TIMEOUT_SECS = 3.0
 
 
 def kill(running):
