@@ -63,13 +63,16 @@ def fill(parts: Sequence[Part], num_records: int) -> np.ndarray:
     at = 0
     for part in parts:
         if isinstance(part, np.ndarray) and part.size:
-            _as_one(records, at, part.shape[1])[...] = _as_one(np.ascontiguousarray(part), 0, part.shape[1])
+            neighbours(records, at, part.shape[1])[...] = neighbours(np.ascontiguousarray(part), 0, part.shape[1])
         at += len(part) if isinstance(part, bytes) else part.shape[1]
     return records
 
 
-def _as_one(records: np.ndarray, at: int, width: int) -> np.ndarray:
-    """Neighbouring bytes of each record as one element `[n]`, which numpy copies several times as fast as bytes."""
+def neighbours(records: np.ndarray, at: int, width: int) -> np.ndarray:
+    """Neighbouring bytes of each record (uint8 `[n, size]`, contiguous) as one element: a view `[n]`.
+
+    Numpy copies and compares these several times as fast as single bytes.
+    """
     num_records, size = records.shape
     return np.ndarray((num_records,), f"V{width}", records, at, (size,))
 

@@ -16,14 +16,47 @@ def written_by_tensorflow(records, path):
     return path.read_bytes()
 
 
-def some_bytes(num_records, size):
-    return np.random.default_rng(0).integers(0, 256, (num_records, size), np.uint8)
+def alike(num_records, size, num_different, num_copies=1):
+    """Records that are the same in all of them but for some random bytes, which a record holds several times over."""
+    generator = np.random.default_rng(num_records * size + num_different)
+    records = np.tile(generator.integers(0, 256, size, np.uint8), (num_records, 1))
+    records[:, generator.permutation(size)[:num_different]] = 0
+    different = records == 0
+    records[different] = generator.integers(0, 256, different.sum(), np.uint8)
+    return np.tile(records, (1, num_copies))
 
 
-@pytest.mark.parametrize(("num_records", "size"), [(0, 10), (3, 0), (1, 1), (5, 300), (64, 50), (200, 3000)])
-def test_records_are_framed_as_tensorflow_does(tmp_path, num_records, size):
-    records = some_bytes(num_records, size)
+@pytest.mark.parametrize(
+    ("num_records", "size", "num_different"),
+    [
+        (0, 10, 10),
+        (3, 0, 0),
+        (1, 1, 1),
+        (5, 300, 300),
+        (63, 50, 50),  # the last number for which each checksum is made on its own
+        (64, 50, 50),  # the first one for which they are made from tables
+        (64, 50, 0),
+        (64, 0, 0),
+        (64, 1, 1),
+        (200, 3000, 40),
+        (100, 4096, 40),  # the longest for which there are tables
+        (100, 4097, 40),
+        (100, 401, 400),
+        (100, 500, 500),  # too many bytes that differ
+        (70, 3000, 3000),
+    ],
+)
+def test_records_are_framed_as_tensorflow_does(tmp_path, num_records, size, num_different):
+    records = alike(num_records, size, num_different)
     assert tfrecords.framed(records).tobytes() == written_by_tensorflow(records, tmp_path / "records")
+
+
+@given(st.integers(1, 130), st.integers(1, 300), st.integers(0, 300), st.integers(1, 4))
+@settings(max_examples=60)
+def test_both_ways_to_the_checksums_agree(num_records, size, num_different, num_copies):
+    records = alike(num_records, size, num_different, num_copies)
+    one_by_one = np.concatenate([tfrecords.checksums(record[None]) for record in records])
+    np.testing.assert_array_equal(tfrecords.checksums(records), one_by_one)
 
 
 def test_a_checksum_is_crc_32c():
@@ -32,6 +65,7 @@ def test_a_checksum_is_crc_32c():
     records = np.stack([np.zeros(32, np.uint8), np.full(32, 255, np.uint8), rising, rising[::-1]])
     wanted = np.array([0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C], np.uint32)
     np.testing.assert_array_equal(tfrecords.checksums(records), wanted)
+    np.testing.assert_array_equal(tfrecords.checksums(np.tile(records, (20, 1))), np.tile(wanted, 20))
 
 
 # --- reading
@@ -51,10 +85,10 @@ def test_records_are_read_back(three):
     assert list(tfrecords.read(path)) == records
 
 
-@given(st.integers(1, 70), st.integers(1, 50))
+@given(st.integers(1, 70), st.integers(1, 50), st.integers(0, 50))
 @settings(max_examples=20)
-def test_what_was_framed_is_read_back(tmp_path_factory, num_records, size):
-    records = some_bytes(num_records, size)
+def test_what_was_framed_is_read_back(tmp_path_factory, num_records, size, num_different):
+    records = alike(num_records, size, num_different)
     path = tmp_path_factory.mktemp("records") / "records"
     path.write_bytes(tfrecords.framed(records).tobytes())
     assert list(tfrecords.read(path)) == [record.tobytes() for record in records]
