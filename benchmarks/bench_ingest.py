@@ -36,7 +36,7 @@ from tf_agents.replay_buffers import rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
 from rlds2reverb.batches import Encoder
-from rlds2reverb.bulk_writing import requests_of
+from rlds2reverb.insert_streams import requests_of
 from rlds2reverb.plans import make_plan
 from rlds2reverb.service import confirmed_keys
 from rlds2reverb.windows import Windows

@@ -92,7 +92,7 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     from .quiet import import_quietly
 
     import_quietly("reverb")
-    from rlds2reverb.writing import connect, table_infos
+    from rlds2reverb.connecting import connect, table_infos
 
     infos = table_infos(connect(address), timeout_secs=timeout)
     tables = [_table_facts(info) for _, info in sorted(infos.items())]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from rlds2reverb.runs import ResumeError
     from rlds2reverb.sampling import SampleInfo, as_experience, sample_dataset
+    from rlds2reverb.service import ServerUnavailable
     from rlds2reverb.serving import ReplayServer
     from rlds2reverb.sources import Source, SourceError, load
     from rlds2reverb.specs import SpecMismatch
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
     from rlds2reverb.transforms import apply_transforms
     from rlds2reverb.windows import WholeEpisodes, Windows
-    from rlds2reverb.writing import ServerUnavailable
 
 __version__ = "0.1.0"
 
@@ -56,6 +56,7 @@ _HOMES = {
     ),
     "runs": ("ResumeError",),
     "sampling": ("SampleInfo", "as_experience", "sample_dataset"),
+    "service": ("ServerUnavailable",),
     "serving": ("ReplayServer",),
     "sources": ("Source", "SourceError", "load"),
     "specs": ("SpecMismatch",),
@@ -64,7 +65,6 @@ _HOMES = {
     "trajectories": ("trajectory_columns", "trajectory_spec"),
     "transforms": ("apply_transforms",),
     "windows": ("WholeEpisodes", "Windows"),
-    "writing": ("ServerUnavailable",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""Batches of encoded items to a live server, over streams of its own: many items a message, each confirmed.
+"""Batches of encoded items to a live server, each item confirmed.
 
 A batch is sent once and kept until the server has confirmed each of its items in each table. When a stream breaks, a
 new one is opened and gets what was not confirmed; keys that say what they hold make the repetition harmless.
@@ -6,132 +6,25 @@ new one is opened and gets what was not confirmed; keys that say what they hold 
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
 
-from rlds2reverb import keys, protobuf
+from rlds2reverb import keys
 from rlds2reverb.batches import Batch, Encoder
+from rlds2reverb.connecting import Server, connect, require_timeout, why_blocked
+from rlds2reverb.insert_streams import InsertStream, Sent, requests_of
 from rlds2reverb.pieces import Piece
-from rlds2reverb.service import Service, confirmed_keys
-from rlds2reverb.writing import Server, ServerUnavailable, connect, require_timeout, why_blocked
+from rlds2reverb.service import ServerRestarted, ServerUnavailable
 
 _MAX_UNCONFIRMED_BYTES = 32 << 20
-_MAX_REQUEST_BYTES = 64 << 20
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 2.0
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
-
-
-class ServerRestarted(ConnectionError):
-    """Another server answers at the address than before: what the earlier one had confirmed may be gone."""
-
-
-@dataclass
-class _Sent:
-    """A batch that was sent: its place among all, its messages, and the keys to be confirmed, sorted."""
-
-    number: int
-    requests: list[bytes]
-    num_bytes: int
-    keys: np.ndarray
-    num_left: int
-
-    def confirm(self, confirmed: np.ndarray) -> np.ndarray:
-        """Counts those of the keys that are its own; gives the others."""
-        at = np.minimum(np.searchsorted(self.keys, confirmed), len(self.keys) - 1)
-        own = self.keys[at] == confirmed
-        self.num_left -= int(own.sum())
-        return confirmed[~own]
-
-
-def server_state_id(address: str, *, timeout_secs: float) -> str:
-    """What changes with every start of a server.
-
-    Raises:
-      ServerUnavailable: if it does not answer in time.
-    """
-    service = Service(address)
-    try:
-        return service.state_id(timeout_secs=timeout_secs)
-    except grpc.RpcError as error:
-        raise ServerUnavailable(f"no Reverb server answered at {address} ({error.code().name})") from None
-    finally:
-        service.close()
-
-
-def requests_of(batch: Batch) -> list[bytes]:
-    """The `InsertStreamRequest` messages of a batch: one, unless its chunks are too large for that."""
-    items = [part for records in batch.items for part in _framed(2, records)]
-    if batch.chunk_bytes <= _MAX_REQUEST_BYTES:
-        return [b"".join([part for records in batch.chunks for part in _framed(1, records)] + items)]
-    chunks = [b"".join(_framed(1, records)) for records in batch.chunks]  # a stream keeps them until items come
-    return [*chunks[:-1], b"".join([chunks[-1], *items])]
-
-
-def _framed(number: int, records: Any) -> list[Any]:
-    if isinstance(records, np.ndarray):
-        return [protobuf.fill(protobuf.message_field(number, [records]), len(records)).data]
-    return [part for record in records for part in (protobuf.delimited_head(number, len(record)), record)]
-
-
-class _Stream:
-    """One stream of insertions with its own connection, and a thread that reads the confirmations."""
-
-    def __init__(self, address: str, tell: Callable[[_Stream, Any], None]):
-        self.unconfirmed: deque[_Sent] = deque()
-        self.error: Any = None
-        self._arrived: list[int] = []
-        self._service = Service(address)
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = self._service.insert_stream(iter(self._queue.get, None))
-        self._thread = threading.Thread(target=self._read, args=(tell,), daemon=True)
-        self._thread.start()
-
-    def _read(self, tell: Callable[[_Stream, Any], None]) -> None:
-        try:
-            for response in self._call:
-                tell(self, confirmed_keys(response))
-            tell(self, EOFError("the server ended the stream"))
-        except Exception as error:  # whatever it is, the writer has to know
-            tell(self, error)
-
-    def send(self, sent: _Sent) -> None:
-        sent.num_left = len(sent.keys)
-        self.unconfirmed.append(sent)
-        for request in sent.requests:
-            self._queue.put(request)
-
-    def end(self) -> None:
-        """Ends the stream, from another thread than the one that reads."""
-        self._queue.put(None)
-        self._call.cancel()
-        self._service.close()
-
-    def confirm(self, keys_of_response: Sequence[int]) -> int:
-        """Takes in confirmed keys, which come in any order and mostly one by one; gives the bytes of batches now done.
-
-        They are looked at when there are enough for the first batch to be done.
-        """
-        self._arrived += keys_of_response
-        if self.unconfirmed and len(self._arrived) < self.unconfirmed[0].num_left:
-            return 0
-        confirmed = np.array(self._arrived, np.uint64)
-        self._arrived.clear()
-        for sent in self.unconfirmed:
-            if not len(confirmed):
-                break
-            confirmed = sent.confirm(confirmed)
-        freed = 0
-        while self.unconfirmed and not self.unconfirmed[0].num_left:
-            freed += self.unconfirmed.popleft().num_bytes
-        return freed
 
 
 class BulkWriter:
@@ -141,13 +34,14 @@ class BulkWriter:
         """Opens the streams.
 
         Args:
-          server: see `writing.connect`.
+          server: see `connecting.connect`.
           encoder: for the tables.
           num_streams: streams that share the batches; with more than one the order of items is not kept.
           timeout_secs: how long to wait for any confirmation.
 
         Raises:
           ServerUnavailable: if the server does not answer in time.
+          ServerRestarted: if another server answers at the address than at first.
           ValueError: if a number is out of its range.
         """
         require_timeout(timeout_secs)
@@ -165,9 +59,15 @@ class BulkWriter:
         self._item_keys: list[np.ndarray] = []
         self._chunk_keys: list[np.ndarray] = []
         self._bytes = 0
-        #: Identifies the start of the server that all confirmations are from.
-        self.state_id = server_state_id(self._address, timeout_secs=timeout_secs)
-        self._streams = [self._open() for _ in range(num_streams)]
+        #: Identifies the start of the server that all confirmations are from; known with the first stream.
+        self.state_id = ""
+        self._streams: list[InsertStream] = []
+        try:
+            for _ in range(num_streams):
+                self._streams.append(self._open(timeout_secs))
+        except BaseException:
+            self.close(failed=True)
+            raise
 
     def __enter__(self) -> BulkWriter:
         return self
@@ -204,7 +104,7 @@ class BulkWriter:
         num_bytes = sum(map(len, requests))
         self._wait(lambda: self._bytes == 0 or self._bytes + num_bytes <= _MAX_UNCONFIRMED_BYTES)
         item_keys = np.sort(np.concatenate(batch.item_keys))
-        sent = _Sent(self._num_sent, requests, num_bytes, item_keys, len(item_keys))
+        sent = Sent(self._num_sent, requests, num_bytes, item_keys, len(item_keys))
         with self._changed:
             self._num_sent += 1
             self._bytes += num_bytes
@@ -231,17 +131,24 @@ class BulkWriter:
         keys.require_different(self._item_keys)
         keys.require_different(self._chunk_keys)
         self._wait(lambda: self._bytes == 0)
-        self._require_same_server(self._timeout_secs)
+        self._require_same(self._streams[0].state_id_now(timeout_secs=self._timeout_secs))
 
     def close(self, *, failed: bool = False) -> None:
         """Ends the streams at once, whatever is unconfirmed."""
         for stream in self._streams:
             stream.end()
 
-    def _open(self) -> _Stream:
-        return _Stream(self._address, self._told)
+    def _open(self, timeout_secs: float) -> InsertStream:
+        stream = InsertStream(self._address, self._told, timeout_secs=timeout_secs)
+        self.state_id = self.state_id or stream.state_id
+        try:
+            self._require_same(stream.state_id)
+        except ServerRestarted:
+            stream.end()
+            raise
+        return stream
 
-    def _told(self, stream: _Stream, what: Any) -> None:
+    def _told(self, stream: InsertStream, what: Any) -> None:
         """Runs in the threads that read."""
         with self._changed:
             if isinstance(what, Exception):
@@ -274,7 +181,7 @@ class BulkWriter:
                 else:
                     self._changed.wait(left)
 
-    def _reopen(self, broken: _Stream, pause: float, left: float) -> None:
+    def _reopen(self, broken: InsertStream, pause: float, left: float) -> None:
         """Replaces a broken stream and sends again what it had not confirmed."""
         error = broken.error
         if isinstance(error, grpc.RpcError) and error.code() not in _PASSING:
@@ -283,21 +190,20 @@ class BulkWriter:
         self._changed.wait(pause)
         broken.end()
         try:
-            self._require_same_server(max(0.1, min(left - pause, 5.0)))
+            fresh = self._open(max(0.1, min(left - pause, 5.0)))
         except ServerUnavailable:
             return  # still away; the caller looks at the clock
-        fresh = self._open()
         self._streams[self._streams.index(broken)] = fresh
         for sent in broken.unconfirmed:
             fresh.send(sent)
 
-    def _require_same_server(self, timeout_secs: float) -> None:
-        if server_state_id(self._address, timeout_secs=timeout_secs) != self.state_id:
+    def _require_same(self, state_id: str) -> None:
+        if state_id != self.state_id:
             raise ServerRestarted(
                 f"the server at {self._address} was started anew; what the earlier one confirmed may be gone: resume"
             )
 
-    def _why(self, broken: Sequence[_Stream]) -> str:
+    def _why(self, broken: Sequence[InsertStream]) -> str:
         if broken and isinstance(broken[0].error, grpc.RpcError):
             reason = f"{broken[0].error.code().name}: {broken[0].error.details()}"
             return f"lost the server at {self._address} for {self._timeout_secs:g} s ({reason}); start it, then resume"

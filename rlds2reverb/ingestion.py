@@ -14,19 +14,21 @@ from typing import Any
 
 import reverb
 
-from rlds2reverb import keys, writing
+from rlds2reverb import connecting, keys
 from rlds2reverb.authoring import CheckpointWriter
 from rlds2reverb.batches import Encoder
-from rlds2reverb.bulk_writing import BulkWriter, ServerRestarted, server_state_id
+from rlds2reverb.bulk_writing import BulkWriter
 from rlds2reverb.checkpoints import CheckpointRoot
 from rlds2reverb.items import Adder
 from rlds2reverb.locks import FileLock
 from rlds2reverb.memory import require_memory
 from rlds2reverb.plans import LAYOUTS, Plan, make_plan
 from rlds2reverb.priorities import Priority
+from rlds2reverb.public_writing import PublicWriter
 from rlds2reverb.reports import IngestReport
 from rlds2reverb.round_trip import why_bulk_writing_fails
 from rlds2reverb.runs import ON_INVALID, Progress, Run
+from rlds2reverb.service import ServerRestarted, server_state_id
 from rlds2reverb.sinks import ServerSink
 from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import TableConfig
@@ -117,8 +119,8 @@ def ingest(
             raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(map(repr, allowed))}")
     if writer == "public" and (layout == "packed" or isinstance(destination, Path)):
         raise ValueError("the public writer writes to servers, in the layout 'columns' only")
-    writing.require_timeout(timeout_secs)
-    writing.require_timeout(connect_timeout_secs)
+    connecting.require_timeout(timeout_secs)
+    connecting.require_timeout(connect_timeout_secs)
     named = [tables] if isinstance(tables, (str, TableConfig)) else list(tables)
     configs = [TableConfig(table) if isinstance(table, str) else table for table in named]
     names = tuple(config.name for config in configs)
@@ -126,8 +128,8 @@ def ingest(
         raise ValueError(f"tables are {list(names)}, wanted at least one, each once")
     to_directory = isinstance(destination, Path)
     if not to_directory:
-        client = writing.connect(destination)
-        infos = writing.table_infos(client, timeout_secs=min(timeout_secs, connect_timeout_secs))
+        client = connecting.connect(destination)
+        infos = connecting.table_infos(client, timeout_secs=min(timeout_secs, connect_timeout_secs))
     source = load(source)
     plan = make_plan(source, adder or Windows(), priority, on_invalid=on_invalid, packed=layout == "packed")
     encoder = Encoder(
@@ -146,7 +148,7 @@ def ingest(
         run.report.memory_bytes = CheckpointRoot(destination, make=False).described()["memory_bytes"]
         return run.report
     for name in names:
-        writing.require_table(infos, name, plan.signature)
+        connecting.require_table(infos, name, plan.signature)
     journal = _journal_path(journal_folder, {**description, "server": client.server_address})
     with FileLock(journal.with_suffix(".lock"), f"another process writes this to {client.server_address}"):
         if on_invalid == "error":
@@ -215,31 +217,38 @@ def _require_round_trip(run: Run, client: reverb.Client, timeout_secs: float) ->
 def _write_to_server(
     run: Run, client: reverb.Client, encoder: Encoder, journal: Path, *, num_streams: int, timeout_secs: float
 ) -> None:
-    tables = run.report.tables
     while True:
-        state_id = server_state_id(client.server_address, timeout_secs=timeout_secs)
-        infos = writing.table_infos(client, timeout_secs=timeout_secs)
-        for name in tables:  # another server may have come, with other tables
-            writing.require_table(infos, name, run.plan.signature)
-        if run.report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint
-            _require_round_trip(run, client, timeout_secs)
-        writer: BulkWriter | writing.PublicWriter
-        if run.report.writer == "bulk":
-            writer = BulkWriter(client, encoder, num_streams=num_streams, timeout_secs=timeout_secs)
-        else:
-            writer = writing.PublicWriter(
-                client, tables, run.plan.signature, squeeze=run.plan.squeeze, timeout_secs=timeout_secs
-            )
         try:
-            with ServerSink(
-                client, writer, journal, tables=tables, state_id=state_id, timeout_secs=timeout_secs
-            ) as sink:
+            writer = _open_writer(run, client, encoder, num_streams=num_streams, timeout_secs=timeout_secs)
+            with ServerSink(client, writer, journal, tables=run.report.tables, timeout_secs=timeout_secs) as sink:
                 run.write(sink)
                 return
         except ServerRestarted:
             if run.report.restarts == _MAX_RESTARTS:
                 raise
             run.report.restarts += 1
+
+
+def _open_writer(
+    run: Run, client: reverb.Client, encoder: Encoder, *, num_streams: int, timeout_secs: float
+) -> BulkWriter | PublicWriter:
+    """A writer to a server that understands it, and whose tables take the items."""
+    plan, report, address = run.plan, run.report, client.server_address
+    state_id = server_state_id(address, timeout_secs=timeout_secs)
+    infos = connecting.table_infos(client, timeout_secs=timeout_secs)
+    for name in report.tables:  # another server may have come, with other tables
+        connecting.require_table(infos, name, plan.signature)
+    if report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint
+        _require_round_trip(run, client, timeout_secs)
+    writer: BulkWriter | PublicWriter
+    if report.writer == "bulk":
+        writer = BulkWriter(client, encoder, num_streams=num_streams, timeout_secs=timeout_secs)
+    else:
+        writer = PublicWriter(client, report.tables, plan.signature, squeeze=plan.squeeze, timeout_secs=timeout_secs)
+    if writer.state_id != state_id:
+        writer.close(failed=True)
+        raise ServerRestarted(f"the server at {address} was started anew since its tables were looked at")
+    return writer
 
 
 def _is_here(address: str) -> bool:

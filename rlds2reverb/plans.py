@@ -9,6 +9,7 @@ from typing import Any
 import tree
 
 from rlds2reverb import keys, wire
+from rlds2reverb.connecting import require_no_strings
 from rlds2reverb.episodes import Episode, InvalidEpisode, find_problems
 from rlds2reverb.items import Adder, Items
 from rlds2reverb.packing import Packing, pack_columns, packed_signature, packed_spec
@@ -16,7 +17,6 @@ from rlds2reverb.pieces import Piece
 from rlds2reverb.priorities import Priority, priorities_of
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, path_name, require_match, step_spec_of
-from rlds2reverb.writing import require_no_strings
 
 #: How the columns of an item lie in a table; see `packing`.
 LAYOUTS = ("columns", "packed")

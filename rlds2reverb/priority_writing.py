@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb.connecting import Server, connect_all, require_timeout, within
 from rlds2reverb.priorities import require_priorities
-from rlds2reverb.writing import Server, ServerUnavailable, connect_all, require_timeout, within
+from rlds2reverb.service import ServerUnavailable
 
 
 class PriorityWriter:

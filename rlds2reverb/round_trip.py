@@ -10,13 +10,13 @@ import numpy as np
 import reverb
 
 from rlds2reverb.batches import Encoder
-from rlds2reverb.bulk_writing import BulkWriter, server_state_id
+from rlds2reverb.bulk_writing import BulkWriter
+from rlds2reverb.connecting import table_infos, within
 from rlds2reverb.pieces import Piece
-from rlds2reverb.service import Service
+from rlds2reverb.service import ServerUnavailable, Service, server_state_id
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing import ServerUnavailable, table_infos, within
 
 _KEY_SEED = -1
 _TIMEOUT_SECS = 20.0
@@ -64,29 +64,27 @@ def _why_once(
     squeeze: bool,
     timeout_secs: float,
 ) -> str | None:
-    service = Service(client.server_address)
     try:
-        state_id = service.state_id(timeout_secs=timeout_secs)
-        for name in tables:  # what an earlier run left that was killed right here
-            service.delete(name, _keys(name, one, specs, squeeze), timeout_secs=timeout_secs)
-        if state_id in _UNDERSTOOD:
-            return None
-        infos = table_infos(client, timeout_secs=timeout_secs)
-        usable = next((name for name in tables if _samples_at_once(infos[name])), None)
-        if usable is not None:
-            reason = _tried(client.server_address, usable, one, specs, squeeze, timeout_secs)
-        else:
-            with ReplayServer([TableConfig(tables[0])], signature) as server:
-                reason = _tried(server.address, tables[0], one, specs, squeeze, timeout_secs)
-        if reason is None:
-            _UNDERSTOOD.add(state_id)
-        return reason
+        with Service(client.server_address) as service:
+            state_id = service.state_id(timeout_secs=timeout_secs)
+            for name in tables:  # what an earlier run left that was killed right here
+                service.delete(name, _keys(name, one, specs, squeeze), timeout_secs=timeout_secs)
+            if state_id in _UNDERSTOOD:
+                return None
+            infos = table_infos(client, timeout_secs=timeout_secs)
+            usable = next((name for name in tables if _samples_at_once(infos[name])), None)
+            if usable is not None:
+                reason = _tried(client.server_address, usable, one, specs, squeeze, timeout_secs)
+            else:
+                with ReplayServer([TableConfig(tables[0])], signature) as server:
+                    reason = _tried(server.address, tables[0], one, specs, squeeze, timeout_secs)
+            if reason is None:
+                _UNDERSTOOD.add(state_id)
+            return reason
     except ServerUnavailable as error:
         return str(error)
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
-    finally:
-        service.close()
 
 
 def _samples_at_once(info: Any) -> bool:
@@ -106,7 +104,6 @@ def _keys(table: str, one: Piece, specs: Sequence[ArraySpec], squeeze: bool) -> 
 def _tried(
     address: str, table: str, one: Piece, specs: Sequence[ArraySpec], squeeze: bool, timeout_secs: float
 ) -> str | None:
-    service = Service(address)
     try:
         with BulkWriter(address, _encoder(table, specs, squeeze), timeout_secs=timeout_secs) as writer:
             writer.write([one])
@@ -117,8 +114,8 @@ def _tried(
     except Exception as error:  # whatever Reverb raises for what it does not understand
         return f"{type(error).__name__}: {error}"
     finally:
-        service.delete(table, _keys(table, one, specs, squeeze), timeout_secs=timeout_secs)
-        service.close()
+        with Service(address) as service:
+            service.delete(table, _keys(table, one, specs, squeeze), timeout_secs=timeout_secs)
 
 
 def _difference(leaves: Sequence[np.ndarray], one: Piece, squeeze: bool) -> str | None:

@@ -16,13 +16,14 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import importance
+from rlds2reverb.connecting import Server, require_timeout
 from rlds2reverb.importance import Beta, LinearSchedule
 from rlds2reverb.liveness import OnSilent, mixed
 from rlds2reverb.packing import Packing, unpack
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.shards import Shards
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import MAX_PRIORITY
-from rlds2reverb.writing import Server, ServerUnavailable, require_timeout
 
 #: Called with the address of a server that gives nothing any more, and why; not always from the thread that iterates.
 OnDead: TypeAlias = Callable[[str, str], None]
@@ -107,7 +108,7 @@ def sample_dataset(
     itself Reverb samples its tables directly, without gRPC, which is several times as fast.
 
     Args:
-      servers: a server or several; see `writing.connect`.
+      servers: a server or several; see `connecting.connect`.
       table: its name; on several servers, tables of one signature, of any samplers that draw at random (the weights
         make up for what differs), or all of samplers that give items in an order of their own (weights are then 1).
       batch_size: items in a batch, at least one for each server.

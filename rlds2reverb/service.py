@@ -58,13 +58,28 @@ _CLASSES = _messages()
 InsertStreamRequest = _CLASSES["InsertStreamRequest"]
 
 
+class ServerUnavailable(ConnectionError):
+    """A Reverb server did not answer, or did not take items, within the deadline; trying again may help."""
+
+
+class ServerRestarted(ConnectionError):
+    """Another server answers at the address than before: what the earlier one had confirmed may be gone."""
+
+
 class Service:
-    """A connection to a server. Every call takes a deadline, in seconds, and raises `grpc.RpcError` when it passes."""
+    """A connection to a server. Every call takes a deadline, in seconds. A context manager."""
 
     def __init__(self, address: str):
         """Connects when the first call is made."""
         options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        self._address = address
         self._channel = grpc.insecure_channel(address, options=options)
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends all calls and the connection."""
@@ -75,15 +90,33 @@ class Service:
         return self._channel.stream_stream(_SERVICE + "InsertStream")(requests, wait_for_ready=False)
 
     def state_id(self, *, timeout_secs: float) -> str:
-        """What changes with every start of a server."""
+        """What changes with every start of a server.
+
+        Raises:
+          ServerUnavailable: if it does not answer in time.
+        """
         call = self._channel.unary_unary(_SERVICE + "ServerInfo")
-        answer = _CLASSES["ServerInfoResponse"].FromString(call(b"", timeout=timeout_secs, wait_for_ready=True))
+        try:
+            response = call(b"", timeout=timeout_secs, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise ServerUnavailable(f"no Reverb server answered at {self._address} ({error.code().name})") from None
+        answer = _CLASSES["ServerInfoResponse"].FromString(response)
         return f"{answer.tables_state_id.high:016x}{answer.tables_state_id.low:016x}"
 
     def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
-        """Removes items; keys that are not there are ignored."""
+        """Removes items; keys that are not there are ignored.
+
+        Raises:
+          grpc.RpcError: if it is not done in time.
+        """
         request = _CLASSES["MutatePrioritiesRequest"](table=table, delete_keys=keys)
         self._channel.unary_unary(_SERVICE + "MutatePriorities")(request.SerializeToString(), timeout=timeout_secs)
+
+
+def server_state_id(address: str, *, timeout_secs: float) -> str:
+    """As `Service.state_id`, over a connection of its own."""
+    with Service(address) as service:
+        return service.state_id(timeout_secs=timeout_secs)
 
 
 def confirmed_keys(response: bytes) -> Sequence[int]:

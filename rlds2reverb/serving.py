@@ -15,12 +15,13 @@ import portpicker
 import reverb
 
 from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot, StorageFull, full_disk_told
+from rlds2reverb.connecting import require_table, table_infos, within
 from rlds2reverb.locks import FileLock, InUse
 from rlds2reverb.memory import require_memory
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.signals import signals_deferred
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing import ServerUnavailable, require_table, table_infos, within
 
 #: A server that has just started in this process may have to wait for calls that other servers leave unanswered.
 _START_SECS = 60.0

@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import reverb
 
+from rlds2reverb.connecting import Server, connect_all, table_infos, why_nothing_sampled
 from rlds2reverb.packing import Packing, packing_of
-from rlds2reverb.service import Service
+from rlds2reverb.service import ServerUnavailable, server_state_id
 from rlds2reverb.specs import Nest, SpecMismatch, require_match
-from rlds2reverb.writing import Server, ServerUnavailable, connect_all, table_infos, why_nothing_sampled
 
 _ANSWER_SECS = 0.5
 
@@ -88,13 +87,10 @@ class Shards:
 
     def answers(self, number: int) -> bool:
         """Whether a server answers within half a second."""
-        service = Service(self.clients[number].server_address)
         try:
-            service.state_id(timeout_secs=_ANSWER_SECS)
-        except grpc.RpcError:
+            server_state_id(self.clients[number].server_address, timeout_secs=_ANSWER_SECS)
+        except ServerUnavailable:
             return False
-        finally:
-            service.close()
         return True
 
     def why_nothing_sampled(self, numbers: Sequence[int], *, waited_secs: float) -> list[str]:

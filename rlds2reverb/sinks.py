@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import reverb
 
 from rlds2reverb import sealed_json
-from rlds2reverb.bulk_writing import BulkWriter, ServerRestarted, server_state_id
+from rlds2reverb.bulk_writing import BulkWriter
 from rlds2reverb.checkpoints import full_disk_told
+from rlds2reverb.connecting import table_infos
 from rlds2reverb.pieces import Piece
-from rlds2reverb.writing import PublicWriter, ServerUnavailable, table_infos
+from rlds2reverb.public_writing import PublicWriter
+from rlds2reverb.service import ServerRestarted
 
 _SECS_BETWEEN_SAVES = 0.5
-#: Who failed waits so long to be told whether it is another server now.
-_ANSWER_SECS = 2.0
 
 
 class Sink(Protocol):
@@ -52,7 +52,6 @@ class ServerSink:
         journal: Path,
         *,
         tables: Sequence[str],
-        state_id: str,
         timeout_secs: float,
     ):
         """Nothing is written yet.
@@ -62,11 +61,10 @@ class ServerSink:
           writer: to it; is closed with the sink.
           journal: file that remembers how far it came.
           tables: names.
-          state_id: `bulk_writing.server_state_id` of the server that the writer writes to.
           timeout_secs: how long to wait for the server.
         """
         self._client, self._writer, self._journal = client, writer, journal
-        self._tables, self._state_id, self._timeout_secs = tables, state_id, timeout_secs
+        self._tables, self._timeout_secs = tables, timeout_secs
         self._waiting: deque[dict[str, Any]] = deque()
         self._num_safe = 0
         self._safe: dict[str, Any] | None = None
@@ -102,18 +100,14 @@ class ServerSink:
 
         Raises:
           DamagedFile: if the journal is damaged.
-          ServerRestarted: if the server was started anew since its tables were looked at; nothing is written yet.
         """
-        address = self._client.server_address
-        if server_state_id(address, timeout_secs=self._timeout_secs) != self._state_id:
-            raise ServerRestarted(f"the server at {address} was started anew; look at its tables again")
         if not resume:
             self._journal.unlink(missing_ok=True)
         try:
             state = sealed_json.load(self._journal)
         except sealed_json.DamagedFile as error:
             raise sealed_json.DamagedFile(f"{error}; delete it, or convert without resuming") from error
-        if state is None or state["server"] != self._state_id:
+        if state is None or state["server"] != self._writer.state_id:
             return None
         infos = table_infos(self._client, timeout_secs=self._timeout_secs)
         for name in self._tables:
@@ -126,36 +120,19 @@ class ServerSink:
         """Sends the items of some episodes, and notes in the journal what is confirmed.
 
         Raises:
-          ServerUnavailable: if the server does not take them in time, or the public writer failed at a server that was
-            started anew, with what the earlier one had.
+          ServerUnavailable, ServerRestarted: see the writer's `write`.
         """
-        try:
-            self._writer.write(pieces)
-        except Exception as error:  # whatever the public writer met at another server
-            if isinstance(self._writer, PublicWriter) and self._state_id_now() not in (None, self._state_id):
-                raise self._lost() from error
-            raise
-        self._waiting.append({**state, "server": self._state_id})
+        self._writer.write(pieces)
+        self._waiting.append({**state, "server": self._writer.state_id})
         self._note_safe()
         if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
             self._save()
 
     def finish(self, state: dict[str, Any]) -> None:
-        """Waits until everything is confirmed; the journal has done its work."""
+        """Waits until everything is confirmed; the journal has done its work.
+
+        Raises:
+          ServerUnavailable, ServerRestarted: see the writer's `flush`.
+        """
         self._writer.flush()
-        if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self._state_id:
-            raise self._lost()
         self._journal.unlink(missing_ok=True)
-
-    def _state_id_now(self) -> str | None:
-        """Of the server that answers now, if one does."""
-        try:
-            return server_state_id(self._client.server_address, timeout_secs=_ANSWER_SECS)
-        except ServerUnavailable:
-            return None
-
-    def _lost(self) -> ServerUnavailable:
-        return ServerUnavailable(
-            f"the server at {self._client.server_address} was started anew in the middle, and may have lost items; "
-            "with the public writer, convert again into empty tables"
-        )

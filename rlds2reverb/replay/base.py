@@ -11,10 +11,11 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from rlds2reverb.connecting import require_timeout
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.signals import signals_deferred
 from rlds2reverb.specs import Nest, require_match
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing import ServerUnavailable, require_timeout
 
 from .configs import BufferConfig
 from .elements import Elements, TimeAxis, fields_of, row_spec_of, spec_of

@@ -16,12 +16,12 @@ import tree
 from rlds2reverb import keys
 from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter
+from rlds2reverb.connecting import table_infos, why_nothing_sampled, within
 from rlds2reverb.pieces import Piece
-from rlds2reverb.service import Service
+from rlds2reverb.service import ServerUnavailable, Service
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing import ServerUnavailable, table_infos, why_nothing_sampled, within
 
 from .draws import Draws, joined
 from .limited_draws import draw_within_limits

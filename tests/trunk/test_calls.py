@@ -68,7 +68,8 @@ def test_a_program_ends_well_whose_daemon_threads_still_call():
         from rlds2reverb.replay import AdvancedReplayBuffer
         from rlds2reverb.serving import ReplayServer
         from rlds2reverb.tables import TableConfig
-        from rlds2reverb.writing import PublicWriter, table_infos
+        from rlds2reverb.connecting import table_infos
+        from rlds2reverb.public_writing import PublicWriter
 
         buffer = AdvancedReplayBuffer("demo")
         ids = buffer.extend([{"x": np.float32(n)} for n in range(300)])

@@ -29,16 +29,17 @@ from faults import (
 from oracles import episode
 
 from rlds2reverb.checkpoints import CheckpointError, StorageFull
+from rlds2reverb.connecting import connect, table_infos
 from rlds2reverb.ingestion import WRITERS, ingest
 from rlds2reverb.locks import InUse
 from rlds2reverb.runs import ResumeError
 from rlds2reverb.sealed_json import DamagedFile
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.specs import SpecMismatch
 from rlds2reverb.tables import TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_spec
-from rlds2reverb.writing import ServerUnavailable, connect, table_infos
 
 NUM_ITEMS = 100 * 149
 

@@ -20,9 +20,11 @@ from rlds2reverb import create_trajectory_data_spec
 from rlds2reverb.authoring import CheckpointWriter
 from rlds2reverb.batches import Encoder
 from rlds2reverb.checkpoints import CheckpointError
+from rlds2reverb.connecting import connect
 from rlds2reverb.episodes import Episode, InvalidEpisode
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.sources import Source, SourceError, load
 from rlds2reverb.specs import ArraySpec, SpecMismatch
@@ -30,7 +32,6 @@ from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signatur
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
 from rlds2reverb.transforms import CastFloats, CutAtTerminal, apply_transforms
 from rlds2reverb.windows import Windows
-from rlds2reverb.writing import ServerUnavailable, connect
 
 ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
 

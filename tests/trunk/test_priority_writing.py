@@ -9,7 +9,7 @@ from numbers_served import addresses, numbers, put, served_elsewhere
 
 from rlds2reverb.priority_writing import PriorityWriter
 from rlds2reverb.sampling import SampleInfo, sample_dataset
-from rlds2reverb.writing import ServerUnavailable
+from rlds2reverb.service import ServerUnavailable
 
 
 def stored(server):

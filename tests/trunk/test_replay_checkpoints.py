@@ -12,9 +12,9 @@ from saved_buffers import CONFIG, content, filled, item
 from rlds2reverb.checkpoints import CheckpointError, StorageFull
 from rlds2reverb.locks import InUse
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, make_buffer, snapshots
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.specs import SpecMismatch
 from rlds2reverb.tables import Selector
-from rlds2reverb.writing import ServerUnavailable
 
 
 def test_a_checkpoint_keeps_elements_priorities_uses_ids_and_counts(tmp_path):

@@ -25,8 +25,8 @@ from rlds2reverb.replay import (
 from rlds2reverb.replay.draws import Draws
 from rlds2reverb.replay.limited_draws import draw_within_limits
 from rlds2reverb.replay.refusals import limiter_of, rate_refusal
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
-from rlds2reverb.writing import ServerUnavailable
 
 NOTHING = Draws(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), [])
 LEASTS = ("0.01", "0.1", "0.3", "0.5", "0.7", "1", "1.5", "3", "7", "49")

@@ -11,8 +11,8 @@ from replayed import buffers, item, items, number_in
 
 from rlds2reverb.replay import BufferConfig, NaiveReplayBuffer, RateLimited
 from rlds2reverb.replay.stores import TableStore
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.specs import SpecMismatch
-from rlds2reverb.writing import ServerUnavailable
 
 
 @pytest.fixture

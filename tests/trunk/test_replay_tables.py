@@ -20,8 +20,8 @@ from rlds2reverb.replay import (
     RateLimited,
     SequenceReplayBuffer,
 )
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.tables import Selector
-from rlds2reverb.writing import ServerUnavailable
 
 TWO = {"even": Selector("uniform"), "steep": Selector("prioritized", 2.0)}
 NAMES = ("demo", "even", "steep")

@@ -6,11 +6,11 @@ from oracles import assert_equal_nests, episode, read_items
 from rlds2reverb import round_trip, wire
 from rlds2reverb.bulk_writing import BulkWriter
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.serving import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 from rlds2reverb.windows import Windows
-from rlds2reverb.writing import ServerUnavailable
 
 SOURCE = load([episode(4, terminal=True), episode(3, terminal=False, start=50)])
 SIGNATURE = Windows().item_spec(SOURCE.step_spec)

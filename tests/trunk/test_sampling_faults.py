@@ -13,7 +13,7 @@ from numbers_served import exit_with_an_iterator, numbers, served_elsewhere
 
 from rlds2reverb.liveness import _listener, mixed
 from rlds2reverb.sampling import sample_dataset, warn_of_dead
-from rlds2reverb.writing import ServerUnavailable
+from rlds2reverb.service import ServerUnavailable
 
 NOBODY = "localhost:1"
 #: Servers that are there answer sooner, also on a busy machine.

@@ -11,7 +11,7 @@ from decoding import assert_same_columns, chunk_column, item_columns
 from oracles import assert_equal_nests, episode, read_items
 from reverb.cc import schema_pb2
 
-from rlds2reverb import batches, bulk_writing
+from rlds2reverb import batches, insert_streams
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load
@@ -81,7 +81,7 @@ def filled_server(writer, folder):
         with pytest.MonkeyPatch.context() as patch:
             if name == "large":  # several chunks an item, several messages a batch
                 patch.setattr(batches, "_MAX_CHUNK_BYTES", 500)
-                patch.setattr(bulk_writing, "_MAX_REQUEST_BYTES", 1000)
+                patch.setattr(insert_streams, "_MAX_REQUEST_BYTES", 1000)
             report = ingest(many(), server, name, adder=adder, priority=priority, writer=writer)
         assert (report.writer, report.warnings) == (writer, ())
     return server

@@ -1,34 +1,24 @@
-"""Talking to a Reverb server through its public client, and never waiting for ever: what it has, and writing items."""
+"""Talking to a Reverb server through its public client, and never waiting for ever."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import reverb
-import tree
 
 from rlds2reverb.calls import CALLS
 from rlds2reverb.packing import packing_of
-from rlds2reverb.pieces import Piece
+from rlds2reverb.service import ServerUnavailable
 from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match
 
-#: An unflushed writer grows without bound, and logs a warning from about 50 items on.
-_MAX_UNCONFIRMED_ITEMS = 30
-_STEPS_BETWEEN_FLUSHES = 10
 #: Who waited long for something may wait so long again to be told why.
 _LONGEST_INFO_SECS = 5.0
 
 Server: TypeAlias = Any
-
-
-class ServerUnavailable(ConnectionError):
-    """A Reverb server did not answer, or did not take items, within the deadline; trying again may help."""
 
 
 def connect(server: Server) -> reverb.Client:
@@ -114,98 +104,6 @@ def require_timeout(timeout_secs: float) -> None:
         raise ValueError(f"timeout_secs is {timeout_secs}, wanted seconds above 0 and up to a year")
 
 
-class PublicWriter:
-    """Writes items through Reverb's public `TrajectoryWriter`, row by row, and never waits for ever.
-
-    It gives the same items as the bulk writer, but for their keys, which Reverb draws at random: writing again stores
-    again. Use it as a context manager.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        table_names: Sequence[str],
-        structure: Nest,
-        *,
-        squeeze: bool = False,
-        timeout_secs: float = 30.0,
-    ):
-        """Nothing is sent yet.
-
-        Args:
-          server: see `connect`.
-          table_names: the tables that get each item; they share its data.
-          structure: a nest like that of the items.
-          squeeze: whether items are single rows without the time axis.
-          timeout_secs: how long to wait for the server to take items.
-
-        Raises:
-          ValueError: if the time-out is out of its range.
-        """
-        require_timeout(timeout_secs)
-        self._client = connect(server)
-        self._table_names = tuple(table_names)
-        self._structure, self._squeeze = structure, squeeze
-        #: Calls of `write` that are done.
-        self.num_confirmed = 0
-        self._timeout_secs = timeout_secs
-        self._writer: Any = None
-        self._longest = 0
-
-    def __enter__(self) -> PublicWriter:
-        return self
-
-    def __exit__(self, exception_type: type[BaseException] | None, *rest: Any) -> None:
-        self.close(failed=exception_type is not None)
-
-    def close(self, *, failed: bool = False) -> None:
-        """Lets go of Reverb's writer."""
-        if failed and self._writer is not None:
-            _never_delete(self._writer)
-
-    def write(self, pieces: Iterable[Piece]) -> None:
-        """Writes the items of some episodes and waits until the server has them.
-
-        Raises:
-          ServerUnavailable: if the server does not take them in time. They may still arrive later.
-        """
-        try:
-            for piece in pieces:
-                with CALLS.under_way():
-                    self._write_one(piece)
-        except reverb.errors.DeadlineExceededError:
-            raise ServerUnavailable(why_blocked(self._client, self._table_names, self._timeout_secs)) from None
-        self.num_confirmed += 1
-
-    def flush(self) -> None:
-        """Nothing waits: `write` does."""
-
-    def _write_one(self, piece: Piece) -> None:
-        if not len(piece.starts):
-            return
-        if self._longest < piece.lengths.max():
-            self._longest = int(piece.lengths.max())
-            self._writer = self._client.trajectory_writer(num_keep_alive_refs=self._longest)
-        timeout_ms = int(self._timeout_secs * 1000)
-        ending = np.argsort(piece.starts + piece.lengths, kind="stable")
-        ends = (piece.starts + piece.lengths)[ending]
-        at = 0
-        for row, values in enumerate(zip(*piece.columns, strict=True)):
-            self._writer.append(tree.unflatten_as(self._structure, values))
-            while at < len(ends) and ends[at] == row + 1:
-                self._create(int(piece.lengths[ending[at]]), float(piece.priorities[ending[at]]))
-                at += 1
-            if row % _STEPS_BETWEEN_FLUSHES == 0:
-                self._writer.flush(_MAX_UNCONFIRMED_ITEMS, timeout_ms=timeout_ms)
-        self._writer.end_episode(timeout_ms=timeout_ms)
-
-    def _create(self, length: int, priority: float) -> None:
-        history = self._writer.history
-        trajectory = tree.map_structure(lambda column: column[-1] if self._squeeze else column[-length:], history)
-        for name in self._table_names:
-            self._writer.create_item(name, priority, trajectory)
-
-
 def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: float) -> str:
     """A sentence on why a server did not take items: it does not answer, or its rate limiters wait for samples."""
     waited = f"waited {waited_secs:g} s for {client.server_address} to take items"
@@ -269,11 +167,6 @@ def within(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
     if "error" in outcome:
         raise outcome["error"]
     return outcome["result"]
-
-
-def _never_delete(writer: Any) -> None:
-    """Reverb's writer waits for ever in its destructor when the server is gone or blocked: keep it till the end."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer._writer))
 
 
 def require_no_strings(trajectory_spec: Nest) -> None:

@@ -1,0 +1,142 @@
+"""Items to a live server through Reverb's public `TrajectoryWriter`.
+
+They are the same items as those of the bulk writer, but for their keys, which Reverb draws at random: writing again
+stores again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import reverb
+import tree
+
+from rlds2reverb.calls import CALLS
+from rlds2reverb.connecting import Server, connect, require_timeout, why_blocked
+from rlds2reverb.pieces import Piece
+from rlds2reverb.service import ServerUnavailable, server_state_id
+from rlds2reverb.specs import Nest
+
+#: An unflushed writer grows without bound, and logs a warning from about 50 items on.
+_MAX_UNCONFIRMED_ITEMS = 30
+_STEPS_BETWEEN_FLUSHES = 10
+#: Who failed waits so long to be told whether it is another server now.
+_ANSWER_SECS = 2.0
+
+
+class PublicWriter:
+    """Writes items row by row, and never waits for ever. Use it as a context manager."""
+
+    def __init__(
+        self,
+        server: Server,
+        table_names: Sequence[str],
+        structure: Nest,
+        *,
+        squeeze: bool = False,
+        timeout_secs: float = 30.0,
+    ):
+        """Nothing is sent yet.
+
+        Args:
+          server: see `connecting.connect`.
+          table_names: the tables that get each item; they share its data.
+          structure: a nest like that of the items.
+          squeeze: whether items are single rows without the time axis.
+          timeout_secs: how long to wait for the server to take items.
+
+        Raises:
+          ServerUnavailable: if the server does not answer in time.
+          ValueError: if the time-out is out of its range.
+        """
+        require_timeout(timeout_secs)
+        self._client = connect(server)
+        #: Identifies the start of the server that gets the items.
+        self.state_id = server_state_id(self._client.server_address, timeout_secs=timeout_secs)
+        self._table_names = tuple(table_names)
+        self._structure, self._squeeze = structure, squeeze
+        #: Calls of `write` that are done.
+        self.num_confirmed = 0
+        self._timeout_secs = timeout_secs
+        self._writer: Any = None
+        self._longest = 0
+
+    def __enter__(self) -> PublicWriter:
+        return self
+
+    def __exit__(self, exception_type: type[BaseException] | None, *rest: Any) -> None:
+        self.close(failed=exception_type is not None)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Lets go of Reverb's writer."""
+        if failed and self._writer is not None:
+            _never_delete(self._writer)
+
+    def write(self, pieces: Iterable[Piece]) -> None:
+        """Writes the items of some episodes and waits until the server has them.
+
+        Raises:
+          ServerUnavailable: if the server does not take them in time (they may still arrive later), or was started
+            anew, with what the earlier one had.
+        """
+        try:
+            for piece in pieces:
+                with CALLS.under_way():
+                    self._write_one(piece)
+        except Exception as error:  # whatever Reverb's writer met at another server
+            with contextlib.suppress(ServerUnavailable):
+                self._require_same_server(_ANSWER_SECS)
+            if isinstance(error, reverb.errors.DeadlineExceededError):
+                raise ServerUnavailable(why_blocked(self._client, self._table_names, self._timeout_secs)) from None
+            raise
+        self.num_confirmed += 1
+
+    def flush(self) -> None:
+        """Nothing waits: `write` does.
+
+        Raises:
+          ServerUnavailable: if the server is not the one that was there at the beginning.
+        """
+        self._require_same_server(self._timeout_secs)
+
+    def _require_same_server(self, timeout_secs: float) -> None:
+        address = self._client.server_address
+        if server_state_id(address, timeout_secs=timeout_secs) != self.state_id:
+            raise ServerUnavailable(
+                f"the server at {address} was started anew in the middle, and may have lost items; with the public "
+                "writer, convert again into empty tables"
+            )
+
+    def _write_one(self, piece: Piece) -> None:
+        if not len(piece.starts):
+            return
+        if self._longest < piece.lengths.max():
+            self._longest = int(piece.lengths.max())
+            self._writer = self._client.trajectory_writer(num_keep_alive_refs=self._longest)
+        timeout_ms = int(self._timeout_secs * 1000)
+        ending = np.argsort(piece.starts + piece.lengths, kind="stable")
+        ends = (piece.starts + piece.lengths)[ending]
+        at = 0
+        for row, values in enumerate(zip(*piece.columns, strict=True)):
+            self._writer.append(tree.unflatten_as(self._structure, values))
+            while at < len(ends) and ends[at] == row + 1:
+                self._create(int(piece.lengths[ending[at]]), float(piece.priorities[ending[at]]))
+                at += 1
+            if row % _STEPS_BETWEEN_FLUSHES == 0:
+                self._writer.flush(_MAX_UNCONFIRMED_ITEMS, timeout_ms=timeout_ms)
+        self._writer.end_episode(timeout_ms=timeout_ms)
+
+    def _create(self, length: int, priority: float) -> None:
+        history = self._writer.history
+        trajectory = tree.map_structure(lambda column: column[-1] if self._squeeze else column[-length:], history)
+        for name in self._table_names:
+            self._writer.create_item(name, priority, trajectory)
+
+
+def _never_delete(writer: Any) -> None:
+    """Reverb's writer waits for ever in its destructor when the server is gone or blocked: keep it till the end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer._writer))
