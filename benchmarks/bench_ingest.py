@@ -13,11 +13,11 @@ import os
 import platform
 import queue
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlds2reverb.cli.quiet import import_quietly, silence_native_logs
@@ -223,12 +223,30 @@ def only_insert(episodes: list[dict]) -> Callable[[], float]:
     return run
 
 
-def measure(name: str, steps: int, run: Callable[[], float], runs: int, peer: float | None, asked: str = "") -> float:
-    run()
-    rate = statistics.median(steps / run() for _ in range(runs))
-    ratio = f"{rate / peer:>8.1f}x" if peer else "        "
-    print(f"{name:<62} {rate:>11,.0f} steps/s {ratio} {asked}", flush=True)
-    return rate
+@dataclass
+class Work:
+    """Something to be timed: how many steps it gets through, and the ratio to the peer that is asked for, if one is."""
+
+    name: str
+    num_steps: int
+    run: Callable[[], float]
+    asked: int | None = None
+
+
+def compare(runs: int, *works: Work) -> dict[str, float]:
+    """Times works in turns, once in each round, so that all see the same moods of the machine; the first is the peer.
+
+    Returns:
+      The median of each one's steps/s, by name.
+    """
+    for work in works:
+        work.run()
+    rates = np.array([[work.num_steps / work.run() for work in works] for _ in range(runs)])
+    for work, rate, ratios in zip(works, rates.T, (rates / rates[:, :1]).T, strict=True):
+        of_peer = f"{np.median(ratios):>7.1f}x  ({ratios.min():.1f} to {ratios.max():.1f})" if work != works[0] else ""
+        asked = f"asked: {work.asked}" if work.asked else ""
+        print(f"{work.name:<56} {np.median(rate):>11,.0f} steps/s {of_peer:<28} {asked}".rstrip(), flush=True)
+    return dict(zip([work.name for work in works], np.median(rates, axis=0).tolist(), strict=True))
 
 
 def main() -> None:
@@ -237,41 +255,47 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100)
     arguments = parser.parse_args()
     runs, many = arguments.runs, float_episodes(arguments.episodes)
-    few, all_steps = many[:5], num_steps(many)
+    few, steps = many[:5], num_steps(many)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
-    print(f"{all_steps:,} steps in {len(many)} episodes, HalfCheetah's shape; the peers get 5 of them")
-    print(f"one prioritized table; median of {runs} after a warm-up\n")
+    print(f"{steps:,} steps in {len(many)} episodes, HalfCheetah's shape; the peers get 5 of them")
+    print(f"one prioritized table; {runs} rounds after a warm-up, each of them the peer and then all the others:")
+    print(
+        "medians of the rates and of the ratios to the peer of the same round, with the least and the greatest ratio\n"
+    )
     with tempfile.TemporaryDirectory() as name:
-        d4rl, folder = Path(name) / "halfcheetah.hdf5", Path(name)
+        d4rl, million, folder = Path(name) / "halfcheetah.hdf5", Path(name) / "halfcheetah-million.hdf5", Path(name)
         write_d4rl(d4rl, many)
+        write_d4rl(million, many * (1_000_000 // steps + 1))
+        million_steps = load(million).num_rows
         print("items of 2 steps; the peer is TF-Agents' push_rlds_to_reverb with its trajectory observer")
-        peer = measure("the peer", num_steps(few), peer_push(few), runs, None)
-        measure("push_rlds_to_reverb(fast=True)", all_steps, our_push(many), runs, peer, "asked: 100")
-        measure("ingest, nested RLDS -> table", all_steps, our_ingest(nested(many), many), runs, peer, "asked: 100")
-        hdf5 = measure("ingest, D4RL HDF5 -> table", all_steps, our_ingest(d4rl, many), runs, peer, "asked: 150")
-        unchecked = our_ingest(d4rl, many, on_invalid="keep")
-        measure("ingest, D4RL HDF5 -> table, not read for a check before", all_steps, unchecked, runs, peer)
-        streams = our_ingest(d4rl, many, num_streams=2)
-        measure("ingest, D4RL HDF5 -> table, two streams", all_steps, streams, runs, peer)
-        measure("ingest, D4RL HDF5 -> directory", all_steps, our_directory(d4rl, folder), runs, peer, "asked: 250")
-        million = Path(name) / "halfcheetah-million.hdf5"
-        write_d4rl(million, many * (1_000_000 // all_steps + 1))
-        steps = load(million).num_rows
-        measure(f"the same with {steps:,} steps", steps, our_directory(million, folder), runs, peer, "asked: 250")
-        print("\nwhere the time goes, and the limit")
-        measure("read HDF5 and convert to trajectories, no more", all_steps, only_read(d4rl), runs, peer)
-        measure("read nested RLDS and convert, no more", all_steps, only_read(nested(many)), runs, peer)
-        measure("encode from memory, no more", all_steps, only_encode(many), runs, peer)
-        measure("insert messages encoded beforehand", all_steps, only_insert(many), runs, peer)
-        limit = measure("copy the same messages over loopback gRPC", all_steps, only_copy(many), runs, peer)
-        print(f"{'D4RL HDF5 -> table is at':<62} {hdf5 / limit:>11.0%} of that copy")
+        rates = compare(
+            runs,
+            Work("the peer", num_steps(few), peer_push(few)),
+            Work("push_rlds_to_reverb(fast=True)", steps, our_push(many), 100),
+            Work("ingest, nested RLDS -> table", steps, our_ingest(nested(many), many), 100),
+            Work("ingest, D4RL HDF5 -> table", steps, our_ingest(d4rl, many), 150),
+            Work("the same, not read for a check before", steps, our_ingest(d4rl, many, on_invalid="keep")),
+            Work("the same as the first, two streams", steps, our_ingest(d4rl, many, num_streams=2)),
+            Work("ingest, D4RL HDF5 -> directory", steps, our_directory(d4rl, folder), 250),
+            Work(f"the same with {million_steps:,} steps", million_steps, our_directory(million, folder), 250),
+            Work("only read HDF5 and convert to trajectories", steps, only_read(d4rl)),
+            Work("only read nested RLDS and convert", steps, only_read(nested(many))),
+            Work("only encode from memory", steps, only_encode(many)),
+            Work("only insert messages encoded beforehand", steps, only_insert(many)),
+            Work("only copy these messages over loopback gRPC", steps, only_copy(many)),
+        )
+        share = rates["ingest, D4RL HDF5 -> table"] / rates["only copy these messages over loopback gRPC"]
+        print(f"the limit: D4RL HDF5 -> table is at {share:.0%} of that copy")
     for what, some, length, asked in (
-        ("items of 5 steps", many, 5, "asked: 10"),
-        ("items of 2 steps with pictures 64x64x3", image_episodes(100), 2, "asked: 3"),
+        ("items of 5 steps", many, 5, 10),
+        ("items of 2 steps with pictures 64x64x3", image_episodes(100), 2, 3),
     ):
         print(f"\n{what}; the peer is Reverb's StructuredWriter")
-        peer = measure("the peer", num_steps(some[:5]), structured_writer(some[:5], length), runs, None)
-        measure("ingest, from memory", num_steps(some), our_ingest(some, some, length), runs, peer, asked)
+        compare(
+            runs,
+            Work("the peer", num_steps(some[:5]), structured_writer(some[:5], length)),
+            Work("ingest, from memory", num_steps(some), our_ingest(some, some, length), asked),
+        )
 
 
 if __name__ == "__main__":

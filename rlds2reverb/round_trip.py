@@ -67,14 +67,18 @@ def _why_once(
     try:
         with Service(client.server_address) as service:
             state_id = service.state_id(timeout_secs=timeout_secs)
+            written = {name: _keys(name, one, specs, squeeze) for name in tables}
             for name in tables:  # what an earlier run left that was killed right here
-                service.delete(name, _keys(name, one, specs, squeeze), timeout_secs=timeout_secs)
+                service.delete(name, written[name], timeout_secs=timeout_secs)
             if state_id in _UNDERSTOOD:
                 return None
             infos = table_infos(client, timeout_secs=timeout_secs)
             usable = next((name for name in tables if _samples_at_once(infos[name])), None)
             if usable is not None:
-                reason = _tried(client.server_address, usable, one, specs, squeeze, timeout_secs)
+                try:
+                    reason = _tried(client.server_address, usable, one, specs, squeeze, timeout_secs)
+                finally:
+                    service.delete(usable, written[usable], timeout_secs=timeout_secs)
             else:
                 with ReplayServer([TableConfig(tables[0])], signature) as server:
                     reason = _tried(server.address, tables[0], one, specs, squeeze, timeout_secs)
@@ -113,9 +117,6 @@ def _tried(
         return _difference(sample.data, one, squeeze)
     except Exception as error:  # whatever Reverb raises for what it does not understand
         return f"{type(error).__name__}: {error}"
-    finally:
-        with Service(address) as service:
-            service.delete(table, _keys(table, one, specs, squeeze), timeout_secs=timeout_secs)
 
 
 def _difference(leaves: Sequence[np.ndarray], one: Piece, squeeze: bool) -> str | None:

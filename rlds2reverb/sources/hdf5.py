@@ -7,6 +7,7 @@ can point in circles, and can declare far more data than it holds. All of that i
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,7 +170,7 @@ def require_within(datasets: Sequence[h5py.Dataset], where: str, limits: Limits)
         )
     for dataset in datasets:
         pieces = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
-        largest = max(dataset.dtype.itemsize * int(np.prod(piece, dtype=object)) for piece in pieces)
+        largest = max(dataset.dtype.itemsize * math.prod(piece) for piece in pieces)
         if largest > limits.max_chunk_bytes:
             raise SourceError(
                 f"{where} has rows or chunks of {_size(largest)}; the limit is {_size(limits.max_chunk_bytes)}"
@@ -182,7 +183,7 @@ def require_within(datasets: Sequence[h5py.Dataset], where: str, limits: Limits)
 
 
 def _declared(dataset: h5py.Dataset) -> int:
-    return dataset.dtype.itemsize * int(np.prod([int(size) for size in dataset.shape or (0,)], dtype=object))
+    return dataset.dtype.itemsize * math.prod(dataset.shape or (0,))
 
 
 def _missing_chunks(dataset: h5py.Dataset) -> int:
@@ -191,7 +192,7 @@ def _missing_chunks(dataset: h5py.Dataset) -> int:
     if dataset.chunks is None:
         return int(not dataset.id.get_storage_size())
     per_axis = [-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)]
-    return int(np.prod(per_axis, dtype=object)) - dataset.id.get_num_chunks()
+    return math.prod(per_axis) - dataset.id.get_num_chunks()
 
 
 def _size(num_bytes: int) -> str:
