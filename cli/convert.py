@@ -152,7 +152,9 @@ def _priority(options: dict[str, Any], source: Source) -> Any:
 
 
 def _require_empty(server: ReplayServer) -> None:
-    for name, info in server.client.server_info(timeout=10).items():
+    from rlds2reverb.connecting import table_infos
+
+    for name, info in table_infos(server.client).items():
         if info.current_size:
             raise click.UsageError(
                 f"table {name!r} has {info.current_size:,} items from the checkpoint already; give --append to add to "

@@ -91,10 +91,12 @@ def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
 
 def serve_until_end(server: ReplayServer) -> None:
     """Says where the server is and who can reach it, waits for Ctrl-C or SIGTERM, and writes a checkpoint if it may."""
+    from rlds2reverb.connecting import table_infos
+
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    for name, info in sorted(server.client.server_info(timeout=10).items()):
+    for name, info in sorted(table_infos(server.client).items()):
         output.say(f"table {name!r}: {info.current_size:,} of at most {info.max_size:,} items")
     output.say(f"serving on {server.address}, and on every other interface without authentication; Ctrl-C ends it")
     while not ended.wait(0.2):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import reverb
+from reverb.reverb_types import TableInfo
 
 from rlds2reverb.calls import CALLS
 from rlds2reverb.packing import packing_of
-from rlds2reverb.service import ServerUnavailable
+from rlds2reverb.service import ServerUnavailable, Service
 from rlds2reverb.specs import Nest, SpecMismatch, leaves, path_name, require_match
 
 #: Who waited long for something may wait so long again to be told why.
@@ -47,28 +46,18 @@ def connect_all(servers: Server | Sequence[Server]) -> list[reverb.Client]:
     return [connect(server) for server in (servers if several else [servers])]
 
 
-def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[str, Any]:
-    """What the server says of its tables, by name (`reverb.TableInfo`).
+def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[str, TableInfo]:
+    """What the server says of its tables, by name.
+
+    It is asked over a new connection: those of Reverb's clients are shared by all clients of a process, and wait for up
+    to two minutes before they come back to a server that was started again.
 
     Raises:
       ServerUnavailable: if there is no answer within the time-out.
     """
     require_timeout(timeout_secs)
-    end = time.monotonic() + timeout_secs
-    reason = ""
-    while (left := end - time.monotonic()) > 0:
-        try:
-            with CALLS.under_way():
-                return client.server_info(timeout=max(1, math.ceil(left)))
-        except reverb.errors.DeadlineExceededError:
-            break
-        except RuntimeError as error:  # a connection of an earlier server at that address; gRPC makes a new one
-            reason = f" ({error})"
-            time.sleep(0.1)
-    raise ServerUnavailable(
-        f"no Reverb server answered at {client.server_address} within {timeout_secs:g} s{reason}; "
-        "start it (rlds2reverb serve), or check host and port"
-    )
+    with Service(client.server_address) as service:
+        return service.table_infos(timeout_secs=timeout_secs)
 
 
 def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None:

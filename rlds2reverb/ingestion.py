@@ -28,7 +28,7 @@ from rlds2reverb.public_writing import PublicWriter
 from rlds2reverb.reports import IngestReport
 from rlds2reverb.round_trip import why_bulk_writing_fails
 from rlds2reverb.runs import ON_INVALID, Progress, Run
-from rlds2reverb.service import ServerRestarted, server_state_id
+from rlds2reverb.service import ServerRestarted, Service
 from rlds2reverb.sinks import ServerSink
 from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import TableConfig
@@ -234,8 +234,9 @@ def _open_writer(
 ) -> BulkWriter | PublicWriter:
     """A writer to a server that understands it, and whose tables take the items."""
     plan, report, address = run.plan, run.report, client.server_address
-    state_id = server_state_id(address, timeout_secs=timeout_secs)
-    infos = connecting.table_infos(client, timeout_secs=timeout_secs)
+    with Service(address) as service:
+        state_id = service.state_id(timeout_secs=timeout_secs)
+        infos = service.table_infos(timeout_secs=timeout_secs)
     for name in report.tables:  # another server may have come, with other tables
         connecting.require_table(infos, name, plan.signature)
     if report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint

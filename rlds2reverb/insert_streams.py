@@ -108,7 +108,7 @@ class InsertStream:
         self._service.close()
 
     def confirm(self, keys_of_response: Sequence[int]) -> int:
-        """Takes in confirmed keys, which come in any order and mostly one by one; gives the bytes of batches now done.
+        """Takes in confirmed keys, which come in any order, few at a time; gives the bytes of batches now done.
 
         They are looked at when there are enough for the first batch to be done.
         """

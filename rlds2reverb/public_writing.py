@@ -6,9 +6,9 @@ stores again.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import reverb
 import tree
 
 from rlds2reverb.calls import CALLS
-from rlds2reverb.connecting import Server, connect, require_timeout, why_blocked
+from rlds2reverb.connecting import Server, connect, require_timeout, why_blocked, within
 from rlds2reverb.pieces import Piece
 from rlds2reverb.service import ServerUnavailable, server_state_id
 from rlds2reverb.specs import Nest
@@ -87,11 +87,13 @@ class PublicWriter:
             for piece in pieces:
                 with CALLS.under_way():
                     self._write_one(piece)
-        except Exception as error:  # whatever Reverb's writer met at another server
-            with contextlib.suppress(ServerUnavailable):
-                self._require_same_server(_ANSWER_SECS)
-            if isinstance(error, reverb.errors.DeadlineExceededError):
-                raise ServerUnavailable(why_blocked(self._client, self._table_names, self._timeout_secs)) from None
+        except Exception as error:  # whatever Reverb's writer met, perhaps at another server
+            late = isinstance(error, reverb.errors.DeadlineExceededError)
+            reason = why_blocked(self._client, self._table_names, self._timeout_secs) if late else ""
+            if self._state_id_now() not in (None, self.state_id):
+                raise self._lost() from error
+            if late:
+                raise ServerUnavailable(reason) from None
             raise
         self.num_confirmed += 1
 
@@ -101,22 +103,29 @@ class PublicWriter:
         Raises:
           ServerUnavailable: if the server is not the one that was there at the beginning.
         """
-        self._require_same_server(self._timeout_secs)
+        if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self.state_id:
+            raise self._lost()
 
-    def _require_same_server(self, timeout_secs: float) -> None:
-        address = self._client.server_address
-        if server_state_id(address, timeout_secs=timeout_secs) != self.state_id:
-            raise ServerUnavailable(
-                f"the server at {address} was started anew in the middle, and may have lost items; with the public "
-                "writer, convert again into empty tables"
-            )
+    def _state_id_now(self) -> str | None:
+        """Of the server that answers now, if one does."""
+        try:
+            return server_state_id(self._client.server_address, timeout_secs=_ANSWER_SECS)
+        except ServerUnavailable:
+            return None
+
+    def _lost(self) -> ServerUnavailable:
+        return ServerUnavailable(
+            f"the server at {self._client.server_address} was started anew in the middle, and may have lost items; "
+            "with the public writer, convert again into empty tables"
+        )
 
     def _write_one(self, piece: Piece) -> None:
         if not len(piece.starts):
             return
         if self._longest < piece.lengths.max():
             self._longest = int(piece.lengths.max())
-            self._writer = self._client.trajectory_writer(num_keep_alive_refs=self._longest)
+            open_writer = partial(self._client.trajectory_writer, num_keep_alive_refs=self._longest)
+            self._writer = within(self._timeout_secs, open_writer, f"a writer to {self._client.server_address}")
         timeout_ms = int(self._timeout_secs * 1000)
         ending = np.argsort(piece.starts + piece.lengths, kind="stable")
         ends = (piece.starts + piece.lengths)[ending]

@@ -11,7 +11,8 @@ import reverb
 
 from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter
-from rlds2reverb.connecting import table_infos, within
+from rlds2reverb.calls import CALLS
+from rlds2reverb.connecting import within
 from rlds2reverb.pieces import Piece
 from rlds2reverb.service import ServerUnavailable, Service, server_state_id
 from rlds2reverb.serving import ReplayServer
@@ -20,6 +21,7 @@ from rlds2reverb.tables import TableConfig
 
 _KEY_SEED = -1
 _TIMEOUT_SECS = 20.0
+_ANSWER_SECS = 2
 #: State ids of servers that have understood us.
 _UNDERSTOOD: set[str] = set()
 
@@ -36,8 +38,9 @@ def why_bulk_writing_fails(
 ) -> str | None:
     """Writes the first item of a piece, reads it back and deletes it, unless that went well with this server before.
 
-    It is done in the first table that is empty and whose limiter lets an item be sampled at once; if there is none,
-    in a server that is started for it in this process, which says whether the installed Reverb understands us.
+    It is done in the first table that is empty and whose limiter lets an item be sampled at once. If there is none, or
+    Reverb's own clients do not reach the server, it is done in one that is started for it in this process, which says
+    whether the installed Reverb understands us.
 
     Returns:
       A sentence on what failed, or None if the item came back bit for bit.
@@ -72,9 +75,9 @@ def _why_once(
                 service.delete(name, written[name], timeout_secs=timeout_secs)
             if state_id in _UNDERSTOOD:
                 return None
-            infos = table_infos(client, timeout_secs=timeout_secs)
+            infos = service.table_infos(timeout_secs=timeout_secs)
             usable = next((name for name in tables if _samples_at_once(infos[name])), None)
-            if usable is not None:
+            if usable is not None and _answers_clients(client):
                 try:
                     reason = _tried(client.server_address, usable, one, specs, squeeze, timeout_secs)
                 finally:
@@ -89,6 +92,16 @@ def _why_once(
         return str(error)
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
+
+
+def _answers_clients(client: reverb.Client) -> bool:
+    """Whether Reverb's own clients reach the server; see `connecting.table_infos`."""
+    try:
+        with CALLS.under_way():
+            client.server_info(timeout=_ANSWER_SECS)
+    except (RuntimeError, reverb.errors.ReverbError):
+        return False
+    return True
 
 
 def _samples_at_once(info: Any) -> bool:

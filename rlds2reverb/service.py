@@ -5,14 +5,18 @@ Message layouts are those of `reverb/cc/reverb_service.proto`, whose Python modu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from reverb.cc import schema_pb2
+from reverb.reverb_types import TableInfo
 
 _SERVICE = "/deepmind.reverb.ReverbService/"
+#: Between two questions to a server whose connection broke.
+_PAUSE_SECS = 0.1
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCHEMA = ".deepmind.reverb."
 
@@ -28,7 +32,10 @@ _MESSAGES: dict[str, list[tuple[str, int, Any, bool]]] = {
         ("table", 1, _Field.TYPE_STRING, False),
         ("delete_keys", 3, _Field.TYPE_UINT64, True),
     ],
-    "ServerInfoResponse": [("tables_state_id", 1, _SCHEMA + "Uint128", False)],
+    "ServerInfoResponse": [
+        ("tables_state_id", 1, _SCHEMA + "Uint128", False),
+        ("table_info", 2, _SCHEMA + "TableInfo", True),
+    ],
 }
 
 
@@ -71,7 +78,12 @@ class Service:
 
     def __init__(self, address: str):
         """Connects when the first call is made."""
-        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),  # nothing is shared with connections that have been lost
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
         self._address = address
         self._channel = grpc.insecure_channel(address, options=options)
 
@@ -95,13 +107,35 @@ class Service:
         Raises:
           ServerUnavailable: if it does not answer in time.
         """
+        state_id = self._server_info(timeout_secs).tables_state_id
+        return f"{state_id.high:016x}{state_id.low:016x}"
+
+    def table_infos(self, *, timeout_secs: float) -> dict[str, TableInfo]:
+        """What the server says of its tables, by name.
+
+        Raises:
+          ServerUnavailable: if it does not answer in time.
+        """
+        infos = self._server_info(timeout_secs).table_info
+        return {info.name: TableInfo.from_serialized_proto(info.SerializeToString()) for info in infos}
+
+    def _server_info(self, timeout_secs: float) -> Any:
         call = self._channel.unary_unary(_SERVICE + "ServerInfo")
-        try:
-            response = call(b"", timeout=timeout_secs, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise ServerUnavailable(f"no Reverb server answered at {self._address} ({error.code().name})") from None
-        answer = _CLASSES["ServerInfoResponse"].FromString(response)
-        return f"{answer.tables_state_id.high:016x}{answer.tables_state_id.low:016x}"
+        end = time.monotonic() + timeout_secs
+        while True:
+            try:
+                response = call(b"", timeout=max(end - time.monotonic(), 0.001), wait_for_ready=True)
+                return _CLASSES["ServerInfoResponse"].FromString(response)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() + _PAUSE_SECS < end:
+                    time.sleep(_PAUSE_SECS)
+                    continue
+                late = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+                reason = "" if late else f" ({error.code().name})"
+                raise ServerUnavailable(
+                    f"no Reverb server answered at {self._address} within {timeout_secs:g} s{reason}; "
+                    "start it (rlds2reverb serve), or check host and port"
+                ) from None
 
     def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
         """Removes items; keys that are not there are ignored.

@@ -25,6 +25,10 @@ from rlds2reverb.tables import TableConfig
 
 #: A server that has just started in this process may have to wait for calls that other servers leave unanswered.
 _START_SECS = 60.0
+#: Ports of servers of this process. Reverb's clients share connections, and wait for up to two minutes before they come
+#: back to where a server was lost: to them a new server at its port would seem dead.
+_HAD_PORTS: set[int] = set()
+_MOST_TRIES = 100
 
 
 class ReplayServer:
@@ -67,7 +71,8 @@ class ReplayServer:
         if configs is None and data is None:
             raise ValueError("a server needs tables, or data that say which; got neither")
         with ExitStack() as stack:
-            self.port = port or portpicker.pick_unused_port()
+            self.port = port or _new_port()
+            _HAD_PORTS.add(self.port)
             stack.enter_context(_port_lock(self.port))
             require_free_port(self.port)
             self._root = None if checkpoint_root is None else CheckpointRoot(Path(checkpoint_root))
@@ -206,3 +211,12 @@ def _port_lock(port: int) -> FileLock:
     directory = Path(tempfile.gettempdir()) / f"rlds2reverb-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     return FileLock(directory / f"port-{port}.lock", f"port {port} is taken by another rlds2reverb server")
+
+
+def _new_port() -> int:
+    port = portpicker.pick_unused_port()
+    for _ in range(_MOST_TRIES):
+        if port not in _HAD_PORTS:
+            break
+        port = portpicker.pick_unused_port()
+    return port

@@ -16,7 +16,7 @@ import tree
 from rlds2reverb import keys
 from rlds2reverb.batches import Encoder
 from rlds2reverb.bulk_writing import BulkWriter
-from rlds2reverb.connecting import table_infos, why_nothing_sampled, within
+from rlds2reverb.connecting import why_nothing_sampled, within
 from rlds2reverb.pieces import Piece
 from rlds2reverb.service import ServerUnavailable, Service
 from rlds2reverb.serving import ReplayServer
@@ -212,7 +212,7 @@ class TableStore:
 
     def infos(self) -> dict[str, Any]:
         """What the server says of each table."""
-        return table_infos(self._client, timeout_secs=self._timeout_secs)
+        return self._service.table_infos(timeout_secs=self._timeout_secs)
 
     def counts(self, table: str) -> tuple[int, int]:
         """How many elements a table has taken in and given since its beginning, to whomever."""

@@ -54,6 +54,7 @@ def test_equal_to_the_reference_on_shipped_data(data, name):
         assert_equal_nests(have, want)
 
 
+@pytest.mark.slow
 @given(episodes(nested=False))
 @settings(max_examples=12)
 def test_equal_to_the_reference_on_generated_episodes(many):
@@ -289,6 +290,7 @@ def test_push_stores_the_items_of_the_reference(observer, fast):
         assert_equal_nests(have, want)
 
 
+@pytest.mark.slow
 @given(episodes(), st.sampled_from(sorted(OBSERVERS)))
 @settings(max_examples=10)
 def test_a_fast_push_stores_what_the_observer_stores_for_any_data(many, observer):

@@ -96,6 +96,7 @@ def test_a_server_that_was_dead_at_the_start_takes_part_when_it_is_there():
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_died_before_the_first_batch_is_told_too():
     told = []
     with served_elsewhere({1: 1.0}) as (first, there), numbers({2: 1.0}) as (server,):
@@ -123,6 +124,7 @@ def test_a_server_that_is_started_anew_takes_part_again_and_its_next_death_is_to
     assert [address for address, _ in told] == [there, there]
 
 
+@pytest.mark.slow
 def test_when_all_are_dead_iterating_says_so_and_does_not_hang():
     told = []
     with served_elsewhere({1: 1.0}) as (first, there), served_elsewhere({2: 1.0}) as (second, other):
@@ -137,6 +139,7 @@ def test_when_all_are_dead_iterating_says_so_and_does_not_hang():
                 next(batches)
 
 
+@pytest.mark.slow
 def test_who_is_dead_from_the_start_is_told_at_once():
     told = []
     with numbers({1: 1.0}) as (server,):

@@ -6,12 +6,15 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import portpicker
 import pytest
 from oracles import episode
 
 from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot
+from rlds2reverb.connecting import table_infos
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.locks import InUse
 from rlds2reverb.serving import ReplayServer, require_free_port
@@ -229,6 +232,27 @@ def test_a_port_that_anything_listens_on_is_refused(host):
         port = other.getsockname()[1]
         with pytest.raises(InUse, match=f"port {port} is taken"):
             require_free_port(port)
+
+
+def test_no_port_is_had_twice(monkeypatch):
+    first, second = portpicker.pick_unused_port(), portpicker.pick_unused_port()
+    with ReplayServer([TableConfig()], port=first):
+        pass
+    picked = iter([first, first, second])
+    monkeypatch.setattr(portpicker, "pick_unused_port", lambda: next(picked))
+    with ReplayServer([TableConfig()]) as server:
+        assert server.port == second
+
+
+@pytest.mark.slow
+def test_a_new_server_where_one_was_lost_is_there_at_once():
+    with ReplayServer([TableConfig()], SIGNATURE) as server:
+        assert size(server) == 0
+        client = server.client  # goes on looking for the server, less and less often, for all clients of the process
+    time.sleep(25)
+    with ReplayServer([TableConfig()], SIGNATURE, port=server.port) as server:
+        assert ingest(MANY, server.address, connect_timeout_secs=1.0).writer == "bulk"
+        assert table_infos(client, timeout_secs=1.0)["replay"].current_size == 4
 
 
 def test_ports_have_a_range_and_servers_have_tables():
