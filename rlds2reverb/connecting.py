@@ -1,4 +1,4 @@
-"""Talking to a Reverb server through its public client, and never waiting for ever."""
+"""Talking to a Reverb server, and never waiting for ever."""
 
 from __future__ import annotations
 

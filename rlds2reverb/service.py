@@ -1,6 +1,7 @@
-"""The gRPC methods of a Reverb server that its Python client does not offer, or not with a deadline.
+"""The gRPC methods of a Reverb server, over a connection of our own and with a deadline.
 
-Message layouts are those of `reverb/cc/reverb_service.proto`, whose Python module is not in the wheel.
+Reverb's Python client lacks some of them, or gives them no deadline, and shares its connections with all others of the
+process. Message layouts are those of `reverb/cc/reverb_service.proto`, whose Python module is not in the wheel.
 """
 
 from __future__ import annotations
