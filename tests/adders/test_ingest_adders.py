@@ -46,7 +46,12 @@ FILES = {
     "rlds_prepared/d4rl_mujoco_halfcheetah/v1-medium-replay/1.2.0": 1,
 }
 FIRST, NESTED, SMALL, _ = FILES
-CASES = [(name, kind) for name in FILES for kind in ADDERS if name in (FIRST, SMALL) or kind in ("n_step", "three")]
+CASES = [
+    pytest.param(name, kind, marks=[pytest.mark.slow] if name == SMALL and kind not in PACKED else [])
+    for name in FILES
+    for kind in ADDERS
+    if name in (FIRST, SMALL) or kind in PACKED
+]
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def assert_drawn(sampled, chance):
     assert ((counts[chance > 0] - wanted) ** 2 / wanted).sum() < 30  # chi-square of up to 3: one in a million
 
 
-@pytest.mark.parametrize("kind", [AdvancedReplayBuffer, NaiveReplayBuffer])
+@pytest.mark.parametrize("kind", [AdvancedReplayBuffer, pytest.param(NaiveReplayBuffer, marks=pytest.mark.slow)])
 def test_each_table_is_drawn_by_its_own_selector(make, kind):
     buffer = make(kind, alpha=1.0, beta=1.0, anneal_step=0, eps=0.0, sample_min_limit_ratio=0, other_tables=TWO)
     assert buffer.table_names == NAMES and buffer.table_name == "demo"

@@ -66,6 +66,7 @@ def test_equal_to_the_reference_on_generated_episodes(many):
             assert_equal_nests(have, want)
 
 
+@pytest.mark.slow
 @given(episodes(), st.sampled_from(DISCOUNT_SOURCES))
 @settings(max_examples=20)
 def test_equal_to_the_naive_loop_on_nested_episodes(many, source):

@@ -272,7 +272,7 @@ def test_parts_divide_the_batch_and_leave_no_server_out(batch_size, num_servers,
 # --- what gives nothing
 
 
-@pytest.mark.parametrize("min_size", [1, 1000])
+@pytest.mark.parametrize("min_size", [1, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_table_that_gives_nothing_is_told_after_the_time_out(min_size):
     config = TableConfig("items", Selector("uniform"), rate_limiter=RateLimiter("min_size", min_size))
     with ReplayServer([config], SIGNATURE) as server:
@@ -284,7 +284,7 @@ def test_a_table_that_gives_nothing_is_told_after_the_time_out(min_size):
             next(iter(sample_dataset(server.address, "items", 8, timeout_secs=0.5)))
 
 
-@pytest.mark.parametrize("layout", ["columns", "packed"])
+@pytest.mark.parametrize("layout", ["columns", pytest.param("packed", marks=pytest.mark.slow)])
 def test_a_queue_that_is_empty_does_not_hang(layout):
     queue = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
     with ReplayServer([queue], signature_of(Windows(), SOURCE, layout)) as server:

@@ -59,7 +59,7 @@ def until_from(server, batches):
         pass
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_a_server_that_dies_is_told_and_the_other_goes_on(how):
     told = []
     with served_elsewhere({1: 1.0, 2: 3.0}) as (first, there), served_elsewhere({3: 1.0, 4: 3.0}) as (_, other):
