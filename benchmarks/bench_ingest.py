@@ -258,10 +258,8 @@ def main() -> None:
     few, steps = many[:5], num_steps(many)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
     print(f"{steps:,} steps in {len(many)} episodes, HalfCheetah's shape; the peers get 5 of them")
-    print(f"one prioritized table; {runs} rounds after a warm-up, each of them the peer and then all the others:")
-    print(
-        "medians of the rates and of the ratios to the peer of the same round, with the least and the greatest ratio\n"
-    )
+    print(f"one prioritized table; medians of {runs} rounds, each the peer and then the others; ratios within a round")
+    print("(the least to the greatest)\n")
     with tempfile.TemporaryDirectory() as name:
         d4rl, million, folder = Path(name) / "halfcheetah.hdf5", Path(name) / "halfcheetah-million.hdf5", Path(name)
         write_d4rl(d4rl, many)
