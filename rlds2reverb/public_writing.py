@@ -89,6 +89,7 @@ class PublicWriter:
                     self._write_one(piece)
         except Exception as error:  # whatever Reverb's writer met, perhaps at another server
             late = isinstance(error, reverb.errors.DeadlineExceededError)
+            # Asked first, since it waits: a server that is being started again may be there after it.
             reason = why_blocked(self._client, self._table_names, self._timeout_secs) if late else ""
             if self._state_id_now() not in (None, self.state_id):
                 raise self._lost() from error

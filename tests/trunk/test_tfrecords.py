@@ -20,9 +20,8 @@ def alike(num_records, size, num_different, num_copies=1):
     """Records that are the same in all of them but for some random bytes, which a record holds several times over."""
     generator = np.random.default_rng(num_records * size + num_different)
     records = np.tile(generator.integers(0, 256, size, np.uint8), (num_records, 1))
-    records[:, generator.permutation(size)[:num_different]] = 0
-    different = records == 0
-    records[different] = generator.integers(0, 256, different.sum(), np.uint8)
+    places = generator.permutation(size)[:num_different]
+    records[:, places] = generator.integers(0, 256, (num_records, len(places)), np.uint8)
     return np.tile(records, (1, num_copies))
 
 
