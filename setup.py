@@ -38,6 +38,7 @@ setup(
         "importlib_resources",
         "dm-tree",
         "h5py",
+        "deflate>=0.9",  # libdeflate, which unpacks HDF5's gzip chunks
         "numpy<2",
         # Messages, checksums and compression of the bulk writer.
         "grpcio",

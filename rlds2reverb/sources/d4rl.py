@@ -6,9 +6,7 @@ into a terminal state, `timeouts[t]` that the episode was cut off after row `t`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, from_transitions
 
 from . import hdf5
+from .blocks import read_blocks
 from .columns import as_columns, as_flags
 from .source import Source, SourceError
 
@@ -30,7 +29,6 @@ KEYS = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
 _BLOCK_BYTES = 8 << 20
 _MAX_BLOCK_ROWS = 1 << 16
 _FIRST_BLOCK_ROWS = 1 << 11
-_BLOCKS_AHEAD = 1
 
 
 @dataclass(frozen=True)
@@ -83,10 +81,7 @@ def open_d4rl(
 
     def read() -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
-            try:
-                yield from cut_episodes(_checked(path.name, _columns(file, wanted, limits), ends))
-            except OSError as error:
-                raise SourceError(f"{path.name} is damaged: a block cannot be unpacked ({error})") from error
+            yield from cut_episodes(_checked(path.name, _columns(file, wanted, limits), ends))
 
     return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata)
 
@@ -121,10 +116,15 @@ class Rows:
     extras: dict[str, Any] = field(repr=False)
     ends: EpisodeEnds = EpisodeEnds()
 
-    def block(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """The rows from start to stop in memory, flags as bool, rewards `[n]`."""
-        columns = {**self.columns, **self.extras}
-        block = {name: as_columns(column[start:stop], f"{self.name}: '{name}'") for name, column in columns.items()}
+    def blocks(self, num_rows: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Up to so many rows at a time in memory, each time with where they stop; flags as bool, rewards `[n]`."""
+        for start, stop, columns in read_blocks(
+            {**self.columns, **self.extras}, _block_bounds(self.num_rows, num_rows)
+        ):
+            yield stop, self._checked_block(columns, start)
+
+    def _checked_block(self, columns: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
+        block = {name: as_columns(column, f"{self.name}: '{name}'") for name, column in columns.items()}
         if block[REWARDS].ndim == 2:
             block[REWARDS] = block[REWARDS][:, 0]
         for name in (TERMINALS, TIMEOUTS):
@@ -210,7 +210,7 @@ def cut_episodes(rows: Rows) -> Iterator[Episode]:
     block_rows = int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
     parts: list[dict[str, np.ndarray]] = []
     length = index = 0
-    for stop, block in _read_ahead(rows, block_rows):
+    for stop, block in rows.blocks(block_rows):
         begin = 0
         for end in _ends(rows, block, stop, length):
             parts.append({name: values[begin : end + 1] for name, values in block.items()})
@@ -222,19 +222,6 @@ def cut_episodes(rows: Rows) -> Iterator[Episode]:
             length += num_left
     if parts:
         yield Episode(_steps(_join(parts)), index, open_end=True)
-
-
-def _read_ahead(rows: Rows, block_rows: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The blocks with their ends; HDF5 unpacks the next one, without Python's lock, while one is being converted."""
-    with ThreadPoolExecutor(1) as reader:
-        reading: deque[tuple[int, Future[dict[str, np.ndarray]]]] = deque()
-        for start, stop in _block_bounds(rows.num_rows, block_rows):
-            reading.append((stop, reader.submit(rows.block, start, stop)))
-            if len(reading) > _BLOCKS_AHEAD:
-                end, block = reading.popleft()
-                yield end, block.result()
-        for end, block in reading:
-            yield end, block.result()
 
 
 def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:

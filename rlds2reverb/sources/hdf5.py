@@ -49,7 +49,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Opens an HDF5 file for reading.
 
     Raises:
-      SourceError: if it is empty, cut off, or no HDF5 file at all.
+      SourceError: if it is empty, cut off, or no HDF5 file at all; from within, if HDF5 finds damage later on.
     """
     if not path.is_file():
         raise SourceError(f"{path.name} is not a regular file")
@@ -71,7 +71,10 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             raise SourceError(f"{path.name} is open for writing in another process; wait for it to end") from error
         raise SourceError(f"{path.name} is cut off or damaged; copy or download it again ({error})") from error
     with file:
-        yield file
+        try:
+            yield file
+        except (OSError, RuntimeError) as error:  # h5py raises the latter for most of what HDF5 finds wrong
+            raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
 
 
 def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Dataset | None:
@@ -102,7 +105,7 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
     """The member `name` of a group, or None where there is none.
 
     Raises:
-      SourceError: if it is a link, into another file or within this one, or cannot be opened.
+      SourceError: if it is a link, into another file or within this one, cannot be opened, or holds what NumPy lacks.
     """
     where = f"{Path(group.file.filename).name}: '{group.name.strip('/')}/{name}'".replace("'/", "'")
     link = group.get(name, getlink=True)
@@ -113,9 +116,14 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
     if not isinstance(link, h5py.HardLink):
         raise SourceError(f"{where} is a soft link; copy the data there instead of linking")
     try:
-        return group[name]
+        found = group[name]
     except (KeyError, OSError) as error:
         raise SourceError(f"{where} cannot be opened; the file is damaged ({error})") from error
+    try:
+        getattr(found, "dtype", None)
+    except (TypeError, ValueError) as error:
+        raise SourceError(f"{where} holds values of a type that NumPy lacks, or is damaged ({error})") from error
+    return found
 
 
 def scalars(file: h5py.File, name: str) -> dict[str, Any]:

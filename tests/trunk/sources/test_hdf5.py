@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb.sources import SourceError, hdf5, load
-from rlds2reverb.sources.d4rl import open_d4rl
+from rlds2reverb.sources.d4rl import EpisodeEnds, open_d4rl
 
 
 @pytest.fixture
@@ -104,8 +104,38 @@ def test_a_damaged_block_is_an_error_that_names_the_file(d4rl_file):
     damaged = bytearray(path.read_bytes())
     damaged[offset : offset + 20] = b"\xff" * 20
     path.write_bytes(damaged)
-    with pytest.raises(SourceError, match="file.hdf5 is damaged: a block cannot be unpacked"):
+    with pytest.raises(
+        SourceError, match=r"file.hdf5 is damaged; copy or download it again \(.*filter returned failure"
+    ):
         list(open_d4rl(path))
+
+
+def test_damage_anywhere_is_refused_or_does_no_harm(tmp_path):
+    """One bit in each 64 bytes: in links, shapes, types, where the chunks are, and in these."""
+    path, random = tmp_path / "file.hdf5", np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for name, width in (("observations", (3,)), ("actions", (2,)), ("rewards", ()), ("terminals", ())):
+            values = np.zeros((10, *width), np.float32)
+            file.create_dataset(name, data=values, chunks=(4, *width), compression="gzip")
+    good = path.read_bytes()
+    refused = 0
+    for place in range(8, len(good) - 64, 64):
+        damaged = bytearray(good)
+        damaged[place + random.integers(64)] ^= 1 << random.integers(8)
+        path.write_bytes(damaged)
+        try:
+            list(open_d4rl(path, ends=EpisodeEnds(5)))
+        except SourceError:
+            refused += 1
+    assert refused > 10
+
+
+def test_a_type_that_numpy_lacks_is_refused(d4rl_file):
+    def write(file):
+        h5py.h5d.create(file.id, b"rewards", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((10,)))
+
+    with pytest.raises(SourceError, match="'rewards' holds values of a type that NumPy lacks, or is damaged"):
+        open_d4rl(d4rl_file(write))
 
 
 def test_plain_numbers_pass(d4rl_file):

@@ -1,0 +1,152 @@
+"""Blocks of rows from HDF5, whatever its chunks look like, against HDF5's own reading."""
+
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from rlds2reverb.sources import blocks
+from rlds2reverb.sources.blocks import read_blocks
+
+GZIP = {"compression": "gzip"}
+FILTERS = (GZIP, {**GZIP, "compression_opts": 0}, {**GZIP, "shuffle": True}, {"compression": "lzf"}, {})
+
+
+def written(path, values, chunks, **filters):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, chunks=chunks, **filters)
+    return path
+
+
+def even_bounds(num_rows, size):
+    return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def all_rows(path, bounds):
+    """All blocks joined, each of which has to be what HDF5 itself reads."""
+    with h5py.File(path) as file:
+        found = [(start, stop, rows["x"]) for start, stop, rows in read_blocks({"x": file["x"]}, bounds)]
+        for start, stop, rows in found:
+            assert rows.dtype == file["x"].dtype
+            np.testing.assert_array_equal(rows, file["x"][start:stop])
+    assert [(start, stop) for start, stop, _ in found] == bounds
+    return np.concatenate([rows for _, _, rows in found])
+
+
+@pytest.fixture
+def unpacked(monkeypatch):
+    """The threads in which chunks were unpacked here, one entry for each chunk."""
+    threads = []
+    original = blocks.deflate.zlib_decompress
+
+    def counting(*arguments):
+        threads.append(threading.get_ident())
+        return original(*arguments)
+
+    monkeypatch.setattr(blocks.deflate, "zlib_decompress", counting)
+    return threads
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_blocks_are_what_hdf5_reads(tmp_path_factory, data):
+    shape = data.draw(st.tuples(st.integers(1, 60), *[st.integers(1, 5)] * data.draw(st.integers(0, 3))))
+    dtype = data.draw(st.sampled_from(["f4", ">f4", "f8", "f2", "i2", ">i8", "u1", "?"]))
+    values = data.draw(
+        st_numpy.arrays(dtype, shape, elements=st.integers(0, 1) if dtype == "?" else st.integers(0, 99))
+    )
+    chunks = data.draw(st.tuples(*(st.integers(1, size) for size in shape)))
+    path = written(tmp_path_factory.getbasetemp() / "any.hdf5", values, chunks, **data.draw(st.sampled_from(FILTERS)))
+    stops = sorted({*data.draw(st.lists(st.integers(1, shape[0]), max_size=8)), shape[0]})
+    least, blocks._MIN_CHUNK_BYTES = blocks._MIN_CHUNK_BYTES, 1
+    try:
+        np.testing.assert_array_equal(all_rows(path, list(zip([0, *stops], stops, strict=False))), values)
+    finally:
+        blocks._MIN_CHUNK_BYTES = least
+
+
+def test_each_chunk_is_unpacked_once_here(tmp_path, unpacked):
+    """Also where it reaches over many blocks."""
+    path = written(tmp_path / "x.hdf5", np.random.rand(10_000, 3), (3_000, 2), **GZIP)
+    all_rows(path, even_bounds(10_000, 700))
+    assert len(unpacked) == 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("chunks", "filters", "why"),
+    [
+        ((1_000, 2), {**GZIP, "shuffle": True}, "bytes are shuffled"),
+        ((1_000, 2), {**GZIP, "fletcher32": True}, "there are checksums"),
+        ((1_000, 2), {"compression": "lzf"}, "another compression"),
+        ((100, 1), GZIP, "a task for each tiny chunk would be slow"),
+        (None, {}, "no chunks"),
+    ],
+)
+def test_hdf5_unpacks_what_is_left_to_it(tmp_path, unpacked, chunks, filters, why):
+    values = np.random.rand(10_000, 3)
+    np.testing.assert_array_equal(
+        all_rows(written(tmp_path / "x.hdf5", values, chunks, **filters), even_bounds(10_000, 700)), values
+    )
+    assert not unpacked, why
+
+
+def test_chunks_that_do_not_fit_in_memory_are_left_to_hdf5(tmp_path, unpacked, monkeypatch):
+    path = written(tmp_path / "x.hdf5", np.zeros((2_000, 6)), (1_000, 2), **GZIP)
+    monkeypatch.setattr(blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8)
+    all_rows(path, even_bounds(2_000, 300))
+    assert len(unpacked) == 2 * 3
+    monkeypatch.setattr(blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8 - 1)
+    all_rows(path, even_bounds(2_000, 300))
+    assert len(unpacked) == 2 * 3
+
+
+def test_a_chunk_that_was_stored_as_it_is_among_packed_ones_is_read(tmp_path):
+    path = written(tmp_path / "x.hdf5", np.zeros(3_000), (1_000,), **GZIP)
+    with h5py.File(path, "a") as file:
+        file["x"].id.write_direct_chunk((1_000,), np.arange(1_000.0).tobytes(), filter_mask=1)
+    np.testing.assert_array_equal(all_rows(path, even_bounds(3_000, 800))[1_000:2_000], np.arange(1_000.0))
+
+
+@pytest.mark.parametrize("content", [b"no gzip at all", b"x\x9c" + b"\xff" * 20])
+def test_a_damaged_chunk_is_refused_after_the_blocks_before(tmp_path, content):
+    path = written(tmp_path / "x.hdf5", np.arange(3_000.0), (1_000,), **GZIP)
+    with h5py.File(path, "a") as file:
+        file["x"].id.write_direct_chunk((2_000,), content)
+    with h5py.File(path) as file:
+        found = read_blocks({"x": file["x"]}, even_bounds(3_000, 900))
+        assert [next(found)[2]["x"][-1] for _ in range(2)] == [899, 1799]
+        with pytest.raises(OSError, match="Can't"):
+            next(found)
+
+
+def test_who_waits_for_a_block_unpacks_some_of_it(tmp_path, monkeypatch):
+    """Each thread holds its chunk until the other one has one as well."""
+    values = np.random.rand(2_000)
+    path = written(tmp_path / "x.hdf5", values, (1_000,), **GZIP)
+    together, original = threading.Barrier(2, timeout=20), blocks.deflate.zlib_decompress
+
+    def waiting(*arguments):
+        together.wait()
+        return original(*arguments)
+
+    monkeypatch.setattr(blocks.deflate, "zlib_decompress", waiting)
+    np.testing.assert_array_equal(all_rows(path, [(0, 2_000)]), values)
+
+
+def test_a_reader_that_is_left_ends_its_thread(tmp_path):
+    path = written(tmp_path / "x.hdf5", np.random.rand(10_000), (1_000,), **GZIP)
+    before = threading.active_count()
+    with h5py.File(path) as file:
+        found = read_blocks({"x": file["x"]}, even_bounds(10_000, 1_000))
+        next(found)
+        found.close()
+        assert threading.active_count() == before
+
+
+def test_arrays_in_memory_are_not_copied():
+    values = np.arange(10)
+    assert all(np.shares_memory(rows["x"], values) for _, _, rows in read_blocks({"x": values}, even_bounds(10, 4)))
