@@ -126,11 +126,26 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
     return found
 
 
+def names(group: h5py.Group) -> list[str]:
+    """The names of a group's members.
+
+    Raises:
+      SourceError: if one is not UTF-8.
+    """
+    found = list(group)
+    for name in found:
+        if not isinstance(name, str):
+            raise SourceError(
+                f"{Path(group.file.filename).name}: '{group.name}' has a member named {name!r}, not UTF-8"
+            )
+    return found
+
+
 def scalars(file: h5py.File, name: str) -> dict[str, Any]:
     """The single numbers and short strings of a group, such as D4RL's `metadata`; everything else is left out."""
     if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Group):
         return {}
-    values = {key: _scalar(file[name], key) for key in file[name]}
+    values = {key: _scalar(file[name], key) for key in file[name] if isinstance(key, str)}  # others are not UTF-8
     return {key: value for key, value in values.items() if value is not None}
 
 

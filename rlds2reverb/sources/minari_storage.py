@@ -139,7 +139,7 @@ def _checked_file(path: Path) -> int:
             if address in seen:
                 raise SourceError(f"{path.name}: '{group.name}' is reached in two ways; groups may not form a circle")
             seen.add(address)
-            for name in group:
+            for name in hdf5.names(group):
                 member = hdf5.member(group, name)
                 if isinstance(member, h5py.Dataset):
                     where = f"{path.name}: '{member.name}'"
@@ -149,4 +149,4 @@ def _checked_file(path: Path) -> int:
                 elif isinstance(member, h5py.Group):
                     groups.append(member)
         hdf5.require_within(datasets, f"{path.name}: all columns together", hdf5.Limits())
-        return sum(name.startswith("episode_") for name in file)
+        return sum(name.startswith("episode_") for name in hdf5.names(file))

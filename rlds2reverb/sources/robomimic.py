@@ -49,7 +49,7 @@ def _demos(file: h5py.File) -> list[str]:
     data = hdf5.member(file, "data")
     if not isinstance(data, h5py.Group):
         return []
-    names = [name for name in data if name.startswith("demo_") and name[5:].isdecimal() and name.isascii()]
+    names = [name for name in hdf5.names(data) if name.startswith("demo_") and name[5:].isdecimal() and name.isascii()]
     return [f"data/{name}" for name in sorted(names, key=lambda name: int(name[5:]))]
 
 
@@ -66,7 +66,7 @@ def _nest(file: h5py.File, name: str, limits: hdf5.Limits) -> dict[str, np.ndarr
     node = hdf5.member(file[demo], group)
     if not isinstance(node, h5py.Group):
         raise SourceError(f"{Path(file.filename).name}: '{name}' is missing, or no group of columns")
-    return {key: _column(file, f"{name}/{key}", limits) for key in sorted(node)}
+    return {key: _column(file, f"{name}/{key}", limits) for key in sorted(hdf5.names(node))}
 
 
 def _steps(file: h5py.File, demo: str, limits: hdf5.Limits) -> dict[str, Any]:

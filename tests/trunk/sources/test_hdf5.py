@@ -138,6 +138,21 @@ def test_a_type_that_numpy_lacks_is_refused(d4rl_file):
         open_d4rl(d4rl_file(write))
 
 
+def test_names_that_are_not_utf8_are_refused_where_names_matter(d4rl_file, robomimic_file):
+    def add_to_metadata(file):
+        file["rewards"] = np.zeros(10)
+        file["metadata/algorithm"] = 1
+        file["metadata"][b"caf\xe9"] = 2
+
+    assert open_d4rl(d4rl_file(add_to_metadata)).metadata == {"algorithm": 1}
+
+    def add_to_observations(file):
+        file["data/demo_0/obs"][b"caf\xe9"] = np.zeros(59)
+
+    with pytest.raises(SourceError, match=r"'/data/demo_0/obs' has a member named b'caf\\xe9', not UTF-8"):
+        list(load(robomimic_file(add_to_observations)))
+
+
 def test_plain_numbers_pass(d4rl_file):
     path = d4rl_file(lambda file: file.create_dataset("rewards", data=np.arange(10.0), compression="gzip"))
     with hdf5.open_hdf5(path) as file:
