@@ -24,7 +24,9 @@ _Task = Callable[[], None]
 _Reader = Callable[[int, int], tuple[np.ndarray, list[_Task]]]
 
 _BLOCKS_AHEAD = 1
+#: For smaller chunks a task costs more than it saves.
 _MIN_CHUNK_BYTES = 4 << 10
+#: What one block of a column may keep for the next: as many chunks as lie side by side, unpacked.
 _MAX_KEPT_BYTES = 32 << 20
 
 

@@ -118,10 +118,9 @@ class Rows:
 
     def blocks(self, num_rows: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Up to so many rows at a time in memory, each time with where they stop; flags as bool, rewards `[n]`."""
-        for start, stop, columns in read_blocks(
-            {**self.columns, **self.extras}, _block_bounds(self.num_rows, num_rows)
-        ):
-            yield stop, self._checked_block(columns, start)
+        columns = {**self.columns, **self.extras}
+        for start, stop, block in read_blocks(columns, _block_bounds(self.num_rows, num_rows)):
+            yield stop, self._checked_block(block, start)
 
     def _checked_block(self, columns: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
         block = {name: as_columns(column, f"{self.name}: '{name}'") for name, column in columns.items()}

@@ -143,9 +143,13 @@ def names(group: h5py.Group) -> list[str]:
 
 def scalars(file: h5py.File, name: str) -> dict[str, Any]:
     """The single numbers and short strings of a group, such as D4RL's `metadata`; everything else is left out."""
-    if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Group):
+    try:
+        group = member(file, name)
+    except SourceError:
         return {}
-    values = {key: _scalar(file[name], key) for key in file[name] if isinstance(key, str)}  # others are not UTF-8
+    if not isinstance(group, h5py.Group):
+        return {}
+    values = {key: _scalar(group, key) for key in group if isinstance(key, str)}  # others are not UTF-8
     return {key: value for key, value in values.items() if value is not None}
 
 
