@@ -1,18 +1,91 @@
-"""Elements of a `tf.data` pipeline as numpy arrays."""
+"""The steps of an RLDS data set, episode by episode, as arrays.
+
+`tf.data` goes through an episode step by step, at some microseconds each. Where the steps are slices of arrays, as
+`tf.data.Dataset.from_tensor_slices` makes them, the arrays themselves are in the data set's graph and are taken there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+import tree
+from tensorflow.core.framework import graph_pb2
+
+from rlds2reverb import fields
+
+_EPISODES_AT_ONCE = 2
+_IGNORE_STATE = 1
+_ALL_STEPS = np.iinfo(np.int64).max
 
 
-def numpy_elements(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """The elements as nests of arrays, two of them made ready ahead.
+def episode_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """Yields each episode's steps as a nest of arrays `[T, ...]`, in order; two episodes are read at a time.
 
-    Without TensorFlow's autotuning, which keeps accounts of every step of every episode: they take a fifth of the time.
+    Args:
+      dataset: of dicts whose `steps` is a data set of steps.
+
+    Raises:
+      tf.errors.OpError: if a record is damaged.
     """
+    read = _reader(dataset.element_spec[fields.STEPS])
     options = tf.data.Options()
-    options.autotune.enabled = False
-    return iter(dataset.prefetch(2).with_options(options).as_numpy_iterator())
+    options.autotune.enabled = False  # it keeps accounts of every step of every episode, a fifth of the time
+    variants = dataset.map(lambda episode: tf.data.experimental.to_variant(episode[fields.STEPS]))
+    with ThreadPoolExecutor(_EPISODES_AT_ONCE) as threads:
+        ahead: deque[Future[Any]] = deque()
+        for steps in variants.prefetch(_EPISODES_AT_ONCE).with_options(options):
+            ahead.append(threads.submit(read, steps))
+            if len(ahead) > _EPISODES_AT_ONCE:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
+    """Reads a data set of steps, given as a variant."""
+    step_spec = steps_spec.element_spec
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.variant)], autograph=False)
+    def by_step(steps: tf.Tensor) -> Any:
+        columns = tf.data.experimental.from_variant(steps, step_spec).batch(_ALL_STEPS)
+        nothing = tree.map_structure(
+            lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns.element_spec
+        )
+        first = columns.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1)
+        return first.get_single_element()
+
+    has_arrays = True
+
+    def read(steps: tf.Tensor) -> Any:
+        nonlocal has_arrays
+        arrays = arrays_of(steps) if has_arrays else None
+        if arrays is None:
+            has_arrays = False
+            return tree.map_structure(lambda column: column.numpy(), by_step(steps))
+        return tree.unflatten_as(step_spec, arrays)
+
+    return read
+
+
+def arrays_of(steps: tf.Tensor) -> list[np.ndarray] | None:
+    """The arrays whose slices a data set gives, in the order of its flat elements; None if it does anything else.
+
+    Args:
+      steps: the data set as a variant.
+    """
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=steps, external_state_policy=_IGNORE_STATE, strip_device_assignment=True
+    )
+    graph = graph_pb2.GraphDef.FromString(serialized.numpy())
+    nodes = {node.name: node for node in graph.node}
+    operations = sorted({node.op for node in graph.node})
+    slices = [node for node in graph.node if node.op == "TensorSliceDataset"]
+    if operations != ["Const", "TensorSliceDataset", "_Retval"] or len(slices) != 1:
+        return None
+    tensors = [nodes[name].attr["value"].tensor for name in slices[0].input]
+    return [tf.io.parse_tensor(tensor.SerializeToString(), tensor.dtype).numpy() for tensor in tensors]

@@ -11,7 +11,7 @@ import tree
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
-from rlds2reverb.reading import numpy_elements
+from rlds2reverb.reading import episode_columns
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
     pair_step_types,
@@ -123,7 +123,11 @@ def numpy_trajectories(
     """The same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
     require_discount_source(discount_source)
     held: tuple[Any, Any] | None = None
-    for index, steps in numpy_elements(_episode_columns(rlds_data, cast_floats)):
+    for index, steps in enumerate(episode_columns(rlds_data)):
+        if not len(steps[fields.IS_FIRST]):
+            continue
+        if cast_floats:
+            steps = tree.map_structure(_narrowed, steps)
         if held is not None:
             yield _converted(*held, steps[fields.IS_FIRST][0], discount_source)
         held = index, steps
@@ -149,6 +153,10 @@ def _broken_rules(flags: list[Any], next_first: Any) -> list[tuple[Any, str]]:
         (~is_last & ~is_first & next_first, fields.MID_BEFORE_FIRST),
         (is_last & ~next_first, fields.LAST_BEFORE_MID),
     ]
+
+
+def _narrowed(column: np.ndarray) -> np.ndarray:
+    return column.astype(np.float32) if column.dtype == np.float64 else column
 
 
 def _cast_float64(column: tf.Tensor) -> tf.Tensor:

@@ -11,8 +11,8 @@ TRUNK = Path(rlds2reverb.__file__).parent
 ROOT = Path(__file__).parent.parent
 # Each floor imports only those before it (and, inside sources/ and replay/, its own folder).
 FLOORS = [
-    {"fields", "reading", "protobuf"},
-    {"specs"},
+    {"fields", "protobuf"},
+    {"specs", "reading"},
     {"episodes", "trajectories", "tables", "scores", "calls", "locks", "signals", "sealed_json", "tfrecords"},
     {"sources", "rlds_pairs", "items", "wire", "packing", "service", "checkpoints", "memory"},
     {"keys", "pieces", "windows", "priorities", "transforms", "summaries", "importance"},

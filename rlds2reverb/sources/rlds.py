@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
 _EPISODES_LOOKED_AT = 16
-_EPISODE_BATCH = np.iinfo(np.int64).max
 
 
 def from_rlds_dataset(
@@ -69,18 +68,9 @@ def _require_step_fields(name: str, episode_spec: Any) -> None:
 def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
     import tensorflow as tf
 
-    from rlds2reverb.reading import numpy_elements
+    from rlds2reverb.reading import episode_columns
 
-    def to_columns(episode: dict[str, Any]) -> tf.data.Dataset:
-        columns = episode[fields.STEPS].batch(_EPISODE_BATCH)
-        nothing = tree.map_structure(
-            lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns.element_spec
-        )
-        return columns.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1)
-
-    # Each episode gives one element, so that reading two at a time keeps their order.
-    columns = dataset.interleave(to_columns, cycle_length=2, num_parallel_calls=2, deterministic=True)
-    iterator = numpy_elements(columns)
+    iterator = episode_columns(dataset)
     index = 0
     while True:
         try:
