@@ -36,14 +36,32 @@ def episode_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
     options = tf.data.Options()
     options.autotune.enabled = False  # it keeps accounts of every step of every episode, a fifth of the time
     variants = dataset.map(lambda episode: tf.data.experimental.to_variant(episode[fields.STEPS]))
+    variants = iter(variants.prefetch(_EPISODES_AT_ONCE).with_options(options))
     with ThreadPoolExecutor(_EPISODES_AT_ONCE) as threads:
         ahead: deque[Future[Any]] = deque()
-        for steps in variants.prefetch(_EPISODES_AT_ONCE).with_options(options):
-            ahead.append(threads.submit(read, steps))
+        for columns in _read_by(threads, read, variants):
+            ahead.append(columns)
             if len(ahead) > _EPISODES_AT_ONCE:
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
+
+
+def _read_by(
+    threads: ThreadPoolExecutor, read: Callable[[tf.Tensor], Any], variants: Iterator[tf.Tensor]
+) -> Iterator[Future[Any]]:
+    """The columns of each; where there is a damaged record, its error comes last, in its turn."""
+    while True:
+        try:
+            steps = next(variants)
+        except StopIteration:
+            return
+        except tf.errors.OpError as error:
+            damaged: Future[Any] = Future()
+            damaged.set_exception(error)
+            yield damaged
+            return
+        yield threads.submit(read, steps)
 
 
 def _reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:

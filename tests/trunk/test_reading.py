@@ -102,3 +102,14 @@ def test_an_error_of_a_step_comes_after_the_episodes_before():
     assert [next(found)["x"].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
         next(found)
+
+
+def test_an_error_of_an_episode_comes_after_the_episodes_before():
+    def checked(index):
+        tf.debugging.assert_less(index, np.int64(2), "too many")
+        return {"steps": slices({"x": tf.fill([3], index)})}
+
+    found = episode_columns(tf.data.Dataset.range(4).map(checked))
+    assert [next(found)["x"].tolist() for _ in range(2)] == [[0, 0, 0], [1, 1, 1]]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too many"):
+        next(found)
