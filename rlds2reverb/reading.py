@@ -96,9 +96,12 @@ def arrays_of(steps: tf.Tensor) -> list[np.ndarray] | None:
     Args:
       steps: the data set as a variant.
     """
-    serialized = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=steps, external_state_policy=_IGNORE_STATE, strip_device_assignment=True
-    )
+    try:
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=steps, external_state_policy=_IGNORE_STATE, strip_device_assignment=True
+        )
+    except tf.errors.OpError:  # it is of a kind that has no graph, or too large for one
+        return None
     graph = graph_pb2.GraphDef.FromString(serialized.numpy())
     nodes = {node.name: node for node in graph.node}
     operations = sorted({node.op for node in graph.node})

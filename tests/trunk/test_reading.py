@@ -113,3 +113,12 @@ def test_an_error_of_an_episode_comes_after_the_episodes_before():
     assert [next(found)["x"].tolist() for _ in range(2)] == [[0, 0, 0], [1, 1, 1]]
     with pytest.raises(tf.errors.InvalidArgumentError, match="too many"):
         next(found)
+
+
+def test_steps_without_a_graph_are_read_step_by_step(monkeypatch):
+    def refuse(**arguments):
+        raise tf.errors.UnimplementedError(None, None, "no graph")
+
+    monkeypatch.setattr(tf.raw_ops, "DatasetToGraphV2", refuse)
+    for got, (seed, length) in zip(episode_columns(episodes(4, 2)), enumerate((4, 2)), strict=True):
+        assert_equal(got, steps_of(length, seed))
