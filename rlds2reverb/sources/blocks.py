@@ -119,25 +119,38 @@ class _GzipReader:
 
     def __init__(self, dataset: h5py.Dataset):
         self._dataset = dataset
+        self._shape, self._dtype, self._chunk_shape = dataset.shape, dataset.dtype, dataset.chunks
         self._kept: dict[tuple[int, ...], _Chunk] = {}
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, list[_Task]]:
         """The array for the rows from start to stop, and a task for each chunk that has some of them."""
-        shape, (num_rows, *widths) = self._dataset.shape, self._dataset.chunks
-        out = np.empty((stop - start, *shape[1:]), self._dataset.dtype)
+        row_shape, (num_rows, *widths) = self._shape[1:], self._chunk_shape
+        out = np.empty((stop - start, *row_shape), self._dtype)
         corners = itertools.product(
-            range(start - start % num_rows, stop, num_rows), *map(range, itertools.repeat(0), shape[1:], widths)
+            range(start - start % num_rows, stop, num_rows), *map(range, itertools.repeat(0), row_shape, widths)
         )
-        chunks = {corner: self._kept.get(corner) or _Chunk(self._dataset, corner) for corner in corners}
+        chunks = {corner: self._kept.get(corner) or _Chunk(corner, self._unpacked) for corner in corners}
         self._kept = {corner: chunk for corner, chunk in chunks.items() if corner[0] + num_rows > stop}
         return out, [partial(chunk.copy_to, out, start) for chunk in chunks.values()]
+
+    def _unpacked(self, corner: tuple[int, ...]) -> np.ndarray:
+        """A chunk's values; what is not gzip of just that size after all is left to HDF5, to read or to refuse."""
+        shape = self._chunk_shape
+        try:
+            unfiltered, stored = self._dataset.id.read_direct_chunk(corner)
+            if not unfiltered:
+                values = deflate.zlib_decompress(stored, self._dtype.itemsize * math.prod(shape))
+                return np.frombuffer(values, self._dtype).reshape(shape)
+        except (OSError, RuntimeError, ValueError, deflate.DeflateError):
+            pass
+        return self._dataset[tuple(slice(begin, begin + size) for begin, size in zip(corner, shape, strict=True))]
 
 
 class _Chunk:
     """One chunk of a data set, unpacked by the first thread that needs it."""
 
-    def __init__(self, dataset: h5py.Dataset, corner: tuple[int, ...]):
-        self._dataset, self._corner = dataset, corner
+    def __init__(self, corner: tuple[int, ...], unpack: Callable[[tuple[int, ...]], np.ndarray]):
+        self._corner, self._unpack = corner, unpack
         self._values: np.ndarray | None = None
         self._lock = threading.Lock()
 
@@ -145,22 +158,14 @@ class _Chunk:
         """Copies its values to where they belong in rows of the data set that begin at `start`."""
         with self._lock:
             if self._values is None:
-                self._values = self._unpacked()
+                self._values = self._unpack(self._corner)
         row, *others = self._corner
         values = self._values[max(start - row, 0) : start + len(out) - row]
         place = out[(slice(max(row - start, 0), None), *(slice(corner, None) for corner in others))]
         common = tuple(map(slice, map(min, place.shape, values.shape)))  # the last chunks reach past the data's end
-        place[common] = values[common]
+        _whole(place[common])[...] = _whole(values[common])
 
-    def _unpacked(self) -> np.ndarray:
-        """All of its values; what is not gzip of just that size after all is left to HDF5, to read or to refuse."""
-        dataset, shape = self._dataset, self._dataset.chunks
-        num_bytes = dataset.dtype.itemsize * math.prod(shape)
-        try:
-            unfiltered, stored = dataset.id.read_direct_chunk(self._corner)
-            if not unfiltered:
-                values = deflate.zlib_decompress(stored, num_bytes)
-                return np.frombuffer(values, dataset.dtype).reshape(shape)
-        except (OSError, RuntimeError, ValueError, deflate.DeflateError):
-            pass
-        return dataset[tuple(slice(corner, corner + size) for corner, size in zip(self._corner, shape, strict=True))]
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    """What lies side by side on the last axis as one value, which numpy copies faster than a few by themselves."""
+    return values.view(f"V{values.shape[-1] * values.itemsize}") if values.ndim > 1 else values
