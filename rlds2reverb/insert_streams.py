@@ -115,7 +115,7 @@ class InsertStream:
         self._arrived += keys_of_response
         if self.unconfirmed and len(self._arrived) < self.unconfirmed[0].num_left:
             return 0
-        confirmed = np.array(self._arrived, np.uint64)
+        confirmed = np.sort(np.array(self._arrived, np.uint64))  # what is sorted is found several times as fast
         self._arrived.clear()
         for sent in self.unconfirmed:
             if not len(confirmed):
