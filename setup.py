@@ -23,7 +23,18 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.12",
     # setuptools does not find packages through the mapping: every one of them is listed here by hand.
-    packages=["rlds2reverb", "rlds2reverb.sources", "rlds2reverb.replay", "rlds2reverb.adders", "rlds2reverb.cli"],
+    packages=[
+        "rlds2reverb",
+        "rlds2reverb._internals",
+        "rlds2reverb.sources",
+        "rlds2reverb._encoding",
+        "rlds2reverb._server",
+        "rlds2reverb._writing",
+        "rlds2reverb.sampling",
+        "rlds2reverb.replay",
+        "rlds2reverb.adders",
+        "rlds2reverb.cli",
+    ],
     package_dir={"rlds2reverb": "rlds2reverb", "rlds2reverb.adders": "adders", "rlds2reverb.cli": "cli"},
     package_data={"rlds2reverb": ["py.typed"]},
     install_requires=[

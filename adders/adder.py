@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .arguments import require_count, require_one_of, require_share
+from rlds2reverb._arguments import require_count, require_number, require_one_of
+
 from .padding import MASK
 from .returns import generalized_advantage_estimation
 from .transition_lists import Transition, breaks_off, column, episodes, flag, flags, listed, n_step_part, null, stacked
@@ -65,12 +66,12 @@ class Adder:
           TypeError: if data cannot be taken from at its left end.
         """
         if not isinstance(data, deque):
-            raise TypeError(f"data are a {type(data).__name__}, wanted a deque")
+            raise TypeError(f"data are a {type(data).__name__}, expected a deque")
         if traj_len != math.inf:
-            require_count("traj_len", traj_len)  # type: ignore[arg-type]
-        require_count("return_num", return_num, least=0)
+            require_count("traj_len", traj_len)
+        require_count("return_num", return_num, 0)
         if return_num > traj_len:
-            raise ValueError(f"return_num is {return_num}, wanted up to traj_len, which is {traj_len}")
+            raise ValueError(f"return_num is {return_num}, expected up to traj_len, which is {traj_len}")
         trajectory = [data.popleft() for _ in range(int(min(traj_len, len(data))))]
         returned = min(return_num, len(data))
         if not data and len(trajectory) == traj_len and breaks_off(trajectory[-1]):
@@ -106,18 +107,20 @@ class Adder:
         Raises:
           ValueError: if there are no transitions, a key is missing, or a number is out of its range.
         """
-        require_share("gamma", gamma)
-        require_share("gae_lambda", gae_lambda)
+        require_number("gamma", gamma, 0, 1)
+        require_number("gae_lambda", gae_lambda, 0, 1)
         trajectory = listed(data, "reward", "value", "done")
         if last_value is None and next_values is None:
-            raise ValueError("last_value is None, wanted the value after the last transition, or next_values")
+            raise ValueError("last_value is None, expected the value after the last transition, or next_values")
         values = column(trajectory, "value")
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
         values, shape = values.astype(dtype).reshape(len(trajectory), -1), values.shape
         rewards = column(trajectory, "reward").astype(dtype)
         rewards = rewards.reshape(len(trajectory), -1)
         if rewards.shape[1] not in (1, values.shape[1]):
-            raise ValueError(f"a reward has {rewards.shape[1]} numbers, a value {values.shape[1]}; wanted 1 or as many")
+            raise ValueError(
+                f"a reward has {rewards.shape[1]} numbers, a value {values.shape[1]}; expected 1 or as many"
+            )
         rewards = np.broadcast_to(rewards, values.shape)
         done, truncated = flags(trajectory, "done"), flags(trajectory, "truncated")
         if next_values is None:
@@ -125,7 +128,7 @@ class Adder:
                 raise ValueError("a transition inside is truncated: give next_values, the value after each transition")
             last = np.asarray(last_value, dtype).reshape(-1)
             if len(last) not in (1, values.shape[1]):
-                raise ValueError(f"last_value has {len(last)} numbers, a value {values.shape[1]}; wanted as many")
+                raise ValueError(f"last_value has {len(last)} numbers, a value {values.shape[1]}; expected as many")
             next_values = np.concatenate([values[1:], np.broadcast_to(last, values.shape[1:])[None]])
         next_values = np.asarray(next_values, dtype).reshape(len(trajectory), -1)
         advantages = _advantages(
@@ -201,7 +204,7 @@ class Adder:
         `done` of the last of them; and `value_gamma` = gamma^m. Nothing behind a `done` is taken in.
 
         Args:
-          data: transitions with `obs`, `reward`, `done`, and `next_obs` if it is wanted.
+          data: transitions with `obs`, `reward`, `done`, and `next_obs` if it is expected.
           nstep: at least 1; 1 gives the data as they are.
           traj_len: the data are trajectories of so many transitions one after the other; windows end with them.
           cum_reward: whether rewards are summed up.
@@ -214,9 +217,9 @@ class Adder:
           ValueError: if there are no transitions, a key is missing, or a number is out of its range.
         """
         require_count("nstep", nstep)
-        require_share("gamma", gamma)
+        require_number("gamma", gamma, 0, 1)
         if traj_len != math.inf:
-            require_count("traj_len", traj_len)  # type: ignore[arg-type]
+            require_count("traj_len", traj_len)
         if nstep == 1:
             return data
         trajectory = listed(data, "obs", "reward", "done")

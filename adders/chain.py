@@ -19,10 +19,10 @@ def compose(*adders: EpisodeAdder) -> EpisodeAdder:
       TypeError: if one is no `EpisodeAdder`.
     """
     if not adders:
-        raise ValueError("compose got no adders, wanted at least one")
+        raise ValueError("compose got no adders, expected at least one")
     for adder in adders:
         if not isinstance(adder, EpisodeAdder):
-            raise TypeError(f"compose got {adder!r}, wanted adders such as NStep(3, 0.99)")
+            raise TypeError(f"compose got {adder!r}, expected adders such as NStep(3, 0.99)")
     for adder in adders[:-1]:
         if adder.ends_chain:
             raise ValueError(f"{type(adder).__name__} cuts episodes into items, so that nothing can follow it")

@@ -9,9 +9,10 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SpecMismatch
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load
-from rlds2reverb.specs import SpecMismatch, require_match
+from rlds2reverb.specs import require_match
 
 from .episode_adder import EpisodeAdder
 

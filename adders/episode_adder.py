@@ -14,9 +14,9 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
+from rlds2reverb.sources.rlds_episodes import columns_dataset
 from rlds2reverb.specs import ArraySpec, Nest, to_tensor_spec
 
-_WHOLE_EPISODE = 1 << 40
 #: Overlapping windows are copied out so many at a time, so that memory stays small.
 _WINDOWS_AT_ONCE = 64
 
@@ -97,14 +97,14 @@ class EpisodeAdder(abc.ABC):
             return self._items(episodes)
         if isinstance(episodes, tf.data.Dataset):
             return self._dataset(episode_columns(episodes))
-        raise TypeError(f"got a {type(episodes).__name__}, wanted a tf.data.Dataset of episodes or an Episode")
+        raise TypeError(f"got a {type(episodes).__name__}, expected a tf.data.Dataset of episodes or an Episode")
 
     def _items(self, episode: Episode) -> Items:
         if self.crosses_episodes:
             raise ValueError(f"the items of {self} run on over the ends of episodes; take them from a data set")
         sizes = {len(column) for column in tree.flatten(episode.steps)}
         if len(sizes) > 1:
-            raise ValueError(f"episode {episode.index} has columns of {sorted(sizes)} rows, wanted equal ones")
+            raise ValueError(f"episode {episode.index} has columns of {sorted(sizes)} rows, expected equal ones")
         columns = tree.map_structure(tf.convert_to_tensor, episode.steps)
         self.item_spec(_spec_of(columns))
         try:
@@ -176,18 +176,12 @@ def episode_columns(episodes: tf.data.Dataset) -> tf.data.Dataset:
     spec = episodes.element_spec
     steps = spec.get(fields.STEPS) if isinstance(spec, dict) else None
     if isinstance(steps, tf.data.DatasetSpec):
-        # An episode gives one element, or none if it is empty, so that reading two at a time keeps their order.
-        return episodes.interleave(
-            lambda episode: episode[fields.STEPS].batch(_WHOLE_EPISODE),
-            cycle_length=2,
-            num_parallel_calls=2,
-            deterministic=True,
-        )
+        return columns_dataset(episodes)
     if not isinstance(spec, dict) or any(
         not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (None, 0) for leaf in tree.flatten(spec)
     ):
         raise ValueError(
-            f"the data set has elements of {spec}, wanted episodes: {{'steps': data set of steps}}, or a dict of "
+            f"the data set has elements of {spec}, expected episodes: {{'steps': data set of steps}}, or a dict of "
             "columns [N, ...] (single steps or items cannot be put together to episodes)"
         )
     return episodes.map(_require_one_length)
@@ -216,7 +210,9 @@ def _as_tensor_spec(step_spec: Nest) -> Nest:
     if leaves and all(isinstance(leaf, ArraySpec) for leaf in leaves):
         return to_tensor_spec(step_spec)
     if not leaves or any(not isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-        raise ValueError(f"the spec of a step is {step_spec}, wanted a nest of tf.TensorSpecs such as Source.step_spec")
+        raise ValueError(
+            f"the spec of a step is {step_spec}, expected a nest of tf.TensorSpecs such as Source.step_spec"
+        )
     return step_spec
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import tensorflow as tf
 import tree
 
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
 
-from .arguments import require_count, require_one_of
 from .episode_adder import EpisodeAdder
 from .padding import masked, masked_spec
 

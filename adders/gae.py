@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
-from .arguments import require_share
 from .episode_adder import EpisodeAdder
 from .returns import generalized_advantage_estimation
 from .steps import require_single_rewards, transitions, with_added, with_last_zero
@@ -42,8 +42,8 @@ class GAE(EpisodeAdder):
     value_fn: ValueFn | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        require_share("gamma", self.gamma)
-        require_share("lambda_", self.lambda_)
+        require_number("gamma", self.gamma, 0, 1)
+        require_number("lambda_", self.lambda_, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `EpisodeAdder.row_spec`."""

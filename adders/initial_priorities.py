@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from rlds2reverb import fields
+from rlds2reverb._arguments import require_number, require_one_of
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
-from .arguments import require_number, require_one_of, require_share
 from .episode_adder import EpisodeAdder
 from .padding import MASK
 from .returns import td_errors
@@ -74,10 +74,10 @@ class InitialPriorities(EpisodeAdder):
         require_number("lowest", self.lowest, -1e300, 1e300)
         require_number("highest", self.highest, -1e300, 1e300)
         if self.lowest >= self.highest:
-            raise ValueError(f"returns go from {self.lowest} to {self.highest}, wanted the second above the first")
+            raise ValueError(f"returns go from {self.lowest} to {self.highest}, expected the second above the first")
         require_number("eps", self.eps, 1e-12, 1)
-        require_share("gamma", self.gamma)
-        require_share("eta", self.eta)
+        require_number("gamma", self.gamma, 0, 1)
+        require_number("eta", self.eta, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `EpisodeAdder.row_spec`."""

@@ -9,9 +9,9 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
+from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.specs import Nest
 
-from .arguments import require_count, require_one_of, require_share
 from .episode_adder import EpisodeAdder
 from .recurrence import MOST_STEPS
 from .returns import n_step_returns
@@ -57,7 +57,7 @@ class NStep(EpisodeAdder):
 
     def __post_init__(self) -> None:
         require_count("n", self.n)
-        require_share("gamma", self.gamma)
+        require_number("gamma", self.gamma, 0, 1)
         require_one_of("discount_power", self.discount_power, ("m-1", "m"))
 
     def row_spec(self, step_spec: Nest) -> Nest:

@@ -19,7 +19,7 @@ def masked_spec(row_spec: Nest, who: str) -> Nest:
       ValueError: if the rows are no dict, or have a field of that name.
     """
     if not isinstance(row_spec, dict) or MASK in row_spec:
-        raise ValueError(f"{who} adds a field {MASK!r}, wanted steps that are a dict without one")
+        raise ValueError(f"{who} adds a field {MASK!r}, expected steps that are a dict without one")
     return {**row_spec, MASK: tf.TensorSpec((), tf.bool)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from .arguments import TensorLike
+from .tensors import TensorLike
 
 #: A window of more steps is one of so many: no episode has as many.
 MOST_STEPS = 1 << 30

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
-from .arguments import require_share
 from .episode_adder import EpisodeAdder
 from .returns import returns_to_go
 from .steps import require_single_rewards, transitions, with_added, with_last_zero
@@ -35,7 +35,7 @@ class ReturnToGo(EpisodeAdder):
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        require_share("gamma", self.gamma)
+        require_number("gamma", self.gamma, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `EpisodeAdder.row_spec`."""

@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from .arguments import TensorLike, alike, final_value, flags_like, following_values, require_count, require_share
+from rlds2reverb._arguments import require_count, require_number
+
 from .recurrence import scan, windows
+from .tensors import TensorLike, alike, final_value, flags_like, following_values
 
 
 def discounted_returns(
@@ -43,7 +45,7 @@ def discounted_returns(
     Raises:
       ValueError: if shapes or dtypes differ, or gamma is outside [0, 1].
     """
-    require_share("gamma", gamma)
+    require_number("gamma", gamma, 0, 1)
     rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
     final = final_value(bootstrap_value, rewards, time_axis)
     factors = gamma * discounts
@@ -107,7 +109,7 @@ def td_errors(
     Raises:
       ValueError: if shapes or dtypes differ, gamma is outside [0, 1], or not one of the two values is given.
     """
-    require_share("gamma", gamma)
+    require_number("gamma", gamma, 0, 1)
     rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
     following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
     return rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
@@ -152,8 +154,8 @@ def generalized_advantage_estimation(
       ValueError: if shapes or dtypes differ, gamma or lambda_ are outside [0, 1], or not one of the two values is
         given.
     """
-    require_share("gamma", gamma)
-    require_share("lambda_", lambda_)
+    require_number("gamma", gamma, 0, 1)
+    require_number("lambda_", lambda_, 0, 1)
     rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
     following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
     deltas = rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
@@ -196,8 +198,8 @@ def lambda_returns(
     Raises:
       ValueError: if shapes or dtypes differ, or gamma or lambda_ are outside [0, 1].
     """
-    require_share("gamma", gamma)
-    require_share("lambda_", lambda_)
+    require_number("gamma", gamma, 0, 1)
+    require_number("lambda_", lambda_, 0, 1)
     rewards, discounts, following = alike(time_axis, rewards=rewards, discounts=discounts, next_values=next_values)
     factors = gamma * discounts
     trace = tf.fill(tf.shape(factors), tf.constant(lambda_, factors.dtype))
@@ -231,7 +233,7 @@ def n_step_returns(
       ValueError: if shapes or dtypes differ, n is below 1, or gamma is outside [0, 1].
     """
     require_count("n", n)
-    require_share("gamma", gamma)
+    require_number("gamma", gamma, 0, 1)
     rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
     if time_axis == 1:
         sums, products = windows(tf.transpose(gamma * discounts), tf.transpose(rewards), n)

@@ -10,9 +10,9 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
 
-from .arguments import require_count, require_one_of
 from .episode_adder import EpisodeAdder, spec_of_elements
 from .padding import masked, masked_spec
 from .steps import require_fields
@@ -66,9 +66,9 @@ class Sequence(EpisodeAdder):
         if self.period is not None:
             require_count("period", self.period)
         require_one_of("end", self.end, ENDS)
-        require_count("burn_in", self.burn_in, least=0)
+        require_count("burn_in", self.burn_in, 0)
         if self.burn_in >= self.length:
-            raise ValueError(f"burn_in is {self.burn_in}, wanted less than the length of {self.length}")
+            raise ValueError(f"burn_in is {self.burn_in}, expected less than the length of {self.length}")
 
     @property
     def crosses_episodes(self) -> bool:  # type: ignore[override]
@@ -159,11 +159,11 @@ class Sequence(EpisodeAdder):
         require_count("n", n)
         require_fields(sequence, _PARTED, "Sequence.parts")
         if time_axis not in (0, 1):
-            raise ValueError(f"time_axis is {time_axis}, wanted 0 or 1")
+            raise ValueError(f"time_axis is {time_axis}, expected 0 or 1")
         length = tree.flatten(sequence)[0].shape[time_axis]
         if length != self.length or self.burn_in + n >= self.length:
             raise ValueError(
-                f"the sequences have {length} rows, burn_in is {self.burn_in} and n {n}; wanted {self.length} rows, "
+                f"the sequences have {length} rows, burn_in is {self.burn_in} and n {n}; expected {self.length} rows, "
                 "more than burn_in and n together"
             )
 

@@ -19,7 +19,7 @@ def listed(data: Iterable[Transition], *keys: str) -> list[Transition]:
     """The transitions, all of which have the keys."""
     trajectory = list(data)
     if not trajectory:
-        raise ValueError("there are no transitions, wanted at least one")
+        raise ValueError("there are no transitions, expected at least one")
     wanted = frozenset(keys)
     for number, transition in enumerate(trajectory):
         if not wanted <= transition.keys():

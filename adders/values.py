@@ -21,7 +21,7 @@ VALUE = "value"
 def require_values(step_spec: Nest, value_fn: ValueFn | None, who: str) -> None:
     """Raises `ValueError` unless there is a function, or a column of one float a step."""
     if value_fn is not None and not callable(value_fn):
-        raise ValueError(f"value_fn is {value_fn!r}, wanted a function or a Keras model")
+        raise ValueError(f"value_fn is {value_fn!r}, expected a function or a Keras model")
     if value_fn is not None:
         require_fields(step_spec, (fields.OBSERVATION,), who)
         return
@@ -42,10 +42,12 @@ def values_of(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
         values = values[:, 0]
     num_steps = columns[fields.REWARD].shape[0]
     if not values.shape.is_compatible_with([num_steps]):
-        raise ValueError(f"value_fn gave {values.shape} for {num_steps or 'N'} observations, wanted one value for each")
+        raise ValueError(
+            f"value_fn gave {values.shape} for {num_steps or 'N'} observations, expected one value for each"
+        )
     values = tf.ensure_shape(values, [None])
     wanted, got = tf.shape(columns[fields.REWARD])[0], tf.shape(values)[0]
-    told = "value_fn gave more or fewer numbers than there are steps, wanted one value for each"
+    told = "value_fn gave more or fewer numbers than there are steps, expected one value for each"
     with tf.control_dependencies([tf.debugging.assert_equal(got, wanted, told)]):
         return tf.cast(tf.identity(values), returns_dtype(columns[fields.REWARD].dtype))
 

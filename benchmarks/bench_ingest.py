@@ -35,10 +35,9 @@ from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
-from rlds2reverb.batches import Encoder
-from rlds2reverb.insert_streams import requests_of
-from rlds2reverb.plans import make_plan
-from rlds2reverb.service import confirmed_keys
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._server.connection import confirmed_keys
+from rlds2reverb._writing.conversion import make_conversion
 from rlds2reverb.windows import Windows
 
 
@@ -153,9 +152,9 @@ def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
 
 def encoded(episodes: list[dict]) -> Iterator[bytes]:
     source = load(episodes)
-    plan = make_plan(source, Windows(), 1.0, on_invalid="error", packed=False)
-    for batch in Encoder(plan.specs, ["replay"]).encode(plan.piece(episode) for episode in source):
-        yield from requests_of(batch)
+    conversion = make_conversion(source, Windows(), 1.0, on_invalid="error", layout="columns")
+    for batch in Encoder(conversion.specs, ["replay"]).encode(conversion.block(episode) for episode in source):
+        yield from batch.insert_requests()
 
 
 def only_read(source: object) -> Callable[[], float]:
@@ -273,7 +272,6 @@ def main() -> None:
             Work("ingest, nested RLDS -> table", steps, our_ingest(nested(many), many), 100),
             Work("ingest, D4RL HDF5 -> table", steps, our_ingest(d4rl, many), 150),
             Work("the same, not read for a check before", steps, our_ingest(d4rl, many, on_invalid="keep")),
-            Work("the same as the first, two streams", steps, our_ingest(d4rl, many, num_streams=2)),
             Work("ingest, D4RL HDF5 -> directory", steps, our_directory(d4rl, folder), 250),
             Work(f"the same with {million_steps:,} steps", million_steps, our_directory(million, folder), 250),
             Work("only read HDF5 and convert to trajectories", steps, only_read(d4rl)),

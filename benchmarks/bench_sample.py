@@ -33,7 +33,7 @@ from tf_agents.replay_buffers import reverb_replay_buffer, reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, Windows, ingest, load, sample_dataset, trajectory_columns
-from rlds2reverb.packing import Packing, packed_signature
+from rlds2reverb._encoding.packing import Packing, packed_signature
 
 BATCH_SIZE = 256
 ALPHA = 0.6

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._units import bytes_text
 from rlds2reverb.sources import Source
 
 from . import output
@@ -31,9 +32,9 @@ from .quiet import import_quietly
 from .serve import serve_until_end
 
 if TYPE_CHECKING:
-    from rlds2reverb.items import Adder
-    from rlds2reverb.reports import IngestReport
-    from rlds2reverb.serving import ReplayServer
+    from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb._writing.report import IngestReport
+    from rlds2reverb.items import ItemAdder
 
 _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
 
@@ -94,10 +95,8 @@ _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
     show_default=True,
     help="public: Reverb's own, much slower, and not exactly once.",
 )
-@click.option("--streams", default=1, show_default=True, help="To a server; with more, items are not in order.")
 @click.option("--key-seed", default=0, show_default=True, help="Other keys, should two of them coincide.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for the server, each time.")
-@click.option("--connect-timeout", default=10.0, show_default=True, help="Seconds to wait for its first answer.")
 @click.option("--force", is_flag=True, help="Write to a server here even if the data need more memory than there is.")
 @json_option
 def convert(
@@ -121,7 +120,7 @@ def convert(
         require_unused(SERVER_ONLY, "is for --serve and --out; a running server has its tables already")
     if out:
         require_unused(_WITH_DIRECTORY, "is for --serve")
-        require_unused({"timeout", "connect_timeout", "streams", "writer", "force"}, "is for writing to a server")
+        require_unused({"timeout", "writer", "force"}, "is for writing to a server")
     import_quietly("reverb", "tf_agents.trajectories")
     adder = adder_of(options)
     source, statistics = transformed(open_source(options), options)
@@ -148,11 +147,11 @@ def _priority(options: dict[str, Any], source: Source) -> Any:
     try:
         return float(options["priority"])
     except ValueError:
-        raise ValueError(f"--priority is {options['priority']!r}, wanted a number or 'return'") from None
+        raise ValueError(f"--priority is {options['priority']!r}, expected a number or 'return'") from None
 
 
 def _require_empty(server: ReplayServer) -> None:
-    from rlds2reverb.connecting import table_infos
+    from rlds2reverb._server.clients import table_infos
 
     for name, info in table_infos(server.client).items():
         if info.current_size:
@@ -167,8 +166,8 @@ def _save(statistics: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(statistics, indent=1, allow_nan=False) + "\n")
 
 
-def _ingest(source: Source, destination: Any, adder: Adder, options: dict[str, Any], *, as_json: bool) -> None:
-    from rlds2reverb.ingestion import ingest
+def _ingest(source: Source, destination: Any, adder: ItemAdder, options: dict[str, Any], *, as_json: bool) -> None:
+    from rlds2reverb.ingestion import IngestOptions, ingest
 
     to_directory = isinstance(destination, Path)
     with output.StepProgress(source) as progress:
@@ -181,13 +180,13 @@ def _ingest(source: Source, destination: Any, adder: Adder, options: dict[str, A
             on_invalid=options["on_invalid"],
             resume=options["resume"],
             layout=options["layout"],
-            writer=options["writer"],
-            chunk_length=options["chunk_length"],
-            num_streams=options["streams"],
-            key_seed=options["key_seed"],
             timeout_secs=options["timeout"],
-            connect_timeout_secs=options["connect_timeout"],
-            force=options["force"],
+            options=IngestOptions(
+                writer=options["writer"],
+                chunk_length=options["chunk_length"],
+                key_seed=options["key_seed"],
+                force=options["force"],
+            ),
             progress=progress,
         )
     if as_json:
@@ -207,7 +206,7 @@ def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> N
     rows = [
         ("into", f"{', '.join(report.tables)} {'in' if isinstance(destination, Path) else 'at'} {destination}"),
         ("episodes", f"{report.episodes:,}"),
-        ("steps", f"{report.steps:,} ({output.size(report.bytes)})"),
+        ("steps", f"{report.steps:,} ({bytes_text(report.bytes)})"),
         ("items", f"{report.items:,} in each table, {length}"),
         (
             "speed",
@@ -218,7 +217,7 @@ def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> N
     if isinstance(destination, Path):
         rows.insert(1, ("serve", f"rlds2reverb serve --from {destination}"))
     if report.memory_bytes:
-        rows.insert(-2, ("memory", f"about {output.size(report.memory_bytes)} in the server"))
+        rows.insert(-2, ("memory", f"about {bytes_text(report.memory_bytes)} in the server"))
     notes = [
         (report.resumed_episodes, "episodes were there from an earlier run"),
         (report.restarts, "times the server was started anew, and got everything again"),

@@ -12,16 +12,17 @@ import click
 import h5py
 import numpy as np
 
-from rlds2reverb.sources import Source, SourceError, load
-from rlds2reverb.summaries import summarize
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import Source, load
+from rlds2reverb.sources.summary import summarize
 from rlds2reverb.tables import TableConfig
 
 from . import output
 from .quiet import import_quietly, quiet_imports
 
 if TYPE_CHECKING:
+    from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb.ingestion import IngestReport
-    from rlds2reverb.serving import ReplayServer
 
 _BATCH_SIZE = 256
 _BARS = "▁▂▃▄▅▆▇█"
@@ -86,8 +87,8 @@ def demo(file: Path, num_batches: int) -> None:
 @contextmanager
 def _filled_server(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]]:
     """A server with the data set in a prioritized table."""
+    from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb.ingestion import ingest
-    from rlds2reverb.serving import ReplayServer
     from rlds2reverb.tables import item_signature
     from rlds2reverb.trajectories import trajectory_spec
 

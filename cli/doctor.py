@@ -123,8 +123,8 @@ def _use_tensorflow() -> str:
 def _use_reverb() -> str:
     import numpy as np
 
+    from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb.ingestion import ingest
-    from rlds2reverb.serving import ReplayServer
     from rlds2reverb.tables import TableConfig
 
     flags = {name: np.array([name == "is_first", name == "is_last"]) for name in ("is_first", "is_last", "is_terminal")}
@@ -152,8 +152,8 @@ def _use_h5py() -> str:
 
 
 def _port(port: int) -> Finding:
-    from rlds2reverb.locks import InUse
-    from rlds2reverb.serving import require_free_port
+    from rlds2reverb._server.ports import require_free_port
+    from rlds2reverb.errors import InUse
 
     try:
         require_free_port(port)

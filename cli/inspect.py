@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from rlds2reverb._units import bytes_text
+from rlds2reverb.sources.summary import Distribution, Summary, summarize
 from rlds2reverb.specs import describe, leaves, path_name
-from rlds2reverb.summaries import Distribution, Summary, summarize
 
 from . import output
 from .options import json_option, open_source, source_options
@@ -67,7 +68,7 @@ def print_summary(summary: Summary) -> None:
         rows.append(("score", f"{summary.score:.1f} (0 random, 100 expert; {whose})"))
     if summary.metadata:
         rows.append(("metadata", ", ".join(f"{name} {value}" for name, value in summary.metadata.items())))
-    rows += [("size", output.size(summary.bytes)), ("fingerprint", f"xxh128 {summary.fingerprint}")]
+    rows += [("size", bytes_text(summary.bytes)), ("fingerprint", f"xxh128 {summary.fingerprint}")]
     out = output.console()
     out.print(output.facts(summary.name, rows))
     out.print()
@@ -92,7 +93,7 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     from .quiet import import_quietly
 
     import_quietly("reverb")
-    from rlds2reverb.connecting import connect, table_infos
+    from rlds2reverb._server.clients import connect, table_infos
 
     infos = table_infos(connect(address), timeout_secs=timeout)
     tables = [_table_facts(info) for _, info in sorted(infos.items())]

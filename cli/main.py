@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlds2reverb.episodes import InvalidEpisode
-from rlds2reverb.sources import SourceError
+from rlds2reverb.errors import InvalidEpisode, SourceError
 
 from .convert import convert
 from .demo import demo
@@ -73,8 +72,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail_with(error: Exception) -> int:
-    from rlds2reverb.checkpoints import CheckpointError, StorageFull
-    from rlds2reverb.sealed_json import DamagedFile
+    from rlds2reverb.errors import CheckpointError, DamagedFile, StorageFull
 
     fail(error.strerror if isinstance(error, StorageFull) else str(error))
     if isinstance(error, StorageFull):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rlds2reverb.sources import Source, load
-from rlds2reverb.tables import RateLimiter, Selector, TableConfig
-from rlds2reverb.transforms import (
+from rlds2reverb.sources.transforms import (
     REWARD_RECIPES,
     CastFloats,
     ClipActions,
@@ -23,12 +22,13 @@ from rlds2reverb.transforms import (
     Transform,
     apply_transforms,
 )
+from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
 from .output import warn
 
 if TYPE_CHECKING:
-    from rlds2reverb.items import Adder
-    from rlds2reverb.serving import ReplayServer
+    from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb.items import ItemAdder
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -138,7 +138,7 @@ SOURCE_ONLY |= {"split_at_discontinuity"}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def adder_of(options: dict[str, Any]) -> Adder:
+def adder_of(options: dict[str, Any]) -> ItemAdder:
     """The adder that the `item_options` describe, and those of `convert` if there are such."""
     from rlds2reverb.windows import WholeEpisodes, Windows
 
@@ -156,12 +156,12 @@ def adder_of(options: dict[str, Any]) -> Adder:
     return Windows(options["sequence_length"], discount_source=options.get("discount", "product"), **described)
 
 
-def signature_of(source: Source, adder: Adder, options: dict[str, Any]) -> Any:
+def signature_of(source: Source, adder: ItemAdder, options: dict[str, Any]) -> Any:
     """The signature of a table for a source's items in the layout that was asked for."""
     spec = adder.item_spec(source.step_spec)
     if options["layout"] == "columns":
         return spec
-    from rlds2reverb.packing import Packing, packed_signature
+    from rlds2reverb._encoding.packing import Packing, packed_signature
 
     return packed_signature(Packing(spec, squeeze=getattr(adder, "squeeze", False)))
 
@@ -206,7 +206,7 @@ def _reward(text: str) -> Transform:
     except ValueError:
         scale = None
     if kind != "scale" or scale is None:
-        raise ValueError(f"--reward is {text!r}, wanted {', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT]")
+        raise ValueError(f"--reward is {text!r}, expected {', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT]")
     return ScaleRewards(scale, shift or 0.0)
 
 
@@ -235,7 +235,7 @@ def _is_given(name: str) -> bool:
 
 def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
     """The server that the `table_options` describe; of `data`, where there are some, what is asked has to agree."""
-    from rlds2reverb.serving import ReplayServer, stored_tables
+    from rlds2reverb._server.replay_server import ReplayServer, stored_tables
 
     data = options.get("data")
     if data is None:

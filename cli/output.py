@@ -69,15 +69,6 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
-def size(num_bytes: float) -> str:
-    """Bytes in the unit that fits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:,.1f} TB"
-
-
 def say(sentence: str) -> None:
     """A line about what goes on, on stderr, where it does not get into the results."""
     print(sentence, file=sys.stderr, flush=True)

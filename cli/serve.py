@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._units import bytes_text
+
 from . import output
 from .options import (
     SOURCE_ONLY,
@@ -25,7 +27,7 @@ from .options import (
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
-    from rlds2reverb.serving import ReplayServer
+    from rlds2reverb._server.replay_server import ReplayServer
 
 
 @click.command()
@@ -62,17 +64,17 @@ def serve(cast_floats: bool, **options: Any) -> None:
 
 
 def _say_memory(data: Path) -> None:
-    from rlds2reverb.checkpoints import CheckpointRoot
-    from rlds2reverb.serving import stored_tables
+    from rlds2reverb._server.checkpoint_root import CheckpointRoot
+    from rlds2reverb._server.replay_server import stored_tables
 
     stored_tables(data)
     described = CheckpointRoot(data, make=False).described()
     if "memory_bytes" in described:
-        output.say(f"{data} will need about {output.size(described['memory_bytes'])} of memory")
+        output.say(f"{data} will need about {bytes_text(described['memory_bytes'])} of memory")
 
 
 def _say_not_used(data: Path, checkpoint_root: Path | None) -> None:
-    from rlds2reverb.checkpoints import CheckpointRoot
+    from rlds2reverb._server.checkpoint_root import CheckpointRoot
 
     if checkpoint_root is not None and checkpoint_root.is_dir():
         checkpoint = CheckpointRoot(checkpoint_root, make=False).latest()
@@ -83,7 +85,7 @@ def _say_not_used(data: Path, checkpoint_root: Path | None) -> None:
 def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
     if not options["source"]:
         return None
-    from rlds2reverb.transforms import CastFloats, apply_transforms
+    from rlds2reverb.sources.transforms import CastFloats, apply_transforms
 
     source, _ = apply_transforms(open_source(options), [CastFloats()] if cast_floats else [])
     return signature_of(source, adder_of(options), options)
@@ -91,7 +93,7 @@ def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
 
 def serve_until_end(server: ReplayServer) -> None:
     """Says where the server is and who can reach it, waits for Ctrl-C or SIGTERM, and writes a checkpoint if it may."""
-    from rlds2reverb.connecting import table_infos
+    from rlds2reverb._server.clients import table_infos
 
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

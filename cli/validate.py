@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from rlds2reverb.episodes import Problem, find_problems
-from rlds2reverb.sources import SourceError
+from rlds2reverb.episodes import find_problems
+from rlds2reverb.errors import Problem, SourceError
 
 from . import output
 from .options import json_option, open_source, source_options, transform_options, transformed

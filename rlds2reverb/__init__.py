@@ -9,81 +9,114 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlds2reverb.checkpoints import CheckpointError, StorageFull
-    from rlds2reverb.episodes import Episode, InvalidEpisode, Problem
-    from rlds2reverb.importance import LinearSchedule
-    from rlds2reverb.ingestion import ingest
-    from rlds2reverb.items import Adder, Items
-    from rlds2reverb.memory import TooLarge
+    from rlds2reverb._encoding.packing import Packing, packed_signature, packing_of, unpack
+    from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb._writing.report import IngestReport
+    from rlds2reverb.episodes import Episode
+    from rlds2reverb.errors import (
+        CheckpointError,
+        DamagedFile,
+        InUse,
+        InvalidEpisode,
+        KeyCollision,
+        LimitReached,
+        Problem,
+        RateLimited,
+        ResumeError,
+        Rlds2ReverbError,
+        ServerRestarted,
+        ServerUnavailable,
+        SourceError,
+        SpecMismatch,
+        StorageFull,
+        TooLarge,
+        TooManyDraws,
+    )
+    from rlds2reverb.ingestion import IngestOptions, ingest
+    from rlds2reverb.items import ItemAdder, Items
     from rlds2reverb.priorities import ByReturn
-    from rlds2reverb.priority_writing import PriorityWriter
-    from rlds2reverb.reports import IngestReport
     from rlds2reverb.rlds_to_reverb import (
         convert_rlds_to_trajectories,
         create_trajectory_data_spec,
         get_rlds_step_features,
         push_rlds_to_reverb,
     )
-    from rlds2reverb.runs import ResumeError
-    from rlds2reverb.sampling import SampleInfo, as_experience, sample_dataset
-    from rlds2reverb.service import ServerUnavailable
-    from rlds2reverb.serving import ReplayServer
-    from rlds2reverb.sources import Source, SourceError, load
-    from rlds2reverb.specs import SpecMismatch
-    from rlds2reverb.summaries import Summary, summarize
+    from rlds2reverb.sampling import LinearSchedule, PriorityWriter, SampleInfo, as_experience, sample_dataset
+    from rlds2reverb.sources import Source, Summary, load, summarize
+    from rlds2reverb.sources.transforms import apply_transforms
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
     from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-    from rlds2reverb.transforms import apply_transforms
     from rlds2reverb.windows import WholeEpisodes, Windows
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "checkpoints": ("CheckpointError", "StorageFull"),
-    "episodes": ("Episode", "InvalidEpisode", "Problem"),
-    "importance": ("LinearSchedule",),
-    "ingestion": ("ingest",),
-    "items": ("Adder", "Items"),
-    "memory": ("TooLarge",),
+    "_encoding.packing": ("Packing", "packed_signature", "packing_of", "unpack"),
+    "_server.replay_server": ("ReplayServer",),
+    "_writing.report": ("IngestReport",),
+    "episodes": ("Episode",),
+    "errors": (
+        "CheckpointError",
+        "DamagedFile",
+        "InUse",
+        "InvalidEpisode",
+        "KeyCollision",
+        "LimitReached",
+        "Problem",
+        "RateLimited",
+        "ResumeError",
+        "Rlds2ReverbError",
+        "ServerRestarted",
+        "ServerUnavailable",
+        "SourceError",
+        "SpecMismatch",
+        "StorageFull",
+        "TooLarge",
+        "TooManyDraws",
+    ),
+    "ingestion": ("IngestOptions", "ingest"),
+    "items": ("ItemAdder", "Items"),
     "priorities": ("ByReturn",),
-    "priority_writing": ("PriorityWriter",),
-    "reports": ("IngestReport",),
     "rlds_to_reverb": (
         "convert_rlds_to_trajectories",
         "create_trajectory_data_spec",
         "get_rlds_step_features",
         "push_rlds_to_reverb",
     ),
-    "runs": ("ResumeError",),
-    "sampling": ("SampleInfo", "as_experience", "sample_dataset"),
-    "service": ("ServerUnavailable",),
-    "serving": ("ReplayServer",),
-    "sources": ("Source", "SourceError", "load"),
-    "specs": ("SpecMismatch",),
-    "summaries": ("Summary", "summarize"),
+    "sampling": ("LinearSchedule", "PriorityWriter", "SampleInfo", "as_experience", "sample_dataset"),
+    "sources": ("Source", "Summary", "load", "summarize"),
+    "sources.transforms": ("apply_transforms",),
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
     "trajectories": ("trajectory_columns", "trajectory_spec"),
-    "transforms": ("apply_transforms",),
     "windows": ("WholeEpisodes", "Windows"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Adder",
     "ByReturn",
     "CheckpointError",
+    "DamagedFile",
     "Episode",
+    "InUse",
+    "IngestOptions",
     "IngestReport",
     "InvalidEpisode",
+    "ItemAdder",
     "Items",
+    "KeyCollision",
+    "LimitReached",
     "LinearSchedule",
+    "Packing",
     "PriorityWriter",
     "Problem",
+    "RateLimited",
     "RateLimiter",
     "ReplayServer",
     "ResumeError",
+    "Rlds2ReverbError",
     "SampleInfo",
     "Selector",
+    "ServerRestarted",
     "ServerUnavailable",
     "Source",
     "SourceError",
@@ -92,6 +125,7 @@ __all__ = [
     "Summary",
     "TableConfig",
     "TooLarge",
+    "TooManyDraws",
     "WholeEpisodes",
     "Windows",
     "apply_transforms",
@@ -102,11 +136,14 @@ __all__ = [
     "ingest",
     "item_signature",
     "load",
+    "packed_signature",
+    "packing_of",
     "push_rlds_to_reverb",
     "sample_dataset",
     "summarize",
     "trajectory_columns",
     "trajectory_spec",
+    "unpack",
 ]
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.specs import Nest, SpecMismatch, describe, leaves, mapped, path_name, require_match, step_spec_of
+from rlds2reverb.errors import Problem, SpecMismatch
+from rlds2reverb.specs import Nest, describe, leaves, mapped, path_name, require_match, step_spec_of
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 
@@ -56,29 +57,6 @@ class Episode:
     def is_terminal(self) -> bool:
         """Whether it ended in a terminal state, where the value is 0 (a truncated one does not)."""
         return bool(self.num_steps and self.steps[fields.IS_TERMINAL][-1])
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong with one episode: where, in which field, and what."""
-
-    episode: int
-    step: int | None
-    field: str
-    message: str
-
-    def __str__(self) -> str:
-        where = f"episode {self.episode}" + ("" if self.step is None else f", step {self.step}")
-        return f"{self.message} ({where}, field {self.field})"
-
-
-class InvalidEpisode(ValueError):
-    """An episode does not hold together; `problems` has the list."""
-
-    def __init__(self, problems: list[Problem]):
-        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
-        super().__init__(f"{problems[0]}{more}")
-        self.problems = problems
 
 
 def from_transitions(

@@ -33,7 +33,7 @@ class Items:
         if len(sizes) != 1 or self.starts.shape != self.lengths.shape or self.starts.ndim != 1:
             raise ValueError(
                 f"items have columns of {sorted(sizes)} rows, starts {self.starts.shape} and lengths "
-                f"{self.lengths.shape}; wanted columns of one length, and as many starts as lengths"
+                f"{self.lengths.shape}; expected columns of one length, and as many starts as lengths"
             )
         if not len(self.starts):
             return
@@ -47,7 +47,7 @@ class Items:
         return len(self.starts)
 
 
-class Adder(Protocol):
+class ItemAdder(Protocol):
     """Anything that turns an episode into items, the same ones each time, and knows their spec beforehand."""
 
     def __call__(self, episode: Episode) -> Items:

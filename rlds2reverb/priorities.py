@@ -27,7 +27,7 @@ def require_priorities(values: np.ndarray, whose: Callable[[int], str]) -> None:
     if wrong.any():
         first = int(np.argmax(wrong))
         raise ValueError(
-            f"the priority of {whose(first)} is {values[first]}, wanted a finite number in [0, {MAX_PRIORITY:g}]"
+            f"the priority of {whose(first)} is {values[first]}, expected a finite number in [0, {MAX_PRIORITY:g}]"
         )
 
 
@@ -68,11 +68,11 @@ class ByReturn:
     def __post_init__(self) -> None:
         if not np.isfinite([self.lowest, self.highest]).all() or self.lowest > self.highest:
             raise ValueError(
-                f"returns go from {self.lowest} to {self.highest}, wanted finite numbers in rising order (is there one "
-                "reward a step?)"
+                f"returns go from {self.lowest} to {self.highest}, expected finite numbers in rising order (is there "
+                "one reward a step?)"
             )
         if not 0 < self.smallest <= 1:
-            raise ValueError(f"smallest is {self.smallest}, wanted a number above 0 and up to 1")
+            raise ValueError(f"smallest is {self.smallest}, expected a number above 0 and up to 1")
 
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> ByReturn:

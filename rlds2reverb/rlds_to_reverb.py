@@ -15,14 +15,16 @@ import tree
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
-from rlds2reverb.fast_push import push_blocks
-from rlds2reverb.rlds_pairs import (
+from rlds2reverb._arguments import require_one_of
+from rlds2reverb._writing.observer_items import push_episodes
+from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.sources.rlds_trajectories import (
     PolicyInfoFn,
     episode_trajectories,
     numpy_trajectories,
     trajectory_spec_of_rlds,
 )
-from rlds2reverb.specs import Nest, SpecMismatch, require_match
+from rlds2reverb.specs import Nest, require_match
 
 #: How much `push_rlds_to_reverb` looks at before it writes; see there.
 VALIDATE_MODES = ("first", "all", "none")
@@ -123,12 +125,11 @@ def push_rlds_to_reverb(
 
     Raises:
       ValueError: as `convert_rlds_to_trajectories`; if the table's signature differs from the data's spec; if
-        validate is unknown; or with fast, as `fast_push.push_blocks`.
+        validate is unknown; or with fast, as `fast_push.push_episodes`.
       ServerUnavailable: with fast, if the server does not take items in time.
       tf.errors.InvalidArgumentError: as `convert_rlds_to_trajectories`.
     """
-    if validate not in VALIDATE_MODES:
-        raise ValueError(f"validate is {validate!r}, wanted one of {', '.join(map(repr, VALIDATE_MODES))}")
+    require_one_of("validate", validate, VALIDATE_MODES)
     signature = reverb_observer.get_table_signature()
     _require_signature(create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats), signature)
     if fast and policy_info_fn is None:
@@ -150,7 +151,7 @@ def push_rlds_to_reverb(
             num_trajectories += len(columns.step_type)
 
     if fast:
-        push_blocks(checked(), reverb_observer)
+        push_episodes(checked(), reverb_observer)
     else:
         for columns in checked():
             for row in _rows(columns):

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import tree
 
+from rlds2reverb.errors import SpecMismatch
+
 #: A nest (dicts, tuples, named tuples) whose leaves are arrays, or specs of arrays.
 Nest = Any
-
-
-class SpecMismatch(ValueError):
-    """Data and table (or two episodes) differ in structure, dtype or shape."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,11 @@ def mapped(function: Callable[[Any], Any], nest: Nest) -> Nest:
     return tree.map_structure(function, nest)
 
 
+def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns arrays `[T, ...]` one after the other along their first axis; a single one as it is, not a copy."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def step_spec_of(columns: Nest) -> Nest:
     """The spec of one step of a nest of columns `[T, ...]`: the leading axis taken away."""
     return mapped(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
@@ -118,7 +121,7 @@ def require_match(got: Nest, wanted: Nest, *, holder: str, advice: str, root: st
       root: name of the nest in the message.
 
     Raises:
-      SpecMismatch: naming the first path that differs, what it is and what was wanted.
+      SpecMismatch: naming the first path that differs, what it is and what was expected.
     """
     got_leaves, wanted_leaves = leaves(got), leaves(wanted)
     got_paths, wanted_paths = [path for path, _ in got_leaves], [path for path, _ in wanted_leaves]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tree
 
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
 
 if TYPE_CHECKING:
@@ -38,11 +39,10 @@ class Selector:
     exponent: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in _SELECTORS:
-            raise ValueError(f"selector is {self.kind!r}, wanted one of {', '.join(_SELECTORS)}")
+        require_one_of("selector", self.kind, _SELECTORS)
         if self.kind == "prioritized":
             if self.exponent is None or not 0 <= self.exponent <= 100:
-                raise ValueError(f"a prioritized selector's exponent is {self.exponent}, wanted a number in [0, 100]")
+                raise ValueError(f"a prioritized selector's exponent is {self.exponent}, expected a number in [0, 100]")
         elif self.exponent is not None:
             raise ValueError(f"a {self.kind} selector takes no exponent, got {self.exponent}")
 
@@ -85,23 +85,22 @@ class RateLimiter:
     error_buffer: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in _LIMITERS:
-            raise ValueError(f"rate limiter is {self.kind!r}, wanted one of {', '.join(_LIMITERS)}")
-        _require_count("rate limiter's size", self.size, 1, MAX_ITEMS)
+        require_one_of("rate limiter", self.kind, _LIMITERS)
+        require_count("rate limiter's size", self.size, 1, MAX_ITEMS)
         ratio, buffer = self.samples_per_insert, self.error_buffer
         if self.kind not in ("sample_to_insert_ratio", "max_samples_per_insert"):
             if ratio is not None or buffer is not None:
                 raise ValueError(f"a {self.kind} rate limiter takes neither samples_per_insert nor error_buffer")
             return
         if ratio is None or not 0 < ratio < math.inf:
-            raise ValueError(f"samples_per_insert is {ratio}, wanted a number above 0")
+            raise ValueError(f"samples_per_insert is {ratio}, expected a number above 0")
         if self.kind == "max_samples_per_insert":
             if buffer is not None:
                 raise ValueError(f"a {self.kind} rate limiter takes no error_buffer, got {buffer}")
             return
         if buffer is None or not max(1.0, ratio) <= buffer < math.inf:
             raise ValueError(
-                f"error_buffer is {buffer}, wanted at least {max(1.0, ratio):g} (one insert or one sample)"
+                f"error_buffer is {buffer}, expected at least {max(1.0, ratio):g} (one insert or one sample)"
             )
 
     @classmethod
@@ -118,7 +117,7 @@ class RateLimiter:
         if kind in ("min_size", "queue", "stack") and len(values) == 1:
             return cls(kind, _whole(values[0], text))
         raise ValueError(
-            f"rate limiter {text!r} is not understood, wanted min_size:N, queue:N, stack:N, "
+            f"rate limiter {text!r} is not understood, expected min_size:N, queue:N, stack:N, "
             "max_samples_per_insert:SAMPLES_PER_INSERT:MIN_SIZE or "
             "sample_to_insert_ratio:SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER"
         )
@@ -151,11 +150,6 @@ class RateLimiter:
         return num_inserted * (self.samples_per_insert or 0.0) - num_sampled - size >= -_ROUNDING
 
 
-def _require_count(what: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{what} is {value}, wanted a whole number from {low} to {high:,}")
-
-
 def _number(text: str, whole: str) -> float:
     try:
         return float(text)
@@ -165,7 +159,7 @@ def _number(text: str, whole: str) -> float:
 
 def _whole(value: float, whole: str) -> int:
     if not value.is_integer():  # nor is inf or nan
-        raise ValueError(f"{value:g} in {whole!r}: wanted a whole number")
+        raise ValueError(f"{value:g} in {whole!r}: expected an integer")
     return int(value)
 
 
@@ -191,9 +185,9 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or len(self.name) > 100:
-            raise ValueError(f"a table's name is {self.name[:120]!r}, wanted 1 to 100 printable characters")
-        _require_count(f"max_size of table {self.name!r}", self.capacity, 1, MAX_ITEMS)
-        _require_count(f"max_times_sampled of table {self.name!r}", self.max_times_sampled, 0, 2**31 - 1)
+            raise ValueError(f"a table's name is {self.name[:120]!r}, expected 1 to 100 printable characters")
+        require_count(f"max_size of table {self.name!r}", self.capacity, 1, MAX_ITEMS)
+        require_count(f"max_times_sampled of table {self.name!r}", self.max_times_sampled, 0, 2**31 - 1)
         limiter = self.rate_limiter
         if limiter.kind in ("queue", "stack"):
             order = "fifo" if limiter.kind == "queue" else "lifo"
@@ -232,7 +226,7 @@ class TableConfig:
             }
             return cls(**{**values, **parts})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{values} is no configuration of a table ({error})") from error
+            raise ValueError(f"{values} is not the configuration of a table ({error})") from error
 
     @classmethod
     def queue(cls, name: str, size: int) -> TableConfig:

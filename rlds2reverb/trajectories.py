@@ -12,6 +12,7 @@ from tf_agents.trajectories import trajectory
 from tf_agents.typing import types
 
 from rlds2reverb import fields
+from rlds2reverb._arguments import require_one_of
 from rlds2reverb.specs import Nest, to_tensor_spec
 
 #: Where a trajectory's discount comes from; see `transition_discounts`.
@@ -22,10 +23,7 @@ FIRST, MID, LAST = (np.int32(value) for value in range(3))
 
 def require_discount_source(discount_source: str) -> None:
     """Raises `ValueError` for anything but the names in `DISCOUNT_SOURCES`."""
-    if discount_source not in DISCOUNT_SOURCES:
-        raise ValueError(
-            f"discount_source is {discount_source!r}, wanted one of {', '.join(map(repr, DISCOUNT_SOURCES))}"
-        )
+    require_one_of("discount_source", discount_source, DISCOUNT_SOURCES)
 
 
 def step_types(is_first: Any, is_last: Any, where: Callable[..., Any]) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import tree
 
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
@@ -42,15 +43,13 @@ class Windows:
     discount_source: str = "product"
 
     def __post_init__(self) -> None:
-        for name, value in (("length", self.length), ("stride", self.stride)):
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LENGTH:
-                raise ValueError(f"{name} is {value}, wanted a whole number from 1 to {MAX_LENGTH:,}")
-        if self.padding not in PADDINGS:
-            raise ValueError(f"padding is {self.padding!r}, wanted one of {', '.join(map(repr, PADDINGS))}")
+        require_count("length", self.length, 1, MAX_LENGTH)
+        require_count("stride", self.stride, 1, MAX_LENGTH)
+        require_one_of("padding", self.padding, PADDINGS)
         require_discount_source(self.discount_source)
 
     def __call__(self, episode: Episode) -> Items:
-        """The windows of a valid episode; see `items.Adder`."""
+        """The windows of a valid episode; see `items.ItemAdder`."""
         return self.of_rows(trajectory_columns(episode.steps, discount_source=self.discount_source))
 
     def of_rows(self, rows: Nest) -> Items:
@@ -83,7 +82,7 @@ class WholeEpisodes:
         require_discount_source(self.discount_source)
 
     def __call__(self, episode: Episode) -> Items:
-        """A valid episode as one item; see `items.Adder`."""
+        """A valid episode as one item; see `items.ItemAdder`."""
         rows = trajectory_columns(episode.steps, discount_source=self.discount_source)
         return Items(rows, np.zeros(1, np.int64), np.full(1, len(rows.step_type), np.int64))
 

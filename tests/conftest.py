@@ -1,5 +1,6 @@
-"""Fixtures for all tests: where the data are, and one Reverb server a module."""
+"""Fixtures for all tests: where the data are, ports of one's own, and a folder for journals."""
 
+import itertools
 import os
 import warnings
 from collections.abc import Iterator
@@ -8,8 +9,8 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import portpicker
+import properties
 import pytest
-from hypothesis import HealthCheck, settings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -18,12 +19,9 @@ with warnings.catch_warnings():
     import tf_agents.replay_buffers.reverb_utils
     import tf_agents.trajectories
 
-IMPORTED = (rlds, tensorflow_datasets, tf_agents)
+IMPORTED = (properties, rlds, tensorflow_datasets, tf_agents)
 
-settings.register_profile(
-    "tests", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
-)
-settings.load_profile("tests")
+_FIRST_PORT, _LAST_PORT = 25_000, 32_000
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,14 +32,16 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def new_ports() -> Iterator[None]:
-    """No port is given to two servers: what is connected to the first would keep others from the second for a while."""
-    pick, given = portpicker.pick_unused_port, set()
+    """No port is given to two servers: what is connected to the first would keep others from the second for a while.
+
+    Each process of the tests has ports of its own.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = itertools.count(_FIRST_PORT + number * (_LAST_PORT - _FIRST_PORT) // count)
 
     def pick_new() -> int:
-        while (port := pick()) in given:
-            pass
-        given.add(port)
-        return port
+        return next(port for port in ports if portpicker.is_port_free(port))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(portpicker, "pick_unused_port", pick_new)

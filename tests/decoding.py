@@ -37,7 +37,7 @@ def item_columns(item: Any, chunks: Mapping[int, Any]) -> list[np.ndarray]:
 
 
 def parsed(kind: Any, groups: Iterable[Any]) -> list[Any]:
-    """Messages of a kind, from groups of records as `batches.Batch` has them."""
+    """Messages of a kind, from groups of records as `batches.EncodedBatch` has them."""
     return [kind.FromString(bytes(record)) for records in groups for record in records]
 
 

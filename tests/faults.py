@@ -22,13 +22,15 @@ import tensorflow as tf
 from oracles import episode
 from reverb.cc import schema_pb2
 
-from rlds2reverb import authoring, ingestion, pieces, round_trip, sinks
-from rlds2reverb.checkpoints import CheckpointRoot
-from rlds2reverb.serving import ReplayServer
+from rlds2reverb import ingestion
+from rlds2reverb._encoding import item_blocks
+from rlds2reverb._server.checkpoint_root import CheckpointRoot
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._writing import compatibility, directory_destination, server_destination
 from rlds2reverb.tables import TableConfig
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb.serving"])
+CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb._server.replay_server"])
 #: Longer than anything takes: who waits so long has found a hang.
 PATIENCE_SECS = 100
 
@@ -92,10 +94,10 @@ def mounted(channel: Connection) -> str | OSError:
 
 
 def small_steps() -> None:
-    """Has this process write in many small blocks and parts, and note each of them."""
-    pieces._BLOCK_BYTES = 1 << 15
-    authoring._PART_BYTES = 1 << 18
-    sinks._SECS_BETWEEN_SAVES = 0
+    """Has this process write in many small groups and parts, and note each of them."""
+    item_blocks._GROUP_BYTES = 1 << 15
+    directory_destination._PART_BYTES = 1 << 18
+    server_destination._SECS_BETWEEN_SAVES = 0
 
 
 def around(
@@ -118,11 +120,17 @@ def converter(
 ) -> None:
     """Ingests the data set; says 'begun', then the report; and 'held', to wait for a word, at stages and episodes.
 
+    `options` are those of `ingest`, those of `IngestOptions`, and `state_home`, the folder of journals.
+
     The stages are those of `progress`; 'try', where the server has the item that is to show that it understands; and of
     a directory's end 'assemble' (0), 'link' (after the first file), 'manifest' and 'rename' (0 before, 1 after).
     """
     small_steps()
     options, waiting = {"source": data_set(), **options}, list(held_at)
+    if "state_home" in options:
+        os.environ["XDG_STATE_HOME"] = str(options.pop("state_home"))
+    rare = {name: options.pop(name) for name in ("writer", "key_seed", "force") if name in options}
+    options["options"] = ingestion.IngestOptions(**rare)
 
     def hold(stage: str, index: int) -> None:
         if (stage, index) in waiting:
@@ -130,9 +138,9 @@ def converter(
             channel.send("held")
             channel.recv()
 
-    around(round_trip, "_difference", before=lambda: hold("try", 0))
-    around(authoring.CheckpointWriter, "_assemble", before=lambda: hold("assemble", 0))
-    around(authoring, "link_or_copy", after=lambda: hold("link", 0))
+    around(compatibility, "_difference", before=lambda: hold("try", 0))
+    around(directory_destination.DirectoryDestination, "_assemble", before=lambda: hold("assemble", 0))
+    around(directory_destination, "link_or_copy", after=lambda: hold("link", 0))
     around(CheckpointRoot, "write_manifest", before=lambda: hold("manifest", 0), after=lambda: hold("manifest", 1))
     around(os, "rename", before=lambda: hold("rename", 0), after=lambda: hold("rename", 1))
     channel.send("begun")

@@ -12,7 +12,7 @@ import reverb
 import tensorflow as tf
 from faults import Process, hear, process
 
-from rlds2reverb.serving import ReplayServer
+from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.tables import Selector, TableConfig
 
 NUMBER = tf.TensorSpec((), tf.float32)
@@ -63,7 +63,7 @@ def served_elsewhere(table: dict[float, float], port: int | None = None) -> Iter
 
 def exit_with_an_iterator(channel: Connection, address: str, pid: int) -> None:
     """Samples, has the server killed, and ends while an iterator waits for it."""
-    from rlds2reverb.sampling import sample_dataset
+    from rlds2reverb.sampling.dataset import sample_dataset
 
     batches = iter(sample_dataset(address, "items", 8))
     next(batches)

@@ -1,5 +1,8 @@
 """Replay buffers on Reverb tables, and a manager of several."""
 
+from rlds2reverb.errors import RateLimited as RateLimited
+from rlds2reverb.errors import TooManyDraws as TooManyDraws
+
 from .buffer import ReplayBuffer as ReplayBuffer
 from .configs import BufferConfig as BufferConfig
 from .episode_buffer import EpisodeReplayBuffer as EpisodeReplayBuffer
@@ -11,7 +14,5 @@ from .making import make_buffer as make_buffer
 from .manager import BufferManager as BufferManager
 from .monitors import BufferMonitor as BufferMonitor
 from .monitors import MonitorConfig as MonitorConfig
-from .refusals import RateLimited as RateLimited
 from .refusals import SampleCheck as SampleCheck
-from .refusals import TooManyDraws as TooManyDraws
 from .sequence_buffer import SequenceReplayBuffer as SequenceReplayBuffer

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from rlds2reverb.connecting import require_timeout
-from rlds2reverb.service import ServerUnavailable
-from rlds2reverb.signals import signals_deferred
+from rlds2reverb._arguments import require_timeout
+from rlds2reverb._server.signals import signals_deferred
+from rlds2reverb.errors import LimitReached, ServerUnavailable, TooManyDraws
 from rlds2reverb.specs import Nest, require_match
 from rlds2reverb.tables import TableConfig
 
@@ -21,7 +21,6 @@ from .configs import BufferConfig
 from .elements import Elements, TimeAxis, fields_of, row_spec_of, spec_of
 from .ledger import Ledger
 from .listeners import Listener
-from .refusals import LimitReached, TooManyDraws
 from .rules import lowest_priority
 from .snapshots import Snapshots
 from .stores import TableStore
@@ -158,7 +157,7 @@ class BufferBase:
     @beta.setter
     def beta(self, value: float) -> None:
         if not 0 <= value <= 1:
-            raise ValueError(f"beta is {value}, wanted a number from 0 to 1")
+            raise ValueError(f"beta is {value}, expected a number from 0 to 1")
         with self.lock:
             self._beta = float(value)
 

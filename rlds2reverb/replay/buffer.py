@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.pieces import Piece
+from rlds2reverb._encoding.item_blocks import ItemBlock
 
 from .checks import collect_iters_given, priorities_given, require_drawable, unique_id_of, updates_given
 from .drawing import DrawnBuffer
@@ -75,13 +75,13 @@ class ReplayBuffer(DrawnBuffer):
             columns = elements.columns(given)
             priorities = priorities_given(given, self._highest)
             collect_iters = collect_iters_given(given)
-            pieces = elements.pieces(columns, priorities, self.push_count)
-            return self._add(elements, pieces, priorities, collect_iters)
+            blocks = elements.blocks(columns, priorities, self.push_count)
+            return self._add(elements, blocks, priorities, collect_iters)
 
     def _add(
         self,
         elements: Elements,
-        pieces: Iterable[Piece],
+        blocks: Iterable[ItemBlock],
         priorities: np.ndarray,
         collect_iters: np.ndarray,
     ) -> list[str]:
@@ -96,7 +96,7 @@ class ReplayBuffer(DrawnBuffer):
         with self._changing():
             if len(displaced) != max(0, self._ledger.count + count - self.config.max_size):
                 store.delete(displaced)  # Reverb removes the oldest ones only where the table is full
-            store.insert(pieces)
+            store.insert(blocks)
             numbers = self._ledger.add(priorities, collect_iters)
             self._highest = max(self._highest, float(priorities.max()))
         gone = np.concatenate([displaced, numbers[: max(0, count - self.config.max_size)]])

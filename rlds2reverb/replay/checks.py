@@ -46,7 +46,7 @@ def _priority(given: Any, what: str) -> float:
     except (TypeError, ValueError):
         priority = math.nan
     if not 0 <= priority <= MAX_PRIORITY:  # nor is nan
-        raise ValueError(f"{what} is {given}, wanted a finite number in [0, {MAX_PRIORITY:g}]")
+        raise ValueError(f"{what} is {given}, expected a finite number in [0, {MAX_PRIORITY:g}]")
     return priority
 
 
@@ -54,7 +54,7 @@ def collect_iters_given(items: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """The learner's iterations in which items were collected, int64 `[N]`; -1 for those that do not say.
 
     Raises:
-      ValueError: if one is no whole number from -1, naming the item.
+      ValueError: if one is not an integer from -1, naming the item.
     """
     iters = np.full(len(items), UNKNOWN_ITER, np.int64)
     for number, item in enumerate(items):
@@ -73,7 +73,7 @@ def learner_iter(given: Any, what: str) -> int:
             return number
     except (ValueError, OverflowError, TypeError):
         pass
-    raise ValueError(f"{what} is {given}, wanted a whole number, or -1 where it is not known")
+    raise ValueError(f"{what} is {given}, expected an integer, or -1 where it is not known")
 
 
 def updates_given(
@@ -139,7 +139,7 @@ def number_of(name: str, unique_id: Any) -> int:
     """
     prefix, _, digits = str(unique_id).rpartition("_")
     if prefix != name or not (digits.isascii() and digits.isdigit()) or len(digits) > _MOST_DIGITS:
-        raise ValueError(f"{str(unique_id)!r} is no id of buffer {name!r}, wanted one such as '{name}_12'")
+        raise ValueError(f"{str(unique_id)!r} is no id of buffer {name!r}, expected one such as '{name}_12'")
     return int(digits)
 
 

@@ -82,7 +82,7 @@ class BufferConfig:
             ("short_episodes", self.short_episodes, SHORT_EPISODES),
         ):
             if value not in allowed:
-                raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(map(repr, allowed))}")
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, allowed))}")
         _require_whole("max_size", self.max_size, 1, _MAX_SIZE)
         _require_whole("anneal_step", self.anneal_step, 0, _MAX_COUNT)
         for name in ("max_use", "max_staleness", "length", "window"):
@@ -93,7 +93,7 @@ class BufferConfig:
         _require_within("eps", self.eps, 0, MAX_PRIORITY)
         _require_within("sample_min_limit_ratio", self.sample_min_limit_ratio, 0, self.max_size)
         if self.priority_decay is not None and not 0 < self.priority_decay < 1:
-            raise ValueError(f"priority_decay is {self.priority_decay}, wanted a number between 0 and 1, or None")
+            raise ValueError(f"priority_decay is {self.priority_decay}, expected a number between 0 and 1, or None")
         self._check_rates()
         self._check_kind()
         self._check_others()
@@ -102,8 +102,8 @@ class BufferConfig:
         limits = self.push_sample_rate_limit
         if len(limits) != 2 or not 0 <= limits[0] < limits[1]:
             raise ValueError(
-                f"push_sample_rate_limit is {limits}, wanted (least, most) with 0 <= least < most: between them there "
-                "has to be room for a push or a sample"
+                f"push_sample_rate_limit is {limits}, expected (least, most) with 0 <= least < most: between them "
+                "there has to be room for a push or a sample"
             )
         limits = float(limits[0]), float(limits[1])  # also of the list that JSON makes of them, or of numpy's
         object.__setattr__(self, "push_sample_rate_limit", limits)
@@ -128,7 +128,9 @@ class BufferConfig:
 
     def _check_others(self) -> None:
         if not isinstance(self.other_tables, Mapping):
-            raise TypeError(f"other_tables is a {type(self.other_tables).__name__}, wanted a dict of selectors by name")
+            raise TypeError(
+                f"other_tables is a {type(self.other_tables).__name__}, expected a dict of selectors by name"
+            )
         others = {name: _selector(name, given) for name, given in self.other_tables.items()}
         object.__setattr__(self, "other_tables", others)  # its own, and of one type however it was given
         if others and self.max_use is not None:
@@ -157,13 +159,13 @@ class BufferConfig:
 def _selector(name: str, given: Selector | Mapping[str, Any]) -> Selector:
     """The selector of another table, also from the dict that `dataclasses.asdict` makes of one."""
     if not isinstance(name, str):
-        raise TypeError(f"other_tables has {name!r} for a name, wanted text")
+        raise TypeError(f"other_tables has {name!r} for a name, expected text")
     selector = Selector(**given) if isinstance(given, Mapping) else given
     if not isinstance(selector, Selector):
-        raise TypeError(f"other_tables[{name!r}] is a {type(given).__name__}, wanted a Selector")
+        raise TypeError(f"other_tables[{name!r}] is a {type(given).__name__}, expected a Selector")
     if selector.kind not in _OTHER_SELECTORS:
         wanted = " or ".join(_OTHER_SELECTORS)
-        raise ValueError(f"the selector of other_tables[{name!r}] is {selector}, wanted {wanted}")
+        raise ValueError(f"the selector of other_tables[{name!r}] is {selector}, expected {wanted}")
     if selector.exponent is not None:
         _require_within(f"the exponent of other_tables[{name!r}]", selector.exponent, 0, _MAX_ALPHA)
     TableConfig(name, selector)  # which checks the name
@@ -172,9 +174,9 @@ def _selector(name: str, given: Selector | Mapping[str, Any]) -> Selector:
 
 def _require_whole(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{name} is {value}, wanted a whole number from {low} to {high:,}")
+        raise ValueError(f"{name} is {value}, expected an integer from {low} to {high:,}")
 
 
 def _require_within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # nor is nan
-        raise ValueError(f"{name} is {value}, wanted a number from {low:g} to {high:g}")
+        raise ValueError(f"{name} is {value}, expected a number from {low:g} to {high:g}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlds2reverb.errors import LimitReached
 from rlds2reverb.tables import TableConfig
 
 from . import rules
@@ -14,7 +15,7 @@ from .checks import learner_iter, unique_id_of
 from .draws import Draws, draw_until
 from .elements import COLLECT_ITER, PRIORITY, STALENESS, UNIQUE_ID, USE, WEIGHT
 from .ledger import UNKNOWN_ITER
-from .refusals import LimitReached, SampleCheck, rate_refusal
+from .refusals import SampleCheck, rate_refusal
 from .saving import SavedBuffer
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class DrawnBuffer(SavedBuffer):
             its knowing).
           ServerUnavailable: if the server does not answer in time.
         """
-        from rlds2reverb.sampling import sample_dataset
+        from rlds2reverb.sampling.dataset import sample_dataset
 
         source = self._table(table)
         with self.lock:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .refusals import TooManyDraws
+from rlds2reverb.errors import TooManyDraws
 
 _MOST_DRAWS = 200_000
 _MOST_AT_ONCE = 4096

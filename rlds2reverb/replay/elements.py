@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import tree
 
-from rlds2reverb.pieces import Piece
-from rlds2reverb.specs import ArraySpec, Nest, SpecMismatch, describe, leaves, path_name, require_match, to_tensor_spec
-from rlds2reverb.wire import require_dtype
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._encoding.messages import require_dtype
+from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name, require_match, to_tensor_spec
 
 PRIORITY, COLLECT_ITER = "priority", "collect_iter"
 UNIQUE_ID, WEIGHT, USE, STALENESS = "replay_unique_id", "IS", "use", "staleness"
@@ -44,7 +45,7 @@ class TimeAxis:
 
 
 class Elements:
-    """Checks elements of one structure, makes the pieces that are written, and makes elements of what is read."""
+    """Checks elements of one structure, makes the blocks that are written, and makes elements of what is read."""
 
     def __init__(self, row_spec: Nest, axis: TimeAxis, *, holder: str):
         """For elements of a spec.
@@ -78,7 +79,7 @@ class Elements:
         """The fields of some items: for each column of the table, its arrays, one an item.
 
         Raises:
-          SpecMismatch: naming the item, its field, what it is and what was wanted.
+          SpecMismatch: naming the item, its field, what it is and what was expected.
         """
         found: list[list[np.ndarray]] = [[] for _ in self.row_specs]
         for number, item in enumerate(items):
@@ -116,9 +117,9 @@ class Elements:
         require_match(got, wanted, holder=self._holder, advice=advice, root=f"item {number}")
         raise SpecMismatch(f"item {number} has another structure than {self._holder} wants; {advice}")
 
-    def pieces(
+    def blocks(
         self, columns: Sequence[Sequence[np.ndarray]], priorities: np.ndarray, first_number: int
-    ) -> Iterator[Piece]:
+    ) -> Iterator[ItemBlock]:
         """What is written of elements with consecutive numbers.
 
         Args:
@@ -130,12 +131,12 @@ class Elements:
             for at, rows in enumerate(zip(*columns, strict=True)):
                 starts, lengths = np.zeros(1, np.int64), np.array([len(rows[0])])
                 number = first_number + at
-                yield Piece(rows, starts, lengths, priorities[at : at + 1], b"", number, number)
+                yield ItemBlock(rows, starts, lengths, priorities[at : at + 1], b"", number, number)
             return
         rows = tuple(np.concatenate(column) if self.axis.exists else np.stack(column) for column in columns)
         length = self.axis.length or 1
         starts = np.arange(len(priorities), dtype=np.int64) * length
-        yield Piece(rows, starts, np.full(len(starts), length), priorities, b"", first_number, first_number)
+        yield ItemBlock(rows, starts, np.full(len(starts), length), priorities, b"", first_number, first_number)
 
     def element(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
         """The fields of an element that was read, scalars as numpy's scalars."""
@@ -151,7 +152,7 @@ def fields_of(item: Any) -> dict[str, Any]:
     """
     if not isinstance(item, Mapping) or not all(isinstance(key, str) for key in item):
         kind = type(item).__name__
-        raise TypeError(f"an item is a {kind}, wanted a dict of fields with text for keys, such as {{'obs': array}}")
+        raise TypeError(f"an item is a {kind}, expected a dict of fields with text for keys, such as {{'obs': array}}")
     return {key: value for key, value in item.items() if key not in NO_FIELDS}
 
 
@@ -176,7 +177,7 @@ def _require_text_keys(nest: Any) -> None:
     """Raises `TypeError` if a dict in a nest has a key that is no text, which signatures of tables do not take."""
     if isinstance(nest, Mapping):
         if not all(isinstance(key, str) for key in nest):
-            raise TypeError(f"a field has a dict with keys {', '.join(map(repr, nest))}, wanted text; rename them")
+            raise TypeError(f"a field has a dict with keys {', '.join(map(repr, nest))}, expected text; rename them")
         nest = tuple(nest.values())
     for part in nest if isinstance(nest, (tuple, list)) else ():
         _require_text_keys(part)

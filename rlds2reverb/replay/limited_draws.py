@@ -9,7 +9,7 @@ import numpy as np
 import reverb
 import tensorflow as tf
 
-from rlds2reverb import keys
+from rlds2reverb._encoding import keys
 
 from .draws import Draws
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.keys import numbers_of
+from rlds2reverb._encoding.keys import numbers_of
 
 from .buffer import ReplayBuffer
 from .checks import updates_given
@@ -99,7 +99,7 @@ class BufferManager:
         if isinstance(data, Mapping):
             return [self[buffer_name].append(data)]
         if not isinstance(data, (list, tuple)):
-            raise TypeError(f"data is a {type(data).__name__}, wanted an item (a mapping) or a list of items")
+            raise TypeError(f"data is a {type(data).__name__}, expected an item (a mapping) or a list of items")
         return self[buffer_name].extend(data)
 
     def sample(
@@ -163,7 +163,7 @@ class BufferManager:
             raise ValueError(f"an update lacks {UNIQUE_ID!r}; give the ids that sample gave")
         ids, priorities = list(info[UNIQUE_ID]), np.asarray(info[PRIORITY]).reshape(-1)
         if len(ids) != len(priorities):
-            raise ValueError(f"info has {len(ids)} ids and {len(priorities)} priorities, wanted as many of both")
+            raise ValueError(f"info has {len(ids)} ids and {len(priorities)} priorities, expected as many of both")
         places: dict[str, list[int]] = {}
         for place, unique_id in enumerate(ids):
             places.setdefault(self._owner(unique_id), []).append(place)
@@ -291,7 +291,7 @@ def _require_names(names: Iterable[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
             raise ValueError(
-                f"a buffer's name is {name!r}, wanted one that can be a directory's, without '/' or '.' first"
+                f"a buffer's name is {name!r}, expected one that can be a directory's, without '/' or '.' first"
             )
 
 

@@ -21,7 +21,7 @@ def shares_of(ratio: Mapping[str, float]) -> dict[str, float]:
     """
     shares = np.array(list(ratio.values()), np.float64)
     if not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
-        raise ValueError(f"sample_ratio is {dict(ratio)}, wanted finite shares of at least 0 that are not all 0")
+        raise ValueError(f"sample_ratio is {dict(ratio)}, expected finite shares of at least 0 that are not all 0")
     shares = shares / shares.max()
     return dict(zip(ratio, (shares / shares.sum()).tolist(), strict=True))
 
@@ -37,7 +37,7 @@ def fixed_counts(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]
       ValueError: if a buffer with a share gets no item.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, wanted at least 1")
+        raise ValueError(f"batch_size is {batch_size}, expected at least 1")
     quotas = batch_size * np.array(list(shares.values()))
     counts = np.floor(quotas).astype(int)
     counts[np.argsort(counts - quotas, kind="stable")[: batch_size - counts.sum()]] += 1

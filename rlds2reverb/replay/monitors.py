@@ -31,11 +31,11 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.window_secs < math.inf:
-            raise ValueError(f"window_secs is {self.window_secs}, wanted seconds above 0")
+            raise ValueError(f"window_secs is {self.window_secs}, expected seconds above 0")
         for name, lowest in (("num_parts", 2), ("num_values", 1), ("num_buckets", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise ValueError(f"{name} is {value!r}, wanted a whole number of at least {lowest}")
+                raise ValueError(f"{name} is {value!r}, expected an integer of at least {lowest}")
 
 
 class RateWindow:

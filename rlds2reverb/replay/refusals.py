@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rlds2reverb.errors import RateLimited
 from rlds2reverb.tables import RateLimiter
 
 
@@ -20,18 +21,6 @@ class SampleCheck(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.allowed
-
-
-class RateLimited(RuntimeError):
-    """A push was refused: too much was pushed for what was sampled. Sample, then push again."""
-
-
-class LimitReached(RuntimeError):
-    """A table's rate limiter gives no more of a sample: others took what was left of its allowance meanwhile."""
-
-
-class TooManyDraws(RuntimeError):
-    """The elements asked for are so rare among those of the table that drawing them would take too long."""
 
 
 def limiter_of(least: float) -> RateLimiter:

@@ -33,7 +33,7 @@ def lowest_priority(tables: Iterable[TableConfig]) -> float:
 def require_possible(holder: str, config: BufferConfig, size: int) -> None:
     """Raises `ValueError` if a sample of this size is none, or would be refused for ever."""
     if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
-        raise ValueError(f"size is {size}, wanted a whole number of at least 0")
+        raise ValueError(f"size is {size}, expected an integer of at least 0")
     _require_room(holder, config, size, max(size, _least(config, size)))
 
 
@@ -96,7 +96,7 @@ class Range:
 def require_range(config: BufferConfig, sample_range: slice | None) -> None:
     """Raises if a range is none, or does not go with the configuration."""
     if sample_range is not None and not isinstance(sample_range, slice):
-        raise TypeError(f"sample_range is a {type(sample_range).__name__}, wanted a slice such as slice(-20, None)")
+        raise TypeError(f"sample_range is a {type(sample_range).__name__}, expected a slice such as slice(-20, None)")
     if sample_range is not None and config.max_use is not None:
         raise ValueError(
             "sample_range does not go with max_use: draws that are thrown away count as uses on the server; leave one "

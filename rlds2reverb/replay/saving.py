@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.checkpoints import CheckpointError
-from rlds2reverb.signals import signals_deferred
+from rlds2reverb._server.signals import signals_deferred
+from rlds2reverb.errors import CheckpointError
 
 from .base import BufferBase
 from .checks import require_drawable

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rlds2reverb.pieces import Piece
-from rlds2reverb.specs import SpecMismatch, describe, leaves, path_name
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.windows import Windows
 
 from .buffer import ReplayBuffer
@@ -69,6 +70,6 @@ class SequenceReplayBuffer(ReplayBuffer):
             own = [episode] * len(windows)
             priorities, collect_iters = priorities_given(own, self._highest), collect_iters_given(own)
             number = self.push_count
-            piece = Piece(columns, windows.starts, windows.lengths, priorities, b"", number, number)
+            block = ItemBlock(columns, windows.starts, windows.lengths, priorities, b"", number, number)
             elements = self._elements or Elements(row_spec, self._axis, holder=self._holder)
-            return self._add(elements, [piece], priorities, collect_iters)
+            return self._add(elements, [block], priorities, collect_iters)

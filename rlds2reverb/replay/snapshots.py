@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb import sealed_json
-from rlds2reverb.checkpoints import CheckpointError, CheckpointRoot, full_disk_told, require_plain
-from rlds2reverb.locks import FileLock
+from rlds2reverb._server import sealed_json
+from rlds2reverb._server.checkpoint_root import CheckpointRoot, full_disk_as_error, require_plain
+from rlds2reverb._server.locks import FileLock
+from rlds2reverb.errors import CheckpointError
 from rlds2reverb.tables import TableConfig
 
 _ENTRIES = {"table", "states", "buffer.lock"}
@@ -118,7 +119,7 @@ class Snapshots:
           StorageFull: if there is no space; the checkpoint before is kept.
         """
         before = self._latest()
-        with full_disk_told(self.path):
+        with full_disk_as_error(self.path):
             pending = {**_encoded(state), "after": before.name if before else None}
             sealed_json.save(self._state_of(_PENDING), pending)
             checkpoint = make_checkpoint()

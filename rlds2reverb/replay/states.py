@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from rlds2reverb.checkpoints import CheckpointError
-from rlds2reverb.signals import signals_deferred
+from rlds2reverb._server.signals import signals_deferred
+from rlds2reverb.errors import CheckpointError
 
 from .buffer import ReplayBuffer
 from .making import make_buffer

@@ -9,23 +9,23 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import tree
 
-from rlds2reverb import keys
-from rlds2reverb.batches import Encoder
-from rlds2reverb.bulk_writing import BulkWriter
-from rlds2reverb.connecting import why_nothing_sampled, within
-from rlds2reverb.pieces import Piece
-from rlds2reverb.service import ServerUnavailable, Service
-from rlds2reverb.serving import ReplayServer
+from rlds2reverb._encoding import keys
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._server.clients import why_nothing_sampled
+from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb._server.native_calls import call_with_deadline
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb.errors import LimitReached, ServerUnavailable
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
 
 from .draws import Draws, joined
 from .limited_draws import draw_within_limits
-from .refusals import LimitReached
 
 _MAX_DELETED_AT_ONCE = 100_000
 #: Values of `reverb.SampleInfo` that come before the data of a sample.
@@ -59,7 +59,7 @@ class TableStore:
         self.num_drawn = dict.fromkeys(self.tables, 0)
         self._timeout_secs = timeout_secs
         self._server = ReplayServer(tables, signature, checkpoint_root=checkpoint_root)
-        self._service = Service(self._server.address)
+        self._service = ServerConnection(self._server.address)
         self._client = self._server.client
         self._writer: BulkWriter | None = None
         self._items: tuple[Sequence[ArraySpec], bool] = ((), False)
@@ -93,7 +93,7 @@ class TableStore:
         self._service.close()
         self._server.stop()
 
-    def insert(self, pieces: Iterable[Piece]) -> None:
+    def insert(self, blocks: Iterable[ItemBlock]) -> None:
         """Writes elements into all tables, and waits until they can be sampled.
 
         Raises:
@@ -101,7 +101,7 @@ class TableStore:
         """
         if self._writer is None:
             raise ValueError(f"table {', '.join(map(repr, self.tables))} was not opened for writing")
-        self._writer.write(pieces)
+        self._writer.write(blocks)
         self._writer.confirm()
 
     def draw(self, count: int, table: str) -> Draws:
@@ -125,7 +125,7 @@ class TableStore:
             return [sampler.GetNextTrajectory() for _ in range(count)]
 
         try:
-            samples = within(self._timeout_secs, run, f"samples of table {table!r}")
+            samples = call_with_deadline(self._timeout_secs, run, f"samples of table {table!r}")
         except ServerUnavailable:
             raise self._nothing_sampled(table) from None
         found = np.array([sample[0] for sample in samples], np.uint64)
@@ -152,7 +152,7 @@ class TableStore:
 
     def _draw_once(self, count: int, table: str) -> Draws:
         """As many of so many elements as the rate limiter gives, or less where the server is slow."""
-        return within(
+        return call_with_deadline(
             self._timeout_secs,
             lambda: draw_within_limits(self.address, table, count, self._columns),
             f"samples of table {table!r}",
@@ -176,7 +176,7 @@ class TableStore:
         updates = dict(zip(keys.of_numbers(numbers).tolist(), priorities.tolist(), strict=True))
         for table in self.tables:
             change = partial(self._client.mutate_priorities, table, updates=updates)
-            within(self._timeout_secs, change, f"new priorities in table {table!r}")
+            call_with_deadline(self._timeout_secs, change, f"new priorities in table {table!r}")
 
     def delete(self, numbers: np.ndarray) -> None:
         """Removes elements from all tables; those that are not there are ignored.
@@ -187,10 +187,7 @@ class TableStore:
         for begin in range(0, len(numbers), _MAX_DELETED_AT_ONCE):
             part = keys.of_numbers(numbers[begin : begin + _MAX_DELETED_AT_ONCE]).tolist()
             for table in self.tables:
-                try:
-                    self._service.delete(table, part, timeout_secs=self._timeout_secs)
-                except grpc.RpcError as error:
-                    raise ServerUnavailable(f"table {table!r} does not delete items ({error.code().name})") from None
+                self._service.delete(table, part, timeout_secs=self._timeout_secs)
 
     def reset(self) -> None:
         """Removes all elements from all tables, whose counts begin anew.
@@ -199,7 +196,7 @@ class TableStore:
           ServerUnavailable: if the server does not answer in time.
         """
         for table in self.tables:
-            within(self._timeout_secs, partial(self._client.reset, table), f"table {table!r} to be emptied")
+            call_with_deadline(self._timeout_secs, partial(self._client.reset, table), f"table {table!r} to be emptied")
         self.num_drawn = dict.fromkeys(self.tables, 0)
         if self._writer is not None:  # numbers begin anew, and the keys of chunks must not
             self._writer.close()

@@ -10,9 +10,8 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import from_transitions
-from rlds2reverb.specs import SpecMismatch, describe
-
-from .source import SourceError
+from rlds2reverb.errors import SourceError, SpecMismatch
+from rlds2reverb.specs import describe
 
 
 def as_columns(nest: Any, where: str) -> Any:
@@ -38,11 +37,11 @@ def as_columns(nest: Any, where: str) -> Any:
     except ValueError as error:
         raise SourceError(f"{where} is no array: its rows differ in shape ({error})") from error
     if not column.shape:
-        raise SourceError(f"{where} is a single {type(nest).__name__}, wanted a column with one row for each step")
+        raise SourceError(f"{where} is a single {type(nest).__name__}, expected a column with one row for each step")
     if column.dtype.kind in "SU" or (column.dtype.kind == "O" and _holds_text(column)):
         return column.astype(object)
     if column.dtype.kind not in "biuf" or column.dtype.itemsize > 8:
-        raise SourceError(f"{where} holds {column.dtype}, wanted bool, integers or floats of up to 64 bits")
+        raise SourceError(f"{where} holds {column.dtype}, expected bool, integers or floats of up to 64 bits")
     return column.astype(column.dtype.newbyteorder("="), copy=False)
 
 
@@ -57,12 +56,12 @@ def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarra
       SourceError: if it has another shape, or holds anything else, naming the row.
     """
     if column.shape[1:] not in ((), (1,)):
-        raise SourceError(f"{where} has shape {column.shape}, wanted one flag for each row")
+        raise SourceError(f"{where} has shape {column.shape}, expected one flag for each row")
     column = column.reshape(len(column))
     wrong = (column != 0) & (column != 1)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise SourceError(f"{where}[{first_row + row}] is {column[row]}, wanted 0 or 1")
+        raise SourceError(f"{where}[{first_row + row}] is {column[row]}, expected 0 or 1")
     return column.astype(bool)
 
 
@@ -75,7 +74,7 @@ def steps_of_log(
       SourceError: if rewards are not one number a row, there are no observations, or columns do not fit together.
     """
     if not isinstance(rewards, np.ndarray) or rewards.shape[1:] not in ((), (1,)) or rewards.dtype.kind not in "biuf":
-        raise SourceError(f"{where}: rewards are {_described(rewards)}, wanted one number for each row")
+        raise SourceError(f"{where}: rewards are {_described(rewards)}, expected one number for each row")
     for name, nest in (("observations", observations), ("actions", actions)):
         lengths = {len(column) for column in tree.flatten(nest)}
         allowed = {len(rewards), len(rewards) + 1} if name == "observations" else {len(rewards)}
@@ -98,6 +97,6 @@ def as_steps(steps: Mapping[str, Any], where: str) -> dict[str, Any]:
     columns = as_columns(dict(steps), where)
     for name in fields.FLAG_FIELDS:
         if not isinstance(columns[name], np.ndarray):
-            raise SourceError(f"{where}[{name!r}] is a {type(columns[name]).__name__}, wanted a column of flags")
+            raise SourceError(f"{where}[{name!r}] is a {type(columns[name]).__name__}, expected a column of flags")
     flags = {name: as_flags(columns[name], f"{where}[{name!r}]") for name in fields.FLAG_FIELDS}
     return {**columns, **flags}

@@ -15,11 +15,13 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import concatenated
 
 from . import hdf5
-from .blocks import read_blocks
 from .columns import as_columns, as_flags
-from .source import Source, SourceError
+from .hdf5_blocks import read_blocks
+from .source import Source
 
 OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
 TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
@@ -45,7 +47,7 @@ class EpisodeEnds:
 
     def __post_init__(self) -> None:
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps is {self.max_episode_steps}, wanted at least 1")
+            raise ValueError(f"max_episode_steps is {self.max_episode_steps}, expected at least 1")
 
     def __bool__(self) -> bool:
         return self.max_episode_steps is not None or self.at_discontinuity
@@ -61,8 +63,8 @@ def open_d4rl(
     """A D4RL HDF5 file as a source; neither d4rl nor mujoco is needed.
 
     Both ends of an episode: with `next_observations` every episode gets its own final observation. Without them a
-    truncated episode ends at its last observation and a terminal one gets a final observation of zeros. Rows after
-    the last flag are an episode of their own, closed as truncated, with `open_end` set.
+    truncated episode ends at its last observation and a terminal one gets a final observation of zeros. Rows after the
+    last flag are an episode of their own, closed as truncated, with `open_end` set.
 
     Args:
       path: the file. Rewards may be `[N]` or `[N, 1]`, flags bool, integer or float; dtypes are kept.
@@ -107,7 +109,7 @@ def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (
 
 
 @dataclass(frozen=True)
-class Rows:
+class TransitionRows:
     """Checked columns of rows, all `num_rows` long: arrays, or data sets of an open file."""
 
     name: str
@@ -151,24 +153,24 @@ def require_free_names(names: Iterable[str], where: str) -> None:
         raise SourceError(f"{where}: a further field named {taken[0]!r} would hide the step's own; rename it")
 
 
-def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> Rows:
+def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> TransitionRows:
     for key in REQUIRED:
         if key not in columns:
             raise SourceError(f"{name} has no '{key}'; D4RL data have {', '.join(REQUIRED)}, and mostly {TIMEOUTS}")
     for key, values in columns.items():
         if values.dtype.kind not in "biuf":
             kind = "strings" if values.dtype.kind == "O" else values.dtype
-            raise SourceError(f"{name}: '{key}' holds {kind}, wanted numbers")
+            raise SourceError(f"{name}: '{key}' holds {kind}, expected numbers")
         if not values.shape:
-            raise SourceError(f"{name}: '{key}' is a single number, wanted one row for each step")
+            raise SourceError(f"{name}: '{key}' is a single number, expected one row for each step")
     for key, values in columns.items():
         if len(values) != len(columns[REWARDS]):
             raise SourceError(
-                f"{name}: '{key}' has {len(values)} rows, '{REWARDS}' has {len(columns[REWARDS])}; wanted equal"
+                f"{name}: '{key}' has {len(values)} rows, '{REWARDS}' has {len(columns[REWARDS])}; expected equal"
             )
     for key in (REWARDS, TERMINALS, TIMEOUTS):
         if key in columns and columns[key].shape[1:] not in ((), (1,)):
-            raise SourceError(f"{name}: '{key}' has shape {columns[key].shape}, wanted (N,) or (N, 1)")
+            raise SourceError(f"{name}: '{key}' has shape {columns[key].shape}, expected (N,) or (N, 1)")
     _require_ends(name, columns, ends)
     if not len(columns[REWARDS]):
         raise SourceError(f"{name} holds no rows; there is nothing to convert")
@@ -176,9 +178,9 @@ def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> Rows:
     if following is not None and _row_spec(following) != _row_spec(columns[OBSERVATIONS]):
         raise SourceError(
             f"{name}: '{NEXT_OBSERVATIONS}' has rows of {_row_spec(following)}, "
-            f"'{OBSERVATIONS}' of {_row_spec(columns[OBSERVATIONS])}; wanted equal"
+            f"'{OBSERVATIONS}' of {_row_spec(columns[OBSERVATIONS])}; expected equal"
         )
-    return Rows(
+    return TransitionRows(
         name,
         len(columns[REWARDS]),
         {key: values for key, values in columns.items() if key in KEYS},
@@ -202,7 +204,7 @@ def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> N
         )
 
 
-def cut_episodes(rows: Rows) -> Iterator[Episode]:
+def cut_episodes(rows: TransitionRows) -> Iterator[Episode]:
     """Reads rows in blocks of bounded size and yields whole episodes."""
     columns = [*rows.columns.values(), *rows.extras.values()]
     row_bytes = sum(values.dtype.itemsize * int(np.prod(values.shape[1:])) for values in columns)
@@ -232,8 +234,8 @@ def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
         start, size = stop, min(2 * size, block_rows)
 
 
-def _ends(rows: Rows, block: dict[str, np.ndarray], stop: int, length: int) -> Iterator[int]:
-    """Rows of a block after which an episode ends; `length` rows of the running one came before."""
+def _ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int, length: int) -> Iterator[int]:
+    """TransitionRows of a block after which an episode ends; `length` rows of the running one came before."""
     ended = block[TERMINALS].copy()
     if TIMEOUTS in block:
         ended |= block[TIMEOUTS]
@@ -257,9 +259,7 @@ def _within_limit(flagged: list[int], limit: int, length: int, num_rows: int) ->
 
 
 def _join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
 
 
 def _steps(part: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from .source import SourceError
+from rlds2reverb._units import bytes_text
+from rlds2reverb.errors import SourceError
 
 _NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")
 #: deflate, shuffle, fletcher32, szip, nbit, scaleoffset, lzf: the filters that HDF5 and h5py bring along. Any other
@@ -59,7 +60,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
         raise SourceError(f"{path.name} is empty (0 bytes); copy or download it again")
     if head.startswith(_NUMPY_MAGICS):
         raise SourceError(
-            f"{path.name} is a NumPy file or archive, wanted HDF5; load it yourself with allow_pickle=False "
+            f"{path.name} is a NumPy file or archive, expected HDF5; load it yourself with allow_pickle=False "
             "and pass the arrays to rlds2reverb.load"
         )
     if not h5py.is_hdf5(path):
@@ -91,9 +92,9 @@ def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Datase
             return None
         node = child
     if not isinstance(node, h5py.Dataset):
-        raise SourceError(f"{where} is a group, wanted a data set of numbers")
+        raise SourceError(f"{where} is a group, expected a data set of numbers")
     if node.dtype.kind not in "biuf":
-        raise SourceError(f"{where} holds {_dtype_name(node.dtype)}, wanted numbers (bool, integer or float)")
+        raise SourceError(f"{where} holds {_dtype_name(node.dtype)}, expected numbers (bool, integer or float)")
     if node.shape is None:
         raise SourceError(f"{where} is empty (a null data space)")
     require_own_data(node, where)
@@ -189,18 +190,19 @@ def require_within(datasets: Sequence[h5py.Dataset], where: str, limits: Limits)
     declared = sum(_declared(dataset) for dataset in datasets)
     stored = sum(dataset.id.get_storage_size() for dataset in datasets)
     if declared > limits.max_bytes:
-        raise SourceError(f"{where} declares {_size(declared)}; the limit is {_size(limits.max_bytes)}")
+        raise SourceError(f"{where} declares {bytes_text(declared)}; the limit is {bytes_text(limits.max_bytes)}")
     if declared > limits.expansion_free_bytes and declared > limits.max_expansion * stored:
         raise SourceError(
-            f"{where} unpacks {_size(stored)} to {_size(declared)}, more than {limits.max_expansion:.0f} times; "
-            "that looks like a compression bomb"
+            f"{where} unpacks {bytes_text(stored)} to {bytes_text(declared)}, more than {limits.max_expansion:.0f} "
+            "times; that looks like a compression bomb"
         )
     for dataset in datasets:
-        pieces = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
-        largest = max(dataset.dtype.itemsize * math.prod(piece) for piece in pieces)
+        parts = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
+        largest = max(dataset.dtype.itemsize * math.prod(part) for part in parts)
         if largest > limits.max_chunk_bytes:
             raise SourceError(
-                f"{where} has rows or chunks of {_size(largest)}; the limit is {_size(limits.max_chunk_bytes)}"
+                f"{where} has rows or chunks of {bytes_text(largest)}; the limit is "
+                f"{bytes_text(limits.max_chunk_bytes)}"
             )
         missing = _missing_chunks(dataset)
         if missing:
@@ -220,11 +222,3 @@ def _missing_chunks(dataset: h5py.Dataset) -> int:
         return int(not dataset.id.get_storage_size())
     per_axis = [-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)]
     return math.prod(per_axis) - dataset.id.get_num_chunks()
-
-
-def _size(num_bytes: int) -> str:
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if num_bytes < 1000 or unit == "TB":
-            return f"{num_bytes:,.0f} {unit}" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
-        num_bytes = num_bytes / 1000  # type: ignore[assignment]
-    raise AssertionError

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import d4rl, hdf5, memory, minari_storage, rlds, robomimic
-from .source import Source, SourceError
+from rlds2reverb.errors import SourceError
+
+from . import d4rl, hdf5, memory, minari, rlds, robomimic
+from .source import Source
 
 _KINDS = (
     "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a TFDS name "
@@ -65,7 +67,7 @@ def load(
         return memory.from_episodes(source)
     if hasattr(source, "element_spec"):
         return rlds.from_rlds_dataset(source)
-    raise TypeError(f"cannot load a {type(source).__name__}; wanted {_KINDS}")
+    raise TypeError(f"cannot load a {type(source).__name__}; expected {_KINDS}")
 
 
 def _existing(source: str | Path) -> Path | None:
@@ -87,7 +89,7 @@ def _directory(path: Path, split: str) -> Source:
     if (path / "dataset_info.json").is_file() or (path / "features.json").is_file():
         return rlds.open_directory(path, split=split)
     if (path / "data" / "metadata.json").is_file():
-        return minari_storage.open_minari(path)
+        return minari.open_minari(path)
     prepared = [info.parent for depth in _DEPTHS for info in sorted(path.glob(f"{depth}dataset_info.json"))]
     prepared += [info.parents[1] for depth in _DEPTHS for info in sorted(path.glob(f"{depth}data/metadata.json"))]
     if len(prepared) == 1:
@@ -95,15 +97,15 @@ def _directory(path: Path, split: str) -> Source:
     if prepared:
         names = ", ".join(str(found.relative_to(path)) for found in prepared[:5])
         raise SourceError(f"{path} holds {len(prepared)} data sets; name one of them: {names}")
-    raise SourceError(f"{path} holds no data set (no dataset_info.json, no data/metadata.json); wanted {_KINDS}")
+    raise SourceError(f"{path} holds no data set (no dataset_info.json, no data/metadata.json); expected {_KINDS}")
 
 
 def _by_name(name: str, split: str, data_dir: str | Path | None) -> Source:
     shown = repr(name[:100])
     if not name or name.startswith(("/", ".", "~")) or ".." in name or len(name) > 300 or "\0" in name:
-        raise FileNotFoundError(f"there is no {shown}; wanted {_KINDS}")
+        raise FileNotFoundError(f"there is no {shown}; expected {_KINDS}")
     if Path(name).suffix.lower() in (".hdf5", ".h5", ".npz", ".npy"):
         raise FileNotFoundError(f"there is no file {shown}")
-    if minari_storage.is_identifier(name):
-        return minari_storage.open_minari(name)
+    if minari.is_identifier(name):
+        return minari.open_minari(name)
     return rlds.open_builder(name, split=split, data_dir=data_dir)

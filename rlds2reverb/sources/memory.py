@@ -10,10 +10,11 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
 
 from . import d4rl
 from .columns import as_columns, as_flags, as_steps, steps_of_log
-from .source import Source, SourceError
+from .source import Source
 
 _LOG_FIELDS = (d4rl.OBSERVATIONS, d4rl.ACTIONS, d4rl.REWARDS)
 _TERMINATED, _TRUNCATED = "terminated", "truncated"
@@ -45,7 +46,7 @@ def from_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episode
 def _steps(index: int, episode: Any) -> dict[str, Any]:
     where = f"episode {index}"
     if not isinstance(episode, Mapping):
-        raise SourceError(f"{where} is a {type(episode).__name__}, wanted a dict of arrays")
+        raise SourceError(f"{where} is a {type(episode).__name__}, expected a dict of arrays")
     if all(name in episode for name in fields.STEP_FIELDS):
         return as_steps(episode, where)
     missing = [name for name in (*_LOG_FIELDS, _TERMINATED) if name not in episode]
@@ -64,7 +65,8 @@ def _steps(index: int, episode: Any) -> dict[str, Any]:
         raise SourceError(f"{where} has no rewards; leave empty episodes out")
     if len(terminated) not in (1, num_rows) or terminated[:-1].any():
         raise SourceError(
-            f"{where}: {_TERMINATED} is {terminated.tolist()[:9]}, wanted one flag, or one a row with only the last set"
+            f"{where}: {_TERMINATED} is {terminated.tolist()[:9]}, expected one flag, or one a row with only the last "
+            "set"
         )
     d4rl.require_free_names(arrays, where)
     return steps_of_log(
@@ -80,7 +82,7 @@ def _steps(index: int, episode: Any) -> dict[str, Any]:
 
 def _plain(flag: Any, where: str) -> Any:
     if flag is None or isinstance(flag, (Mapping, str)):
-        raise SourceError(f"{where}['{_TERMINATED}'] is {flag!r}, wanted a flag")
+        raise SourceError(f"{where}['{_TERMINATED}'] is {flag!r}, expected a flag")
     try:
         return np.asarray(flag)
     except ValueError as error:

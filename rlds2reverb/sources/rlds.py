@@ -14,9 +14,10 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
 
 from .columns import as_steps
-from .source import Source, SourceError
+from .source import Source
 from .tfds_files import require_harmless, require_shards, require_split
 
 if TYPE_CHECKING:
@@ -52,25 +53,25 @@ def _require_step_fields(name: str, episode_spec: Any) -> None:
     steps = episode_spec.get(fields.STEPS) if isinstance(episode_spec, dict) else None
     if not isinstance(steps, tf.data.DatasetSpec):
         found = list(episode_spec) if isinstance(episode_spec, dict) else type(episode_spec).__name__
-        raise SourceError(f"{name}: {fields.NO_STEPS} An episode has {found}, wanted 'steps'.")
+        raise SourceError(f"{name}: {fields.NO_STEPS} An episode has {found}, expected 'steps'.")
     step_spec = steps.element_spec
     if not isinstance(step_spec, dict):
         raise SourceError(
-            f"{name}: a step is a {type(step_spec).__name__}, wanted a dict of {list(fields.STEP_FIELDS)}"
+            f"{name}: a step is a {type(step_spec).__name__}, expected a dict of {list(fields.STEP_FIELDS)}"
         )
     missing = [field for field in fields.STEP_FIELDS if field not in step_spec]
     if missing:
         raise SourceError(
-            f"{name}: a step lacks {', '.join(missing)}; wanted {list(fields.STEP_FIELDS)}, found {list(step_spec)}"
+            f"{name}: a step lacks {', '.join(missing)}; expected {list(fields.STEP_FIELDS)}, found {list(step_spec)}"
         )
 
 
 def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
     import tensorflow as tf
 
-    from rlds2reverb.reading import episode_columns
+    from .rlds_episodes import read_columns
 
-    iterator = episode_columns(dataset)
+    iterator = read_columns(dataset)
     index = 0
     while True:
         try:
@@ -122,7 +123,7 @@ def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None
         takes minutes without a network.)
     """
     if not _BUILDER_NAME.fullmatch(name) or ".." in name:
-        raise SourceError(f"{name[:100]!r} is no TFDS name; wanted 'data_set/config' or 'data_set/config:1.0.0'")
+        raise SourceError(f"{name[:100]!r} is no TFDS name; expected 'data_set/config' or 'data_set/config:1.0.0'")
     require_split(name, split)
     import tensorflow_datasets as tfds
 

@@ -14,10 +14,11 @@ import h5py
 import numpy as np
 
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
 
 from . import hdf5
 from .columns import as_columns, as_flags, steps_of_log
-from .source import Source, SourceError
+from .source import Source
 
 
 def is_robomimic(file: h5py.File) -> bool:
@@ -75,7 +76,7 @@ def _steps(file: h5py.File, demo: str, limits: hdf5.Limits) -> dict[str, Any]:
     observations, following = _nest(file, f"{demo}/obs", limits), _nest(file, f"{demo}/next_obs", limits)
     lengths = {len(column) for column in (actions, rewards, dones, *observations.values(), *following.values())}
     if len(lengths) != 1 or not len(rewards):
-        raise SourceError(f"{where} has columns of {sorted(lengths)} rows; wanted one length above 0")
+        raise SourceError(f"{where} has columns of {sorted(lengths)} rows; expected one length above 0")
     if observations.keys() != following.keys():
         different = ", ".join(sorted(observations.keys() ^ following.keys()))
         raise SourceError(f"{where}: obs and next_obs differ in their columns: {different}")

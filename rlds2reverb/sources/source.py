@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,27 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, require_same_spec
+from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest, step_spec_of, to_tensor_spec
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-#: Where a source keeps the episodes that follow its first.
-_BEGUN = "_begun"
 
-
-class SourceError(ValueError):
-    """A file or a directory that is not, or not safely, a data set that we read."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class Source:
-    """A data set, opened: iterate over it for its episodes, as often as you like; it is read as you go.
+    """A data set that can be read: iterate over it for its episodes, as often as you like.
+
+    Each iteration opens the data set, reads it as it goes, and closes it at the end.
 
     Attributes:
       name: short name, for reports.
       kind: 'd4rl', 'rlds', 'minari', 'robomimic' or 'memory'.
-      read: gives a new iterator over the episodes.
+      read: opens the data set and returns an iterator over its episodes.
       num_episodes: how many there are, if that is known without reading them.
       num_rows: how many rows are stored, if known: a measure of progress.
       warnings: sentences that the user should see.
@@ -46,41 +42,35 @@ class Source:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Episode]:
-        begun: Iterator[Episode] | None = self.__dict__.pop(_BEGUN, None)
-        return self.read() if begun is None else begun
+        return self.read()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, which begins at the beginning."""
-        return {name: value for name, value in self.__dict__.items() if name != _BEGUN}
-
-    @cached_property
+    @property
     def first_episode(self) -> Episode:
-        """The first episode that has steps.
-
-        Who iterates over the source next goes on from there, so that it is read once; a file stays open until then.
+        """The first episode that has steps; the data set is opened for it each time, and closed.
 
         Raises:
-          SourceError: if there is none.
+          SourceError: if no episode has steps.
         """
-        episodes, looked_at = iter(self.read()), []
-        for episode in episodes:
-            looked_at.append(episode)
-            if episode.num_steps:
-                self.__dict__[_BEGUN] = itertools.chain(looked_at, episodes)
-                return episode
+        episodes = self.read()
+        with contextlib.ExitStack() as stack:
+            if hasattr(episodes, "close"):  # a generator, which may hold a file open
+                stack.callback(episodes.close)
+            for episode in episodes:
+                if episode.num_steps:
+                    return episode
         raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
 
     @cached_property
     def step_spec(self) -> dict[str, Nest]:
-        """Shapes and dtypes of one step, read off the first episode that has steps.
+        """Shapes and dtypes of one step, read off the first episode that has steps, once.
 
         Raises:
-          SourceError: if there is none.
+          SourceError: if no episode has steps.
         """
         return step_spec_of(self.first_episode.steps)
 
     def to_rlds(self) -> tf.data.Dataset:
-        """An RLDS data set: `{'steps': data set of steps}` for every episode, read as it is iterated.
+        """Returns an RLDS data set: `{'steps': data set of steps}` for every episode, read as it is iterated.
 
         Raises:
           SpecMismatch: while iterating (as `tf.errors.InvalidArgumentError`), if an episode has other fields,

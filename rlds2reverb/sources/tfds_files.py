@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .source import SourceError
+from rlds2reverb.errors import SourceError
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
@@ -48,7 +48,7 @@ def require_split(name: str, split: str) -> list[str]:
     """The names of the splits without their slices; `SourceError` if it is no split, and no sum of splits."""
     parts = split.split("+")
     if not all(_SPLIT.fullmatch(part) for part in parts):
-        raise SourceError(f"{name}: {split[:100]!r} is no split; wanted a name such as 'train' or 'train[:10%]'")
+        raise SourceError(f"{name}: {split[:100]!r} is no split; expected a name such as 'train' or 'train[:10%]'")
     return [part.split("[")[0] for part in parts]
 
 

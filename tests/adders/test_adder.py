@@ -57,7 +57,7 @@ def test_a_finished_chunk_keeps_nothing_when_drained(end):
 
 
 def test_a_trajectory_is_taken_out_of_a_deque():
-    with pytest.raises(TypeError, match="^data are a list, wanted a deque$"):
+    with pytest.raises(TypeError, match="^data are a list, expected a deque$"):
         Adder.get_traj([1, 2], 4)
 
 
@@ -240,28 +240,28 @@ def test_an_unroll_of_one_is_the_data_as_they_are():
 
 LONE, TWO, CUT_INSIDE = transitions(1), transitions(2), transitions(3, truncated={1})
 BAD = [
-    (lambda: Adder.get_traj(deque(TWO), 4, 5), "return_num is 5, wanted up to traj_len, which is 4"),
-    (lambda: Adder.get_traj(deque(TWO), 4, -1), "return_num is -1 (int), wanted an int of at least 0"),
-    (lambda: Adder.get_traj(deque(TWO), 0), "traj_len is 0 (int), wanted an int of at least 1"),
-    (lambda: Adder.get_traj(deque(TWO), 2.5), "traj_len is 2.5 (float), wanted an int of at least 1"),
+    (lambda: Adder.get_traj(deque(TWO), 4, 5), "return_num is 5, expected up to traj_len, which is 4"),
+    (lambda: Adder.get_traj(deque(TWO), 4, -1), "return_num is -1, expected an integer from 0"),
+    (lambda: Adder.get_traj(deque(TWO), 0), "traj_len is 0, expected an integer from 1"),
+    (lambda: Adder.get_traj(deque(TWO), 2.5), "traj_len is 2.5, expected an integer from 1"),
     (lambda: default_gae(LONE, False, 0.9, 0.8), "the trajectory goes on after its only transition"),
     (lambda: default_gae(TWO, False, 0.9, 0.8, truncated=True), "the trajectory is truncated: give bootstrap_value"),
     (lambda: default_gae(CUT_INSIDE[:2], False, 0.9, 0.8), "the trajectory is truncated: give bootstrap_value"),
-    (lambda: default_gae(TWO, True, 0.9, -1), "gae_lambda is -1, wanted"),
-    (lambda: Adder.get_gae(TWO, 0, 1.5, 0.8), "gamma is 1.5, wanted"),
-    (lambda: Adder.get_gae(TWO, None, 0.9, 0.8), "last_value is None, wanted"),
-    (lambda: Adder.get_gae([], 0, 0.9, 0.8), "there are no transitions, wanted at least one"),
+    (lambda: default_gae(TWO, True, 0.9, -1), "gae_lambda is -1, expected"),
+    (lambda: Adder.get_gae(TWO, 0, 1.5, 0.8), "gamma is 1.5, expected"),
+    (lambda: Adder.get_gae(TWO, None, 0.9, 0.8), "last_value is None, expected"),
+    (lambda: Adder.get_gae([], 0, 0.9, 0.8), "there are no transitions, expected at least one"),
     (lambda: Adder.get_gae(CUT_INSIDE, 0, 0.9, 0.8), "a transition inside is truncated: give next_values"),
     (lambda: Adder.get_gae([{**LONE[0], "reward": np.ones(2)}], 0, 0.9, 0.8), "a reward has 2 numbers, a value 1;"),
-    (lambda: Adder.get_nstep_return_data(TWO, 0), "nstep is 0 (int), wanted an int of at least 1"),
-    (lambda: Adder.get_nstep_return_data(TWO, 2, gamma=2.0), "gamma is 2.0, wanted"),
-    (lambda: Adder.get_nstep_return_data(TWO, 2, 0), "traj_len is 0 (int), wanted an int of at least 1"),
+    (lambda: Adder.get_nstep_return_data(TWO, 0), "nstep is 0, expected an integer from 1"),
+    (lambda: Adder.get_nstep_return_data(TWO, 2, gamma=2.0), "gamma is 2.0, expected"),
+    (lambda: Adder.get_nstep_return_data(TWO, 2, 0), "traj_len is 0, expected an integer from 1"),
     (lambda: Adder.get_nstep_return_data([], 2), "there are no transitions"),
     (lambda: Adder.get_nstep_return_data([{"obs": 0, "done": False}], 2), "transition 0 has no 'reward'"),
-    (lambda: Adder.get_train_sample(TWO, 0), "unroll_len is 0 (int), wanted an int of at least 1"),
-    (lambda: Adder(0), "unroll_len is 0 (int), wanted an int of at least 1"),
-    (lambda: Adder.get_train_sample(TWO, 2, "zero"), "last_fn_type is 'zero', wanted one of 'last', 'drop', 'null_p"),
-    (lambda: Adder(2, "zero"), "last_fn_type is 'zero', wanted one of 'last', 'drop', 'null_padding'"),
+    (lambda: Adder.get_train_sample(TWO, 0), "unroll_len is 0, expected an integer from 1"),
+    (lambda: Adder(0), "unroll_len is 0, expected an integer from 1"),
+    (lambda: Adder.get_train_sample(TWO, 2, "zero"), "last_fn_type is 'zero', expected one of 'last', 'drop', 'null_p"),
+    (lambda: Adder(2, "zero"), "last_fn_type is 'zero', expected one of 'last', 'drop', 'null_padding'"),
     (lambda: Adder.get_train_sample([], 2), "there are no transitions"),
 ]
 
@@ -274,7 +274,7 @@ def test_bad_input(call, message):
 
 # The caller's data
 
-CALLS = {
+NATIVE_CALLS = {
     "get_gae": lambda data: Adder.get_gae(data, 1.0, 0.9, 0.8),
     "default done": lambda data: default_gae(data, True, 0.9, 0.8),
     "default goes on": lambda data: default_gae(data, False, 0.9, 0.8),
@@ -286,7 +286,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("call", NATIVE_CALLS.values(), ids=NATIVE_CALLS)
 @pytest.mark.parametrize("kind", [list, deque])
 def test_the_callers_data_stay_as_they_were(call, kind):
     data = kind(transitions(5, done={1}))

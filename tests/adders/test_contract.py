@@ -21,8 +21,8 @@ from rlds2reverb.adders import (
 )
 
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SpecMismatch
 from rlds2reverb.sources import load
-from rlds2reverb.specs import SpecMismatch
 
 
 def values(observations):
@@ -239,9 +239,9 @@ def test_composed_adders_are_those_one_after_the_other():
 
 
 def test_what_cannot_be_composed_is_refused():
-    with pytest.raises(ValueError, match="compose got no adders, wanted at least one"):
+    with pytest.raises(ValueError, match="compose got no adders, expected at least one"):
         compose()
-    with pytest.raises(TypeError, match="compose got <class .*NStep'>, wanted adders such as NStep"):
+    with pytest.raises(TypeError, match="compose got <class .*NStep'>, expected adders such as NStep"):
         compose(ReturnToGo(), NStep)
     for first in (Sequence(2), EpisodeItems(9), compose(ReturnToGo(), Sequence(2))):
         with pytest.raises(ValueError, match="cuts episodes into items, so that nothing can follow it"):
@@ -255,20 +255,22 @@ def test_what_cannot_be_composed_is_refused():
 
 def test_neither_a_data_set_nor_an_episode_is_refused():
     for given_as in (some(), some()[0], load(some()), 3):
-        with pytest.raises(TypeError, match="got a .*, wanted a tf.data.Dataset of episodes or an Episode"):
+        with pytest.raises(TypeError, match="got a .*, expected a tf.data.Dataset of episodes or an Episode"):
             NStep(2, 0.9)(given_as)
 
 
 def test_data_sets_of_steps_are_refused():
     steps = tf.data.Dataset.from_tensor_slices(some()[0])
     for dataset in (steps, tf.data.Dataset.range(3)):
-        with pytest.raises(ValueError, match="the data set has elements of .*, wanted episodes: {'steps': data set of"):
+        with pytest.raises(
+            ValueError, match="the data set has elements of .*, expected episodes: {'steps': data set of"
+        ):
             dataset.apply(ReturnToGo())
 
 
 def test_columns_of_unequal_length_are_refused():
     steps = {**episode(4, terminal=True), "reward": np.ones(3, np.float32)}
-    with pytest.raises(ValueError, match=r"episode 5 has columns of \[3, 4\] rows, wanted equal ones"):
+    with pytest.raises(ValueError, match=r"episode 5 has columns of \[3, 4\] rows, expected equal ones"):
         ReturnToGo()(Episode(steps, 5))
     with pytest.raises(tf.errors.InvalidArgumentError, match="the columns of an episode differ in length"):
         list(columns_dataset([steps]).apply(ReturnToGo()))
@@ -283,5 +285,5 @@ def test_episode_columns_are_the_steps_put_together():
 
 def test_a_spec_that_is_none_is_refused():
     for spec in ({}, {"reward": 3}, None):
-        with pytest.raises(ValueError, match="the spec of a step is .*, wanted a nest of tf.TensorSpecs"):
+        with pytest.raises(ValueError, match="the spec of a step is .*, expected a nest of tf.TensorSpecs"):
             ReturnToGo().item_spec(spec)

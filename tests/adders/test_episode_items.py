@@ -83,9 +83,9 @@ def test_what_an_adder_before_it_adds_is_filled_up_too():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 0}, r"max_length is 0 \(int\), wanted an int of at least 1"),
-        ({"max_length": None}, r"max_length is None \(NoneType\), wanted an int of at least 1"),
-        ({"padding": "zero"}, "padding is 'zero', wanted one of 'none', 'end', 'start'"),
+        ({"max_length": 0}, r"max_length is 0, expected an integer from 1"),
+        ({"max_length": None}, r"max_length is None, expected an integer from 1"),
+        ({"padding": "zero"}, "padding is 'zero', expected one of 'none', 'end', 'start'"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):
@@ -94,5 +94,7 @@ def test_arguments_out_of_range_are_refused(options, message):
 
 
 def test_steps_with_a_mask_of_their_own_are_refused():
-    with pytest.raises(ValueError, match="EpisodeItems adds a field 'mask', wanted steps that are a dict without one"):
+    with pytest.raises(
+        ValueError, match="EpisodeItems adds a field 'mask', expected steps that are a dict without one"
+    ):
         EpisodeItems(3)(Episode({**episode(2, terminal=True), "mask": np.ones(2, bool)}, 0))

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_equal_nests, episode, rlds_dataset
+from properties import examples
 from rlds2reverb.adders import GAE, ReturnToGo
 
 from rlds2reverb.episodes import Episode, from_transitions
@@ -71,7 +72,7 @@ def adders():
 
 
 @given(st.integers(1, 13), st.booleans(), st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
-@settings(max_examples=25)
+@examples(25)
 def test_advantages_are_those_of_the_double_loop(adders, length, terminal, seed, dtype):
     generator = np.random.default_rng(seed)
     steps = episode(length, terminal=terminal)
@@ -157,9 +158,9 @@ def test_nothing_crosses_the_end_of_an_episode():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": 1.5}, r"gamma is 1.5, wanted a number in \[0, 1\]"),
-        ({"gamma": "0.9"}, r"gamma is '0.9', wanted a number in \[0, 1\]"),
-        ({"lambda_": -1}, r"lambda_ is -1, wanted a number in \[0, 1\]"),
+        ({"gamma": 1.5}, r"gamma is 1.5, expected a number in \[0, 1\]"),
+        ({"gamma": "0.9"}, r"gamma is '0.9', expected a number in \[0, 1\]"),
+        ({"lambda_": -1}, r"lambda_ is -1, expected a number in \[0, 1\]"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):
@@ -173,7 +174,7 @@ def test_arguments_out_of_range_are_refused(options, message):
         (None, {"value": None}, "GAE without a value_fn needs the field 'value' in every step, found"),
         (None, {"value": np.ones((4, 2))}, r"GAE wants one float a step as the value, step\['value'\] is"),
         (None, {"value": np.ones(4, int)}, r"GAE wants one float a step as the value, step\['value'\] is"),
-        (3, {}, "value_fn is 3, wanted a function or a Keras model"),
+        (3, {}, "value_fn is 3, expected a function or a Keras model"),
         ("fail", {"reward": {"a": np.ones(4)}}, "GAE wants one number as the reward of a step"),
         ("fail", {"observation": None}, "GAE needs the field 'observation' in every step, found"),
         ("fail", {"return_": np.ones(4)}, "GAE adds a field 'return_', which the steps have already; leave it out"),
@@ -191,10 +192,10 @@ def test_steps_that_do_not_fit_are_refused_before_anything_is_traced(value_fn, c
 @pytest.mark.parametrize(
     ("value_fn", "message"),
     [
-        (lambda observations: tf.stack([observations] * 2, axis=1), "value_fn gave .*, wanted one value for each"),
-        (lambda observations: tf.constant(1.0), "value_fn gave .*, wanted one value for each"),
-        (lambda observations: observations[1:], "value_fn gave .*, wanted one value for each"),
-        (lambda observations: observations[observations > 10], "value_fn gave .*, wanted one value for each"),
+        (lambda observations: tf.stack([observations] * 2, axis=1), "value_fn gave .*, expected one value for each"),
+        (lambda observations: tf.constant(1.0), "value_fn gave .*, expected one value for each"),
+        (lambda observations: observations[1:], "value_fn gave .*, expected one value for each"),
+        (lambda observations: observations[observations > 10], "value_fn gave .*, expected one value for each"),
         (lambda observations: np.asarray(observations.numpy()), r"value_fn failed on tensors .*put numpy code into"),
     ],
 )
@@ -231,7 +232,7 @@ def test_returns_to_go_of_integers_are_float32_and_of_a_single_step_0():
 
 def test_returns_to_go_of_bad_input_are_refused(monkeypatch):
     monkeypatch.setattr(ReturnToGo, "rows", lambda *_: pytest.fail("traced"))
-    with pytest.raises(ValueError, match=r"gamma is 2, wanted a number in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"gamma is 2, expected a number in \[0, 1\]"):
         ReturnToGo(2)
     for change, message in (
         ({"reward": {"a": np.ones(4)}}, "ReturnToGo wants one number as the reward"),

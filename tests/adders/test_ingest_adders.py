@@ -10,9 +10,9 @@ import tree
 from oracles import assert_equal_nests, read_items
 from rlds2reverb.adders import GAE, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
 
-from rlds2reverb.ingestion import ingest
-from rlds2reverb.packing import Packing, packed_signature, unpack
-from rlds2reverb.sampling import sample_dataset
+from rlds2reverb._encoding.packing import Packing, packed_signature, unpack
+from rlds2reverb.ingestion import IngestOptions, ingest
+from rlds2reverb.sampling.dataset import sample_dataset
 from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import Selector, TableConfig
 
@@ -138,7 +138,7 @@ def test_packed_items_are_what_the_adder_makes(address, sources, name, kind):
 def test_the_public_writer_writes_the_same(address, sources):
     for kind in ("n_step", "sequence_truncate"):
         table, adder, source = f"{SMALL} {kind} columns", ADDERS[kind], sources[SMALL]
-        ingest(source, address, table, adder=adder, writer="public")
+        ingest(source, address, table, adder=adder, options=IngestOptions(writer="public"))
         assert_all_equal(read_items(address, table), list(made_one_by_one(adder, source)))
 
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 from oracles import assert_equal_nests
 from rlds2reverb.adders import EpisodeItems, InitialPriorities, NStep, Sequence, compose
 
+from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.episodes import Episode, from_transitions
 from rlds2reverb.ingestion import ingest
-from rlds2reverb.serving import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 
@@ -57,7 +57,8 @@ def test_constant_is_the_same_for_all_and_needs_no_values():
 
 
 @pytest.mark.parametrize(
-    ("lowest", "highest", "wanted"), [(0, 12, 0.5), (2, 10, 0.5), (6, 7, 0.125), (9, 10, 0.125), (0, 6, 1), (-9, 3, 1)]
+    ("lowest", "highest", "wanted"),
+    [(0, 12, 0.5), (2, 10, 0.5), (6, 7, 0.125), (9, 10, 0.125), (0, 6, 1), (-9, 3, 1)],
 )
 def test_the_return_is_a_share_of_the_range_within_eps_and_1(lowest, highest, wanted):
     adder = InitialPriorities("return", lowest=lowest, highest=highest, eps=0.125)
@@ -158,15 +159,15 @@ def test_a_table_gets_the_priorities_of_its_items():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "rank"}, "kind is 'rank', wanted one of 'constant', 'return', 'td', 'max'"),
-        ({"constant": -1}, r"constant is -1, wanted a number in \[0, 1e\+12\]"),
-        ({"constant": float("nan")}, r"constant is nan, wanted a number in \[0, 1e\+12\]"),
-        ({"lowest": float("-inf")}, "lowest is -inf, wanted a number in"),
-        ({"highest": None}, "highest is None, wanted a number in"),
-        ({"lowest": 2, "highest": 2}, "returns go from 2 to 2, wanted the second above the first"),
-        ({"gamma": 1.1}, r"gamma is 1.1, wanted a number in \[0, 1\]"),
-        ({"eta": -0.1}, r"eta is -0.1, wanted a number in \[0, 1\]"),
-        ({"eps": 0}, r"eps is 0, wanted a number in \[1e-12, 1\]"),
+        ({"kind": "rank"}, "kind is 'rank', expected one of 'constant', 'return', 'td', 'max'"),
+        ({"constant": -1}, r"constant is -1, expected a number in \[0, 1e\+12\]"),
+        ({"constant": float("nan")}, r"constant is nan, expected a number in \[0, 1e\+12\]"),
+        ({"lowest": float("-inf")}, "lowest is -inf, expected a number in"),
+        ({"highest": None}, "highest is None, expected a number in"),
+        ({"lowest": 2, "highest": 2}, "returns go from 2 to 2, expected the second above the first"),
+        ({"gamma": 1.1}, r"gamma is 1.1, expected a number in \[0, 1\]"),
+        ({"eta": -0.1}, r"eta is -0.1, expected a number in \[0, 1\]"),
+        ({"eps": 0}, r"eps is 0, expected a number in \[1e-12, 1\]"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_equal_nests, episode, rlds_dataset
+from properties import examples
 from rlds2reverb.adders import NStep, Sequence, compose
 
 from rlds2reverb.episodes import Episode
@@ -177,7 +178,7 @@ def eagerly(adder, steps):
 
 
 @given(st.integers(1, 14), st.integers(1, 5), st.integers(1, 6), st.sampled_from(OF_ONE_EPISODE))
-@settings(max_examples=25)
+@examples(25)
 def test_items_are_those_of_the_slow_loop(num_rows, length, period, end):
     got = eagerly(Sequence(length, period, end), numbered(num_rows))
     wanted = slow_sequences(num_rows, length, period, end)
@@ -186,7 +187,7 @@ def test_items_are_those_of_the_slow_loop(num_rows, length, period, end):
 
 
 @given(st.integers(1, 14), st.integers(1, 6), st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_filled_up_sequences_have_every_row_and_masks_count_them(num_rows, length, data):
     period = data.draw(st.integers(1, length))
     items = eagerly(Sequence(length, period, "zero_pad"), numbered(num_rows))
@@ -235,10 +236,10 @@ def test_parts_are_cut_as_r2d2_does(length, burn_in, n, time_axis):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"n": 0}, r"n is 0 \(int\), wanted an int of at least 1"),
-        ({}, {"n": 7}, "the sequences have 10 rows, burn_in is 3 and n 7; wanted 10 rows, more than burn_in and n"),
-        ({}, {"time_axis": 2}, "time_axis is 2, wanted 0 or 1"),
-        ({}, {"time_axis": 0}, "the sequences have 2 rows, burn_in is 3 and n 1; wanted 10 rows"),
+        ({}, {"n": 0}, r"n is 0, expected an integer from 1"),
+        ({}, {"n": 7}, "the sequences have 10 rows, burn_in is 3 and n 7; expected 10 rows, more than burn_in and n"),
+        ({}, {"time_axis": 2}, "time_axis is 2, expected 0 or 1"),
+        ({}, {"time_axis": 0}, "the sequences have 2 rows, burn_in is 3 and n 1; expected 10 rows"),
         ({"reward": None}, {}, "Sequence.parts needs the field 'reward' in every step, found"),
         ({"observation": None}, {}, "Sequence.parts needs the field 'observation'"),
     ],
@@ -265,15 +266,15 @@ def test_the_item_spec_is_that_of_the_data_set(end):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, r"length is 0 \(int\), wanted an int of at least 1"),
-        ({"period": 0}, r"period is 0 \(int\), wanted an int of at least 1"),
-        ({"period": 1.5}, r"period is 1.5 \(float\), wanted an int of at least 1"),
+        ({"length": 0}, r"length is 0, expected an integer from 1"),
+        ({"period": 0}, r"period is 0, expected an integer from 1"),
+        ({"period": 1.5}, r"period is 1.5, expected an integer from 1"),
         (
             {"end": "pad"},
-            "end is 'pad', wanted one of 'write', 'last', 'zero_pad', 'null_padding', 'truncate', 'drop',",
+            "end is 'pad', expected one of 'write', 'last', 'zero_pad', 'null_padding', 'truncate', 'drop',",
         ),
-        ({"burn_in": -1}, r"burn_in is -1 \(int\), wanted an int of at least 0"),
-        ({"burn_in": 3}, "burn_in is 3, wanted less than the length of 3"),
+        ({"burn_in": -1}, r"burn_in is -1, expected an integer from 0"),
+        ({"burn_in": 3}, "burn_in is 3, expected less than the length of 3"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):
@@ -284,5 +285,7 @@ def test_arguments_out_of_range_are_refused(options, message):
 def test_steps_with_a_mask_of_their_own_are_refused():
     steps = {**numbered(4), "mask": np.ones(4, bool)}
     for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
-        with pytest.raises(ValueError, match="Sequence adds a field 'mask', wanted steps that are a dict without one"):
+        with pytest.raises(
+            ValueError, match="Sequence adds a field 'mask', expected steps that are a dict without one"
+        ):
             Sequence(3)(episodes)

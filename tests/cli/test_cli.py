@@ -164,7 +164,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
         (("--padding", "tile", "--sequence-length", 3, "--chunk-length", 4), 913, "of 3 steps"),
         (("--writer", "public"), 911, "of 2 steps"),
         (("--n-step", 3, "--gamma", 0.9, "--layout", "packed"), 911, "over 3 steps"),
-        (("--streams", 2, "--key-seed", 1, "--no-resume", "--force"), 911, "of 2 steps"),
+        (("--key-seed", 1, "--no-resume", "--force"), 911, "of 2 steps"),
     ],
 )
 def test_convert_makes_other_items(data, capsys, server, options, items, said):
@@ -173,13 +173,13 @@ def test_convert_makes_other_items(data, capsys, server, options, items, said):
 
 
 def test_a_disk_that_is_full_may_be_retried(data, capsys, tmp_path, monkeypatch):
-    from rlds2reverb import authoring
+    from rlds2reverb._writing import directory_destination
 
     def fail(self, name, array):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(authoring.CheckpointWriter, "_put", fail)
+        patch.setattr(directory_destination.DirectoryDestination, "_put", fail)
         code, _, err = call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")
     assert code == 75 and "no space left for" in err and "free some and start again to continue" in err
     assert call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")[0] == 0
@@ -207,7 +207,7 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         (["convert", "HOPPER", "--out", "x", "--port", "5"], "--port is for --serve"),
         (["convert", "HOPPER", "--out", "x", "--timeout", "5"], "--timeout is for writing to a server"),
         (["convert", "HOPPER", "--out", "x", "--gamma", "0.9"], "--gamma is for --n-step"),
-        (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "n is 0 (int), wanted an int of at least 1"),
+        (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "n is 0, expected an integer from 1"),
         (["convert", "HOPPER", "--out", "x", "--n-step", "3", "--stride", "2"], "--stride does not go with --n-step"),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--whole-episodes", "--stride", "2"],
@@ -215,7 +215,7 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         ),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--priority", "high"],
-            "--priority is 'high', wanted a number or",
+            "--priority is 'high', expected a number or",
         ),
         (["serve", "--from", "data", "--like", "HOPPER"], "give --from or --like, not both"),
         (["serve", "--force"], "--force is for --from"),
@@ -224,8 +224,11 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
             ["convert", "HOPPER", "--to", "localhost:1", "--max-size", "5"],
             "--max-size is for --serve and --out; a running server",
         ),
-        (["convert", "HOPPER", "--to", "nonsense"], "wanted host:port"),
-        (["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"], "--reward is 'more', wanted iql_locomotion"),
+        (["convert", "HOPPER", "--to", "nonsense"], "expected host:port"),
+        (
+            ["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"],
+            "--reward is 'more', expected iql_locomotion",
+        ),
         (["convert", "HOPPER", "--serve", "--sampler", "best"], "selector is 'best'"),
         (["convert", "HOPPER", "--serve", "--rate-limiter", "x"], "rate limiter 'x' is not understood"),
         (["serve", "--split", "test"], "--split is for --like SRC"),

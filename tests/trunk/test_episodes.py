@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from oracles import episode
 
-from rlds2reverb.episodes import Episode, InvalidEpisode, find_problems, from_transitions
+from rlds2reverb.episodes import Episode, find_problems, from_transitions
+from rlds2reverb.errors import InvalidEpisode
 from rlds2reverb.specs import step_spec_of
 
 OBSERVATIONS = np.array([[10.0], [11.0], [12.0]], np.float32)

@@ -2,35 +2,35 @@
 
 import json
 import socket
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import reverb
 import tree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
+from properties import examples
 from tf_agents.replay_buffers.reverb_replay_buffer import ReverbReplayBuffer
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import create_trajectory_data_spec
-from rlds2reverb.authoring import CheckpointWriter
-from rlds2reverb.batches import Encoder
-from rlds2reverb.checkpoints import CheckpointError
-from rlds2reverb.connecting import connect
-from rlds2reverb.episodes import Episode, InvalidEpisode
-from rlds2reverb.ingestion import ingest
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._server.clients import connect
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._writing.destination import TransferState
+from rlds2reverb._writing.directory_destination import DirectoryDestination
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import CheckpointError, InvalidEpisode, ServerUnavailable, SourceError, SpecMismatch
+from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.items import Items
-from rlds2reverb.service import ServerUnavailable
-from rlds2reverb.serving import ReplayServer
-from rlds2reverb.sources import Source, SourceError, load
-from rlds2reverb.specs import ArraySpec, SpecMismatch
+from rlds2reverb.sources import Source, load
+from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, apply_transforms
+from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-from rlds2reverb.transforms import CastFloats, CutAtTerminal, apply_transforms
 from rlds2reverb.windows import Windows
 
 ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
@@ -99,7 +99,7 @@ def test_every_data_set_comes_back_bit_for_bit(data, name, at_most):
 
 
 @given(episodes(), st.integers(1, 4), st.integers(1, 3))
-@settings(max_examples=25)
+@examples(25)
 def test_any_episodes_come_back_bit_for_bit(many, length, stride):
     report, items = stored(many, length=length, stride=stride)
     wanted = list(windows(map(trajectory_columns, many), length, stride))
@@ -255,14 +255,14 @@ def test_strings_are_refused():
     steps = episode(2, terminal=True)
     steps["observation"] = {"text": np.array([b"a", b"b"], object), "state": steps["observation"]}
     with pytest.raises(
-        SpecMismatch, match=r"trajectory\['observation'\]\['text'\] holds strings, which our tables do not take; leave"
+        SpecMismatch, match=r"item\['observation'\]\['text'\] holds strings, which our tables do not take; leave"
     ):
         stored([steps])
 
 
 @pytest.mark.parametrize("priority", [-1, float("nan"), float("inf"), 1e308, 1.1e12])
 def test_priorities_that_harm_a_table_never_leave_the_client(priority):
-    message = r"the priority of item 0 of episode 0 is .*, wanted a finite number in \[0, 1e\+12\]"
+    message = r"the priority of item 0 of episode 0 is .*, expected a finite number in \[0, 1e\+12\]"
     for given_as in (priority, lambda episode, items: priority):
         with pytest.raises(ValueError, match=message):
             stored([episode(2, terminal=True)], priority=given_as)
@@ -271,24 +271,27 @@ def test_priorities_that_harm_a_table_never_leave_the_client(priority):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_invalid": "ignore"}, "on_invalid is 'ignore', wanted one of 'error', 'skip_episode', 'keep'"),
-        ({"timeout_secs": float("inf")}, "timeout_secs is inf, wanted seconds above 0"),
+        ({"on_invalid": "ignore"}, "on_invalid is 'ignore', expected one of 'error', 'skip_episode', 'keep'"),
+        ({"timeout_secs": float("inf")}, "timeout_secs is inf, expected seconds above 0"),
         ({"timeout_secs": float("nan")}, "timeout_secs is nan"),
-        ({"tables": []}, r"tables are \[\], wanted at least one, each once"),
-        ({"tables": ["a", "a"]}, "wanted at least one, each once"),
-        ({"layout": "rows"}, "layout is 'rows', wanted one of 'columns', 'packed'"),
-        ({"writer": "own"}, "writer is 'own', wanted one of 'bulk', 'public'"),
-        ({"writer": "public", "layout": "packed"}, "the public writer writes to servers, in the layout 'columns' only"),
+        ({"tables": []}, r"tables are \[\], expected at least one, each once"),
+        ({"tables": ["a", "a"]}, "expected at least one, each once"),
+        ({"layout": "rows"}, "layout is 'rows', expected one of 'columns', 'packed'"),
+        ({"options": {"writer": "own"}}, "writer is 'own', expected one of 'bulk', 'public'"),
+        ({"options": {"chunk_length": 0}}, "chunk_length is 0, expected an integer from 1"),
+        ({"options": {"writer": "public"}, "layout": "packed"}, "the public writer writes to servers only"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
+        if "options" in options:
+            options = {**options, "options": IngestOptions(**options["options"])}
         ingest([episode(2, terminal=True)], "localhost:1", **options)
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", ":80", "host:99999", "host:x"])
 def test_addresses_have_to_be_host_and_port(address):
-    with pytest.raises(ValueError, match="wanted host:port such as localhost:8000"):
+    with pytest.raises(ValueError, match="expected host:port such as localhost:8000"):
         connect(address)
 
 
@@ -308,11 +311,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
+@pytest.mark.timeout(60)
 def test_no_server_is_an_error_within_the_time_out():
-    began = time.monotonic()
     with pytest.raises(ServerUnavailable, match="no Reverb server answered at localhost:.* within 1 s; start it"):
-        ingest([episode(2, terminal=True)], free_port(), connect_timeout_secs=1)
-    assert time.monotonic() - began < 10
+        ingest([episode(2, terminal=True)], free_port(), timeout_secs=1)
 
 
 def test_a_rate_limiter_that_blocks_is_an_error_that_says_so():
@@ -393,16 +395,18 @@ def test_a_directory_is_not_touched_by_looking_at_it(tmp_path):
 
 
 def test_forgetting_a_run_forgets_its_journal(tmp_path):
-    """A run that is begun anew and killed before its first part is over leaves nothing of the one before."""
+    """A run that begins again and is killed before its first part is over leaves nothing of the one before."""
     partial = tmp_path / "out.partial"
     source = load([episode(3, terminal=True)])
     description = {"run": 1}
     for resume in (True, False):
         encoder = Encoder([ArraySpec((), np.dtype(np.float32))], ["t"], number_items=True)
-        with CheckpointWriter(tmp_path / "out", [TableConfig("t")], None, encoder, description=description) as writer:
+        with DirectoryDestination(
+            tmp_path / "out", [TableConfig("t")], None, encoder, description=description
+        ) as writer:
             assert writer.open(resume=resume) is None
             if resume:
-                writer._end_part({"seen": 1})
+                writer._end_part(TransferState(1, "", 0, 0))
     assert not (partial / "journal.json").exists()
     assert ingest(source, tmp_path / "out").items == 2
 

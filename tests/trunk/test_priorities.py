@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from oracles import episode
 
+from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.episodes import Episode
-from rlds2reverb.ingestion import ingest
+from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.priorities import ByReturn, priorities_of
-from rlds2reverb.serving import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.windows import Windows
@@ -27,7 +27,7 @@ def test_as_many_priorities_as_items():
         priorities_of(lambda one, items: [1, 2, 3], ONE, ITEMS)
     with pytest.raises(ValueError, match="the priorities of episode 0 do not fit"):
         priorities_of(lambda one, items: "high", ONE, ITEMS)
-    with pytest.raises(ValueError, match=r"the priority of item 1 of episode 0 is nan, wanted a finite number"):
+    with pytest.raises(ValueError, match=r"the priority of item 1 of episode 0 is nan, expected a finite number"):
         priorities_of(lambda one, items: [1, np.nan], ONE, ITEMS)
 
 
@@ -47,9 +47,9 @@ def test_by_return_finds_the_lowest_and_the_highest():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((2, 1), "returns go from 2 to 1, wanted finite numbers in rising order"),
+        ((2, 1), "returns go from 2 to 1, expected finite numbers in rising order"),
         ((float("nan"), 1), "returns go from nan to 1"),
-        ((0, 1, 0), "smallest is 0, wanted a number above 0 and up to 1"),
+        ((0, 1, 0), "smallest is 0, expected a number above 0 and up to 1"),
     ],
 )
 def test_by_return_refuses_what_makes_no_sense(arguments, message):
@@ -62,7 +62,9 @@ def test_each_item_has_its_own_priority_in_the_table(writer):
     source = load([episode(4, terminal=True)])
     config = TableConfig("items", Selector("max_heap"), Selector("fifo"), max_times_sampled=1)
     with ReplayServer([config], Windows().item_spec(source.step_spec)) as server:
-        ingest(source, server.address, "items", priority=lambda one, items: [2, 7, 5], writer=writer)
+        ingest(
+            source, server.address, "items", priority=lambda one, items: [2, 7, 5], options=IngestOptions(writer=writer)
+        )
         samples = list(server.client.sample("items", 3, emit_timesteps=False))
     assert [sample.info.priority for sample in samples] == [7, 5, 2]
     assert [sample.data[1][0, 0] for sample in samples] == [11, 12, 10]

@@ -8,9 +8,10 @@ import reverb
 import tensorflow as tf
 import tensorflow_datasets as tfds
 import tree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
+from properties import examples
 from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 from tf_agents.specs import tensor_spec
@@ -56,7 +57,7 @@ def test_equal_to_the_reference_on_shipped_data(data, name):
 
 @pytest.mark.slow
 @given(episodes(nested=False))
-@settings(max_examples=12)
+@examples(12)
 def test_equal_to_the_reference_on_generated_episodes(many):
     dataset = rlds_dataset(many)
     for arguments in ((), (reward_and_next,)):
@@ -68,7 +69,7 @@ def test_equal_to_the_reference_on_generated_episodes(many):
 
 @pytest.mark.slow
 @given(episodes(), st.sampled_from(DISCOUNT_SOURCES))
-@settings(max_examples=20)
+@examples(20)
 def test_equal_to_the_naive_loop_on_nested_episodes(many, source):
     got = trajectories(ours, rlds_dataset(many), discount_source=source)
     wanted = naive_trajectories(many, source)
@@ -293,7 +294,7 @@ def test_push_stores_the_items_of_the_reference(observer, fast):
 
 @pytest.mark.slow
 @given(episodes(), st.sampled_from(sorted(OBSERVERS)))
-@settings(max_examples=10)
+@examples(10)
 def test_a_fast_push_stores_what_the_observer_stores_for_any_data(many, observer):
     _, (got,) = push(ours, rlds_dataset(many), OBSERVERS[observer], fast=True)
     _, (wanted,) = push(ours, rlds_dataset(many), OBSERVERS[observer])
@@ -323,7 +324,7 @@ def test_a_fast_push_refuses_what_it_cannot_do_as_the_observer_does():
         with pytest.raises(ValueError, match="holds 1 steps of an unfinished episode; call its reset"):
             ours.push_rlds_to_reverb(dataset, busy, fast=True)
         busy.get_table_signature = short.get_table_signature
-        with pytest.raises(ValueError, match="a Mock is none of TF-Agents' Reverb observers; push with fast=False"):
+        with pytest.raises(ValueError, match="a Mock is not one of TF-Agents' Reverb observers; push with fast=False"):
             ours.push_rlds_to_reverb(
                 dataset, mock.Mock(get_table_signature=short.get_table_signature, _cached_steps=0), fast=True
             )
@@ -368,7 +369,7 @@ def test_push_refuses_a_table_of_another_signature_before_the_first_item():
 
 
 def test_push_refuses_unknown_options():
-    with pytest.raises(ValueError, match="validate is 'some', wanted one of 'first', 'all', 'none'"):
+    with pytest.raises(ValueError, match="validate is 'some', expected one of 'first', 'all', 'none'"):
         ours.push_rlds_to_reverb(rlds_dataset(MANY), None, validate="some")
     with pytest.raises(ValueError, match="discount_source is 'x'"):
         ours.convert_rlds_to_trajectories(rlds_dataset(MANY), discount_source="x")

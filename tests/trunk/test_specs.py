@@ -8,16 +8,8 @@ import tensorflow as tf
 import tree
 from tf_agents.trajectories import trajectory
 
-from rlds2reverb.specs import (
-    ArraySpec,
-    SpecMismatch,
-    describe,
-    mapped,
-    path_name,
-    require_match,
-    step_spec_of,
-    to_tensor_spec,
-)
+from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.specs import ArraySpec, describe, mapped, path_name, require_match, step_spec_of, to_tensor_spec
 
 SPEC = {"a": ArraySpec((17,), np.dtype("float32")), "b": {"c": ArraySpec((), np.dtype("int64"))}}
 

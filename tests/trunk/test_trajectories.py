@@ -56,7 +56,9 @@ def test_no_steps_give_no_trajectories():
 
 
 def test_an_unknown_discount_source_is_refused():
-    with pytest.raises(ValueError, match="discount_source is 'both', wanted one of 'step', 'next_terminal', 'product'"):
+    with pytest.raises(
+        ValueError, match="discount_source is 'both', expected one of 'step', 'next_terminal', 'product'"
+    ):
         trajectory_columns(episode(2, terminal=True), discount_source="both")
 
 

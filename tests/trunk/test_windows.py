@@ -69,10 +69,10 @@ def test_the_item_spec_is_that_of_the_items(adder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "length is 0, wanted a whole number from 1 to 1,000,000"),
-        ({"length": 2.0}, "length is 2.0, wanted a whole number"),
-        ({"stride": 0}, "stride is 0, wanted a whole number from 1"),
-        ({"padding": "zeros"}, f"padding is 'zeros', wanted one of {', '.join(map(repr, PADDINGS))}"),
+        ({"length": 0}, "length is 0, expected an integer from 1 to 1,000,000"),
+        ({"length": 2.0}, "length is 2.0, expected an integer"),
+        ({"stride": 0}, "stride is 0, expected an integer from 1"),
+        ({"padding": "zeros"}, f"padding is 'zeros', expected one of {', '.join(map(repr, PADDINGS))}"),
         ({"discount_source": "x"}, "discount_source is 'x'"),
     ],
 )
@@ -95,5 +95,5 @@ def test_arguments_out_of_range_are_refused(options, message):
 def test_items_that_do_not_fit_their_columns_are_refused(starts, lengths, squeeze, message):
     with pytest.raises(ValueError, match=message):
         Items({"a": np.zeros(3)}, np.array(starts), np.array(lengths), squeeze)
-    with pytest.raises(ValueError, match="wanted columns of one length"):
+    with pytest.raises(ValueError, match="expected columns of one length"):
         Items({"a": np.zeros(3), "b": np.zeros(2)}, np.array([0]), np.array([1]))

@@ -5,12 +5,13 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
+from properties import examples
 
-from rlds2reverb.sources import blocks
-from rlds2reverb.sources.blocks import read_blocks
+from rlds2reverb.sources import hdf5_blocks
+from rlds2reverb.sources.hdf5_blocks import read_blocks
 
 GZIP = {"compression": "gzip"}
 FILTERS = (GZIP, {**GZIP, "compression_opts": 0}, {**GZIP, "shuffle": True}, {"compression": "lzf"}, {})
@@ -41,17 +42,17 @@ def all_rows(path, bounds):
 def unpacked(monkeypatch):
     """The threads in which chunks were unpacked here, one entry for each chunk."""
     threads = []
-    original = blocks.deflate.zlib_decompress
+    original = hdf5_blocks.deflate.zlib_decompress
 
     def counting(*arguments):
         threads.append(threading.get_ident())
         return original(*arguments)
 
-    monkeypatch.setattr(blocks.deflate, "zlib_decompress", counting)
+    monkeypatch.setattr(hdf5_blocks.deflate, "zlib_decompress", counting)
     return threads
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.data())
 def test_blocks_are_what_hdf5_reads(tmp_path_factory, data):
     shape = data.draw(st.tuples(st.integers(1, 60), *[st.integers(1, 5)] * data.draw(st.integers(0, 3))))
@@ -62,11 +63,11 @@ def test_blocks_are_what_hdf5_reads(tmp_path_factory, data):
     chunks = data.draw(st.tuples(*(st.integers(1, size) for size in shape)))
     path = written(tmp_path_factory.getbasetemp() / "any.hdf5", values, chunks, **data.draw(st.sampled_from(FILTERS)))
     stops = sorted({*data.draw(st.lists(st.integers(1, shape[0]), max_size=8)), shape[0]})
-    least, blocks._MIN_CHUNK_BYTES = blocks._MIN_CHUNK_BYTES, 1
+    least, hdf5_blocks._MIN_CHUNK_BYTES = hdf5_blocks._MIN_CHUNK_BYTES, 1
     try:
         np.testing.assert_array_equal(all_rows(path, list(zip([0, *stops], stops, strict=False))), values)
     finally:
-        blocks._MIN_CHUNK_BYTES = least
+        hdf5_blocks._MIN_CHUNK_BYTES = least
 
 
 def test_each_chunk_is_unpacked_once_here(tmp_path, unpacked):
@@ -96,10 +97,10 @@ def test_hdf5_unpacks_what_is_left_to_it(tmp_path, unpacked, chunks, filters, wh
 
 def test_chunks_that_do_not_fit_in_memory_are_left_to_hdf5(tmp_path, unpacked, monkeypatch):
     path = written(tmp_path / "x.hdf5", np.zeros((2_000, 6)), (1_000, 2), **GZIP)
-    monkeypatch.setattr(blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8)
+    monkeypatch.setattr(hdf5_blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8)
     all_rows(path, even_bounds(2_000, 300))
     assert len(unpacked) == 2 * 3
-    monkeypatch.setattr(blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8 - 1)
+    monkeypatch.setattr(hdf5_blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8 - 1)
     all_rows(path, even_bounds(2_000, 300))
     assert len(unpacked) == 2 * 3
 
@@ -127,13 +128,13 @@ def test_who_waits_for_a_block_unpacks_some_of_it(tmp_path, monkeypatch):
     """Each thread holds its chunk until the other one has one as well."""
     values = np.random.rand(2_000)
     path = written(tmp_path / "x.hdf5", values, (1_000,), **GZIP)
-    together, original = threading.Barrier(2, timeout=20), blocks.deflate.zlib_decompress
+    together, original = threading.Barrier(2, timeout=20), hdf5_blocks.deflate.zlib_decompress
 
     def waiting(*arguments):
         together.wait()
         return original(*arguments)
 
-    monkeypatch.setattr(blocks.deflate, "zlib_decompress", waiting)
+    monkeypatch.setattr(hdf5_blocks.deflate, "zlib_decompress", waiting)
     np.testing.assert_array_equal(all_rows(path, [(0, 2_000)]), values)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from oracles import episode
 
-from rlds2reverb.sources import SourceError, load
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import load
 from rlds2reverb.sources.columns import as_columns, as_flags
 
 ROWS = {
@@ -33,10 +34,10 @@ def test_the_other_byte_order_becomes_the_machines(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "x is a single NoneType, wanted a column"),
-        (3.0, "x is a single float, wanted a column"),
+        (None, "x is a single NoneType, expected a column"),
+        (3.0, "x is a single float, expected a column"),
         ([[1, 2], [3]], "x is no array: its rows differ in shape"),
-        (np.zeros(2, np.complex64), "x holds complex64, wanted bool, integers or floats"),
+        (np.zeros(2, np.complex64), "x holds complex64, expected bool, integers or floats"),
         (np.zeros(2, np.longdouble), "x holds float128"),
         (np.array(["2020-01-01"], "M8[D]"), "x holds datetime64"),
         (np.zeros(2, ml_dtypes.bfloat16), "x holds bfloat16"),
@@ -58,9 +59,9 @@ def test_nests_lists_and_strings():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (np.array([0, 2]), r"f\[1\] is 2, wanted 0 or 1"),
-        (np.array([0.0, np.nan]), r"f\[1\] is nan, wanted 0 or 1"),
-        (np.zeros((2, 3)), r"f has shape \(2, 3\), wanted one flag for each row"),
+        (np.array([0, 2]), r"f\[1\] is 2, expected 0 or 1"),
+        (np.array([0.0, np.nan]), r"f\[1\] is nan, expected 0 or 1"),
+        (np.zeros((2, 3)), r"f has shape \(2, 3\), expected one flag for each row"),
     ],
 )
 def test_flags_are_0_and_1(flags, message):
@@ -75,7 +76,7 @@ def test_flags_of_steps_are_checked_and_made_bool():
     assert got.steps["is_first"].tolist() == [True, False, False]
     with pytest.raises(SourceError, match=r"episode 0\['is_terminal'\]\[2\] is nan"):
         load([{**steps, "is_terminal": np.array([0, 0, np.nan])}])
-    with pytest.raises(SourceError, match="episode 0 is a int, wanted a dict of arrays"):
+    with pytest.raises(SourceError, match="episode 0 is a int, expected a dict of arrays"):
         load([1])
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlds2reverb.sources import SourceError, d4rl, load
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import d4rl, load
 
 FILES = [
     "d4rl/hopper_medium-v2.hdf5",
@@ -128,11 +129,11 @@ def test_infos_are_read_on_request_only(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"terminals": np.array([0, 2, 0])}, r"terminals\[1\] is 2, wanted 0 or 1"),
-        ({"terminals": np.array([0, np.nan, 0])}, r"terminals\[1\] is nan, wanted 0 or 1"),
-        ({"rewards": np.zeros((3, 2))}, r"'rewards' has shape \(3, 2\), wanted \(N,\) or \(N, 1\)"),
-        ({"rewards": np.array(["a", "b", "c"])}, r"'rewards' holds strings, wanted numbers"),
-        ({"actions": np.zeros((4, 1))}, r"'actions' has 4 rows, 'rewards' has 3; wanted equal"),
+        ({"terminals": np.array([0, 2, 0])}, r"terminals\[1\] is 2, expected 0 or 1"),
+        ({"terminals": np.array([0, np.nan, 0])}, r"terminals\[1\] is nan, expected 0 or 1"),
+        ({"rewards": np.zeros((3, 2))}, r"'rewards' has shape \(3, 2\), expected \(N,\) or \(N, 1\)"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"'rewards' holds strings, expected numbers"),
+        ({"actions": np.zeros((4, 1))}, r"'actions' has 4 rows, 'rewards' has 3; expected equal"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(change, message):
@@ -141,5 +142,5 @@ def test_columns_that_do_not_fit_are_refused(change, message):
 
 
 def test_a_limit_below_one_is_refused():
-    with pytest.raises(ValueError, match="max_episode_steps is 0, wanted at least 1"):
+    with pytest.raises(ValueError, match="max_episode_steps is 0, expected at least 1"):
         load(columns([0, 1]), max_episode_steps=0)

@@ -7,7 +7,8 @@ import h5py
 import numpy as np
 import pytest
 
-from rlds2reverb.sources import SourceError, hdf5, load
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import hdf5, load
 from rlds2reverb.sources.d4rl import EpisodeEnds, open_d4rl
 
 
@@ -221,9 +222,9 @@ def replaced(name, value):
     ("change", "message"),
     [
         (replaced("data/demo_0/rewards", None), "'data/demo_0/rewards' is missing"),
-        (replaced("data/demo_0/rewards", np.zeros(3)), "has columns of .* rows; wanted one length above 0"),
+        (replaced("data/demo_0/rewards", np.zeros(3)), "has columns of .* rows; expected one length above 0"),
         (replaced("data/demo_0/dones", np.float32(1)), "'data/demo_0/dones' is a single"),
-        (replaced("data/demo_0/dones", np.full(59, np.nan)), r"dones\[0\] is nan, wanted 0 or 1"),
+        (replaced("data/demo_0/dones", np.full(59, np.nan)), r"dones\[0\] is nan, expected 0 or 1"),
         (replaced("data/demo_0/obs", np.zeros(59)), "'data/demo_0/obs' is missing, or no group"),
         (replaced("data/demo_0/next_obs/object", None), "obs and next_obs differ in their columns: object"),
         (replaced("data", np.zeros(3)), "has no 'observations'"),

@@ -13,8 +13,9 @@ import tree
 from oracles import assert_equal_nests, episode, rlds_dataset
 
 from rlds2reverb.episodes import find_problems
-from rlds2reverb.sources import Source, SourceError, load, minari_storage
-from rlds2reverb.transforms import LeaveOut, apply_transforms
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import Source, load, minari
+from rlds2reverb.sources.transforms import LeaveOut, apply_transforms
 
 # name: (kind, episodes, steps, terminals)
 DATA = {
@@ -57,7 +58,7 @@ def test_a_directory_above_a_single_data_set_will_do(data):
 def test_other_things_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file 'nothing.hdf5'"):
         load("nothing.hdf5")
-    with pytest.raises(TypeError, match="cannot load a int; wanted a D4RL"):
+    with pytest.raises(TypeError, match="cannot load a int; expected a D4RL"):
         load(3)
     with pytest.raises(SourceError, match="holds no data set"):
         load(tmp_path)
@@ -126,7 +127,7 @@ def test_splits_can_be_sliced_and_have_to_exist(data):
     assert len(list(load(path, split="train[:3]"))) == 3
     with pytest.raises(SourceError, match="has no split 'test'; it has train"):
         load(path, split="test")
-    with pytest.raises(SourceError, match="is no split; wanted a name"):
+    with pytest.raises(SourceError, match="is no split; expected a name"):
         load(path, split="../train")
 
 
@@ -268,7 +269,7 @@ def test_a_minari_file_with_a_link_is_refused(data, tmp_path):
 def test_without_minari_the_extra_is_named(data, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "minari", None)
     with pytest.raises(SourceError, match=r"pip install 'rlds2reverb\[minari\]'"):
-        minari_storage.open_minari(data / "minari/mujoco/hopper/dev-v0")
+        minari.open_minari(data / "minari/mujoco/hopper/dev-v0")
 
 
 @pytest.fixture
@@ -280,10 +281,10 @@ def minari_copy(data, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"observation_space": None}, "observation_space is None, wanted a string"),
-        ({"action_space": {"type": "Box"}}, "action_space is .*, wanted a string"),
-        ({"total_episodes": "abc"}, "total_episodes is 'abc', wanted a count"),
-        ({"total_episodes": -1}, "total_episodes is -1, wanted a count"),
+        ({"observation_space": None}, "observation_space is None, expected a string"),
+        ({"action_space": {"type": "Box"}}, "action_space is .*, expected a string"),
+        ({"total_episodes": "abc"}, "total_episodes is 'abc', expected a count"),
+        ({"total_episodes": -1}, "total_episodes is -1, expected a count"),
         ({"total_episodes": 1}, "holds 8 episodes, its metadata.json says 1"),
         ({"observation_space": "{"}, "cannot be opened by minari"),
     ],
@@ -313,7 +314,7 @@ def change_minari(path, name, value):
         ("episode_0/loop", lambda file: file["episode_0"].__setitem__("loop", file["/"]), "reached in two ways"),
         ("episode_0/infos/zeros", np.zeros((40_000_000,)), "that looks like a compression bomb"),
         ("episode_1/terminations", np.arange(11) == 3, r"goes on after terminations\[3\] is True"),
-        ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] is nan, wanted 0 or 1"),
+        ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] is nan, expected 0 or 1"),
         ("episode_0", lambda file: None, "holds 7 episodes, its metadata.json says 8"),
         ("episode_0/rewards", lambda file: None, "is damaged at episode 0"),
     ],
@@ -419,9 +420,9 @@ def test_texts_are_kept_and_end_in_an_empty_one():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rewards": {"a": np.zeros(3), "b": np.zeros(3)}}, "rewards are a dict, wanted one number for each row"),
-        ({"rewards": np.array(["a", "b", "c"])}, r"rewards are string \[3\], wanted one number"),
-        ({"rewards": np.zeros((3, 2))}, r"rewards are float64 \[3, 2\], wanted one number"),
+        ({"rewards": {"a": np.zeros(3), "b": np.zeros(3)}}, "rewards are a dict, expected one number for each row"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"rewards are string \[3\], expected one number"),
+        ({"rewards": np.zeros((3, 2))}, r"rewards are float64 \[3, 2\], expected one number"),
         ({"observations": {}}, r"observations have \[\] rows, rewards have 3"),
         ({"observations": np.zeros((7, 2))}, r"observations have \[7\] rows, rewards have 3"),
         ({"actions": np.zeros(4)}, r"actions have \[4\] rows, rewards have 3"),
@@ -431,10 +432,10 @@ def test_texts_are_kept_and_end_in_an_empty_one():
             r"the final observation is float64 \[5\], the others are float64 \[2\]",
         ),
         ({"next_observations": {"x": np.zeros(3)}}, "episode 0: "),
-        ({"terminated": [0, 1, 0]}, "terminated is .*, wanted one flag, or one a row with only the last set"),
-        ({"terminated": [0, 1]}, "terminated is .*, wanted one flag"),
+        ({"terminated": [0, 1, 0]}, "terminated is .*, expected one flag, or one a row with only the last set"),
+        ({"terminated": [0, 1]}, "terminated is .*, expected one flag"),
         ({"terminated": [[0], [1, 1]]}, r"\['terminated'\] is no array"),
-        ({"terminated": None}, r"\['terminated'\] is None, wanted a flag"),
+        ({"terminated": None}, r"\['terminated'\] is None, expected a flag"),
     ],
 )
 def test_logs_that_do_not_fit_are_refused(change, message):

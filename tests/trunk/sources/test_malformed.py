@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlds2reverb.episodes import find_problems
-from rlds2reverb.sources import SourceError, load
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import load
 
 
 class Refused(str):
@@ -31,8 +32,8 @@ HDF5 = {
     "missing_timeouts.hdf5": Refused(
         r"has no 'timeouts', .* give max_episode_steps=N .* or split_at_discontinuity=True"
     ),
-    "len_rewards_short.hdf5": Refused(r"'observations' has 56 rows, 'rewards' has 55; wanted equal"),
-    "len_actions_long.hdf5": Refused(r"'actions' has 58 rows, 'rewards' has 56; wanted equal"),
+    "len_rewards_short.hdf5": Refused(r"'observations' has 56 rows, 'rewards' has 55; expected equal"),
+    "len_actions_long.hdf5": Refused(r"'actions' has 58 rows, 'rewards' has 56; expected equal"),
     "nan_reward.hdf5": Invalid("step['reward'] holds NaN. (episode 1, step 14, field reward)"),
     "inf_reward.hdf5": Invalid("step['reward'] holds Inf. (episode 1, step 14, field reward)"),
     "nan_observation.hdf5": Invalid("step['observation'] holds NaN. (episode 1, step 14, field observation)"),
@@ -41,15 +42,15 @@ HDF5 = {
     "terminals_int.hdf5": (4, 4, 0),
     "rewards_n1.hdf5": (4, 4, 0),
     "obs_scalar_rank.hdf5": Refused(
-        r"'next_observations' has rows of float32 \[11\], 'observations' of float32 \[\]; wanted equal"
+        r"'next_observations' has rows of float32 \[11\], 'observations' of float32 \[\]; expected equal"
     ),
     "zero_steps.hdf5": Refused(r"holds no rows"),
     "single_step.hdf5": (1, 1, 0),
     "unclosed_tail.hdf5": (4, 3, 1),  # the tail is kept, as a truncated episode
     "no_ends.hdf5": (1, 0, 1),
     "action_out_of_range.hdf5": (4, 4, 0),  # kept; ClipActions clips
-    "string_rewards.hdf5": Refused(r"'rewards' holds byte strings, wanted numbers"),
-    "group_instead_of_dataset.hdf5": Refused(r"'actions' is a group, wanted a data set"),
+    "string_rewards.hdf5": Refused(r"'rewards' holds byte strings, expected numbers"),
+    "group_instead_of_dataset.hdf5": Refused(r"'actions' is a group, expected a data set"),
     "huge_attribute.hdf5": (4, 4, 0),
     "odd_key_names.hdf5": (4, 4, 0),
     "soft_link_loop.hdf5": (4, 4, 0),  # not followed
@@ -62,8 +63,8 @@ HDF5 = {
     "truncated_half.hdf5": Refused(r"is cut off or damaged"),
     "text.hdf5": Refused(r"is not an HDF5 file"),
     "zeros.hdf5": Refused(r"is not an HDF5 file"),
-    "pickled_canary.npy": Refused(r"is a NumPy file or archive, wanted HDF5"),
-    "pickled_canary.npz": Refused(r"is a NumPy file or archive, wanted HDF5"),
+    "pickled_canary.npy": Refused(r"is a NumPy file or archive, expected HDF5"),
+    "pickled_canary.npz": Refused(r"is a NumPy file or archive, expected HDF5"),
 }
 
 RLDS = {

@@ -1,0 +1,1 @@
+"""From items to Reverb's messages: item blocks, keys, chunks, packed columns, records of files."""

@@ -1,0 +1,60 @@
+"""What we use of TF-Agents beyond its public interface: the settings of its Reverb observers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tf_agents
+from tf_agents.replay_buffers import reverb_utils
+
+from .versions import require_version
+
+require_version("tf-agents", tf_agents.__version__, "0.19.0")
+
+_KINDS = {
+    reverb_utils.ReverbAddEpisodeObserver: "episode",
+    reverb_utils.ReverbTrajectorySequenceObserver: "stream",
+    reverb_utils.ReverbAddTrajectoryObserver: "trajectory",
+}
+
+
+@dataclass(frozen=True)
+class ObserverSettings:
+    """The settings of one of TF-Agents' Reverb observers.
+
+    Attributes:
+      kind: 'episode', 'stream' (windows that run on over the ends of episodes) or 'trajectory'.
+      tables: names of the tables that get each item.
+      priority: of every item.
+      num_cached_steps: steps of an unfinished episode that the observer holds.
+      length: rows of an item; of 'episode' the most that one may have.
+      stride: rows between the beginnings of items; 1 for 'episode'.
+      padding: see `windows.Windows`.
+      bypass_long_episodes: whether 'episode' leaves out episodes of more rows, rather than failing.
+    """
+
+    kind: str
+    tables: tuple[str, ...]
+    priority: float
+    num_cached_steps: int
+    length: int
+    stride: int = 1
+    padding: str = "none"
+    bypass_long_episodes: bool = False
+
+    @classmethod
+    def of(cls, observer: Any) -> ObserverSettings | None:
+        """The settings of an observer, or None if it is not one of TF-Agents' three."""
+        kind = _KINDS.get(type(observer))
+        if kind is None:
+            return None
+        common = (kind, tuple(observer._table_names), float(observer._priority), getattr(observer, "_cached_steps", 0))
+        if kind == "episode":
+            return cls(*common, observer._max_sequence_length, bypass_long_episodes=observer._bypass_partial_episodes)
+        if kind == "stream":
+            return cls(*common, observer._sequence_length, observer._stride_length)
+        padding = "none"
+        if observer._pad_end_of_episodes:
+            padding = "tile" if observer._tile_end_of_episodes else "short"
+        return cls(*common, observer._sequence_length, observer._stride_length, padding)

@@ -1,0 +1,126 @@
+"""Talking to a Reverb server, and never waiting for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import reverb
+from reverb.reverb_types import TableInfo
+
+from rlds2reverb._arguments import require_timeout
+from rlds2reverb._encoding.packing import packing_of
+from rlds2reverb.errors import ServerUnavailable, SpecMismatch
+from rlds2reverb.specs import Nest, require_match
+
+from .connection import ServerConnection
+
+#: Who waited long for something may wait so long again to be told why.
+_LONGEST_INFO_SECS = 5.0
+
+Server: TypeAlias = Any
+
+
+def connect(server: Server) -> reverb.Client:
+    """A client of a server that is given by address, by port on this machine, or as an object.
+
+    Raises:
+      ValueError: if an address is not of the form host:port.
+      TypeError: if it is none of these.
+    """
+    if isinstance(server, reverb.Client):
+        return server
+    if isinstance(server, reverb.Server):
+        return server.localhost_client()
+    if not isinstance(server, (str, int)):
+        raise TypeError(f"server is a {type(server).__name__}, expected 'host:port', a port, a Client or a Server")
+    address = f"localhost:{server}" if isinstance(server, int) or server.isdigit() else server
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"server is {server!r}, expected host:port such as localhost:8000")
+    return reverb.Client(address)
+
+
+def connect_all(servers: Server | Sequence[Server]) -> list[reverb.Client]:
+    """Clients of a server, or of several, in their order; see `connect`."""
+    several = isinstance(servers, Sequence) and not isinstance(servers, str)
+    return [connect(server) for server in (servers if several else [servers])]
+
+
+def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[str, TableInfo]:
+    """What the server says of its tables, by name.
+
+    It is asked over a new connection: those of Reverb's clients are shared by all clients of a process, and wait for up
+    to two minutes before they come back to a server that was started again.
+
+    Raises:
+      ServerUnavailable: if there is no answer within the time-out.
+    """
+    require_timeout(timeout_secs)
+    with ServerConnection(client.server_address) as connection:
+        return connection.table_infos(timeout_secs=timeout_secs)
+
+
+def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None:
+    """Checks that a table exists and takes items of a signature, before the first one is sent.
+
+    Raises:
+      ValueError: if there is no such table.
+      SpecMismatch: if its signature differs, naming the field.
+    """
+    if name not in info:
+        raise ValueError(f"the server has no table {name!r}; it has {', '.join(sorted(info)) or 'none'}")
+    wanted = info[name].signature
+    if wanted is None:
+        return
+    holder, advice = (
+        f"table {name!r}",
+        "cast or reshape the data, or build the table from this data set's item_signature()",
+    )
+    got_packing, wanted_packing = packing_of(item_signature), packing_of(wanted)
+    if (got_packing is None) != (wanted_packing is None):
+        has, lacks = ("the items are", "the table's are") if got_packing else ("the table's items are", "these are")
+        raise SpecMismatch(f"{has} packed, {lacks} not ({holder}); give the other layout")
+    if got_packing is not None and wanted_packing is not None:
+        require_match(got_packing.item_spec, wanted_packing.item_spec, holder=holder, advice=advice, root="item")
+        if got_packing.squeeze != wanted_packing.squeeze:
+            raise SpecMismatch(f"items of single rows and of windows differ ({holder}); use the same adder")
+    require_match(item_signature, wanted, holder=holder, advice=advice, root="item")
+
+
+def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: float) -> str:
+    """A sentence on why a server did not take items: it does not answer, or its rate limiters wait for samples."""
+    waited = f"waited {waited_secs:g} s for {client.server_address} to take items"
+    try:
+        infos = table_infos(client, timeout_secs=_info_secs(waited_secs))
+    except ServerUnavailable:
+        return f"{waited}, and it does not answer any more; start it again and resume"
+    states = []
+    for name in table_names:
+        limiter = infos[name].rate_limiter_info
+        inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
+        states.append(f"table {name!r} has {inserted} inserted, {sampled} sampled")
+    blocked = "; ".join(states)
+    return (
+        f"{waited}; it is slow, or its rate limiter blocks: {blocked}. Sample from it, or serve a table with min_size"
+    )
+
+
+def why_nothing_sampled(client: reverb.Client, table: str, waited_secs: float) -> str:
+    """A sentence on why a table gave no samples: its server does not answer, or its rate limiter waits for items."""
+    waited = f"waited {waited_secs:g} s for a sample of table {table!r} at {client.server_address}"
+    try:
+        info = table_infos(client, timeout_secs=_info_secs(waited_secs))[table]
+    except (ServerUnavailable, KeyError):
+        return f"{waited}, and it is gone; start the server again"
+    limiter = info.rate_limiter_info
+    few = info.current_size < limiter.min_size_to_sample
+    return (
+        f"{waited}: it has {info.current_size} items, {limiter.insert_stats.completed} were inserted and "
+        f"{limiter.sample_stats.completed} sampled; its rate limiter waits for "
+        + (f"{limiter.min_size_to_sample} items" if few else "more insertions")
+    )
+
+
+def _info_secs(waited_secs: float) -> float:
+    return min(_LONGEST_INFO_SECS, max(1.0, waited_secs))

@@ -1,0 +1,159 @@
+"""The gRPC methods of a Reverb server, over a connection of our own and with a deadline.
+
+Reverb's Python client lacks some of them, or gives them no deadline, and shares its connections with all other clients
+of the process: a connection that was lost blocks them for up to two minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from reverb.cc import schema_pb2
+from reverb.reverb_types import TableInfo
+
+from rlds2reverb._internals.reverb import (
+    SERVICE_PATH,
+    CheckpointResponse,
+    InsertStreamResponse,
+    MutatePrioritiesRequest,
+    ServerInfoResponse,
+    to_table_info,
+)
+from rlds2reverb.errors import ServerUnavailable
+
+#: Between two questions to a server whose connection broke.
+_PAUSE_SECS = 0.1
+_LATE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+
+
+class ServerConnection:
+    """A connection to a server. Every call takes a deadline, in seconds. Use it as a context manager, or close it."""
+
+    def __init__(self, address: str):
+        """Connects when the first call is made."""
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),  # nothing is shared with connections that have been lost
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            # Confirmations that we have not read wait at the server and come as one: a third as many responses.
+            ("grpc.http2.lookahead_bytes", 256),
+            ("grpc.http2.bdp_probe", 0),
+        ]
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=options)
+
+    def __enter__(self) -> ServerConnection:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all calls and the connection."""
+        self._channel.close()
+
+    def _unary(self, method: str) -> Any:
+        return self._channel.unary_unary(SERVICE_PATH + method)
+
+    def insert_stream(self, requests: Iterator[bytes]) -> Any:
+        """Opens a stream of insertions: a call that gives the keys that each response confirms (`confirmed_keys`)."""
+        return self._channel.stream_stream(SERVICE_PATH + "InsertStream")(requests, wait_for_ready=False)
+
+    def state_id(self, *, timeout_secs: float) -> str:
+        """Returns what identifies this start of the server: it changes with every start.
+
+        Raises:
+          ServerUnavailable: if the server does not answer in time.
+        """
+        state_id = self._server_info(timeout_secs).tables_state_id
+        return f"{state_id.high:016x}{state_id.low:016x}"
+
+    def table_infos(self, *, timeout_secs: float) -> dict[str, TableInfo]:
+        """Returns what the server reports about its tables, by name.
+
+        Raises:
+          ServerUnavailable: if the server does not answer in time.
+        """
+        infos = self._server_info(timeout_secs).table_info
+        return {info.name: to_table_info(info) for info in infos}
+
+    def _server_info(self, timeout_secs: float) -> Any:
+        call = self._unary("ServerInfo")
+        end = time.monotonic() + timeout_secs
+        while True:
+            try:
+                response = call(b"", timeout=max(end - time.monotonic(), 0.001), wait_for_ready=True)
+                return ServerInfoResponse.FromString(response)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() + _PAUSE_SECS < end:
+                    time.sleep(_PAUSE_SECS)
+                    continue
+                reason = "" if error.code() in _LATE else f" ({error.code().name})"
+                raise ServerUnavailable(
+                    f"no Reverb server answered at {self.address} within {timeout_secs:g} s{reason}; "
+                    "start it (rlds2reverb serve), or check host and port"
+                ) from None
+
+    def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray, *, timeout_secs: float) -> None:
+        """Changes the priorities of items; ignores keys that are not in the table.
+
+        Args:
+          table: its name.
+          keys: uint64 `[M]`; where one comes twice, the later priority counts.
+          priorities: float64 `[M]`.
+          timeout_secs: for the answer.
+
+        Raises:
+          ServerUnavailable: if it is not done in time.
+        """
+        updates = [
+            schema_pb2.KeyWithPriority(key=key, priority=priority)
+            for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True)
+        ]
+        request = MutatePrioritiesRequest(table=table, updates=updates)
+        self._answered("MutatePriorities", request, timeout_secs, "take priorities")
+
+    def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
+        """Removes items; ignores keys that are not in the table.
+
+        Raises:
+          ServerUnavailable: if it is not done in time.
+        """
+        request = MutatePrioritiesRequest(table=table, delete_keys=keys)
+        self._answered("MutatePriorities", request, timeout_secs, "delete items")
+
+    def _answered(self, method: str, request: Any, timeout_secs: float, what: str) -> bytes:
+        try:
+            return self._unary(method)(request.SerializeToString(), timeout=timeout_secs)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise ServerUnavailable(f"waited {timeout_secs:g} s for {self.address} to {what}") from None
+            raise ServerUnavailable(
+                f"{self.address} did not {what} ({error.code().name}: {error.details()}); start the server again"
+            ) from None
+
+    def checkpoint(self, *, timeout_secs: float) -> Path:
+        """Has the server write a checkpoint, and returns its directory.
+
+        Raises:
+          grpc.RpcError: if the server cannot write it, or not in time.
+        """
+        response = self._unary("Checkpoint")(b"", timeout=timeout_secs)
+        return Path(CheckpointResponse.FromString(response).checkpoint_path)
+
+
+def server_state_id(address: str, *, timeout_secs: float) -> str:
+    """As `ServerConnection.state_id`, over a connection of its own."""
+    with ServerConnection(address) as connection:
+        return connection.state_id(timeout_secs=timeout_secs)
+
+
+def confirmed_keys(response: bytes) -> Sequence[int]:
+    """Returns the keys of the items that a response of an insert stream confirms."""
+    return InsertStreamResponse.FromString(response).keys

@@ -1,0 +1,137 @@
+"""How the episodes of a data set become items of one spec: found out from the first one, before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tree
+
+from rlds2reverb._encoding import keys, messages
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, packed_spec
+from rlds2reverb.episodes import Episode, find_problems
+from rlds2reverb.errors import InvalidEpisode, SpecMismatch
+from rlds2reverb.items import ItemAdder, Items
+from rlds2reverb.priorities import Priority, priorities_of
+from rlds2reverb.sources import Source
+from rlds2reverb.specs import ArraySpec, Nest, leaves, path_name, require_match, step_spec_of
+
+#: How the columns of an item lie in a table; see `_encoding.packing`.
+Layout = Literal["columns", "packed"]
+
+#: What to do with an invalid episode; see `ingestion.ingest`.
+OnInvalid = Literal["error", "skip_episode", "keep"]
+
+
+@dataclass(frozen=True)
+class ItemConversion:
+    """How episodes become items of one spec.
+
+    Attributes:
+      adder: makes items of episodes.
+      priority: of the items.
+      packed: whether all columns are packed in one.
+      squeeze: whether items are single rows without a time axis.
+      step_spec: nest of specs of one step of the episodes.
+      row_spec: nest of specs of one row of the adder's columns.
+      specs: of one row of each column that is written.
+      signature: of the tables.
+      example: the items of the first episode.
+    """
+
+    adder: ItemAdder
+    priority: Priority
+    packed: bool
+    squeeze: bool
+    step_spec: Nest
+    row_spec: Nest
+    specs: list[ArraySpec]
+    signature: Nest
+    example: ItemBlock
+
+    def block(self, episode: Episode) -> ItemBlock:
+        """Returns the items of a valid episode, as they are written.
+
+        Raises:
+          SpecMismatch: if their columns differ from those of the first episode.
+          ValueError: if a priority is not finite or not in [0, 1e12].
+        """
+        items = self.adder(episode)
+        spec = step_spec_of(items.columns)
+        if spec != self.row_spec:
+            holder = f"the first episode (this is episode {episode.index})"
+            require_match(spec, self.row_spec, holder=holder, advice="the adder has to make all alike", root="item")
+        return _block(episode, items, self.priority, packed=self.packed)
+
+
+def _block(episode: Episode, items: Items, priority: Priority, *, packed: bool) -> ItemBlock:
+    columns = tree.flatten(items.columns)
+    return ItemBlock(
+        [pack_columns(columns)] if packed else columns,
+        items.starts,
+        items.lengths,
+        priorities_of(priority, episode, items),
+        keys.content_digest(items),
+        episode.index,
+        0,
+    )
+
+
+def make_conversion(
+    source: Source, adder: ItemAdder, priority: Priority, *, on_invalid: OnInvalid, layout: Layout
+) -> ItemConversion:
+    """Reads the first episode that will be written, and checks that tables can take its items.
+
+    Raises:
+      InvalidEpisode: if it has problems and they are errors.
+      SourceError: if there is no episode.
+      SpecMismatch: if a column holds strings, or the adder's items do not have its `item_spec`.
+      ValueError: if a priority is out of range, or a column has a dtype that tables do not take.
+    """
+    first = source.first_episode
+    step_spec = step_spec_of(first.steps)
+    episode = _first_to_write(first, source, step_spec, on_invalid)
+    item_spec = adder.item_spec(step_spec)
+    _require_no_strings(item_spec)
+    items = adder(episode)
+    row_spec = step_spec_of(items.columns)
+    for path, leaf in tree.flatten_with_path(row_spec):
+        messages.require_dtype(leaf, path_name(path, "item"))
+    expected = tree.map_structure(lambda leaf: _row_of(leaf, squeeze=items.squeeze), item_spec)
+    require_match(row_spec, expected, holder="the adder's item_spec", advice="make the adder's two agree", root="item")
+    specs = tree.flatten(row_spec)
+    packed = layout == "packed"
+    return ItemConversion(
+        adder=adder,
+        priority=priority,
+        packed=packed,
+        squeeze=items.squeeze,
+        step_spec=step_spec,
+        row_spec=row_spec,
+        specs=[packed_spec(specs)] if packed else specs,
+        signature=packed_signature(Packing(item_spec, items.squeeze)) if packed else item_spec,
+        example=_block(episode, items, priority, packed=packed),
+    )
+
+
+def _row_of(leaf: Any, *, squeeze: bool) -> ArraySpec:
+    return ArraySpec(tuple(leaf.shape) if squeeze else tuple(leaf.shape)[1:], leaf.dtype.as_numpy_dtype)
+
+
+def _first_to_write(first: Episode, source: Source, step_spec: Nest, on_invalid: OnInvalid) -> Episode:
+    problems = find_problems(first, step_spec)
+    if not problems:
+        return first
+    if on_invalid == "error":
+        raise InvalidEpisode(problems)
+    return next((episode for episode in source if not find_problems(episode, step_spec)), first)
+
+
+def _require_no_strings(item_spec: Nest) -> None:
+    for path, leaf in leaves(item_spec):
+        if leaf.dtype.name == "string":
+            raise SpecMismatch(
+                f"{path_name(path, 'item')} holds strings, which our tables do not take; leave the field out "
+                "(--leave-out, transforms.LeaveOut) or encode it as numbers"
+            )

@@ -1,0 +1,94 @@
+"""The report of an ingestion."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import Problem
+
+
+@dataclass
+class IngestReport:
+    """What an ingestion did.
+
+    Attributes:
+      source: name of the data set.
+      tables: names of the tables, each of which got every item.
+      episodes, steps, items, bytes: written, now or before a resumption; `steps` has those of final observations,
+        `bytes` are of the steps.
+      resumed_episodes, resumed_steps: of these, how many an earlier run had written.
+      open_ends: episodes that the source just stops in, written as truncated.
+      too_short: episodes shorter than a window, which give no item.
+      skipped_episodes: left out because of problems.
+      kept_problems: found and written all the same.
+      problems: the first 20 of them.
+      seconds: by stage: 'check' (reading and checking before anything is written), 'read', 'convert', 'write'.
+      memory_bytes: what the server will need for it, about; 0 where that is not known.
+      restarts: how often the server was restarted in the middle, and got everything again.
+      writer: 'bulk' or 'public'.
+      warnings: sentences that the user should see.
+      fingerprint: XXH3-128 over the content of what was written; see `sources.summary.Fingerprint`.
+    """
+
+    source: str
+    tables: tuple[str, ...]
+    episodes: int = 0
+    steps: int = 0
+    items: int = 0
+    bytes: int = 0
+    resumed_episodes: int = 0
+    resumed_steps: int = 0
+    open_ends: int = 0
+    too_short: int = 0
+    skipped_episodes: int = 0
+    kept_problems: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory_bytes: int = 0
+    restarts: int = 0
+    writer: str = "bulk"
+    warnings: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps written by this run over the seconds of all stages."""
+        total = sum(self.seconds.values())
+        return (self.steps - self.resumed_steps) / total if total else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain dicts, for JSON."""
+        return {**asdict(self), "steps_per_second": self.steps_per_second}
+
+    def add_episode(self, episode: Episode) -> None:
+        """Counts an episode that is written."""
+        self.episodes += 1
+        self.steps += episode.num_steps
+        self.bytes += episode.num_bytes
+        self.open_ends += episode.open_end
+
+    def restarted(self) -> IngestReport:
+        """A report of the same run that counts from scratch; what was found before the first item stays."""
+        return IngestReport(
+            source=self.source,
+            tables=self.tables,
+            memory_bytes=self.memory_bytes,
+            restarts=self.restarts,
+            writer=self.writer,
+            warnings=self.warnings,
+            seconds=self.seconds,
+        )
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the seconds spent inside to those of a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

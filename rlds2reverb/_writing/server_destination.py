@@ -1,0 +1,114 @@
+"""The tables of a running server as a destination, with a journal of what the server has confirmed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+import reverb
+
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._server.clients import table_infos
+from rlds2reverb.errors import ServerRestarted
+
+from .bulk_writer import BulkWriter
+from .destination import TransferState
+from .journal import Journal
+from .public_writer import PublicWriter
+
+_SECS_BETWEEN_SAVES = 0.5
+
+
+class ServerDestination:
+    """The tables of a running server. What is noted in the journal, the server has confirmed before."""
+
+    def __init__(
+        self,
+        client: reverb.Client,
+        writer: BulkWriter | PublicWriter,
+        journal: Journal,
+        *,
+        tables: Sequence[str],
+        timeout_secs: float,
+    ):
+        """Nothing is written yet.
+
+        Args:
+          client: of the server.
+          writer: to the server; it is closed at the end.
+          journal: of the transfer.
+          tables: names.
+          timeout_secs: how long to wait for the server.
+        """
+        self._client, self._writer, self._journal = client, writer, journal
+        self._tables, self._timeout_secs = tables, timeout_secs
+        self._unconfirmed: deque[TransferState] = deque()
+        self._num_confirmed = 0
+        self._confirmed: TransferState | None = None
+        self._last_save = time.monotonic()
+
+    def __enter__(self) -> ServerDestination:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and kind is not ServerRestarted:
+            self._note_confirmed()
+            with contextlib.suppress(OSError):  # the first error is the one to be seen
+                self._save()
+        self._writer.close(failed=kind is not None)
+
+    def _note_confirmed(self) -> None:
+        while self._num_confirmed < self._writer.num_confirmed:
+            self._confirmed = self._unconfirmed.popleft()
+            self._num_confirmed += 1
+
+    def _save(self) -> None:
+        if self._confirmed is not None:
+            self._journal.save(self._confirmed, self._writer.state_id)
+            self._last_save = time.monotonic()
+
+    def open(self, *, resume: bool) -> TransferState | None:
+        """The journal's state, where the server still has what the journal says.
+
+        A server that was restarted, or whose tables hold less, gets everything again: it stores once what it has.
+
+        Raises:
+          DamagedFile: if the journal is damaged.
+        """
+        if not resume:
+            self._journal.delete()
+        state = self._journal.load(self._writer.state_id)
+        if state is None:
+            return None
+        infos = table_infos(self._client, timeout_secs=self._timeout_secs)
+        for name in self._tables:
+            kept = infos[name].max_times_sampled == 0
+            if kept and infos[name].current_size < min(infos[name].max_size, state.items):
+                return None
+        return state
+
+    def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
+        """Sends the items of some episodes, and notes in the journal what is confirmed.
+
+        Raises:
+          ServerUnavailable, ServerRestarted: see the writer's `write`.
+        """
+        self._writer.write(blocks)
+        self._unconfirmed.append(state)
+        self._note_confirmed()
+        if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
+            self._save()
+
+    def finish(self, state: TransferState) -> None:
+        """Waits until everything is confirmed; the journal is not needed any more.
+
+        Raises:
+          ServerUnavailable, ServerRestarted: see the writer's `flush`.
+        """
+        self._writer.flush()
+        self._journal.delete()

@@ -1,0 +1,172 @@
+"""The transfer of a data set to a destination: from its beginning, or from where an earlier run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from rlds2reverb import fields
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._encoding.item_blocks import in_groups
+from rlds2reverb._server.memory import needed_bytes
+from rlds2reverb.episodes import Episode, find_problems
+from rlds2reverb.errors import InvalidEpisode, ResumeError
+from rlds2reverb.sources import Source
+from rlds2reverb.sources.summary import Fingerprint
+
+from .conversion import ItemConversion, OnInvalid
+from .destination import Destination, TransferState
+from .report import IngestReport
+
+_PROBLEMS_KEPT = 20
+#: A data set of at most so many bytes is read once: the check keeps its episodes in memory.
+_KEPT_BYTES = 512 << 20
+
+_OTHER_DATA = (
+    "the data set is not the one that the earlier run wrote: after {} episodes it {}; convert without resuming, or "
+    "to a new directory"
+)
+
+#: Called with a stage ('check', 'resume' or 'write') and each episode that went through it.
+Progress = Callable[[str, Episode], None]
+
+
+@dataclass
+class Transfer:
+    """Reads, checks and converts the episodes of a source, and gives their items to a destination.
+
+    Attributes:
+      source: the data set.
+      conversion: from episodes to items.
+      on_invalid: see `ingestion.ingest`.
+      resume: whether to continue an earlier run.
+      report: filled as the transfer goes on.
+      progress: called as the transfer goes on.
+      num_steps: of the whole data set, once `check` has read it.
+    """
+
+    source: Source
+    conversion: ItemConversion
+    on_invalid: OnInvalid
+    resume: bool
+    report: IngestReport
+    progress: Progress
+    num_steps: int | None = None
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether `check` has read all episodes and found them valid."""
+        return self.num_steps is not None
+
+    def check(self) -> None:
+        """Reads and checks everything before anything is written, and keeps it in memory if there is little enough.
+
+        Raises:
+          InvalidEpisode: at the first episode that has problems.
+        """
+        kept: list[Episode] = []
+        kept_bytes = num_steps = 0
+        with self.report.stage("check"):
+            for episode in self.source:
+                self.progress("check", episode)
+                problems = find_problems(episode, self.conversion.step_spec)
+                if problems:
+                    raise InvalidEpisode(problems)
+                num_steps += episode.num_steps
+                kept_bytes += episode.num_bytes
+                if kept_bytes <= _KEPT_BYTES:
+                    kept.append(episode)
+                else:
+                    kept.clear()
+        self.num_steps = num_steps
+        if kept_bytes <= _KEPT_BYTES:
+            self.source = replace(self.source, read=lambda: iter(kept))
+
+    def estimate_memory(self, encoder: Encoder) -> None:
+        """Notes in the report about how much memory a server will need, judged by the items of the first episode."""
+        num_steps = self.num_steps if self.is_checked else self.source.num_rows
+        example = self.conversion.example
+        if num_steps is None or not len(example.starts):
+            return
+        batches = list(encoder.encode([example]))
+        for_example = needed_bytes(
+            items=sum(batch.num_items for batch in batches) * len(encoder.tables),
+            chunks=sum(len(batch.chunk_keys) for batch in batches),
+            chunk_bytes=sum(batch.chunk_bytes for batch in batches),
+            columns=len(self.conversion.specs),
+        )
+        self.report.memory_bytes = for_example * num_steps // len(example.columns[0])
+
+    def run(self, destination: Destination) -> None:
+        """Writes from the beginning, or from where an earlier run ended, to the end.
+
+        Raises:
+          InvalidEpisode: at an episode that has problems, if they are errors and were not found by `check`.
+          ResumeError: if the data set is not the one that the earlier run wrote.
+        """
+        report = self.report = self.report.restarted()
+        saved = destination.open(resume=self.resume)
+        fingerprint = Fingerprint()
+        seen = 0
+        for group in in_groups(self._timed_episodes(), first_end=saved.seen if saved else 0):
+            is_resumed = saved is not None and seen < saved.seen
+            blocks = []
+            for episode in group:
+                with report.stage("convert"):
+                    seen += 1
+                    if not self._is_to_write(episode):
+                        continue
+                    fingerprint.add(episode)
+                    report.add_episode(episode)
+                    if not is_resumed:
+                        blocks.append(self.conversion.block(episode))
+                        report.items += len(blocks[-1].starts)
+                        report.too_short += not len(blocks[-1].starts)
+                self.progress("resume" if is_resumed else "write", episode)
+            if not is_resumed:
+                with report.stage("write"):
+                    destination.write(blocks, self._state(seen, fingerprint))
+            elif saved is not None and seen == saved.seen:
+                self._take_over(saved, fingerprint)
+        if saved is not None and seen < saved.seen:
+            raise ResumeError(_OTHER_DATA.format(seen, f"ends after {seen} episodes"))
+        report.fingerprint = fingerprint.hexdigest()
+        with report.stage("write"):
+            destination.finish(self._state(seen, fingerprint))
+
+    def _state(self, seen: int, fingerprint: Fingerprint) -> TransferState:
+        return TransferState(seen, fingerprint.hexdigest(), self.report.items, self.report.too_short)
+
+    def _take_over(self, saved: TransferState, fingerprint: Fingerprint) -> None:
+        """The counts of the earlier run, if the data set is still the one that it wrote."""
+        if fingerprint.hexdigest() != saved.fingerprint:
+            raise ResumeError(_OTHER_DATA.format(saved.seen, "is another"))
+        report = self.report
+        report.items, report.too_short = saved.items, saved.too_short
+        report.resumed_episodes, report.resumed_steps = report.episodes, report.steps
+
+    def _timed_episodes(self) -> Iterator[Episode]:
+        episodes = iter(self.source)
+        while True:
+            with self.report.stage("read"):
+                episode = next(episodes, None)
+            if episode is None:
+                return
+            yield episode
+
+    def _is_to_write(self, episode: Episode) -> bool:
+        """Whether an episode is to be written; notes its problems."""
+        if self.on_invalid == "error" and self.is_checked:
+            return True
+        report = self.report
+        problems = find_problems(episode, self.conversion.step_spec)
+        if problems and self.on_invalid == "error":
+            raise InvalidEpisode(problems)
+        report.problems += problems[: _PROBLEMS_KEPT - len(report.problems)]
+        if not problems:
+            return True
+        if self.on_invalid == "skip_episode" or any(problem.field == fields.STEPS for problem in problems):
+            report.skipped_episodes += 1
+            return False
+        report.kept_problems += len(problems)
+        return True

@@ -1,0 +1,7 @@
+"""From the tables of one Reverb server or several to batches with importance weights, and priorities back."""
+
+from .dataset import SampleInfo, as_experience, sample_dataset
+from .importance import LinearSchedule
+from .priority_writer import PriorityWriter
+
+__all__ = ["LinearSchedule", "PriorityWriter", "SampleInfo", "as_experience", "sample_dataset"]

@@ -1,0 +1,227 @@
+"""The overlapping pairs of an RLDS data set, one whole episode an element: the graph behind `rlds_to_reverb`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+from tf_agents.trajectories import trajectory
+
+from rlds2reverb import fields
+from rlds2reverb.specs import Nest
+from rlds2reverb.trajectories import (
+    pair_step_types,
+    require_discount_source,
+    step_types,
+    trajectory_columns,
+    trajectory_spec,
+    transition_discounts,
+)
+
+from .rlds_episodes import columns_dataset, read_columns
+
+PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+def step_spec_of_rlds(rlds_data: tf.data.Dataset) -> dict[str, Nest]:
+    """The spec of a step; `ValueError` with TF-Agents' messages if there are no steps or a field is missing."""
+    episode_spec = rlds_data.element_spec
+    if not isinstance(episode_spec, dict) or fields.STEPS not in episode_spec:
+        raise ValueError(fields.NO_STEPS)
+    step_spec = getattr(episode_spec[fields.STEPS], "element_spec", None)
+    if not isinstance(step_spec, dict):
+        raise ValueError(fields.NO_STEPS)
+    if not all(name in step_spec for name in fields.STEP_FIELDS):
+        raise ValueError(
+            f"Invalid RLDS step spec. Features expected are {list(fields.STEP_FIELDS)}, "
+            f"but found {list(step_spec.keys())}"
+        )
+    return step_spec
+
+
+def trajectory_spec_of_rlds(
+    rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None, *, cast_floats: bool
+) -> trajectory.Trajectory:
+    """The spec of the data set's trajectories, `policy_info` included."""
+    step_spec = _cast_spec(rlds_data, cast_floats)
+    return trajectory_spec(step_spec, _policy_info_spec(step_spec, policy_info_fn))
+
+
+def _cast_spec(rlds_data: tf.data.Dataset, cast_floats: bool) -> dict[str, Nest]:
+    step_spec = step_spec_of_rlds(rlds_data)
+    return tree.map_structure(_float32_spec, step_spec) if cast_floats else step_spec
+
+
+def _float32_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, tf.float32, spec.name) if spec.dtype == tf.float64 else spec
+
+
+def _policy_info_spec(step_spec: Nest, policy_info_fn: PolicyInfoFn | None) -> Nest:
+    if policy_info_fn is None:
+        return ()
+    function = tf.function(lambda current, following: _tensors(policy_info_fn(current, following)))
+    outputs = function.get_concrete_function(step_spec, step_spec).structured_outputs
+    return tree.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), _tensors(outputs))
+
+
+def _tensors(nest: Nest) -> Nest:
+    """What a policy_info_fn gave, with tensors as leaves: None and empty nests are (), lists are tuples."""
+    if nest is None or (isinstance(nest, (dict, list, tuple)) and not nest):
+        return ()
+    if isinstance(nest, dict):
+        return {name: _tensors(inner) for name, inner in nest.items()}
+    if isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields"):
+        return tuple(_tensors(inner) for inner in nest)
+    return tree.map_structure(tf.convert_to_tensor, nest)
+
+
+def episode_trajectories(
+    rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None, discount_source: str, *, cast_floats: bool
+) -> tf.data.Dataset:
+    """A data set with the trajectories of one whole episode an element, `[N, ...]`; empty episodes are left out.
+
+    Arguments and errors are those of `rlds_to_reverb.convert_rlds_to_trajectories`.
+    """
+    require_discount_source(discount_source)
+    policy_info = _policy_info_spec(_cast_spec(rlds_data, cast_floats), policy_info_fn)
+    columns = columns_dataset(rlds_data, numbered=True)
+    if cast_floats:
+        columns = columns.map(lambda index, steps: (index, tree.map_structure(_cast_float64, steps)))
+    closing = _closing_step(columns.element_spec[1])
+    columns = columns.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing)))
+    nothing = tree.map_structure(lambda column: column[:0], closing)
+    pairs = columns.scan((np.int64(-1), nothing), _pair_with_next)
+    return (
+        pairs.skip(1)
+        .map(
+            lambda index, current, following: _to_trajectories(
+                index, current, following, policy_info_fn, policy_info, discount_source
+            )
+        )
+        .prefetch(2)
+    )
+
+
+def numpy_trajectories(
+    rlds_data: tf.data.Dataset, discount_source: str, *, cast_floats: bool
+) -> Iterator[trajectory.Trajectory]:
+    """The same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
+    require_discount_source(discount_source)
+    held: tuple[Any, Any] | None = None
+    for index, steps in enumerate(read_columns(rlds_data)):
+        if not len(steps[fields.IS_FIRST]):
+            continue
+        if cast_floats:
+            steps = tree.map_structure(_narrowed, steps)
+        if held is not None:
+            yield _converted(*held, steps[fields.IS_FIRST][0], discount_source)
+        held = index, steps
+    if held is not None:
+        yield _converted(*held, np.True_, discount_source)
+
+
+def _converted(index: Any, steps: dict[str, Nest], next_is_first: Any, discount_source: str) -> trajectory.Trajectory:
+    flags = [steps[name] for name in fields.FLAG_FIELDS]
+    next_first = np.append(steps[fields.IS_FIRST][1:], next_is_first)
+    for broken, sentence in _broken_rules(flags, next_first):
+        if broken.any():
+            message = f"{sentence} (episode {index}, step {np.argmax(broken)})"
+            raise tf.errors.InvalidArgumentError(None, None, message)
+    return trajectory_columns(steps, discount_source=discount_source)
+
+
+def _broken_rules(flags: list[Any], next_first: Any) -> list[tuple[Any, str]]:
+    """Where steps and those that follow them break a rule, and the sentence that says so."""
+    is_first, is_last, is_terminal = flags
+    return [
+        (is_terminal & ~is_last, fields.TERMINAL_NOT_LAST),
+        (~is_last & ~is_first & next_first, fields.MID_BEFORE_FIRST),
+        (is_last & ~next_first, fields.LAST_BEFORE_MID),
+    ]
+
+
+def _narrowed(column: np.ndarray) -> np.ndarray:
+    return column.astype(np.float32) if column.dtype == np.float64 else column
+
+
+def _cast_float64(column: tf.Tensor) -> tf.Tensor:
+    return tf.cast(column, tf.float32) if column.dtype == tf.float64 else column
+
+
+def _closing_step(columns_spec: Nest) -> Nest:
+    """One step of zeros that is first, to follow the last episode; sizes that vary are 0."""
+    zeros = tree.map_structure(
+        lambda spec: tf.zeros([1, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns_spec
+    )
+    return {**zeros, fields.IS_FIRST: tf.ones([1], tf.bool)}
+
+
+def _pair_with_next(held: Any, arrived: Any) -> tuple[Any, Any]:
+    """Scan: holds an episode back until the next one arrives, whose first step its last step needs."""
+    held_index, current = held
+    _, arrived_steps = arrived
+    following = tree.map_structure(
+        lambda now, after: (
+            tf.concat([now[1:], after[:1]], axis=0)
+            if now.shape[1:].is_fully_defined()
+            else _concat_ragged(now[1:], after[:1])
+        ),
+        current,
+        arrived_steps,
+    )
+    return arrived, (held_index, current, following)
+
+
+def _concat_ragged(now: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    """Concatenates rows of a field whose size varies between episodes; the step from elsewhere is cut or padded."""
+    size = tf.shape(now)[1:]
+    shape = tf.concat([tf.shape(after)[:1], size], axis=0)
+    common = tf.minimum(tf.shape(after)[1:], size)
+    after = tf.slice(after, tf.zeros_like(shape), tf.concat([tf.shape(after)[:1], common], axis=0))
+    padding = tf.stack([tf.zeros_like(shape), shape - tf.shape(after)], axis=1)
+    return tf.concat([now, tf.pad(after, padding)], axis=0)
+
+
+def _to_trajectories(
+    index: tf.Tensor,
+    current: dict[str, Nest],
+    following: dict[str, Nest],
+    policy_info_fn: PolicyInfoFn | None,
+    policy_info_spec: Nest,
+    discount_source: str,
+) -> trajectory.Trajectory:
+    """The trajectories of all pairs of one episode, after the checks that TF-Agents makes on each pair."""
+    with tf.control_dependencies(_assertions(index, current, following)):
+        types_now = step_types(current[fields.IS_FIRST], current[fields.IS_LAST], tf.where)
+    types_next = step_types(following[fields.IS_FIRST], following[fields.IS_LAST], tf.where)
+    discounts = transition_discounts(
+        current, following, tf.cast(current[fields.DISCOUNT], tf.float32), discount_source, tf.where
+    )
+    policy_info: Nest = ()
+    if policy_info_fn is not None and policy_info_spec != ():
+        policy_info = tf.map_fn(
+            lambda pair: _tensors(policy_info_fn(*pair)), (current, following), fn_output_signature=policy_info_spec
+        )
+    types_now, types_next = pair_step_types(types_now, types_next, tf.where)
+    return trajectory.Trajectory(
+        step_type=types_now,
+        observation=current[fields.OBSERVATION],
+        action=current[fields.ACTION],
+        policy_info=policy_info,
+        next_step_type=types_next,
+        reward=current[fields.REWARD],
+        discount=discounts,
+    )
+
+
+def _assertions(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> list[tf.Operation]:
+    flags = [current[name] for name in fields.FLAG_FIELDS]
+    assertions = []
+    for broken, sentence in _broken_rules(flags, following[fields.IS_FIRST]):
+        step = tf.argmax(tf.cast(broken, tf.int32), output_type=tf.int64)
+        message = tf.strings.format(sentence + " (episode {}, step {})", (index, step))
+        assertions.append(tf.debugging.Assert(~tf.reduce_any(broken), [message]))
+    return assertions

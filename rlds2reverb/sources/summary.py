@@ -1,0 +1,179 @@
+"""What a data set holds: counts, returns, lengths, fields, faults and a fingerprint, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rlds2reverb.episodes import Episode
+from rlds2reverb.specs import describe, leaves, path_name, step_spec_of
+
+from .scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
+from .source import Source
+
+_QUANTILES = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Five numbers and the mean of a sample; all NaN for an empty one."""
+
+    min: float
+    q25: float
+    median: float
+    q75: float
+    max: float
+    mean: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Distribution:
+        """The distribution of a list of numbers."""
+        if not values:
+            return cls(*[float("nan")] * 6)
+        q25, median, q75 = np.quantile(values, _QUANTILES)
+        return cls(min(values), float(q25), float(median), float(q75), max(values), float(np.mean(values)))
+
+
+@dataclass(frozen=True)
+class FieldSummary:
+    """One field of the steps: its place, dtype, shape, and how many of its numbers are NaN or Inf."""
+
+    name: str
+    spec: str
+    non_finite: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A data set in numbers.
+
+    Attributes:
+      episodes, steps, transitions: counts; `steps` has those of the final observations, `transitions` are pairs of
+        adjacent steps.
+      terminals, timeouts, open_ends: how episodes end; an open end is one that the data set just stops in (it is
+        counted in neither of the others).
+      empty: episodes without steps.
+      returns, lengths: per episode; undiscounted sums of rewards, and transitions.
+      score: D4RL's normalised score of the mean return, or None where no reference returns are known.
+      score_environment: whose reference returns were used.
+      bytes: of all steps in memory.
+      metadata: what the source says of itself.
+      fingerprint: XXH3-128 over the content: field names, dtypes, shapes and bytes of every episode in order.
+    """
+
+    name: str
+    kind: str
+    episodes: int
+    steps: int
+    transitions: int
+    terminals: int
+    timeouts: int
+    open_ends: int
+    empty: int
+    returns: Distribution
+    lengths: Distribution
+    score: float | None
+    score_environment: str | None
+    bytes: int
+    fingerprint: str
+    fields: tuple[FieldSummary, ...]
+    warnings: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain dicts, for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Fingerprint:
+    """A running 128-bit hash (XXH3) over episodes: the same for data sets of the same content, in order."""
+
+    _hash: Any = field(default_factory=xxhash.xxh3_128)
+
+    def add(self, episode: Episode) -> None:
+        """Takes in one episode."""
+        for path, column in leaves(episode.steps):
+            self._hash.update(f"{path}{column.dtype.str}{column.shape}".encode())
+            if column.dtype.kind == "O":
+                for row in column.reshape(-1):
+                    text = row if isinstance(row, bytes) else str(row).encode()
+                    self._hash.update(f"{len(text)}:".encode() + text)
+            else:
+                self._hash.update(np.ascontiguousarray(column).data)
+
+    def hexdigest(self) -> str:
+        """The fingerprint so far, 32 hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def summarize(
+    source: Source,
+    *,
+    reference_returns: tuple[float, float] | None = None,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
+) -> Summary:
+    """Reads a source once and gives its summary.
+
+    Args:
+      source: the data set; what is wrong with episodes is counted, not raised.
+      reference_returns: returns of a random policy and of an expert, for the normalised score; by default D4RL's
+        own where the name tells the environment.
+      on_episode: called with each episode, for progress.
+
+    Raises:
+      SourceError: if the source cannot be read to its end.
+    """
+    counts = dict.fromkeys(("episodes", "steps", "transitions", "terminals", "timeouts", "open_ends", "empty"), 0)
+    total_bytes = 0
+    returns: list[float] = []
+    lengths: list[float] = []
+    specs: dict[str, str] = {}
+    non_finite: dict[str, int] = {}
+    fingerprint = Fingerprint()
+    for episode in source:
+        on_episode(episode)
+        _count(counts, episode)
+        fingerprint.add(episode)
+        total_bytes += episode.num_bytes
+        for path, column in leaves(episode.steps):
+            name = path_name(path, root="")
+            bad = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
+            non_finite[name] = non_finite.get(name, 0) + bad
+        if episode.num_steps:
+            returns.append(episode.total_reward)
+            lengths.append(float(episode.num_transitions))
+            specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(step_spec_of(episode.steps))}
+    environment = None if reference_returns else d4rl_environment(source.name)
+    reference = reference_returns or (REFERENCE_RETURNS[environment] if environment else None)
+    return Summary(
+        name=source.name,
+        kind=source.kind,
+        **counts,
+        returns=Distribution.of(returns),
+        lengths=Distribution.of(lengths),
+        score=d4rl_score(float(np.mean(returns)), reference) if reference and returns else None,
+        score_environment=environment,
+        bytes=total_bytes,
+        fingerprint=fingerprint.hexdigest(),
+        fields=tuple(FieldSummary(name, spec, non_finite[name]) for name, spec in specs.items()),
+        warnings=source.warnings,
+        metadata=dict(source.metadata),
+    )
+
+
+def _count(counts: dict[str, int], episode: Episode) -> None:
+    counts["episodes"] += 1
+    counts["steps"] += episode.num_steps
+    counts["transitions"] += episode.num_transitions
+    if not episode.num_steps:
+        end = "empty"
+    elif episode.open_end:
+        end = "open_ends"
+    else:
+        end = "terminals" if episode.is_terminal else "timeouts"
+    counts[end] += 1

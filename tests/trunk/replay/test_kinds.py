@@ -1,0 +1,295 @@
+"""Buffers of episodes and of sequences, and the configurations of all kinds."""
+
+import json
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.replay import BufferConfig, EpisodeReplayBuffer, SequenceReplayBuffer, make_buffer
+from rlds2reverb.specs import ArraySpec
+from rlds2reverb.tables import Selector
+
+
+def episode(number, length, **more):
+    """Row t of episode n has 100 n + t everywhere."""
+    rows = np.arange(length) + 100 * number
+    return {"obs": np.stack([rows, rows], 1).astype(np.float32), "inner": {"step": rows.astype(np.int64)}, **more}
+
+
+def rows_in(sampled):
+    """What all fields of a sampled item agree on."""
+    rows = sampled["inner"]["step"]
+    assert sampled["obs"].dtype == np.float32 and rows.dtype == np.int64
+    np.testing.assert_array_equal(sampled["obs"], np.stack([rows, rows], 1))
+    return rows.tolist()
+
+
+@pytest.fixture
+def make():
+    opened = []
+
+    def build(kind, name="demo", seed=None, **config):
+        buffer = make_buffer(name, BufferConfig(kind=kind, **config), seed=seed)
+        opened.append(buffer)
+        return buffer
+
+    yield build
+    for buffer in opened:
+        buffer.close()
+
+
+# --- episodes
+
+
+def test_whole_episodes_of_any_length_come_back(make):
+    buffer = make("episode", sample_min_limit_ratio=0)
+    assert isinstance(buffer, EpisodeReplayBuffer)
+    assert buffer.extend([episode(n, length) for n, length in enumerate((1, 3, 40))]) == ["demo_0", "demo_1", "demo_2"]
+    assert str(buffer.spec["obs"]) == "float32 [?, 2]"
+    found = {tuple(rows_in(s)) for s in buffer.sample(60, 0)}
+    assert found == {(0,), (100, 101, 102), tuple(range(200, 240))}
+
+
+def test_windows_begin_anywhere_in_an_episode_with_the_same_chance(make):
+    buffer = make("episode", window=3, sample_min_limit_ratio=0, seed=1)
+    assert buffer.append(episode(0, 6)) == "demo_0"
+    starts = [rows_in(s)[0] for s in buffer.sample(2000, 0)]
+    assert {tuple(rows_in(s)) for s in buffer.sample(50, 0)} == {(a, a + 1, a + 2) for a in range(4)}
+    counts = np.bincount(starts, minlength=4)
+    assert ((counts - 500) ** 2 / 500).sum() < 30  # chi-square with 3 degrees of freedom: one in a million
+    other = make("episode", window=3, sample_min_limit_ratio=0, seed=1)
+    other.append(episode(0, 6))
+    assert [rows_in(s)[0] for s in other.sample(50, 0)] == starts[:50]
+
+
+def test_episodes_shorter_than_the_window_are_not_stored(make):
+    buffer = make("episode", window=3)
+    assert buffer.append(episode(0, 2)) == ""
+    assert buffer.extend([episode(1, 3), episode(2, 1), episode(3, 4)]) == ["demo_0", "", "demo_1"]
+    assert buffer.count() == buffer.push_count == 2
+    assert {rows_in(s)[0] // 100 for _ in range(20) for s in buffer.sample(2, 0)} == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"zzz": np.zeros(2)}, SpecMismatch),
+        (episode(0, 2) | {"priority": -1.0}, ValueError),
+        (episode(0, 0), SpecMismatch),
+    ],
+)
+def test_an_episode_that_is_too_short_has_to_be_one_all_the_same(make, wrong, error):
+    buffer = make("episode", window=3)
+    buffer.append(episode(1, 3))
+    with pytest.raises(error):
+        buffer.extend([episode(2, 3), wrong])
+    assert buffer.count() == 1
+
+
+def test_short_episodes_are_padded_where_asked(make):
+    buffer = make("episode", window=4, short_episodes="pad", sample_min_limit_ratio=0)
+    buffer.extend([episode(1, 2), episode(2, 4)])
+    found = {tuple(s["inner"]["step"].tolist()): s["mask"].tolist() for s in buffer.sample(50, 0)}
+    assert found == {(100, 101, 0, 0): [True, True, False, False], (200, 201, 202, 203): [True] * 4}
+    with pytest.raises(ValueError, match="an episode has a field 'mask', which padding adds to windows"):
+        buffer.append(episode(0, 5, mask=np.ones(5)))
+
+
+def test_an_episode_that_is_wrong_is_told(make):
+    buffer = make("episode")
+    with pytest.raises(
+        SpecMismatch, match=r"item\['reward'\] is float64 \[\], buffer 'demo' wants a time axis; give each"
+    ):
+        buffer.append({"reward": 1.0})
+    buffer.append(episode(0, 3))
+    uneven = episode(0, 3) | {"obs": np.zeros((2, 2), np.float32)}
+    with pytest.raises(
+        SpecMismatch, match="the fields of item 1 have 2, 3 steps, buffer 'demo' wants at least one, in"
+    ):
+        buffer.extend([episode(0, 3), uneven])
+    with pytest.raises(SpecMismatch, match="the fields of item 0 have 0 steps"):
+        buffer.append(episode(0, 0))
+    with pytest.raises(SpecMismatch, match=r"item 0\['obs'\] is float32 \[2\], buffer 'demo' wants float32 \[\?, 2\]"):
+        buffer.append(episode(0, 2) | {"obs": np.zeros(2, np.float32)})
+    with pytest.raises(TypeError, match="extend takes several items, got one dict"):
+        buffer.extend(episode(0, 3))
+    assert buffer.count() == 1
+
+
+def test_an_episode_of_many_megabytes_comes_back(make):
+    buffer = make("episode", window=3)
+    rows = np.arange(5)[:, None] + np.zeros(1 << 22, np.uint8)
+    buffer.append({"image": rows.astype(np.uint8)})
+    (sampled,) = buffer.sample(1, 0)
+    start = int(sampled["image"][0, 0])
+    np.testing.assert_array_equal(sampled["image"], rows[start : start + 3])
+
+
+def test_a_data_set_of_episodes_has_a_mask(make):
+    buffer = make("episode", sample_min_limit_ratio=0)
+    buffer.extend([episode(1, 2), episode(2, 5)])
+    batch = next(iter(buffer.dataset(32)))
+    mask, rows = batch.info.mask.numpy(), batch.data["inner"]["step"].numpy()
+    assert {tuple(r[m].tolist()) for r, m in zip(rows, mask, strict=True)} <= {(100, 101), tuple(range(200, 205))}
+
+
+# --- sequences
+
+
+def test_sequences_have_one_length(make):
+    buffer = make("sequence", length=3, sample_min_limit_ratio=0)
+    assert isinstance(buffer, SequenceReplayBuffer)
+    buffer.extend([episode(n, 3) for n in range(40)])
+    assert str(buffer.spec["obs"]) == "float32 [3, 2]"
+    assert all(rows_in(s) == [100 * (rows_in(s)[0] // 100) + t for t in range(3)] for s in buffer.sample(100, 0))
+    with pytest.raises(SpecMismatch, match="the fields of item 0 have 4 steps, buffer 'demo' wants 3; cut or pad"):
+        buffer.append(episode(0, 4))
+
+
+def test_a_spec_of_sequences_of_another_length_is_refused(tmp_path):
+    config = BufferConfig(kind="sequence", length=3)
+    told = r"item\['inner'\]\['step'\] is int64 \[4\], buffer 'demo' wants 3 steps; cut or pad the item, or make"
+    with pytest.raises(SpecMismatch, match=told):
+        SequenceReplayBuffer("demo", config, spec=episode(0, 4), checkpoint_root=tmp_path)
+    with SequenceReplayBuffer("demo", config, spec=episode(0, 3), checkpoint_root=tmp_path) as buffer:
+        with pytest.raises(SpecMismatch, match=r"item\['step'\] is int64 \[\?\], buffer 'demo' wants 3 steps"):
+            SequenceReplayBuffer("demo", config, spec={"step": ArraySpec((None,), np.dtype(np.int64))})
+        assert buffer.append(episode(1, 3)) == "demo_0"
+        buffer.checkpoint()
+    with pytest.raises(SpecMismatch, match=told):  # nor beside a table that was restored
+        SequenceReplayBuffer("demo", config, spec=episode(0, 4), checkpoint_root=tmp_path)
+    with SequenceReplayBuffer("demo", config, spec=episode(0, 3), checkpoint_root=tmp_path) as again:
+        assert str(again.spec["obs"]) == "float32 [3, 2]"
+
+
+def test_an_episode_is_cut_into_sequences_by_its_period(make):
+    buffer = make("sequence", length=3, sample_min_limit_ratio=0)
+    assert buffer.append_episode(episode(1, 8, priority=2.0, collect_iter=4), period=2) == [
+        "demo_0",
+        "demo_1",
+        "demo_2",
+    ]
+    sampled = buffer.sample(60, 5)
+    assert {tuple(rows_in(s)) for s in sampled} == {(100, 101, 102), (102, 103, 104), (104, 105, 106)}
+    assert {(s["priority"], s["staleness"]) for s in sampled} == {(2.0, 1)}
+    assert buffer.append_episode(episode(1, 2)) == []
+    assert len(buffer.append_episode(episode(2, 5))) == 3
+    with pytest.raises(ValueError, match="stride is 0, expected an integer from 1"):
+        buffer.append_episode(episode(1, 8), period=0)
+    with pytest.raises(SpecMismatch, match="the fields of item 0 have 5, 6 steps, buffer 'demo' wants at least one"):
+        buffer.append_episode(episode(1, 5) | {"inner": {"step": np.arange(6)}})
+
+
+def test_steps_that_sequences_share_are_stored_once(make):
+    shared, apart = (make("sequence", length=20, sample_min_limit_ratio=0) for _ in range(2))
+    whole = episode(1, 400)
+    shared.append_episode(whole)
+    cuts = [slice(t, t + 20) for t in range(381)]
+    apart.extend([{"obs": whole["obs"][cut], "inner": {"step": whole["inner"]["step"][cut]}} for cut in cuts])
+    assert shared.push_count == apart.push_count == 381
+    assert all(len(rows_in(s)) == 20 and rows_in(s)[0] + 19 == rows_in(s)[-1] for s in shared.sample(200, 0))
+    few, many = (sum(map(len, buffer.state_dict()["files"].values())) for buffer in (shared, apart))
+    assert few < many
+
+
+# --- configurations
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "priority"}, "kind is 'priority', expected one of 'naive', 'advanced', 'episode', 'sequence'"),
+        ({"short_episodes": "cut"}, "short_episodes is 'cut', expected one of 'drop', 'pad'"),
+        ({"max_size": 0}, "max_size is 0, expected an integer from 1 to 100,000,000"),
+        ({"max_size": 1.5}, "max_size is 1.5, expected an integer"),
+        ({"max_size": True}, "max_size is True, expected an integer"),
+        ({"anneal_step": -1}, "anneal_step is -1, expected an integer from 0"),
+        ({"max_use": 0}, "max_use is 0, expected an integer from 1"),
+        ({"max_staleness": 0}, "max_staleness is 0, expected an integer from 1"),
+        ({"alpha": -0.1}, "alpha is -0.1, expected a number from 0 to 20"),
+        ({"alpha": math.nan}, "alpha is nan, expected a number from 0 to 20"),
+        ({"alpha": 21}, "alpha is 21, expected a number from 0 to 20"),
+        ({"beta": 1.1}, "beta is 1.1, expected a number from 0 to 1"),
+        ({"eps": -1e-9}, "eps is -1e-09, expected a number from 0 to 1e"),
+        ({"sample_min_limit_ratio": -1}, "sample_min_limit_ratio is -1, expected a number from 0 to 10000"),
+        ({"priority_decay": 1.0}, "priority_decay is 1.0, expected a number between 0 and 1, or None"),
+        ({"push_sample_rate_limit": (2.0, 1.0)}, r"push_sample_rate_limit is \(2.0, 1.0\), expected \(least, most\)"),
+        ({"push_sample_rate_limit": (math.inf, math.inf)}, "0 <= least < most"),
+        ({"push_sample_rate_limit": (0.0, 0.0)}, "0 <= least < most"),
+        ({"push_sample_rate_limit": (1.0, 1.0)}, "between them there has to be room for a push or a sample"),
+        (
+            {"push_sample_rate_limit": (1e-7, 1.0)},
+            "the least of push_sample_rate_limit is 1e-07, expected a number from 1e",
+        ),
+        ({"push_sample_rate_limit": (2e6, 3e6)}, "the least of push_sample_rate_limit is 2000000.0, expected .* to 1e"),
+        ({"push_sample_rate_limit": (0.5, 1.0), "replace": False}, "a least above 0 does not go with replace=False"),
+        ({"kind": "sequence"}, "length is None for kind 'sequence'; 'sequence' needs it"),
+        ({"length": 3}, "length is 3 for kind 'advanced'; 'sequence' needs it, others take none"),
+        ({"window": 3}, "window is 3 for kind 'advanced'; only 'episode' takes one"),
+        ({"max_use": 1, "replace": False}, "max_use does not go with replace=False: draws that are thrown away count"),
+        (
+            {"other_tables": {"a": Selector("uniform")}, "max_use": 1},
+            "other_tables do not go with max_use: Reverb counts",
+        ),
+        ({"other_tables": {"": Selector("uniform")}}, "a table's name is '', expected 1 to 100"),
+        (
+            {"other_tables": {"a": Selector("fifo")}},
+            r"the selector of other_tables\['a'\] is fifo, expected uniform or",
+        ),
+        (
+            {"other_tables": {"a": Selector("prioritized", 21)}},
+            r"exponent of other_tables\['a'\] is 21, expected .* to 20",
+        ),
+        (
+            {"other_tables": {"a": {"kind": "prioritized", "exponent": -1}}},
+            r"exponent is -1, expected a number in \[0, 100",
+        ),
+    ],
+)
+def test_a_configuration_checks_itself(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        BufferConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"other_tables": ["a"]}, "other_tables is a list, expected a dict of selectors by name"),
+        ({"other_tables": {1: Selector("uniform")}}, "other_tables has 1 for a name, expected text"),
+        ({"other_tables": {"a": "uniform"}}, r"other_tables\['a'\] is a str, expected a Selector"),
+    ],
+)
+def test_a_configuration_checks_what_its_other_tables_are(wrong, message):
+    with pytest.raises(TypeError, match=message):
+        BufferConfig(**wrong)
+
+
+def test_the_own_table_is_no_other_one():
+    config = BufferConfig(other_tables={"demo": Selector("uniform")})
+    with pytest.raises(ValueError, match="other_tables has 'demo', which is the buffer's own table; give it another"):
+        make_buffer("demo", config)
+
+
+def test_a_configuration_is_a_plain_value():
+    given = {"b": Selector("uniform"), "a": Selector("prioritized", 0.3)}
+    config = BufferConfig(other_tables=given, push_sample_rate_limit=(0.5, 2.0))
+    same = BufferConfig(other_tables=dict(sorted(given.items())), push_sample_rate_limit=(0.5, 2.0))
+    assert config == same and hash(config) == hash(same) and config != BufferConfig()
+    assert BufferConfig(**json.loads(json.dumps(asdict(config)))) == config
+    tables = config.tables("demo")
+    assert tables == same.tables("demo") and [table.name for table in tables] == ["demo", "a", "b"]
+    assert [str(table.sampler) for table in tables] == ["prioritized:0.6", "prioritized:0.3", "uniform"]
+    assert {str(table.rate_limiter) for table in tables} == {"max_samples_per_insert:2:1"}
+    given["c"] = Selector("uniform")
+    assert "c" not in config.other_tables
+
+
+def test_a_configuration_is_rebuilt_from_its_parts():
+    config = BufferConfig(kind="episode", window=3, max_use=2)
+    assert BufferConfig(**asdict(config)) == config
+    (table,) = config.tables("demo")
+    assert (str(table.sampler), str(table.remover), table.max_times_sampled) == ("prioritized:0.6", "fifo", 2)
+    assert str(BufferConfig(kind="naive").tables("demo")[0].sampler) == "uniform"
