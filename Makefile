@@ -8,7 +8,9 @@ PYTHON ?= $(shell for p in python3.11 python3.10 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 DATA := tests/data/d4rl/hopper_medium-v2.hdf5
-TESTS := $(BIN)/python -m pytest -q
+# Both cores, in a random order; another seed is another order.
+SEED ?= 0
+TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
 .PHONY: help install demo test test-slow lint types wheel-test bench lock clean
 
@@ -28,11 +30,11 @@ $(VENV)/.installed: setup.py pyproject.toml requirements/py310.lock requirements
 demo: install  ## convert a D4RL file, check it bit for bit, train on it
 	@$(BIN)/rlds2reverb demo $(DATA)
 
-test: install  ## the fast tests
+test: install  ## the fast tests, in the random order of SEED=0
 	@$(TESTS) -m "not slow" tests
 
-test-slow: install  ## the slow tests
-	@$(TESTS) -m slow tests
+test-slow: install  ## the slow tests, and ten times as many examples of the property tests
+	@THOROUGH=1 $(TESTS) -m "slow or hypothesis" tests
 
 lint: install  ## ruff
 	@$(BIN)/ruff check .
@@ -41,7 +43,7 @@ lint: install  ## ruff
 types: install  ## mypy
 	@$(BIN)/mypy
 
-wheel-test: install  ## build the wheel, install it elsewhere, run the tests against it
+wheel-test: install  ## build the wheel, install it elsewhere, and use it once
 	@requirements/wheel_test.sh $(BIN)/python
 
 bench: install  ## how fast, against the reference
@@ -50,7 +52,7 @@ bench: install  ## how fast, against the reference
 	@$(BIN)/python benchmarks/bench_adders.py
 	@$(BIN)/python benchmarks/bench_sample.py
 
-lock: install  ## write the lock files anew (needs uv)
+lock: install  ## write the lock files again, with the newest versions (needs uv)
 	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari \
 		--override requirements/overrides.txt --python-version $$v --python-platform x86_64-manylinux_2_28 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade -o requirements/py$${v/./}.lock; done

@@ -66,6 +66,8 @@ setup(
         "dev": [
             "pytest>=8,<9",
             "pytest-timeout",
+            "pytest-xdist",
+            "pytest-randomly",
             "hypothesis",
             "mypy==1.10.1",
             "ruff",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from functools import cached_property
+from collections import OrderedDict
 from typing import Any, ClassVar, overload
 
 import numpy as np
@@ -77,9 +77,6 @@ class EpisodeAdder(abc.ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"  # says the same in each process; dataclasses have their own
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_graphs"}
-
     @overload
     def __call__(self, episodes: Episode) -> Items: ...
 
@@ -108,22 +105,11 @@ class EpisodeAdder(abc.ABC):
         columns = tree.map_structure(tf.convert_to_tensor, episode.steps)
         self.item_spec(_spec_of(columns))
         try:
-            made = self._graph(columns)(columns)
+            made = _graph_of(self, columns)(columns)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(f"episode {episode.index}: {_reason(error)}") from error
         rows, starts, lengths = tree.map_structure(lambda tensor: tensor.numpy(), made)
         return Items(rows, starts, lengths, self.squeeze)
-
-    @cached_property
-    def _graphs(self) -> dict[str, Any]:
-        return {}
-
-    def _graph(self, columns: Nest) -> Any:
-        """`_bounded_rows` traced for any number of steps: the same graph, to the bit, for every episode."""
-        spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), columns)
-        if repr(spec) not in self._graphs:
-            self._graphs[repr(spec)] = tf.function(self._bounded_rows, autograph=False).get_concrete_function(spec)
-        return self._graphs[repr(spec)]
 
     @tf.autograph.experimental.do_not_convert  # its errors would be buried in pages
     def checked_rows(self, columns: Nest) -> Nest:
@@ -157,6 +143,29 @@ class EpisodeAdder(abc.ABC):
             return some.map(lambda first: _gathered(rows, first[:, None] + within, item_spec))
 
         return parts.flat_map(windows).unbatch()
+
+
+#: The graphs that were traced last, by adder and spec, so that equal adders share them: tracing takes half a second.
+#: They are of the process since an adder is a value: two equal ones are one.
+_GRAPHS: OrderedDict[Any, tuple[EpisodeAdder, Any]] = OrderedDict()
+_MAX_GRAPHS = 128
+
+
+def _graph_of(adder: EpisodeAdder, columns: Nest) -> Any:
+    """Returns `_bounded_rows` traced for any number of steps: the same graph, to the bit, for every episode."""
+    spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), columns)
+    key: Any = (adder, repr(adder), repr(spec))
+    try:
+        hash(key)
+    except TypeError:  # a user's own class that can be changed is equal to itself alone
+        key = (id(adder), repr(spec))
+    if key not in _GRAPHS:
+        graph = tf.function(adder._bounded_rows, autograph=False).get_concrete_function(spec)
+        _GRAPHS[key] = adder, graph  # the adder stays, so that nothing else gets its id
+        if len(_GRAPHS) > _MAX_GRAPHS:
+            _GRAPHS.popitem(last=False)
+    _GRAPHS.move_to_end(key)
+    return _GRAPHS[key][1]
 
 
 def whole_rows(adder: EpisodeAdder, columns: tf.data.Dataset) -> tf.data.Dataset:
