@@ -17,7 +17,15 @@ TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-install: $(VENV)/.installed  ## make .venv
+# A name of its own for each set of Python files: the links of the editable install are made again when it changes.
+LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs cli -name '*.py' 2>/dev/null | sort | cksum | cut -d' ' -f1)
+
+install: $(LINKED)  ## make .venv
+
+$(LINKED): $(VENV)/.installed
+	@if ls $(VENV)/.linked-* >/dev/null 2>&1; then requirements/install.sh --link $(VENV); fi
+	@rm -f $(VENV)/.linked-*
+	@touch $@
 
 $(VENV)/.installed: setup.py pyproject.toml requirements/py310.lock requirements/py311.lock requirements/install.sh
 	@if [ "$$(uname -s)-$$(uname -m)" != Linux-x86_64 ]; then \

@@ -1,8 +1,24 @@
 #!/usr/bin/env bash
 # install.sh PYTHON VENV: makes VENV from the lock file of this Python and installs the project into it, editable.
+# install.sh --link VENV: installs the project only, for files that are new. The editable mode is "strict", a tree of
+# links, since type checkers and editors do not follow the others.
 set -euo pipefail
 python=$1 venv=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
+link() {
+	local strict=(--no-deps --no-build-isolation --config-settings editable_mode=strict -e "$root")
+	rm -rf "$root"/build/__editable__.*
+	if [ -n "$uv" ]; then
+		"$uv" pip install --quiet --python "$venv/bin/python" "${strict[@]}"
+	else
+		"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${strict[@]}"
+	fi
+}
+uv=$(command -v uv || command -v "$venv/bin/uv" || true)
+if [ "$python" = --link ]; then
+	link
+	exit
+fi
 version=$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])')
 lock="$root/requirements/py$version.lock"
 if [ ! -f "$lock" ]; then
@@ -20,9 +36,8 @@ fi
 if [ -n "$uv" ]; then
 	# Compiled once here, or every start of TensorFlow takes seconds longer where Python may not write bytecode.
 	"$uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes -r "$lock"
-	"$uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation -e "$root"
 else
 	# The lock file is complete; with --no-deps pip does not stumble over extras such as minari's typer[all].
 	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$lock"
-	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e "$root"
 fi
+link

@@ -48,10 +48,14 @@ class Items:
 
 
 class ItemAdder(Protocol):
-    """Anything that turns an episode into items, the same ones each time, and knows their spec beforehand."""
+    """What `ingest` takes as `adder`: turns an episode into items, the same ones each time, and knows their spec.
 
-    def __call__(self, episode: Episode) -> Items:
-        """The items of one valid episode; there may be none."""
+    `Windows`, `WholeEpisodes` and the adders of `rlds2reverb.adders` are such. (DI-engine's functions over lists of
+    transitions are `rlds2reverb.adders.Adder`.)
+    """
+
+    def __call__(self, episode: Episode, /) -> Items:
+        """Returns the items of one valid episode; there may be none."""
 
     def item_spec(self, step_spec: Nest) -> Nest:
-        """The nest of `tf.TensorSpec` of one item, for the table's signature, from the `Source.step_spec`."""
+        """Returns the nest of `tf.TensorSpec` of one item, for the table's signature, from a `Source.step_spec`."""

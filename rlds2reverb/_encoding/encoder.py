@@ -313,12 +313,13 @@ class Encoder:
         ]
         return records, item_keys
 
-    def _seeds(self, blocks: Sequence[ItemBlock], kind: str, plan: Iterable[int] | None = None) -> np.ndarray:
-        plans = [0] * len(blocks) if plan is None else list(plan)
+    def _seeds(self, blocks: Sequence[ItemBlock], kind: str, layouts: Iterable[int] | None = None) -> np.ndarray:
+        """Returns a seed for the keys of each block: of items, or of chunks that are laid out in one way."""
+        layouts = [0] * len(blocks) if layouts is None else list(layouts)
         return np.array(
             [
-                keys.seed(kind, block.digest, block.episode, int(number), *self._seed_parts)
-                for block, number in zip(blocks, plans, strict=True)
+                keys.seed(kind, block.digest, block.episode, int(layout), *self._seed_parts)
+                for block, layout in zip(blocks, layouts, strict=True)
             ],
             np.uint64,
         )

@@ -96,7 +96,7 @@ def _why_once(
 
 
 def _answers_clients(client: reverb.Client) -> bool:
-    """Whether Reverb's own clients reach the server; see `connecting.table_infos`."""
+    """Whether Reverb's own clients reach the server; see `clients.table_infos`."""
     try:
         with NATIVE_CALLS.under_way():
             client.server_info(timeout=_ANSWER_SECS)

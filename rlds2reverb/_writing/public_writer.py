@@ -45,7 +45,7 @@ class PublicWriter:
         """Nothing is sent yet.
 
         Args:
-          server: see `connecting.connect`.
+          server: see `clients.connect`.
           table_names: the tables that get each item; they share its data.
           structure: a nest like that of the items.
           squeeze: whether items are single rows without the time axis.

@@ -110,7 +110,7 @@ def sample_dataset(
     itself Reverb samples its tables directly, without gRPC, which is several times as fast.
 
     Args:
-      servers: a server or several; see `connecting.connect`.
+      servers: a server or several; see `clients.connect`.
       table: its name; on several servers, tables of one signature, of any samplers that draw at random (the weights
         make up for what differs), or all of samplers that give items in an order of their own (weights are then 1).
       batch_size: items in a batch, at least one for each server.
@@ -141,23 +141,23 @@ def sample_dataset(
     require_timeout(timeout_secs)
     importance.require_beta(beta)
     importance.require_min_priority(min_priority, highest=MAX_PRIORITY)
-    shards = ServerTables.of(servers, table, timeout_secs=timeout_secs)
-    if batch_size < len(shards.clients):
+    server_tables = ServerTables.of(servers, table, timeout_secs=timeout_secs)
+    if batch_size < len(server_tables.clients):
         raise ValueError(
-            f"batch_size is {batch_size}, expected at least one item for each of {len(shards.clients)} servers"
+            f"batch_size is {batch_size}, expected at least one item for each of {len(server_tables.clients)} servers"
         )
     # Several readers are faster than several workers of one, but each fills a batch of its own, in no order.
-    num_readers = 1 if shards.in_order or shards.scarce else num_workers
-    num_parts = parts_of(batch_size, len(shards.clients))
-    for number in shards.silent:
-        on_dead(shards.addresses[number], "it does not answer")
+    num_readers = 1 if server_tables.in_order or server_tables.scarce else num_workers
+    num_parts = parts_of(batch_size, len(server_tables.clients))
+    for number in server_tables.silent:
+        on_dead(server_tables.addresses[number], "it does not answer")
 
     def parts_from(number: tf.Tensor) -> tf.data.Dataset:
         stream = reverb.TrajectoryDataset(
-            tf.gather(tf.constant(shards.addresses), number),
+            tf.gather(tf.constant(server_tables.addresses), number),
             table,
-            dtypes=tree.map_structure(lambda leaf: leaf.dtype, shards.signature),
-            shapes=tree.map_structure(lambda leaf: leaf.shape, shards.signature),
+            dtypes=tree.map_structure(lambda leaf: leaf.dtype, server_tables.signature),
+            shapes=tree.map_structure(lambda leaf: leaf.shape, server_tables.signature),
             max_in_flight_samples_per_worker=max_in_flight,
             num_workers_per_iterator=num_workers // num_readers,
         )
@@ -165,17 +165,19 @@ def sample_dataset(
 
     parts = interleaved(
         parts_from,
-        len(shards.clients),
+        len(server_tables.clients),
         timeout_secs=timeout_secs,
-        on_silent=_reporter(shards, on_dead, waited_secs=timeout_secs),
+        on_silent=_reporter(server_tables, on_dead, waited_secs=timeout_secs),
         num_readers=num_readers,
         # Reverb waits half a minute for a server that does not answer when a stream begins, and cannot be stopped.
-        ready=shards.answers,
-        silent_from_start=shards.silent,
+        ready=server_tables.answers,
+        silent_from_start=server_tables.silent,
     )
-    weigh = _weigher(shards, beta, min_priority)
+    weigh = _weigher(server_tables, beta, min_priority)
     batches = _joined(parts, num_parts).enumerate()
-    finished = batches.map(lambda at, batch: _finished(at, batch[0], batch[1], batch_size, shards.packing, weigh))
+    finished = batches.map(
+        lambda at, batch: _finished(at, batch[0], batch[1], batch_size, server_tables.packing, weigh)
+    )
     return finished.prefetch(prefetch)
 
 
@@ -245,19 +247,19 @@ def _merged(leaf: tf.Tensor, batch_size: int, axes: int) -> tf.Tensor:
     return tf.ensure_shape(merged, [batch_size, *leaf.shape[axes:]])
 
 
-def _weigher(shards: ServerTables, beta: Beta, min_priority: Any) -> Callable[..., tf.Tensor]:
+def _weigher(server_tables: ServerTables, beta: Beta, min_priority: Any) -> Callable[..., tf.Tensor]:
     """A function of Reverb's sample info, items' servers and the batch's number that gives weights."""
 
     def weigh(info: reverb.SampleInfo, owners: tf.Tensor, at: tf.Tensor) -> tf.Tensor:
-        if shards.in_order:
+        if server_tables.in_order:
             return tf.ones_like(info.probability, tf.float32)
         probabilities, sizes = importance.over_servers(
-            info.probability, info.table_size, owners, num_servers=len(shards.clients)
+            info.probability, info.table_size, owners, num_servers=len(server_tables.clients)
         )
         lowest = None
         if min_priority is not None:
             smallest = tf.cast(min_priority() if callable(min_priority) else min_priority, tf.float64)
-            exponents = tf.gather(tf.constant(shards.exponents, tf.float64), owners)
+            exponents = tf.gather(tf.constant(server_tables.exponents, tf.float64), owners)
             lowest = importance.lowest_probabilities(probabilities, info.priority, smallest, exponents)
         exponent = importance.beta_at(beta, at)
         return importance.importance_weights(probabilities, sizes, exponent, lowest_probabilities=lowest)
@@ -265,18 +267,18 @@ def _weigher(shards: ServerTables, beta: Beta, min_priority: Any) -> Callable[..
     return weigh
 
 
-def _reporter(shards: ServerTables, on_dead: OnDead, *, waited_secs: float) -> OnSilent:
+def _reporter(server_tables: ServerTables, on_dead: OnDead, *, waited_secs: float) -> OnSilent:
     """What to do about servers that give nothing: tell, or raise if there is no other."""
 
     def tell(numbers: Sequence[int]) -> None:
-        reasons = shards.why_nothing_sampled(numbers, waited_secs=waited_secs)
+        reasons = server_tables.why_nothing_sampled(numbers, waited_secs=waited_secs)
         for number, reason in zip(numbers, reasons, strict=True):
-            on_dead(shards.addresses[number], reason)
+            on_dead(server_tables.addresses[number], reason)
 
     def on_silent(numbers: Sequence[int], all_silent: bool) -> None:
         if all_silent:
-            everyone = range(len(shards.clients))
-            raise ServerUnavailable("; ".join(shards.why_nothing_sampled(everyone, waited_secs=waited_secs)))
+            everyone = range(len(server_tables.clients))
+            raise ServerUnavailable("; ".join(server_tables.why_nothing_sampled(everyone, waited_secs=waited_secs)))
         # Asking a server that is gone takes seconds, for which the others need not wait.
         threading.Thread(target=tell, args=(numbers,), daemon=True).start()
 
