@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import rlds2reverb
 import rlds2reverb.adders
 import rlds2reverb.cli
+
+import rlds2reverb
 import rlds2reverb.replay
 
 #: What a user writes, with a type for everything that is passed on.
