@@ -6,6 +6,7 @@ The names below are imported when they are first used, so that `import rlds2reve
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from rlds2reverb.windows import WholeEpisodes, Windows
 
 __version__ = "0.1.0"
+
+# In the root of a checkout this folder hides the installed package, which has the branches (adders, cli) as well.
+__path__ = pkgutil.extend_path(__path__, __name__)
 
 _HOMES = {
     "_encoding.packing": ("Packing", "packed_signature", "packing_of", "unpack"),

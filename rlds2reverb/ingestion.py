@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from rlds2reverb._server.clients import Server, connect, require_table, table_in
 from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb._server.memory import require_memory
 from rlds2reverb._writing.bulk_writer import BulkWriter
-from rlds2reverb._writing.compatibility import why_bulk_writing_fails
+from rlds2reverb._writing.compatibility import TrialItem, why_bulk_writing_fails
 from rlds2reverb._writing.conversion import ItemConversion, Layout, OnInvalid, make_conversion
 from rlds2reverb._writing.directory_destination import DirectoryDestination
 from rlds2reverb._writing.journal import Journal
@@ -142,9 +141,13 @@ def ingest(
     conversion = make_conversion(source, adder or Windows(), priority, on_invalid=on_invalid, layout=layout)
     encoder = _encoder(conversion, names, options, number_items=to_directory)
     description = _description(source, conversion, configs, [on_invalid, layout, *_values(options)])
+    example = keys.seed(conversion.example.digest, conversion.example.priorities.tobytes())
     report = IngestReport(source.name, names, writer=options.writer)
+    for warning in source.warnings:
+        report.warn(warning)
     transfer = Transfer(source, conversion, on_invalid, resume, report, progress)
     if isinstance(destination, Path):
+        description["example"] = example
         with DirectoryDestination(
             destination, configs, conversion.signature, encoder, description=description
         ) as directory:
@@ -153,10 +156,13 @@ def ingest(
         return transfer.report
     for name in names:
         require_table(infos, name, conversion.signature)
-    journal = Journal(description, client.server_address)
-    with journal.lock():
+    journal = Journal(description, client.server_address, example=example, warn=report.warn)
+    with journal.locked():
         if on_invalid == "error":
             transfer.check()
+        saved = journal.load() if resume else None
+        if saved is not None:
+            transfer.require_same_data(saved.state)
         transfer.estimate_memory(_encoder(conversion, names, options))
         if not options.force and _is_here(client.server_address):
             has_items = any(infos[name].current_size for name in names)  # these data for the most part, or others'
@@ -203,7 +209,6 @@ def _description(
         "adder": _name(conversion.adder),
         "priority": _name(conversion.priority),
         "options": arguments,
-        "example": keys.seed(conversion.example.digest, conversion.example.priorities.tobytes()),
     }
     return dict(json.loads(json.dumps(description)))
 
@@ -222,7 +227,10 @@ def _write_to_server(
         try:
             writer = _open_writer(transfer, client, encoder, timeout_secs=timeout_secs)
             tables = transfer.report.tables
-            with ServerDestination(client, writer, journal, tables=tables, timeout_secs=timeout_secs) as server:
+            first = transfer.conversion.example
+            with ServerDestination(
+                client, writer, journal, tables=tables, first=first, timeout_secs=timeout_secs
+            ) as server:
                 transfer.run(server)
                 return
         except ServerRestarted:
@@ -259,22 +267,14 @@ def _fall_back_to_public_writer_at_need(transfer: Transfer, client: reverb.Clien
     conversion, report = transfer.conversion, transfer.report
     if not len(conversion.example.starts):
         return
-    reason = why_bulk_writing_fails(
-        client,
-        report.tables,
-        conversion.example,
-        conversion.signature,
-        specs=conversion.specs,
-        squeeze=conversion.squeeze,
-        timeout_secs=timeout_secs,
-    )
+    trial = TrialItem(conversion.example.part(0, 1), conversion.signature, conversion.specs, conversion.squeeze)
+    reason = why_bulk_writing_fails(client, report.tables, trial, timeout_secs=timeout_secs)
     if reason is None:
         return
     if conversion.packed:
         raise ValueError(f"the server does not understand the bulk writer ({reason}); give layout='columns'")
     report.writer = "public"
-    report.warnings += (f"the server does not understand the bulk writer ({reason}); Reverb's public one is used",)
-    warnings.warn(report.warnings[-1], RuntimeWarning, stacklevel=4)
+    report.warn(f"the server does not understand the bulk writer ({reason}); Reverb's public one is used")
 
 
 def _is_here(address: str) -> bool:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _SELECTORS = ("uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized")
 _LIMITERS = ("min_size", "sample_to_insert_ratio", "max_samples_per_insert", "queue", "stack")
 MAX_PRIORITY = 1e12
-MAX_ITEMS = 10**12
-DEFAULT_MAX_SIZE = 1_000_000
+#: The largest number of items that Reverb takes for a table.
+MAX_ITEMS = 2**31 - 1
 #: Samples that "max_samples_per_insert" gives too early: rounding (49 * (1 / 49) < 1) refuses none that is due.
 _ROUNDING = 1e-6
 
@@ -171,7 +171,8 @@ class TableConfig:
       name: the table's name.
       sampler: which item is sampled.
       remover: which item leaves a full table.
-      max_size: items that the table holds; None for a million, or for more where a directory with more is written.
+      max_size: the most items that the table holds, from 1 to 2,147,483,647; None for no limit but that and memory.
+        Give a number where actors write without an end: a full table removes an item for each new one.
       max_times_sampled: an item leaves after so many samples; 0 for never.
       rate_limiter: when samples and inserts pass.
     """
@@ -203,13 +204,13 @@ class TableConfig:
                 )
         elif limiter.size > self.capacity:
             raise ValueError(
-                f"table {self.name!r} waits for {limiter.size} items and holds {self.capacity}; it would wait for ever"
+                f"table {self.name!r} waits for {limiter.size} items and holds {self.capacity}; it would wait forever"
             )
 
     @property
     def capacity(self) -> int:
-        """Items that the table holds."""
-        return DEFAULT_MAX_SIZE if self.max_size is None else self.max_size
+        """The most items that the table holds."""
+        return MAX_ITEMS if self.max_size is None else self.max_size
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TableConfig:

@@ -138,7 +138,7 @@ def converter(
             channel.send("held")
             channel.recv()
 
-    around(compatibility, "_difference", before=lambda: hold("try", 0))
+    around(compatibility.TrialItem, "difference", before=lambda: hold("try", 0))
     around(directory_destination.DirectoryDestination, "_assemble", before=lambda: hold("assemble", 0))
     around(directory_destination, "link_or_copy", after=lambda: hold("link", 0))
     around(CheckpointRoot, "write_manifest", before=lambda: hold("manifest", 0), after=lambda: hold("manifest", 1))

@@ -26,6 +26,8 @@ from rlds2reverb._internals.reverb import (
 )
 from rlds2reverb.errors import ServerUnavailable
 
+from .patience import Patience
+
 #: Between two questions to a server whose connection broke.
 _PAUSE_SECS = 0.1
 _LATE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
@@ -84,21 +86,22 @@ class ServerConnection:
         return {info.name: to_table_info(info) for info in infos}
 
     def _server_info(self, timeout_secs: float) -> Any:
-        call = self._unary("ServerInfo")
-        end = time.monotonic() + timeout_secs
+        patience = Patience(timeout_secs)
         while True:
+            call = self._unary("ServerInfo").future(b"", timeout=max(patience.left, 0.001), wait_for_ready=True)
             try:
-                response = call(b"", timeout=max(end - time.monotonic(), 0.001), wait_for_ready=True)
-                return ServerInfoResponse.FromString(response)
+                return ServerInfoResponse.FromString(_result(call, patience))
+            except grpc.FutureTimeoutError:
+                reason = ""
             except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() + _PAUSE_SECS < end:
+                if error.code() in _LATE and patience.left > _PAUSE_SECS:  # it broke, or this process was stopped
                     time.sleep(_PAUSE_SECS)
                     continue
                 reason = "" if error.code() in _LATE else f" ({error.code().name})"
-                raise ServerUnavailable(
-                    f"no Reverb server answered at {self.address} within {timeout_secs:g} s{reason}; "
-                    "start it (rlds2reverb serve), or check host and port"
-                ) from None
+            raise ServerUnavailable(
+                f"no Reverb server answered at {self.address} within {timeout_secs:g} s{reason}; "
+                "start it (rlds2reverb serve), or check host and port"
+            )
 
     def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray, *, timeout_secs: float) -> None:
         """Changes the priorities of items; ignores keys that are not in the table.
@@ -157,3 +160,14 @@ def server_state_id(address: str, *, timeout_secs: float) -> str:
 def confirmed_keys(response: bytes) -> Sequence[int]:
     """Returns the keys of the items that a response of an insert stream confirms."""
     return InsertStreamResponse.FromString(response).keys
+
+
+def _result(call: Any, patience: Patience) -> bytes:
+    """Returns the response of a call; raises `grpc.FutureTimeoutError` when patience is over."""
+    while True:
+        try:
+            return call.result(timeout=patience.tick_secs)
+        except grpc.FutureTimeoutError:
+            if patience.left <= 0:
+                call.cancel()
+                raise

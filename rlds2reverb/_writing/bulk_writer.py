@@ -7,7 +7,6 @@ new one is opened and gets what was not confirmed. Keys stand for content, so th
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import EncodedBatch, Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.clients import Server, connect, why_blocked
+from rlds2reverb._server.patience import Patience
 from rlds2reverb.errors import ServerRestarted, ServerUnavailable
 
 from .insert_stream import InsertStream, SentBatch
@@ -49,12 +49,13 @@ class BulkWriter:
         self._address = self._client.server_address
         self._encoder = encoder
         self._timeout_secs = timeout_secs
-        #: Guards what the thread that reads confirmations changes: the stream's state, `_bytes`, `_last_progress`.
+        #: Guards what the thread that reads confirmations changes: the stream's state, `_bytes`, `_patience`.
         self._changed = threading.Condition()
         self._num_batches = 0
         self._ends_of_writes: deque[int] = deque()
         self._num_confirmed = 0
-        self._last_progress = 0.0
+        self._patience = Patience(timeout_secs)
+        self._num_responses = 0
         self._item_keys: list[np.ndarray] = []
         self._chunk_keys: list[np.ndarray] = []
         self._bytes = 0
@@ -137,7 +138,8 @@ class BulkWriter:
                 stream.error = response
             elif stream is self._stream:
                 freed = stream.confirm(response)
-                self._last_progress = time.monotonic()
+                self._num_responses += 1
+                self._patience.restart()
                 self._bytes -= freed
                 if not freed:
                     return  # nobody waits for less
@@ -146,17 +148,18 @@ class BulkWriter:
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         pauses = _pauses()
         with self._changed:
-            progress = time.monotonic()
+            self._patience.restart()
+            num_responses = self._num_responses
             while self._stream.error is not None or not is_ready():
-                if self._last_progress > progress:
-                    progress, pauses = self._last_progress, _pauses()
-                left = progress + self._timeout_secs - time.monotonic()
+                if self._num_responses > num_responses:
+                    num_responses, pauses = self._num_responses, _pauses()
+                left = self._patience.left
                 if left <= 0:
                     raise ServerUnavailable(self._why_late())
                 if self._stream.error is not None:
                     self._reopen(min(next(pauses), left), left)
                 else:
-                    self._changed.wait(left)
+                    self._changed.wait(self._patience.tick_secs)
 
     def _reopen(self, pause: float, left: float) -> None:
         """Replaces the broken stream and sends again what it had not confirmed."""

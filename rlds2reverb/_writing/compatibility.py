@@ -1,11 +1,11 @@
-"""Does a server understand our messages? One item is inserted, read back by Reverb's own client, and deleted."""
+"""Whether a server understands our messages: one item is inserted, read back by Reverb's own client, and deleted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import numpy as np
 import reverb
 
@@ -23,25 +23,54 @@ from .bulk_writer import BulkWriter
 _KEY_SEED = -1
 _TIMEOUT_SECS = 20.0
 _ANSWER_SECS = 2
-#: State ids of servers that have understood us.
+#: State ids of servers that have understood us: a property of the server, which each run need not find out again.
 _UNDERSTOOD: set[str] = set()
 
 
-def why_bulk_writing_fails(
-    client: reverb.Client,
-    tables: Sequence[str],
-    block: ItemBlock,
-    signature: Nest,
-    *,
-    specs: Sequence[ArraySpec],
-    squeeze: bool,
-    timeout_secs: float,
-) -> str | None:
-    """Writes the first item of a block, reads it back and deletes it, unless that went well with this server before.
+@dataclass(frozen=True)
+class TrialItem:
+    """An item that shows whether a server understands our messages.
 
-    It is done in the first table that is empty and whose limiter lets an item be sampled at once. If there is none, or
-    Reverb's own clients do not reach the server, it is done in one that is started for it in this process, which says
-    whether the installed Reverb understands us.
+    Attributes:
+      block: of this one item.
+      signature: of the tables, or None.
+      specs: of one row of each column.
+      squeeze: whether items are single rows without a time axis.
+    """
+
+    block: ItemBlock
+    signature: Nest
+    specs: Sequence[ArraySpec]
+    squeeze: bool
+
+    def encoder(self, table: str) -> Encoder:
+        """Returns an encoder that gives the item a key that it has as a trial only."""
+        return Encoder(self.specs, [table], squeeze=self.squeeze, key_seed=_KEY_SEED)
+
+    def keys(self, table: str) -> list[int]:
+        """Returns the key of the item in a table, as a list."""
+        return [int(key) for batch in self.encoder(table).encode([self.block]) for key in batch.item_keys[0]]
+
+    def difference(self, leaves: Sequence[np.ndarray]) -> str | None:
+        """Returns how the columns of a sample differ from the item, or None if they are equal bit for bit."""
+        begin, end = int(self.block.starts[0]), int(self.block.starts[0] + self.block.lengths[0])
+        expected = [column[begin] if self.squeeze else column[begin:end] for column in self.block.columns]
+        if len(leaves) != len(expected):
+            return f"{len(leaves)} columns came back, {len(expected)} were written"
+        for number, (got, want) in enumerate(zip(leaves, expected, strict=True)):
+            if got.dtype != want.dtype or got.shape != want.shape or got.tobytes() != want.tobytes():
+                return f"column {number} came back as {got.dtype} {list(got.shape)} with other content than was written"
+        return None
+
+
+def why_bulk_writing_fails(
+    client: reverb.Client, tables: Sequence[str], trial: TrialItem, *, timeout_secs: float
+) -> str | None:
+    """Writes an item, reads it back and deletes it, unless this server has understood us before.
+
+    This is done in the first table that is empty, gives an item at once, and does not use items up: a reader that waits
+    for them loses nothing. If there is no such table, or Reverb's own clients do not reach the server, a server is
+    started in this process for it, which shows whether the installed Reverb understands us.
 
     Returns:
       A sentence on what failed, or None if the item came back bit for bit.
@@ -52,47 +81,36 @@ def why_bulk_writing_fails(
     reason: str | None = ""
     secs = min(timeout_secs, _TIMEOUT_SECS)
     for _ in range(2):  # what failed while the server was away, or restarted, says nothing of what it understands
-        reason = _why_once(client, tables, block.part(0, 1), signature, specs, squeeze, secs)
+        reason = _why_once(client, tables, trial, secs)
         if reason is None:
             return None
         server_state_id(client.server_address, timeout_secs=timeout_secs)
     return reason
 
 
-def _why_once(
-    client: reverb.Client,
-    tables: Sequence[str],
-    one: ItemBlock,
-    signature: Nest,
-    specs: Sequence[ArraySpec],
-    squeeze: bool,
-    timeout_secs: float,
-) -> str | None:
+def _why_once(client: reverb.Client, tables: Sequence[str], trial: TrialItem, timeout_secs: float) -> str | None:
     try:
         with ServerConnection(client.server_address) as connection:
             state_id = connection.state_id(timeout_secs=timeout_secs)
-            written = {name: _keys(name, one, specs, squeeze) for name in tables}
             for name in tables:  # what an earlier run left that was killed right here
-                connection.delete(name, written[name], timeout_secs=timeout_secs)
+                connection.delete(name, trial.keys(name), timeout_secs=timeout_secs)
             if state_id in _UNDERSTOOD:
                 return None
             infos = connection.table_infos(timeout_secs=timeout_secs)
-            usable = next((name for name in tables if _samples_at_once(infos[name])), None)
+            usable = next((name for name in tables if _is_usable(infos[name])), None)
             if usable is not None and _answers_clients(client):
                 try:
-                    reason = _tried(client.server_address, usable, one, specs, squeeze, timeout_secs)
+                    reason = _tried(client.server_address, usable, trial, timeout_secs)
                 finally:
-                    connection.delete(usable, written[usable], timeout_secs=timeout_secs)
+                    connection.delete(usable, trial.keys(usable), timeout_secs=timeout_secs)
             else:
-                with ReplayServer([TableConfig(tables[0])], signature) as server:
-                    reason = _tried(server.address, tables[0], one, specs, squeeze, timeout_secs)
+                with ReplayServer([TableConfig(tables[0])], trial.signature) as server:
+                    reason = _tried(server.address, tables[0], trial, timeout_secs)
             if reason is None:
                 _UNDERSTOOD.add(state_id)
             return reason
     except ServerUnavailable as error:
         return str(error)
-    except grpc.RpcError as error:
-        return f"{error.code().name}: {error.details()}"
 
 
 def _answers_clients(client: reverb.Client) -> bool:
@@ -105,40 +123,20 @@ def _answers_clients(client: reverb.Client) -> bool:
     return True
 
 
-def _samples_at_once(info: Any) -> bool:
+def _is_usable(info: Any) -> bool:
+    """Whether a table is empty, gives an item as soon as it has one, and keeps it for others."""
     limiter = info.rate_limiter_info
-    free = limiter.min_size_to_sample <= 1 and limiter.max_diff > 1e300 and limiter.min_diff < -1e300
-    return bool(free and info.current_size == 0)
+    is_free = limiter.min_size_to_sample <= 1 and limiter.max_diff > 1e300 and limiter.min_diff < -1e300
+    return bool(is_free and info.current_size == 0 and info.max_times_sampled == 0)
 
 
-def _encoder(table: str, specs: Sequence[ArraySpec], squeeze: bool) -> Encoder:
-    return Encoder(specs, [table], squeeze=squeeze, key_seed=_KEY_SEED)
-
-
-def _keys(table: str, one: ItemBlock, specs: Sequence[ArraySpec], squeeze: bool) -> list[int]:
-    return [int(key) for batch in _encoder(table, specs, squeeze).encode([one]) for key in batch.item_keys[0]]
-
-
-def _tried(
-    address: str, table: str, one: ItemBlock, specs: Sequence[ArraySpec], squeeze: bool, timeout_secs: float
-) -> str | None:
+def _tried(address: str, table: str, trial: TrialItem, timeout_secs: float) -> str | None:
     try:
-        with BulkWriter(address, _encoder(table, specs, squeeze), timeout_secs=timeout_secs) as writer:
-            writer.write([one])
+        with BulkWriter(address, trial.encoder(table), timeout_secs=timeout_secs) as writer:
+            writer.write([trial.block])
             writer.flush()
         samples = reverb.Client(address).sample(table, 1, emit_timesteps=False)
         sample = call_with_deadline(timeout_secs, lambda: next(iter(samples)), f"a sample of table {table!r}")
-        return _difference(sample.data, one, squeeze)
+        return trial.difference(sample.data)
     except Exception as error:  # whatever Reverb raises for what it does not understand
         return f"{type(error).__name__}: {error}"
-
-
-def _difference(leaves: Sequence[np.ndarray], one: ItemBlock, squeeze: bool) -> str | None:
-    begin, end = int(one.starts[0]), int(one.starts[0] + one.lengths[0])
-    wanted = [column[begin] if squeeze else column[begin:end] for column in one.columns]
-    if len(leaves) != len(wanted):
-        return f"{len(leaves)} columns came back, {len(wanted)} were written"
-    for number, (got, want) in enumerate(zip(leaves, wanted, strict=True)):
-        if got.dtype != want.dtype or got.shape != want.shape or got.tobytes() != want.tobytes():
-            return f"column {number} came back as {got.dtype} {list(got.shape)} with other content than was written"
-    return None

@@ -9,6 +9,12 @@ from typing import Any, Protocol
 
 from rlds2reverb._encoding.item_blocks import ItemBlock
 
+#: What to say, with the difference, where a data set is not the one that an earlier run wrote.
+OTHER_DATA = (
+    "the data set is not the one that the earlier run wrote: {}; write to an empty table or a new directory, or "
+    "without resuming (--no-resume), which keeps the items of both in a table"
+)
+
 
 @dataclass(frozen=True)
 class TransferState:

@@ -18,7 +18,7 @@ from rlds2reverb.specs import Nest, require_match, step_spec_of
 from rlds2reverb.windows import Windows
 
 from .bulk_writer import BulkWriter
-from .compatibility import why_bulk_writing_fails
+from .compatibility import TrialItem, why_bulk_writing_fails
 
 
 def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: float = 30.0) -> None:
@@ -47,15 +47,8 @@ def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: floa
     blocks = _blocks(itertools.chain([first], made), settings.priority)
     first_block = next(blocks)
     if len(first_block.starts):
-        reason = why_bulk_writing_fails(
-            observer.py_client,
-            settings.tables,
-            first_block,
-            None,
-            specs=specs,
-            squeeze=False,
-            timeout_secs=timeout_secs,
-        )
+        trial = TrialItem(first_block.part(0, 1), None, specs, squeeze=False)
+        reason = why_bulk_writing_fails(observer.py_client, settings.tables, trial, timeout_secs=timeout_secs)
         if reason is not None:
             raise ValueError(f"the server does not understand the bulk writer ({reason}); push with fast=False")
     with BulkWriter(observer.py_client, Encoder(specs, settings.tables), timeout_secs=timeout_secs) as writer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -64,6 +65,11 @@ class IngestReport:
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts, for JSON."""
         return {**asdict(self), "steps_per_second": self.steps_per_second}
+
+    def warn(self, sentence: str) -> None:
+        """Adds a warning, and gives it as a Python warning as well."""
+        self.warnings += (sentence,)
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
     def add_episode(self, episode: Episode) -> None:
         """Counts an episode that is written."""

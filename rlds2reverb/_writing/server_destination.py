@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ class ServerDestination:
         journal: Journal,
         *,
         tables: Sequence[str],
+        first: ItemBlock,
         timeout_secs: float,
     ):
         """Nothing is written yet.
@@ -41,10 +41,13 @@ class ServerDestination:
           writer: to the server; it is closed at the end.
           journal: of the transfer.
           tables: names.
+          first: the items of the first episode.
           timeout_secs: how long to wait for the server.
         """
         self._client, self._writer, self._journal = client, writer, journal
-        self._tables, self._timeout_secs = tables, timeout_secs
+        self._tables, self._first, self._timeout_secs = tables, first, timeout_secs
+        #: Calls of the writer's `write` before the first of ours.
+        self._num_written_before = 0
         self._unconfirmed: deque[TransferState] = deque()
         self._num_confirmed = 0
         self._confirmed: TransferState | None = None
@@ -58,12 +61,11 @@ class ServerDestination:
     ) -> None:
         if kind is not None and kind is not ServerRestarted:
             self._note_confirmed()
-            with contextlib.suppress(OSError):  # the first error is the one to be seen
-                self._save()
+            self._save()
         self._writer.close(failed=kind is not None)
 
     def _note_confirmed(self) -> None:
-        while self._num_confirmed < self._writer.num_confirmed:
+        while self._num_confirmed < self._writer.num_confirmed - self._num_written_before:
             self._confirmed = self._unconfirmed.popleft()
             self._num_confirmed += 1
 
@@ -73,24 +75,43 @@ class ServerDestination:
             self._last_save = time.monotonic()
 
     def open(self, *, resume: bool) -> TransferState | None:
-        """The journal's state, where the server still has what the journal says.
+        """Returns the state that an earlier run saved, where the server still has what was confirmed to that run.
 
-        A server that was restarted, or whose tables hold less, gets everything again: it stores once what it has.
+        A server that was restarted, or lacks something, gets everything again: it stores once what it has.
 
         Raises:
           DamagedFile: if the journal is damaged.
+          ServerUnavailable, ServerRestarted: see the writer's `write`.
         """
         if not resume:
             self._journal.delete()
-        state = self._journal.load(self._writer.state_id)
-        if state is None:
+            return None
+        saved = self._journal.load()
+        if saved is None or saved.server_state_id != self._writer.state_id:
             return None
         infos = table_infos(self._client, timeout_secs=self._timeout_secs)
         for name in self._tables:
-            kept = infos[name].max_times_sampled == 0
-            if kept and infos[name].current_size < min(infos[name].max_size, state.items):
+            is_kept = infos[name].max_times_sampled == 0
+            if is_kept and infos[name].current_size < min(infos[name].max_size, saved.state.items):
                 return None
-        return state
+        return saved.state if self._has_first_items() else None
+
+    def _has_first_items(self) -> bool:
+        """Whether the tables have the items of the first episode, which go first when a table was reset or is full.
+
+        Reverb does not say which keys it has. But an item that is sent again does not count as an insertion.
+        """
+        if isinstance(self._writer, PublicWriter):
+            return True  # its keys are random, so that nothing can be sent again
+        before = self._num_inserted()
+        self._writer.write([self._first])
+        self._writer.flush()
+        self._num_written_before = 1
+        return self._num_inserted() == before
+
+    def _num_inserted(self) -> list[int]:
+        infos = table_infos(self._client, timeout_secs=self._timeout_secs)
+        return [infos[name].rate_limiter_info.insert_stats.completed for name in self._tables]
 
     def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
         """Sends the items of some episodes, and notes in the journal what is confirmed.

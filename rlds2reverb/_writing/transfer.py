@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -10,22 +11,17 @@ from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import in_groups
 from rlds2reverb._server.memory import needed_bytes
 from rlds2reverb.episodes import Episode, find_problems
-from rlds2reverb.errors import InvalidEpisode, ResumeError
+from rlds2reverb.errors import InvalidEpisode, Problem, ResumeError
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
 
 from .conversion import ItemConversion, OnInvalid
-from .destination import Destination, TransferState
+from .destination import OTHER_DATA, Destination, TransferState
 from .report import IngestReport
 
 _PROBLEMS_KEPT = 20
 #: A data set of at most so many bytes is read once: the check keeps its episodes in memory.
 _KEPT_BYTES = 512 << 20
-
-_OTHER_DATA = (
-    "the data set is not the one that the earlier run wrote: after {} episodes it {}; convert without resuming, or "
-    "to a new directory"
-)
 
 #: Called with a stage ('check', 'resume' or 'write') and each episode that went through it.
 Progress = Callable[[str, Episode], None]
@@ -97,6 +93,23 @@ class Transfer:
         )
         self.report.memory_bytes = for_example * num_steps // len(example.columns[0])
 
+    def require_same_data(self, state: TransferState) -> None:
+        """Checks that the data set begins with what an earlier run wrote, before anything of this run is written.
+
+        Raises:
+          ResumeError: if it does not.
+        """
+        fingerprint = Fingerprint()
+        seen = 0
+        for episode in itertools.islice(self.source, state.seen):
+            seen += 1
+            if not self._is_left_out(self._problems(episode)):
+                fingerprint.add(episode)
+        if seen < state.seen:
+            raise ResumeError(OTHER_DATA.format(f"it ends after {seen} episodes"))
+        if fingerprint.hexdigest() != state.fingerprint:
+            raise ResumeError(OTHER_DATA.format(f"its first {state.seen} episodes are others"))
+
     def run(self, destination: Destination) -> None:
         """Writes from the beginning, or from where an earlier run ended, to the end.
 
@@ -129,7 +142,7 @@ class Transfer:
             elif saved is not None and seen == saved.seen:
                 self._take_over(saved, fingerprint)
         if saved is not None and seen < saved.seen:
-            raise ResumeError(_OTHER_DATA.format(seen, f"ends after {seen} episodes"))
+            raise ResumeError(OTHER_DATA.format(f"it ends after {seen} episodes"))
         report.fingerprint = fingerprint.hexdigest()
         with report.stage("write"):
             destination.finish(self._state(seen, fingerprint))
@@ -140,7 +153,7 @@ class Transfer:
     def _take_over(self, saved: TransferState, fingerprint: Fingerprint) -> None:
         """The counts of the earlier run, if the data set is still the one that it wrote."""
         if fingerprint.hexdigest() != saved.fingerprint:
-            raise ResumeError(_OTHER_DATA.format(saved.seen, "is another"))
+            raise ResumeError(OTHER_DATA.format(f"its first {saved.seen} episodes are others"))
         report = self.report
         report.items, report.too_short = saved.items, saved.too_short
         report.resumed_episodes, report.resumed_steps = report.episodes, report.steps
@@ -154,19 +167,26 @@ class Transfer:
                 return
             yield episode
 
-    def _is_to_write(self, episode: Episode) -> bool:
-        """Whether an episode is to be written; notes its problems."""
+    def _problems(self, episode: Episode) -> list[Problem]:
         if self.on_invalid == "error" and self.is_checked:
-            return True
-        report = self.report
-        problems = find_problems(episode, self.conversion.step_spec)
+            return []
+        return find_problems(episode, self.conversion.step_spec)
+
+    def _is_left_out(self, problems: list[Problem]) -> bool:
+        """Whether an episode with these problems is left out: always where no table can hold it."""
         if problems and self.on_invalid == "error":
             raise InvalidEpisode(problems)
+        is_impossible = any(problem.field == fields.STEPS for problem in problems)
+        return bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
+
+    def _is_to_write(self, episode: Episode) -> bool:
+        """Whether an episode is to be written; notes its problems."""
+        report = self.report
+        problems = self._problems(episode)
+        is_left_out = self._is_left_out(problems)
         report.problems += problems[: _PROBLEMS_KEPT - len(report.problems)]
-        if not problems:
-            return True
-        if self.on_invalid == "skip_episode" or any(problem.field == fields.STEPS for problem in problems):
+        if is_left_out:
             report.skipped_episodes += 1
-            return False
-        report.kept_problems += len(problems)
-        return True
+        else:
+            report.kept_problems += len(problems)
+        return not is_left_out

@@ -339,7 +339,7 @@ def test_convert_and_serve_until_told_to_end_then_restore(data, tmp_path):
     root = tmp_path / "root"
     process = start("convert", data / HOPPER, "--serve", "--checkpoint-root", root)
     address, lines = until_serving(process)
-    assert "table 'replay': 911 of at most 1,000,000 items" in "".join(lines)
+    assert "table 'replay': 911 of at most 2,147,483,647 items" in "".join(lines)
     seen = start("inspect", address, "--json")
     out, err = seen.communicate(timeout=60)
     (table,) = json.loads(out)["tables"]

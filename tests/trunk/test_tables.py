@@ -85,7 +85,7 @@ def test_rate_limiters_are_parsed_and_printed(text):
         (lambda: TableConfig("a\nb"), "printable"),
         (lambda: TableConfig(max_size=0), "max_size of table 'replay' is 0"),
         (lambda: TableConfig(max_size=1.5), "max_size of table 'replay' is 1.5, expected an integer from 1"),
-        (lambda: TableConfig(max_size=10**20), "expected an integer from 1 to 1,000,000,000,000"),
+        (lambda: TableConfig(max_size=10**20), "expected an integer from 1 to 2,147,483,647"),
         (lambda: TableConfig(max_times_sampled=2**31), "max_times_sampled of table 'replay' is 2147483648"),
         (lambda: RateLimiter.parse("sample_to_insert_ratio:1:1:nan"), "error_buffer is nan"),
         (lambda: RateLimiter.parse("sample_to_insert_ratio:inf:1:inf"), "samples_per_insert is inf"),

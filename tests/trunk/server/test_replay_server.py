@@ -84,7 +84,7 @@ def test_only_the_newest_checkpoint_and_its_manifest_are_kept(root):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (TableConfig(max_size=5), "max_size of table 'replay' is stored as 1000000, asked as 5"),
+        (TableConfig(max_size=5), "max_size of table 'replay' is stored as 2147483647, asked as 5"),
         (TableConfig(sampler=Selector("uniform")), "sampler of table 'replay' is stored as"),
         (TableConfig("other"), r"tables \['replay'\] are stored, \['other'\] asked"),
     ],

@@ -360,7 +360,9 @@ def other_data():
 
 
 def test_other_data_under_the_same_name_are_not_resumed_and_do_no_harm(partial, wanted):
-    with pytest.raises(ResumeError, match=r"after \d+ episodes it is another; convert without resuming"):
+    with pytest.raises(
+        ResumeError, match=r"its first \d+ episodes are others; write to an empty table or a new directory"
+    ):
         ingest(other_data(), partial.with_name("data"))
     assert not partial.with_name("data").exists()
     assert ingested(partial.with_name("data"))["resumed_episodes"] > 0
@@ -368,7 +370,7 @@ def test_other_data_under_the_same_name_are_not_resumed_and_do_no_harm(partial, 
 
 
 def test_other_data_are_not_taken_for_those_of_a_finished_directory(finished, wanted):
-    with pytest.raises(ResumeError, match="after 100 episodes it is another"):
+    with pytest.raises(ResumeError, match="its first 100 episodes are others"):
         ingest(other_data(), finished)
     assert files(finished) == wanted
 

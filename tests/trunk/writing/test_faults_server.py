@@ -139,7 +139,9 @@ def test_other_data_under_the_same_name_are_not_resumed(tmp_path):
     with running(tmp_path) as alive:
         interrupted(alive.address, tmp_path)
         before = size(alive.address)
-        with pytest.raises(ResumeError, match=r"after \d+ episodes it is another; convert without resuming"):
+        with pytest.raises(
+            ResumeError, match=r"its first \d+ episodes are others; write to an empty table or a new directory"
+        ):
             ingested(alive.address, state_home=tmp_path, source=other)
         assert size(alive.address) == before
 
