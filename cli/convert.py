@@ -97,6 +97,7 @@ _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
 )
 @click.option("--key-seed", default=0, show_default=True, help="Other keys, should two of them coincide.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for the server, each time.")
+@click.option("--allow-eviction", is_flag=True, help="Write more items than a table holds; the older ones are removed.")
 @click.option("--force", is_flag=True, help="Write to a server here even if the data need more memory than there is.")
 @json_option
 def convert(
@@ -186,6 +187,7 @@ def _ingest(source: Source, destination: Any, adder: ItemAdder, options: dict[st
                 chunk_length=options["chunk_length"],
                 key_seed=options["key_seed"],
                 force=options["force"],
+                allow_eviction=options["allow_eviction"],
             ),
             progress=progress,
         )

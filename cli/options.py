@@ -83,7 +83,7 @@ table_options = _all(
         help="uniform, fifo, lifo, min_heap, max_heap or prioritized[:EXPONENT].",
     ),
     click.option("--remover", default="fifo", show_default=True, help="Which item leaves a full table; as --sampler."),
-    click.option("--max-size", type=int, help="Items in a table.  [default: 1000000, or as many as --out has]"),
+    click.option("--max-size", type=int, help="The most items in a table.  [default: no limit]"),
     click.option(
         "--max-times-sampled", default=0, show_default=True, help="An item leaves after so many samples; 0 never."
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import reverb
+from reverb.reverb_types import TableInfo
 
 from rlds2reverb._arguments import require_count, require_one_of, require_timeout
 from rlds2reverb._encoding import keys
@@ -26,18 +27,20 @@ from rlds2reverb._writing.journal import Journal
 from rlds2reverb._writing.public_writer import PublicWriter
 from rlds2reverb._writing.report import IngestReport
 from rlds2reverb._writing.server_destination import ServerDestination
-from rlds2reverb._writing.transfer import Progress, Transfer
+from rlds2reverb._writing.transfer import Progress, Transfer, too_many_items
 from rlds2reverb.errors import ServerRestarted
 from rlds2reverb.items import ItemAdder
 from rlds2reverb.priorities import Priority
 from rlds2reverb.sources import Source, load
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from rlds2reverb.windows import Windows
 
 #: Who writes to a server: our own messages, or Reverb's public writer.
 Writer = Literal["bulk", "public"]
 
 _MAX_RESTARTS = 10
+#: Reverb's own number for a rate limiter that never waits is the largest float.
+_NO_LIMIT = 1e300
 #: How long to wait for the first answer of a server, if that is shorter than the time-out.
 _FIRST_ANSWER_SECS = 10.0
 
@@ -54,12 +57,15 @@ class IngestOptions:
         repeated.
       key_seed: another seed gives other keys, in case two of them collide.
       force: whether to write to a server on this machine what needs more memory than there is.
+      allow_eviction: whether to write more items than a server's table holds, which removes the older ones of them; the
+        report warns and counts. Otherwise that is an error before the first item.
     """
 
     writer: Writer = "bulk"
     chunk_length: int | None = None
     key_seed: int = 0
     force: bool = False
+    allow_eviction: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("writer", self.writer, get_args(Writer))
@@ -124,7 +130,8 @@ def ingest(
       InUse: if another process does the same.
       TooLarge: if the server is on this machine, and its memory is not enough.
       KeyCollision: if two items have the same key by chance.
-      ValueError: if an argument is out of its range or a table does not exist.
+      ValueError: if an argument is out of its range, a table does not exist, or a table holds fewer items than the
+        data set gives (see `IngestOptions.allow_eviction`).
     """
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
     require_one_of("layout", layout, get_args(Layout))
@@ -148,11 +155,13 @@ def ingest(
     transfer = Transfer(source, conversion, on_invalid, resume, report, progress)
     if isinstance(destination, Path):
         description["example"] = example
+        _require_room(transfer, [config.capacity for config in configs], allow_eviction=False)
         with DirectoryDestination(
             destination, configs, conversion.signature, encoder, description=description
         ) as directory:
             transfer.run(directory)
         transfer.report.memory_bytes = CheckpointRoot(destination, make=False).described()["memory_bytes"]
+        transfer.report.table_sizes = dict.fromkeys(names, transfer.report.items)
         return transfer.report
     for name in names:
         require_table(infos, name, conversion.signature)
@@ -163,13 +172,40 @@ def ingest(
         saved = journal.load() if resume else None
         if saved is not None:
             transfer.require_same_data(saved.state)
+        max_sizes = [infos[name].max_size for name in names if _evicts(infos[name])]
+        _require_room(transfer, max_sizes, allow_eviction=options.allow_eviction)
         transfer.estimate_memory(_encoder(conversion, names, options))
         if not options.force and _is_here(client.server_address):
             has_items = any(infos[name].current_size for name in names)  # these data for the most part, or others'
             needed = 0 if has_items else transfer.report.memory_bytes
             require_memory(needed, f"{', '.join(map(repr, names))} at {client.server_address}")
         _write_to_server(transfer, client, encoder, journal, timeout_secs=timeout_secs)
+    infos = table_infos(client, timeout_secs=timeout_secs)
+    transfer.report.table_sizes = {name: infos[name].current_size for name in names}
     return transfer.report
+
+
+def _evicts(info: TableInfo) -> bool:
+    """Whether a full table removes an item for a new one, rather than waiting until one is sampled."""
+    return info.rate_limiter_info.max_diff > _NO_LIMIT
+
+
+def _require_room(transfer: Transfer, max_sizes: Sequence[int], *, allow_eviction: bool) -> None:
+    """Checks before the first item that each table holds all of them, or warns that it does not."""
+    smallest = min(max_sizes, default=MAX_ITEMS)
+    if transfer.fits_surely(smallest):
+        transfer.max_items = smallest
+        return
+    num_items = 0 if smallest == MAX_ITEMS else transfer.count_items()
+    if num_items <= smallest:
+        transfer.max_items = smallest
+    elif not allow_eviction:
+        raise too_many_items(num_items, smallest)
+    else:
+        transfer.report.warn(
+            f"the data set gives {num_items:,} items and the smallest table holds {smallest:,}: "
+            f"{num_items - smallest:,} or more of them will be removed again"
+        )
 
 
 def _table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:

@@ -183,7 +183,6 @@ class DirectoryDestination:
                 self._waiting.append(self._thread.submit(self._append, batch))
                 if len(self._waiting) > _MAX_WAITING:
                     self._waiting.popleft().result()
-            self._require_room()
             if self._sizes["chunks.tfrecord"] + self._sizes["items.tfrecord"] >= self._part_begin + _PART_BYTES:
                 self._end_part(state)
 
@@ -203,14 +202,6 @@ class DirectoryDestination:
         self._sizes[name] += len(content)
         while len(content):
             content = content[self._streams[name].write(content) :]
-
-    def _require_room(self) -> None:
-        for config in self._configs:
-            if config.max_size is not None and self._encoder.num_items > config.max_size:
-                raise CheckpointError(
-                    f"the data set gives more items than the {config.max_size:,} that table {config.name!r} holds; "
-                    "give a larger max_size, or none"
-                )
 
     def _end_part(self, state: TransferState) -> None:
         while self._waiting:

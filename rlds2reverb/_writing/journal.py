@@ -73,6 +73,8 @@ class Journal:
           DamagedFile: if the file has changed since it was saved.
           ResumeError: if the first episode gave other items then.
         """
+        if not self._is_kept:
+            return None
         try:
             saved = sealed_json.load(self.path)
         except DamagedFile as error:

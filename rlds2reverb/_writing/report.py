@@ -33,6 +33,7 @@ class IngestReport:
       restarts: how often the server was restarted in the middle, and got everything again.
       writer: 'bulk' or 'public'.
       warnings: sentences that the user should see.
+      table_sizes: items in each table at the end, those of other writers included.
       fingerprint: XXH3-128 over the content of what was written; see `sources.summary.Fingerprint`.
     """
 
@@ -55,6 +56,7 @@ class IngestReport:
     writer: str = "bulk"
     warnings: tuple[str, ...] = ()
     fingerprint: str = ""
+    table_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def steps_per_second(self) -> float:

@@ -46,8 +46,6 @@ class ServerDestination:
         """
         self._client, self._writer, self._journal = client, writer, journal
         self._tables, self._first, self._timeout_secs = tables, first, timeout_secs
-        #: Calls of the writer's `write` before the first of ours.
-        self._num_written_before = 0
         self._unconfirmed: deque[TransferState] = deque()
         self._num_confirmed = 0
         self._confirmed: TransferState | None = None
@@ -65,7 +63,7 @@ class ServerDestination:
         self._writer.close(failed=kind is not None)
 
     def _note_confirmed(self) -> None:
-        while self._num_confirmed < self._writer.num_confirmed - self._num_written_before:
+        while self._num_confirmed < self._writer.num_confirmed:
             self._confirmed = self._unconfirmed.popleft()
             self._num_confirmed += 1
 
@@ -105,8 +103,7 @@ class ServerDestination:
             return True  # its keys are random, so that nothing can be sent again
         before = self._num_inserted()
         self._writer.write([self._first])
-        self._writer.flush()
-        self._num_written_before = 1
+        self._writer.confirm()
         return self._num_inserted() == before
 
     def _num_inserted(self) -> list[int]:

@@ -14,6 +14,7 @@ from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisode, Problem, ResumeError
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
+from rlds2reverb.tables import MAX_ITEMS
 
 from .conversion import ItemConversion, OnInvalid
 from .destination import OTHER_DATA, Destination, TransferState
@@ -27,6 +28,14 @@ _KEPT_BYTES = 512 << 20
 Progress = Callable[[str, Episode], None]
 
 
+def too_many_items(num_items: int, max_items: int) -> ValueError:
+    """Returns the error for more items than a table holds."""
+    return ValueError(
+        f"the data set gives {num_items:,} items or more, and the smallest table holds {max_items:,}; give a larger "
+        "max_size (--max-size), or allow that older items are removed (allow_eviction, --allow-eviction)"
+    )
+
+
 @dataclass
 class Transfer:
     """Reads, checks and converts the episodes of a source, and gives their items to a destination.
@@ -38,6 +47,7 @@ class Transfer:
       resume: whether to continue an earlier run.
       report: filled as the transfer goes on.
       progress: called as the transfer goes on.
+      max_items: of the smallest table, where it is an error to write more.
       num_steps: of the whole data set, once `check` has read it.
     """
 
@@ -47,6 +57,7 @@ class Transfer:
     resume: bool
     report: IngestReport
     progress: Progress
+    max_items: int = MAX_ITEMS
     num_steps: int | None = None
 
     @property
@@ -93,6 +104,26 @@ class Transfer:
         )
         self.report.memory_bytes = for_example * num_steps // len(example.columns[0])
 
+    def fits_surely(self, num_items: int) -> bool:
+        """Whether the data set gives at most so many items, judged by its rows: about one item starts at each.
+
+        Without knowing the rows, nothing is sure. An adder may make more items than there are rows: `run` counts.
+        """
+        if self.num_steps is not None:
+            return self.num_steps <= num_items
+        # A row is a transition; an episode of one row has one step more.
+        return self.source.num_rows is not None and 2 * self.source.num_rows <= num_items
+
+    def count_items(self) -> int:
+        """Reads the whole data set and returns how many items it gives, without writing any."""
+        num_items = 0
+        with self.report.stage("check"):
+            for episode in self.source:
+                self.progress("check", episode)
+                if not self._is_left_out(self._problems(episode)):
+                    num_items += len(self.conversion.adder(episode))
+        return num_items
+
     def require_same_data(self, state: TransferState) -> None:
         """Checks that the data set begins with what an earlier run wrote, before anything of this run is written.
 
@@ -135,6 +166,7 @@ class Transfer:
                         blocks.append(self.conversion.block(episode))
                         report.items += len(blocks[-1].starts)
                         report.too_short += not len(blocks[-1].starts)
+                        self._require_room()
                 self.progress("resume" if is_resumed else "write", episode)
             if not is_resumed:
                 with report.stage("write"):
@@ -146,6 +178,10 @@ class Transfer:
         report.fingerprint = fingerprint.hexdigest()
         with report.stage("write"):
             destination.finish(self._state(seen, fingerprint))
+
+    def _require_room(self) -> None:
+        if self.report.items > self.max_items:
+            raise too_many_items(self.report.items, self.max_items)
 
     def _state(self, seen: int, fingerprint: Fingerprint) -> TransferState:
         return TransferState(seen, fingerprint.hexdigest(), self.report.items, self.report.too_short)

@@ -359,7 +359,7 @@ def test_convert_and_serve_until_told_to_end_then_restore(data, tmp_path):
     assert (code, out) == (0, "") and "checkpoint " in err
 
     code, _, err = finish_by_itself(start("serve", "--checkpoint-root", root, "--max-size", 5))
-    assert code == 2 and "max_size of table 'replay' is stored as 1000000, asked as 5" in err
+    assert code == 2 and "max_size of table 'replay' is stored as 2147483647, asked as 5" in err
 
 
 def test_the_demo_prints_its_summary(data):

@@ -421,5 +421,58 @@ def test_a_directory_of_two_tables_has_both_as_they_were_asked_for(tmp_path):
         "small": (9, 8),
         "heap": (2**31 - 1, 8),
     }
-    with pytest.raises(CheckpointError, match="gives more items than the 9 that table 'small' holds; give a larger"):
+    with pytest.raises(
+        ValueError, match="gives 11 items or more, and the smallest table holds 9; give a larger max_size"
+    ):
         ingest([episode(12, terminal=True)], tmp_path / "other", configs)
+    assert not list(tmp_path.glob("other*"))
+
+
+# --- more items than a table holds
+
+
+def small_table(**limiter):
+    return TableConfig("items", Selector("uniform"), max_size=10, **limiter)
+
+
+def test_more_items_than_a_table_holds_are_an_error_before_the_first():
+    many = [episode(7, terminal=True, start=10 * n) for n in range(2)]  # 12 items
+    with served(many, config=small_table()) as server:
+        with pytest.raises(
+            ValueError, match=r"gives 12 items or more, and the smallest table holds 10; .*allow_eviction"
+        ):
+            ingest(many, server.address, "items")
+        info = server.client.server_info(timeout=10)["items"]
+        assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (0, 0)
+        assert ingest(many[:1], server.address, "items").table_sizes == {"items": 6}
+
+
+def test_eviction_is_counted_where_it_is_allowed():
+    many = [episode(7, terminal=True, start=10 * n) for n in range(2)]
+    with served(many, config=small_table()) as server:
+        with pytest.warns(
+            RuntimeWarning, match="gives 12 items and the smallest table holds 10: 2 or more of them will be"
+        ):
+            report = ingest(many, server.address, "items", options=IngestOptions(allow_eviction=True))
+        assert (report.items, report.table_sizes, len(report.warnings)) == (12, {"items": 10}, 1)
+
+
+def test_an_adder_that_makes_more_items_than_rows_does_not_fill_a_table_in_silence():
+    @dataclass(frozen=True)
+    class Twice:
+        def __call__(self, one):
+            items = Windows()(one)
+            twice = np.repeat(items.starts, 2)
+            return Items(items.columns, twice, np.full(len(twice), 2))
+
+        def item_spec(self, step_spec):
+            return Windows().item_spec(step_spec)
+
+    with served([episode(7, terminal=True)], config=small_table()) as server:
+        with pytest.raises(ValueError, match="gives 12 items or more, and the smallest table holds 10"):
+            ingest([episode(7, terminal=True)], server.address, "items", adder=Twice())
+
+
+def test_a_table_without_a_size_holds_more_than_a_million(tmp_path):
+    with ReplayServer([TableConfig()]) as server:
+        assert server.client.server_info(timeout=10)["replay"].max_size == 2**31 - 1

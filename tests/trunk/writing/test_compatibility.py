@@ -1,5 +1,7 @@
 """Where a server does not understand the bulk writer, Reverb's own takes over."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from oracles import assert_equal_nests, episode, read_items
 
@@ -43,6 +45,15 @@ def test_a_table_that_is_in_use_is_not_touched(forgetful, limiter):
         ingest(SOURCE, server.address)
         info = server.client.server_info(timeout=10)["replay"]
         assert info.rate_limiter_info.insert_stats.completed == info.current_size == before + 5
+
+
+def test_a_reader_that_uses_items_up_gets_each_of_them_once(forgetful):
+    with ReplayServer([ONCE], SIGNATURE) as server, ThreadPoolExecutor(1) as thread:
+        samples = server.client.sample("items", 5, emit_timesteps=False)
+        waiting = thread.submit(lambda: [next(samples).info.key for _ in range(5)])
+        report = ingest(SOURCE, server.address, "items")
+        assert (report.writer, report.items, len(set(waiting.result(60)))) == ("bulk", 5, 5)
+        assert server.client.server_info(timeout=10)["items"].rate_limiter_info.insert_stats.completed == 5
 
 
 def broken_content(original):

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from faults import (
@@ -166,6 +167,57 @@ def test_two_processes_do_not_write_the_same(tmp_path, monkeypatch):
                 ingest(data_set(), alive.address)
             channel.send("on")
             assert hear(channel)["items"] == NUM_ITEMS
+
+
+@pytest.mark.parametrize("at", [0, 20])
+def test_a_changed_data_set_is_not_mixed_with_what_an_earlier_run_wrote(tmp_path, at):
+    changed = data_set()
+    changed[at] = {**changed[at], "reward": changed[at]["reward"] + np.float32(0.5)}
+    with running(tmp_path) as alive:
+        interrupted(alive.address, tmp_path)
+        before = size(alive.address)
+        with pytest.raises(ResumeError, match="the data set is not the one that the earlier run wrote"):
+            ingested(alive.address, state_home=tmp_path, source=changed)
+        assert size(alive.address) == before
+        assert ingested(alive.address, state_home=tmp_path)["items"] == NUM_ITEMS == size(alive.address)
+
+
+def test_a_table_that_was_emptied_and_filled_by_others_gets_everything_again(tmp_path):
+    with running(tmp_path) as alive:
+        interrupted(alive.address, tmp_path)
+        alive.client.reset("replay")
+        others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
+        with process(converter, alive.address, {"source": others}) as (_, channel):
+            assert hear(channel) == "begun"
+            num_others = hear(channel)["items"]
+        report = ingested(alive.address, state_home=tmp_path)
+        assert (report["resumed_episodes"], report["items"]) == (0, NUM_ITEMS)
+        assert size(alive.address) == NUM_ITEMS + num_others
+
+
+def test_a_journal_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_path, monkeypatch):
+    (tmp_path / "home").write_text("a file, where a folder would be made")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    with running(tmp_path) as alive, pytest.warns(RuntimeWarning, match="no journal can be kept at .*XDG_STATE_HOME"):
+        report = ingest(data_set(), alive.address)
+        assert (report.items, len(report.warnings)) == (NUM_ITEMS, 1)
+
+
+def test_an_ingester_that_is_stopped_for_longer_than_its_time_out_continues(tmp_path, wanted, stoppable):
+    server_pid, to_server, port = stoppable
+    options = {"state_home": tmp_path, "timeout_secs": 2.0}
+    with process(converter, port, options, [("write", 50)]) as (ingester, channel):
+        assert [hear(channel), hear(channel)] == ["begun", "held"]
+        os.kill(server_pid, signal.SIGSTOP)  # so that the ingester waits for it
+        channel.send("on")
+        assert not channel.poll(0.5)
+        os.kill(ingester.pid, signal.SIGSTOP)
+        assert not channel.poll(3)
+        os.kill(server_pid, signal.SIGCONT)
+        os.kill(ingester.pid, signal.SIGCONT)
+        assert hear(channel)["restarts"] == 0
+    to_server.send("checkpoint")
+    assert stored(hear(to_server)) == wanted
 
 
 # --- the server is killed
