@@ -1,67 +1,48 @@
-"""The examples of the README run, one after the other, as they stand there."""
+"""Every code block of the README and the docs runs, one after the other, as a reader would run them."""
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import rlds2reverb
-
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text() if (ROOT / "README.md").is_file() else ""
 
 
 @pytest.fixture(scope="module")
-def examples():
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-
-
-@pytest.fixture(scope="module")
-def run_first(examples, data, tmp_path_factory):
-    """The names that the first example leaves behind."""
+def folder(data, tmp_path_factory):
+    """A folder with nothing but the file that the examples begin with."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "hopper_medium-v2.hdf5").symlink_to(data / "d4rl/hopper_medium-v2.hdf5")
+    return folder
+
+
+def test_the_python_blocks_run_in_order_and_print_what_they_say(folder, capsys):
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", README, re.S)
+    assert len(blocks) >= 6
     names: dict = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        yield run(examples[0], names)
+        for code, said in blocks:
+            exec(compile(code, "README.md", "exec"), names)
+            printed = capsys.readouterr().out
+            assert not said or printed == said
+    assert names["loss"].numpy() > 0 and len(names["mixed"]) == 64
 
 
-def run(example, names):
-    exec(compile(example, "README.md", "exec"), names)
-    return names
+def test_the_commands_run_as_they_stand_there(folder):
+    commands = re.findall(r"^\$ (rlds2reverb .*)$", README, re.M)
+    assert commands
+    for command in commands:
+        arguments = [sys.executable, "-m", "rlds2reverb.cli", *shlex.split(command)[1:]]
+        subprocess.run(arguments, cwd=folder, check=True, capture_output=True, timeout=100)
 
 
-def test_the_first_example_is_short_and_gives_a_batch_of_trajectories(examples, run_first):
-    assert len(examples) == 4 and len(examples[0].strip().splitlines()) <= 12
-    assert run_first["batch"].observation.shape == (256, 2, 11)
-
-
-def test_the_example_of_adders_fills_a_table(examples, run_first):
-    critic = lambda observation: observation[:, 0]  # noqa: E731
-    with rlds2reverb.ReplayServer([rlds2reverb.TableConfig("replay")]) as server:
-        run(examples[1], {**run_first, "critic": critic, "server": server.address})
-        assert server.client.server_info(timeout=10)["replay"].current_size == 10_202 + 240
-
-
-def test_the_example_of_prioritized_replay_gives_weights_and_takes_priorities(examples, run_first):
-    seen = []
-
-    def learn(batch, weights):
-        seen.append((batch, weights.numpy()))
-        return np.full(len(weights), 3.0)
-
-    adder = rlds2reverb.Windows()
-    signature = adder.item_spec(run_first["source"].step_spec)
-    with rlds2reverb.ReplayServer([rlds2reverb.TableConfig("replay")], signature) as server:
-        rlds2reverb.ingest(run_first["source"], server.address, adder=adder)
-        names = run(examples[2], {**run_first, "learn": learn, "server": server.address})
-    assert len(seen) == 100 and all(weights.max() == 1 and weights.min() > 0 for _, weights in seen)
-    assert names["batch"].info.priority.numpy().max() == pytest.approx(3.01)
-
-
-def test_the_example_of_the_manager_mixes_two_buffers(examples, capsys):
-    transitions = [{"observation": np.full(3, number, np.float32), "reward": float(number)} for number in range(64)]
-    names = run(examples[3], {"offline_transitions": transitions, "online_transitions": transitions})
-    assert {name.rpartition("_")[0] for name in names["ids"]} == {"offline", "online"}
-    assert "count/sampled" in capsys.readouterr().out
+def test_every_file_that_a_text_links_to_is_there():
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for text in texts:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", text.read_text()):
+            assert (text.parent / target).exists(), f"{text.name} links to {target}"
