@@ -14,7 +14,16 @@ class Rlds2ReverbError(Exception):
 
 
 class SpecMismatch(Rlds2ReverbError, ValueError):
-    """Two nests of arrays differ in structure, dtype or shape: data and table, or two episodes."""
+    """Two nests of arrays differ in structure, dtype or shape: data and table, or two episodes.
+
+    Attributes:
+      details: where the message has to be another library's own sentence, the sentence that says what differs; else
+        the message itself.
+    """
+
+    def __init__(self, message: str, *, details: str | None = None):
+        super().__init__(message)
+        self.details = message if details is None else details
 
 
 @dataclass(frozen=True)

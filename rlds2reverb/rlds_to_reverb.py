@@ -7,6 +7,7 @@ function: nests, policy_info, discounts, dtypes, and errors that name the episod
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,10 @@ from rlds2reverb.specs import Nest, require_match
 VALIDATE_MODES = ("first", "all", "none")
 
 _SIGNATURE_DIFFERS = "Replay buffer table signature spec should match RLDS data spec."
+_POLICY_INFO_LEFT_OUT = (
+    "policy_info is left out, because the table's signature has none; to store it, build the table from "
+    "create_trajectory_data_spec(rlds_data, policy_info_fn)"
+)
 
 
 def get_rlds_step_features() -> list[str]:
@@ -112,7 +117,9 @@ def push_rlds_to_reverb(
       rlds_data: see `convert_rlds_to_trajectories`.
       reverb_observer: `ReverbAddEpisodeObserver`, `ReverbAddTrajectoryObserver` or
         `ReverbTrajectorySequenceObserver` of TF-Agents, for one table or several.
-      policy_info_fn: see `convert_rlds_to_trajectories`.
+      policy_info_fn: see `convert_rlds_to_trajectories`. If the table's signature has no policy_info, as those of
+        TF-Agents' `create_trajectory_data_spec`, it is left out with a warning (TF-Agents stores items then that cannot
+        be sampled).
       discount_source: see `convert_rlds_to_trajectories`.
       cast_floats: whether float64 fields become float32.
       validate: 'first' compares the arrays of the first episode with the table's signature before anything is
@@ -124,14 +131,20 @@ def push_rlds_to_reverb(
       The number of trajectories given to the observer, or written in its place.
 
     Raises:
-      ValueError: as `convert_rlds_to_trajectories`; if the table's signature differs from the data's spec; if
-        validate is unknown; or with fast, as `fast_push.push_episodes`.
+      SpecMismatch: if the table's signature differs from the data's spec. The message is TF-Agents' own; `details`
+        and the cause say what differs.
+      ValueError: as `convert_rlds_to_trajectories`; if validate is unknown; or with fast, if the observer cannot be
+        imitated.
       ServerUnavailable: with fast, if the server does not take items in time.
       tf.errors.InvalidArgumentError: as `convert_rlds_to_trajectories`.
     """
     require_one_of("validate", validate, VALIDATE_MODES)
     signature = reverb_observer.get_table_signature()
-    _require_signature(create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats), signature)
+    spec = create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
+    if _lacks_policy_info(signature) and spec.policy_info != ():
+        warnings.warn(_POLICY_INFO_LEFT_OUT, stacklevel=2)
+        policy_info_fn, spec = None, spec._replace(policy_info=())
+    _require_signature(spec, signature)
     if fast and policy_info_fn is None:
         read = functools.partial(numpy_trajectories, rlds_data, discount_source, cast_floats=cast_floats)
     else:
@@ -159,6 +172,11 @@ def push_rlds_to_reverb(
     return num_trajectories
 
 
+def _lacks_policy_info(signature: Nest) -> bool:
+    """Whether a table is one of trajectories without policy_info (Reverb gives them a type of its own)."""
+    return getattr(signature, "policy_info", None) == ()
+
+
 def _require_signature(spec: Nest, signature: Nest) -> None:
     """Compares one trajectory with a table of sequences of them; a table without a signature takes anything."""
     if signature is None:
@@ -168,7 +186,7 @@ def _require_signature(spec: Nest, signature: Nest) -> None:
     try:
         require_match(spec, inner, holder="the table", advice=advice, root="trajectory")
     except SpecMismatch as error:
-        raise SpecMismatch(f"{_SIGNATURE_DIFFERS} {error}") from error
+        raise SpecMismatch(_SIGNATURE_DIFFERS, details=error.details) from error
 
 
 def _rows(columns: Nest) -> Iterator[Nest]:

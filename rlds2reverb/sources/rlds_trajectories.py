@@ -125,22 +125,22 @@ def numpy_trajectories(
 
 def _converted(index: Any, steps: dict[str, Nest], next_is_first: Any, discount_source: str) -> trajectory.Trajectory:
     flags = [steps[name] for name in fields.FLAG_FIELDS]
-    next_first = np.append(steps[fields.IS_FIRST][1:], next_is_first)
-    for broken, sentence in _broken_rules(flags, next_first):
-        if broken.any():
-            message = f"{sentence} (episode {index}, step {np.argmax(broken)})"
-            raise tf.errors.InvalidArgumentError(None, None, message)
+    broken = np.stack(_broken_rules(flags, np.append(steps[fields.IS_FIRST][1:], next_is_first)))
+    if broken.any():
+        step = int(np.argmax(broken.any(axis=0)))
+        message = f"{_RULES[np.argmax(broken[:, step])]} (episode {index}, step {step})"
+        raise tf.errors.InvalidArgumentError(None, None, message)
     return trajectory_columns(steps, discount_source=discount_source)
 
 
-def _broken_rules(flags: list[Any], next_first: Any) -> list[tuple[Any, str]]:
-    """Where steps and those that follow them break a rule, and the sentence that says so."""
+#: What TF-Agents says of each rule, in the order in which it checks them at each step.
+_RULES = (fields.TERMINAL_NOT_LAST, fields.MID_BEFORE_FIRST, fields.LAST_BEFORE_MID)
+
+
+def _broken_rules(flags: list[Any], next_first: Any) -> list[Any]:
+    """Returns for each of `_RULES` the steps that break it, bool `[T]`."""
     is_first, is_last, is_terminal = flags
-    return [
-        (is_terminal & ~is_last, fields.TERMINAL_NOT_LAST),
-        (~is_last & ~is_first & next_first, fields.MID_BEFORE_FIRST),
-        (is_last & ~next_first, fields.LAST_BEFORE_MID),
-    ]
+    return [is_terminal & ~is_last, ~is_last & ~is_first & next_first, is_last & ~next_first]
 
 
 def _narrowed(column: np.ndarray) -> np.ndarray:
@@ -194,7 +194,7 @@ def _to_trajectories(
     discount_source: str,
 ) -> trajectory.Trajectory:
     """The trajectories of all pairs of one episode, after the checks that TF-Agents makes on each pair."""
-    with tf.control_dependencies(_assertions(index, current, following)):
+    with tf.control_dependencies([_assertion(index, current, following)]):
         types_now = step_types(current[fields.IS_FIRST], current[fields.IS_LAST], tf.where)
     types_next = step_types(following[fields.IS_FIRST], following[fields.IS_LAST], tf.where)
     discounts = transition_discounts(
@@ -217,11 +217,12 @@ def _to_trajectories(
     )
 
 
-def _assertions(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> list[tf.Operation]:
+def _assertion(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> tf.Operation:
+    """Fails with the message of the first step that breaks a rule, and of the first rule that it breaks."""
     flags = [current[name] for name in fields.FLAG_FIELDS]
-    assertions = []
-    for broken, sentence in _broken_rules(flags, following[fields.IS_FIRST]):
-        step = tf.argmax(tf.cast(broken, tf.int32), output_type=tf.int64)
-        message = tf.strings.format(sentence + " (episode {}, step {})", (index, step))
-        assertions.append(tf.debugging.Assert(~tf.reduce_any(broken), [message]))
-    return assertions
+    broken = tf.stack(_broken_rules(flags, following[fields.IS_FIRST]))
+    step = tf.argmax(tf.cast(tf.reduce_any(broken, axis=0), tf.int32))
+    rule = tf.argmax(tf.cast(broken[:, step], tf.int32))
+    where = tf.strings.format(" (episode {}, step {})", (index, step))
+    message = tf.strings.join([tf.gather(tf.constant(_RULES), rule), where])
+    return tf.debugging.Assert(~tf.reduce_any(broken), [message])

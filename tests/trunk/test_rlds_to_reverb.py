@@ -17,6 +17,7 @@ from tf_agents.replay_buffers import rlds_to_reverb as reference
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb import rlds_to_reverb as ours
+from rlds2reverb.errors import SpecMismatch
 from rlds2reverb.trajectories import DISCOUNT_SOURCES
 
 FLAT = [
@@ -359,13 +360,55 @@ def test_push_refuses_a_table_of_another_signature_before_the_first_item():
     other = rlds_dataset([{**MANY[0], "reward": MANY[0]["reward"].astype(np.float64)}])
     with Pushed(ours.create_trajectory_data_spec(other)) as pushed:
         observer = OBSERVERS["pairs"](pushed.client, ["items"])
-        message = (
-            r"Replay buffer table signature spec should match RLDS data spec. "
-            r"trajectory\['reward'\] is float32 \[\], the table wants float64"
-        )
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(SpecMismatch) as caught:
             ours.push_rlds_to_reverb(dataset, observer)
+        assert str(caught.value) == "Replay buffer table signature spec should match RLDS data spec."
+        assert caught.value.details.startswith("trajectory['reward'] is float32 [], the table wants float64 []; build")
+        assert str(caught.value.__cause__) == caught.value.details
         assert pushed.size() == 0
+
+
+def test_push_leaves_out_policy_info_that_the_table_has_no_place_for():
+    dataset = rlds_dataset([episode(3, terminal=True)])
+    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+        observer = OBSERVERS["pairs"](pushed.client, ["items"])
+        with pytest.warns(
+            UserWarning, match="policy_info is left out, because the table's signature has none"
+        ) as caught:
+            assert ours.push_rlds_to_reverb(dataset, observer, reward_and_next) == 3
+        observer.close()
+        assert len(caught) == 1
+        assert [(item.policy_info, item.reward.tolist()) for item in pushed.items()] == [
+            ((), [100, 101]),
+            ((), [101, 102]),
+        ]
+
+
+BROKEN_FLAGS = {  # is_first, is_last, is_terminal; the rule that the first broken step breaks, and that step
+    "mid before first, then terminal": ([1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1], "Mid step should not", 1),
+    "last before mid, then terminal": ([1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], "Last step of an episode", 0),
+    "two rules at one step": ([1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0], "Terminal step must be", 1),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_FLAGS)
+def test_the_message_is_that_of_the_first_broken_step(name):
+    *flags, sentence, step = BROKEN_FLAGS[name]
+    steps = episode(4, terminal=False)
+    steps |= {
+        key: np.array(flag, bool) for key, flag in zip(("is_first", "is_last", "is_terminal"), flags, strict=True)
+    }
+    dataset = rlds_dataset([steps])
+    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+        runs = [
+            lambda: trajectories(reference, dataset),
+            lambda: trajectories(ours, dataset),
+            lambda: ours.push_rlds_to_reverb(dataset, OBSERVERS["pairs"](pushed.client, ["items"]), fast=True),
+        ]
+        for run in runs:
+            with pytest.raises(tf.errors.InvalidArgumentError, match=sentence) as caught:
+                run()
+        assert f"{step})" in str(caught.value)
 
 
 def test_push_refuses_unknown_options():
