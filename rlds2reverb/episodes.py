@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,17 @@ class Episode:
         is_terminal`, and whatever else the source has. `N` counts the step of the final observation.
       index: position in the source, from 0.
       open_end: True if the source just stops inside this episode; it is then closed as truncated.
+      no_successor: True if the source holds one more transition, the last one, that is left out because no observation
+        follows it: the episode is truncated, and its final observation is not there.
+      discontinuities: the rows inside of it whose `next_observations` is not the observation of the next row, which
+        takes its place. Rows of the whole source for D4RL's columns, of the episode for logs.
     """
 
     steps: dict[str, Nest]
     index: int
     open_end: bool = False
+    no_successor: bool = False
+    discontinuities: tuple[int, ...] = ()
 
     @property
     def num_steps(self) -> int:
@@ -111,6 +118,76 @@ def from_transitions(
         observations = tree.map_structure(_append, observations, final_observation)
         rest = mapped(lambda column: _append(column, _nothing(column)), rest)
     return {fields.OBSERVATION: observations, **rest, fields.DISCOUNT: discount, **flags}
+
+
+def one_step_episodes(
+    observations: Nest,
+    actions: Nest,
+    *,
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+    next_observations: Nest,
+    extras: dict[str, Nest] | None = None,
+    first_index: int = 0,
+) -> Iterator[Episode]:
+    """Yields each of `T` transitions as an episode of its own: two steps, as `from_transitions` makes them.
+
+    Args:
+      observations: nest of arrays `[T, ...]`.
+      actions: nest of arrays `[T, ...]`.
+      rewards: float `[T]`.
+      terminated: bool `[T]`, whether a transition led into a terminal state; the others are truncated.
+      next_observations: nest of arrays `[T, ...]`, of the structure, dtypes and shapes of the observations.
+      extras: more columns `[T, ...]`.
+      first_index: of the first episode.
+
+    Raises:
+      SpecMismatch: if the next observations have another dtype or shape than the observations.
+    """
+    got, expected = step_spec_of(next_observations), step_spec_of(observations)
+    require_match(got, expected, holder="observations", advice="make them alike", root="next_observations")
+    rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
+    columns = {  # [T, 2, ...]
+        fields.OBSERVATION: tree.map_structure(
+            lambda now, after: np.stack([now, after], axis=1), observations, next_observations
+        ),
+        **mapped(lambda column: np.stack([column, np.broadcast_to(_nothing(column), column.shape)], axis=1), rest),
+        fields.DISCOUNT: np.where(terminated[:, None], np.zeros(2, np.float32), np.ones(2, np.float32)),
+        fields.IS_FIRST: np.broadcast_to(np.array([True, False]), (len(rewards), 2)),
+        fields.IS_LAST: np.broadcast_to(np.array([False, True]), (len(rewards), 2)),
+        fields.IS_TERMINAL: terminated[:, None] & np.array([False, True]),
+    }
+    for row in range(len(rewards)):
+        yield Episode(mapped(operator.itemgetter(row), columns), first_index + row)
+
+
+def notes(no_successor: int, discontinuities: int, first_discontinuity: str) -> tuple[str, ...]:
+    """Returns a sentence for each count above 0 of what a source holds and its episodes do not.
+
+    Args:
+      no_successor: episodes with that flag.
+      discontinuities: rows, of all episodes.
+      first_discontinuity: where the first one is; see `discontinuity_place`.
+    """
+    sentences = []
+    if no_successor:
+        sentences.append(
+            f"{no_successor:,} transitions are left out, the last ones of truncated episodes without a final "
+            "observation: nothing says where they led; give next_observations, or one observation more than actions"
+        )
+    if discontinuities:
+        sentences.append(
+            f"in {discontinuities:,} rows inside episodes next_observations is not the observation of the next row, "
+            f"which is taken instead, first in {first_discontinuity}; where ends of episodes have no flag, "
+            "split_at_discontinuity=True (--split-at-discontinuity) cuts there"
+        )
+    return tuple(sentences)
+
+
+def discontinuity_place(episode: Episode) -> str:
+    """Returns the place of an episode's first discontinuity, such as 'row 1,999 (episode 3)'; '' if it has none."""
+    rows = episode.discontinuities
+    return f"row {rows[0]:,} (episode {episode.index})" if rows else ""
 
 
 def _nothing(column: np.ndarray) -> np.ndarray:

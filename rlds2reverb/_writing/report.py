@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import Episode, discontinuity_place, notes
 from rlds2reverb.errors import Problem
 
 
@@ -24,6 +24,9 @@ class IngestReport:
         `bytes` are of the steps.
       resumed_episodes, resumed_steps: of these, how many an earlier run had written.
       open_ends: episodes that the source just stops in, written as truncated.
+      no_successor: transitions that were left out because their truncated episodes have no final observation.
+      discontinuities: rows inside episodes whose `next_observations` is not the observation of the next row.
+      first_discontinuity: where the first of them is.
       too_short: episodes shorter than a window, which give no item.
       skipped_episodes: left out because of problems.
       kept_problems: found and written all the same.
@@ -46,6 +49,9 @@ class IngestReport:
     resumed_episodes: int = 0
     resumed_steps: int = 0
     open_ends: int = 0
+    no_successor: int = 0
+    discontinuities: int = 0
+    first_discontinuity: str = ""
     too_short: int = 0
     skipped_episodes: int = 0
     kept_problems: int = 0
@@ -64,6 +70,11 @@ class IngestReport:
         total = sum(self.seconds.values())
         return (self.steps - self.resumed_steps) / total if total else 0.0
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what the data set holds and the tables do not; see `episodes.notes`."""
+        return notes(self.no_successor, self.discontinuities, self.first_discontinuity)
+
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts, for JSON."""
         return {**asdict(self), "steps_per_second": self.steps_per_second}
@@ -79,6 +90,9 @@ class IngestReport:
         self.steps += episode.num_steps
         self.bytes += episode.num_bytes
         self.open_ends += episode.open_end
+        self.no_successor += episode.no_successor
+        self.discontinuities += len(episode.discontinuities)
+        self.first_discontinuity = self.first_discontinuity or discontinuity_place(episode)
 
     def restarted(self) -> IngestReport:
         """A report of the same run that counts from scratch; what was found before the first item stays."""

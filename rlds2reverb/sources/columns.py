@@ -9,9 +9,11 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.episodes import from_transitions
+from rlds2reverb.episodes import Episode, from_transitions
 from rlds2reverb.errors import SourceError, SpecMismatch
-from rlds2reverb.specs import describe
+from rlds2reverb.specs import describe, mapped
+
+from .continuity import discontinuities
 
 
 def as_columns(nest: Any, where: str) -> Any:
@@ -65,27 +67,64 @@ def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarra
     return column.astype(bool)
 
 
-def steps_of_log(
-    where: str, observations: Any, actions: Any, *, rewards: Any, terminated: bool, **options: Any
-) -> dict[str, Any]:
-    """`from_transitions` for checked columns of one episode; rewards `[T, 1]` lose their second axis.
+def episode_of_log(
+    where: str,
+    index: int,
+    observations: Any,
+    actions: Any,
+    *,
+    rewards: Any,
+    terminated: bool,
+    next_observations: Any = None,
+    extras: dict[str, Any] | None = None,
+) -> Episode:
+    """Returns the episode of checked columns of one log; rewards `[T, 1]` lose their second axis.
+
+    Args:
+      where: place of the log, for messages.
+      index: of the episode.
+      observations: nest of arrays, `[T, ...]`, or `[T + 1, ...]` with the final one.
+      actions: nest of arrays `[T, ...]`.
+      rewards: `[T]` or `[T, 1]`.
+      terminated: whether it ended in a terminal state.
+      next_observations: nest of arrays `[T, ...]`; the last one is the final observation if observations lack it.
+      extras: further columns `[T, ...]`.
 
     Raises:
       SourceError: if rewards are not one number a row, there are no observations, or columns do not fit together.
     """
+    rewards = require_log(where, observations, actions, rewards=rewards, next_observations=next_observations)
+    final = None
+    if next_observations is not None and len(tree.flatten(observations)[0]) == len(rewards):
+        final = mapped(lambda rows: rows[-1], next_observations)
+    jumps: tuple[int, ...] = ()
+    try:
+        steps = from_transitions(
+            observations, actions, rewards=rewards, terminated=terminated, final_observation=final, extras=extras
+        )
+        if next_observations is not None:
+            jumps = discontinuities(observations, next_observations)
+    except (SpecMismatch, TypeError, ValueError) as error:
+        raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
+    no_successor = len(steps[fields.IS_FIRST]) == len(rewards)
+    return Episode(steps, index, no_successor=no_successor, discontinuities=jumps)
+
+
+def require_log(
+    where: str, observations: Any, actions: Any, *, rewards: Any, next_observations: Any = None
+) -> np.ndarray:
+    """Returns the rewards of a log as `[T]`; `SourceError` if its columns do not have one row for each of them."""
     if not isinstance(rewards, np.ndarray) or rewards.shape[1:] not in ((), (1,)) or rewards.dtype.kind not in "biuf":
         raise SourceError(f"{where}: rewards are {_described(rewards)}, expected one number for each row")
-    for name, nest in (("observations", observations), ("actions", actions)):
+    columns = {"observations": observations, "actions": actions}
+    if next_observations is not None:
+        columns["next_observations"] = next_observations
+    for name, nest in columns.items():
         lengths = {len(column) for column in tree.flatten(nest)}
         allowed = {len(rewards), len(rewards) + 1} if name == "observations" else {len(rewards)}
         if len(lengths) != 1 or not lengths <= allowed:
             raise SourceError(f"{where}: {name} have {sorted(lengths)} rows, rewards have {len(rewards)}")
-    try:
-        return from_transitions(
-            observations, actions, rewards=rewards.reshape(len(rewards)), terminated=terminated, **options
-        )
-    except (SpecMismatch, TypeError, ValueError) as error:
-        raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
+    return rewards.reshape(len(rewards))
 
 
 def _described(column: Any) -> str:

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb._arguments import require_count
+from rlds2reverb.episodes import Episode, from_transitions, one_step_episodes
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import concatenated
 
 from . import hdf5
 from .columns import as_columns, as_flags
+from .continuity import ContinuityCheck, differing_rows
 from .hdf5_blocks import read_blocks
 from .source import Source
 
@@ -27,6 +29,13 @@ OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
 TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
 REQUIRED = (OBSERVATIONS, ACTIONS, REWARDS, TERMINALS)
 KEYS = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
+#: The names under which Gymnasium and Minari know the same flags.
+OTHER_NAMES = {
+    TERMINALS: ("terminated", "terminations", "terminal"),
+    TIMEOUTS: ("truncated", "truncations", "timeout"),
+}
+#: Gym's, True at either end of an episode, so that it does not say which one it is.
+DONES = ("dones", "done")
 
 _BLOCK_BYTES = 8 << 20
 _MAX_BLOCK_ROWS = 1 << 16
@@ -35,22 +44,28 @@ _FIRST_BLOCK_ROWS = 1 << 11
 
 @dataclass(frozen=True)
 class EpisodeEnds:
-    """How to find truncated episodes where the rows have no `timeouts`.
+    """How to find the ends of episodes that the flags of the rows do not say.
 
     Attributes:
       max_episode_steps: an episode is cut off after so many rows.
       at_discontinuity: an episode is cut off where `next_observations[t]` is not `observations[t + 1]`.
+      at_every_row: each row is an episode of one transition; for rows that are shuffled, or relabelled.
     """
 
     max_episode_steps: int | None = None
     at_discontinuity: bool = False
+    at_every_row: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps is {self.max_episode_steps}, expected at least 1")
+        if self.max_episode_steps is not None:
+            require_count("max_episode_steps", self.max_episode_steps, 1)
+        if self.at_every_row and (self.max_episode_steps is not None or self.at_discontinuity):
+            raise ValueError(
+                "one_step=True ends an episode after each row; leave out max_episode_steps and split_at_discontinuity"
+            )
 
     def __bool__(self) -> bool:
-        return self.max_episode_steps is not None or self.at_discontinuity
+        return self.max_episode_steps is not None or self.at_discontinuity or self.at_every_row
 
 
 def open_d4rl(
@@ -62,9 +77,14 @@ def open_d4rl(
 ) -> Source:
     """A D4RL HDF5 file as a source; neither d4rl nor mujoco is needed.
 
+    Flags may also have the names that Gymnasium and Minari give them (`OTHER_NAMES`).
+
     Both ends of an episode: with `next_observations` every episode gets its own final observation. Without them a
     truncated episode ends at its last observation and a terminal one gets a final observation of zeros. Rows after the
-    last flag are an episode of their own, closed as truncated, with `open_end` set.
+    last flag are an episode of their own, closed as truncated, with `open_end` set. A truncated episode without a final
+    observation loses its last transition, and has `no_successor` set.
+
+    Rows inside an episode whose `next_observations` is not the next row's observation are its `discontinuities`.
 
     Args:
       path: the file. Rewards may be `[N]` or `[N, 1]`, flags bool, integer or float; dtypes are kept.
@@ -74,7 +94,8 @@ def open_d4rl(
 
     Raises:
       SourceError: if the file is refused (see `hdf5`), a key is missing, columns differ in length, there are no
-        rows, or flags are not 0 and 1; while iterating, if a compressed block is damaged.
+        rows, or flags are not 0 and 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
+        rows are discontinuities.
     """
     wanted = {f"infos/{name}": name for name in infos}
     with hdf5.open_hdf5(path) as file:
@@ -94,11 +115,12 @@ def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (
     Columns under other names, `metadata/*` and the `infos/*` that are not asked for among them, are left out.
     """
     require_free_names(infos, name)
-    wanted = [key for key in KEYS if key in columns] + [f"infos/{info}" for info in infos]
-    missing = [key for key in wanted if key not in columns]
-    if missing:
-        raise SourceError(f"{name} has no '{missing[0]}'")
-    arrays = {key.removeprefix("infos/"): as_columns(columns[key], f"{name}: '{key}'") for key in wanted}
+    places = own_names(columns, name)
+    for info in infos:
+        if f"infos/{info}" not in columns:
+            raise SourceError(f"{name} has no 'infos/{info}'")
+        places[info] = f"infos/{info}"
+    arrays = {key: as_columns(columns[place], f"{name}: '{place}'") for key, place in places.items()}
     nests = [key for key, column in arrays.items() if not isinstance(column, np.ndarray)]
     if nests:
         raise SourceError(
@@ -119,7 +141,7 @@ class TransitionRows:
     ends: EpisodeEnds = EpisodeEnds()
 
     def blocks(self, num_rows: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Up to so many rows at a time in memory, each time with where they stop; flags as bool, rewards `[n]`."""
+        """Yields at most `num_rows` rows at a time, with the row where they stop; flags are bool, rewards `[n]`."""
         columns = {**self.columns, **self.extras}
         for start, stop, block in read_blocks(columns, _block_bounds(self.num_rows, num_rows)):
             yield stop, self._checked_block(block, start)
@@ -134,15 +156,38 @@ class TransitionRows:
         return block
 
 
+def own_names(available: Iterable[str], where: str) -> dict[str, str]:
+    """Returns under which name the data have each of `KEYS`, as far as they have it.
+
+    Raises:
+      SourceError: if there are `dones` in the place of `terminals`.
+    """
+    names = set(available)
+    found = {}
+    for key in KEYS:
+        name = next((name for name in (key, *OTHER_NAMES.get(key, ())) if name in names), None)
+        if name is not None:
+            found[key] = name
+    dones = next((name for name in DONES if name in names), None)
+    if dones and TERMINALS not in found:
+        raise SourceError(
+            f"{where} has '{dones}', which does not say whether an episode ended in a terminal state or was cut off; "
+            f"give '{TERMINALS}' for the former and '{TIMEOUTS}' for the latter"
+        )
+    return found
+
+
 def _columns(file: Any, infos: Mapping[str, str], limits: hdf5.Limits) -> dict[str, Any]:
-    names = {name: name for name in KEYS}
-    require_free_names(infos.values(), Path(file.filename).name)
-    found = {name: hdf5.column(file, place, limits) for place, name in {**names, **infos}.items()}
+    where = Path(file.filename).name
+    require_free_names(infos.values(), where)
+    places = own_names((name for name in file if isinstance(name, str)), where)  # others are not UTF-8
+    found = {name: hdf5.column(file, place, limits) for name, place in places.items()}
     for place, name in infos.items():
+        found[name] = hdf5.column(file, place, limits)
         if found[name] is None:
-            raise SourceError(f"{Path(file.filename).name} has no '{place}'")
+            raise SourceError(f"{where} has no '{place}'")
     columns = {name: dataset for name, dataset in found.items() if dataset is not None}
-    hdf5.require_within(list(columns.values()), f"{Path(file.filename).name}: all columns together", limits)
+    hdf5.require_within(list(columns.values()), f"{where}: all columns together", limits)
     return columns
 
 
@@ -194,8 +239,11 @@ def _row_spec(column: Any) -> str:
 
 
 def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> None:
-    if ends.at_discontinuity and NEXT_OBSERVATIONS not in columns:
-        raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which splitting at a discontinuity compares")
+    if NEXT_OBSERVATIONS not in columns:
+        if ends.at_discontinuity:
+            raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which splitting at a discontinuity compares")
+        if ends.at_every_row:
+            raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which transitions of one step need")
     if TIMEOUTS not in columns and not ends:
         raise SourceError(
             f"{name} has no '{TIMEOUTS}', so that nothing says where truncated episodes end; give "
@@ -208,25 +256,59 @@ def cut_episodes(rows: TransitionRows) -> Iterator[Episode]:
     """Reads rows in blocks of bounded size and yields whole episodes."""
     columns = [*rows.columns.values(), *rows.extras.values()]
     row_bytes = sum(values.dtype.itemsize * int(np.prod(values.shape[1:])) for values in columns)
-    block_rows = int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
+    blocks = rows.blocks(int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS)))
+    if rows.ends.at_every_row:
+        for stop, block in blocks:
+            yield from _one_step_episodes(block, stop - len(block[REWARDS]))
+        return
+    check = ContinuityCheck(rows.name, rows.num_rows)
+    for index, (part, open_end, jumps) in enumerate(_parts(rows, blocks)):
+        episode = _episode(part, index, open_end=open_end, discontinuities=jumps)
+        check.add(episode, len(part[REWARDS]))
+        yield episode
+
+
+def _parts(
+    rows: TransitionRows, blocks: Iterator[tuple[int, dict[str, np.ndarray]]]
+) -> Iterator[tuple[dict[str, np.ndarray], bool, tuple[int, ...]]]:
+    """Yields the columns of each episode, whether the rows just stop in it, and its discontinuities."""
     parts: list[dict[str, np.ndarray]] = []
-    length = index = 0
-    for stop, block in rows.blocks(block_rows):
-        begin = 0
-        for end in _ends(rows, block, stop, length):
+    length = 0
+    jumps: list[int] = []
+    for stop, block in blocks:
+        begin, num_rows = 0, len(block[REWARDS])
+        start = stop - num_rows
+        ends = list(_ends(rows, block, stop, length))
+        jumps += [start + jump for jump in _jumps(block, ends, parts[-1] if parts else None)]
+        for end in ends:
             parts.append({name: values[begin : end + 1] for name, values in block.items()})
-            yield Episode(_steps(_join(parts)), index)
-            parts, begin, length, index = [], end + 1, 0, index + 1
-        num_left = len(block[REWARDS]) - begin
-        if num_left:
+            inside, jumps = _split(jumps, start + end)
+            yield _join(parts), False, tuple(inside)
+            parts, begin, length = [], end + 1, 0
+        if begin < num_rows:
             parts.append({name: values[begin:] for name, values in block.items()})
-            length += num_left
+            length += num_rows - begin
     if parts:
-        yield Episode(_steps(_join(parts)), index, open_end=True)
+        yield _join(parts), True, tuple(jumps)
+
+
+def _jumps(block: dict[str, np.ndarray], ends: list[int], before: dict[str, np.ndarray] | None) -> list[int]:
+    """The rows of a block that do not continue inside their episode; -1 for the last row of the block before."""
+    if NEXT_OBSERVATIONS not in block:
+        return []
+    jumps = differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], but=ends).tolist()
+    if before is not None and len(differing_rows(before[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
+        jumps.insert(0, -1)
+    return list(jumps)
+
+
+def _split(rows: list[int], last: int) -> tuple[list[int], list[int]]:
+    """Rows up to the last one of an episode, and those after it."""
+    return [row for row in rows if row <= last], [row for row in rows if row > last]
 
 
 def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
-    """Blocks that grow to their size: who only wants the first episode does not wait for a large one."""
+    """Yields blocks that grow to their size, so that the first episode does not wait for a large one."""
     start, size = 0, min(_FIRST_BLOCK_ROWS, block_rows)
     while start < num_rows:
         stop = min(start + size, num_rows)
@@ -235,14 +317,13 @@ def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
 
 
 def _ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int, length: int) -> Iterator[int]:
-    """TransitionRows of a block after which an episode ends; `length` rows of the running one came before."""
+    """Yields the rows of a block after which an episode ends; `length` rows of the running one came before."""
     ended = block[TERMINALS].copy()
     if TIMEOUTS in block:
         ended |= block[TIMEOUTS]
     if rows.ends.at_discontinuity:
         following = np.concatenate([block[OBSERVATIONS][1:], rows.columns[OBSERVATIONS][stop : stop + 1]])
-        jump = block[NEXT_OBSERVATIONS][: len(following)] != following
-        ended[: len(following)] |= jump.reshape(len(following), -1).any(axis=1)
+        ended[differing_rows(block[NEXT_OBSERVATIONS][: len(following)], following)] = True
     flagged = np.flatnonzero(ended).tolist()
     limit = rows.ends.max_episode_steps
     return iter(flagged) if limit is None else _within_limit(flagged, limit, length, len(ended))
@@ -262,13 +343,31 @@ def _join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
 
 
-def _steps(part: dict[str, np.ndarray]) -> dict[str, Any]:
+def _episode(part: dict[str, np.ndarray], index: int, *, open_end: bool, discontinuities: tuple[int, ...]) -> Episode:
     following = part.get(NEXT_OBSERVATIONS)
-    return from_transitions(
+    steps = from_transitions(
         part[OBSERVATIONS],
         part[ACTIONS],
         rewards=part[REWARDS],
         terminated=bool(part[TERMINALS][-1]),
         final_observation=None if following is None else following[-1],
-        extras={name: values for name, values in part.items() if name not in KEYS},
+        extras=_extras(part),
     )
+    no_successor = len(steps[fields.IS_FIRST]) == len(part[REWARDS])
+    return Episode(steps, index, open_end, no_successor, discontinuities)
+
+
+def _one_step_episodes(block: dict[str, np.ndarray], first_row: int) -> Iterator[Episode]:
+    return one_step_episodes(
+        block[OBSERVATIONS],
+        block[ACTIONS],
+        rewards=block[REWARDS],
+        terminated=block[TERMINALS],
+        next_observations=block[NEXT_OBSERVATIONS],
+        extras=_extras(block),
+        first_index=first_row,
+    )
+
+
+def _extras(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values for name, values in part.items() if name not in KEYS}

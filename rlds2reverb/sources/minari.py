@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
 from . import hdf5
-from .columns import as_columns, as_flags, steps_of_log
+from .columns import as_columns, as_flags, episode_of_log
 from .source import Source
 
 _IDENTIFIER = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
@@ -26,16 +29,36 @@ def is_identifier(name: str) -> bool:
     return bool(_IDENTIFIER.fullmatch(name))
 
 
-def open_minari(location: str | Path) -> Source:
+def _path_of(name: str) -> Path:
+    """Where Minari keeps, or would keep, a data set."""
+    root = os.environ.get("MINARI_DATASETS_PATH")
+    return (Path(root) if root else Path.home() / ".minari" / "datasets") / name
+
+
+def is_installed(name: str) -> bool:
+    """Whether a data set of this name is in Minari's own root on this machine."""
+    return (_path_of(name) / "data").is_dir()
+
+
+def open_minari(location: str | Path, *, download: bool = False) -> Source:
     """A Minari data set as a source: its directory, or its name in Minari's own root (`MINARI_DATASETS_PATH`).
 
-    A name that is not there is downloaded by Minari. Each episode has its own final observation; a termination is
+    Each episode has its own final observation; a termination is
     terminal, a truncation is not. Observations and actions may be dicts or tuples. Minari's `infos` are left out.
+
+    Args:
+      location: the directory, or the name.
+      download: whether Minari downloads a name that is not there.
 
     Raises:
       SourceError: if `minari` is not installed, or the data set is damaged or reaches into other files.
-      FileNotFoundError: if a name can be neither found nor downloaded.
+      FileNotFoundError: if a name is not there and may not, or cannot, be downloaded.
     """
+    if isinstance(location, str) and not download and not is_installed(location):
+        raise FileNotFoundError(
+            f"there is no path {location!r}, and Minari has no data set of that name in {_path_of('.')}; to download "
+            "it give download=True (on the command line --download)"
+        )
     try:
         import minari
         from minari.dataset.minari_storage import MinariStorage
@@ -88,18 +111,17 @@ def _checked_metadata(directory: Path) -> dict[str, Any]:
 
 def _installed(name: str) -> Path:
     import minari
-    from minari.storage.datasets_root_dir import get_dataset_path
 
-    directory = get_dataset_path(name)
-    if not (directory / "data").is_dir():
+    if not is_installed(name):
         try:
-            minari.download_dataset(name)
+            with contextlib.redirect_stdout(sys.stderr):
+                minari.download_dataset(name)
         except Exception as error:  # no network, no such data set: the hub has no common type for them
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise FileNotFoundError(
-                f"Minari's {name!r} is neither in {directory} nor to be downloaded ({error}); "
-                "check the name, MINARI_DATASETS_PATH and the network"
+                f"Minari cannot download {name!r} to {_path_of(name)} ({reason}); check the name and the network"
             ) from error
-    return directory
+    return _path_of(name)
 
 
 def _episodes(directory: Path, storage: Any, num_episodes: int) -> Iterator[Episode]:
@@ -111,16 +133,17 @@ def _episodes(directory: Path, storage: Any, num_episodes: int) -> Iterator[Epis
             episode = next(episodes)
         except Exception as error:  # minari asserts, or raises whatever numpy and h5py raise
             raise SourceError(f"{directory} is damaged at episode {index}: {type(error).__name__}: {error}") from error
-        yield Episode(_steps(episode, f"{directory.name}: episode {index}"), index)
+        yield _episode(episode, index, f"{directory.name}: episode {index}")
 
 
-def _steps(episode: dict[str, Any], where: str) -> dict[str, Any]:
+def _episode(episode: dict[str, Any], index: int, where: str) -> Episode:
     rewards, ends = (as_columns(episode[name], f"{where}['{name}']") for name in ("rewards", "terminations"))
     terminations = as_flags(ends, f"{where}['terminations']")
     if terminations[:-1].any():
-        raise SourceError(f"{where} goes on after terminations[{int(np.argmax(terminations))}] is True")
-    return steps_of_log(
+        raise SourceError(f"{where} continues after terminations[{int(np.argmax(terminations))}] is True")
+    return episode_of_log(
         where,
+        index,
         as_columns(episode["observations"], f"{where}['observations']"),
         as_columns(episode["actions"], f"{where}['actions']"),
         rewards=rewards,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
+_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 _EPISODES_LOOKED_AT = 16
 
 
@@ -114,32 +116,65 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
     return _from_builder(builder, split, location=path)
 
 
-def open_builder(name: str, *, split: str = "train", data_dir: str | Path | None = None) -> Source:
-    """A TFDS data set by name, such as `d4rl_mujoco_hopper/v2-medium`, prepared (downloaded) where it is not yet.
+def open_builder(
+    name: str, *, split: str = "train", data_dir: str | Path | None = None, download: bool = False
+) -> Source:
+    """A TFDS data set by name, such as `d4rl_mujoco_hopper/v2-medium`, as a source.
+
+    Of several versions on this machine the newest is taken.
+
+    Args:
+      name: 'data_set', 'data_set/config' or 'data_set/config:1.0.0'.
+      split: see `open_directory`.
+      data_dir: TFDS's data directory; None for `$TFDS_DATA_DIR` or `~/tensorflow_datasets`.
+      download: whether TFDS downloads and prepares what is not there.
 
     Raises:
-      SourceError: if the name is no TFDS name or leaves its root, or what is prepared there is hostile.
-      FileNotFoundError: if the data can be neither found nor downloaded. (TFDS tries a download ten times, which
-        takes minutes without a network.)
+      SourceError: if the name is not a TFDS name, or stands for several data sets; or as `open_directory`.
+      FileNotFoundError: if the data are not there and may not, or cannot, be downloaded.
     """
     if not _BUILDER_NAME.fullmatch(name) or ".." in name:
-        raise SourceError(f"{name[:100]!r} is no TFDS name; expected 'data_set/config' or 'data_set/config:1.0.0'")
+        raise SourceError(f"{name[:100]!r} is not a TFDS name; expected 'data_set/config' or 'data_set/config:1.0.0'")
     require_split(name, split)
+    root = Path(data_dir or os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets").expanduser()
+    prepared = _prepared(root, name)
+    if prepared is None:
+        if not download:
+            raise FileNotFoundError(
+                f"there is no path {name!r}, and TFDS has not prepared a data set of that name in {root}; to download "
+                "it give download=True (on the command line --download)"
+            )
+        prepared = _download(root, name)
+    return open_directory(prepared, split=split)
+
+
+def _prepared(root: Path, name: str) -> Path | None:
+    """The directory of the newest version of a data set below TFDS's data directory, or None."""
+    folder, _, version = name.partition(":")
+    found = [info.parent for depth in ("*", "*/*") for info in (root / folder).glob(f"{depth}/features.json")]
+    versions = {path: _VERSION.fullmatch(path.name) for path in found if not version or path.name == version}
+    numbered = {path: tuple(map(int, match.groups())) for path, match in versions.items() if match}
+    configs = sorted({str(path.parent.relative_to(root)) for path in numbered})
+    if len(configs) > 1:
+        raise SourceError(f"{root / folder} holds {len(configs)} data sets; name one of them: {', '.join(configs[:5])}")
+    return max(numbered, key=lambda path: numbered[path]) if numbered else None
+
+
+def _download(root: Path, name: str) -> Path:
     import tensorflow_datasets as tfds
 
-    folder = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser() / name.split(":")[0]
-    for prepared in sorted(folder.glob("**/features.json")):
-        require_harmless(prepared.parent)
+    from rlds2reverb._internals.tfds import few_retries_and_no_bars
+
     try:
-        builder = tfds.builder(name, data_dir=data_dir)
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), few_retries_and_no_bars():
+            builder = tfds.builder(name, data_dir=root)
             builder.download_and_prepare()
     except Exception as error:  # unknown names, no network, full disks: TFDS has no common type for them
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileNotFoundError(
             f"TFDS can neither find nor prepare {name!r} ({reason}); check the name, the network, and data_dir"
         ) from error
-    return _from_builder(builder, split, location=Path(builder.data_path))
+    return Path(builder.data_path)
 
 
 def _from_builder(builder: tfds.core.DatasetBuilder, split: str, *, location: Path) -> Source:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -17,7 +16,8 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
 from . import hdf5
-from .columns import as_columns, as_flags, steps_of_log
+from .columns import as_columns, as_flags, episode_of_log
+from .continuity import ContinuityCheck
 from .source import Source
 
 
@@ -39,9 +39,12 @@ def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source
         num_rows = sum(len(_column(file, f"{demo}/rewards", limits)) for demo in demos)
 
     def read() -> Iterator[Episode]:
+        check = ContinuityCheck(path.name, num_rows)
         with hdf5.open_hdf5(path) as file:
             for index, demo in enumerate(demos):
-                yield Episode(_steps(file, demo, limits), index)
+                episode = _episode(file, demo, index, limits)
+                check.add(episode, episode.num_transitions)
+                yield episode
 
     return Source(path.name, "robomimic", read, num_episodes=len(demos), num_rows=num_rows)
 
@@ -70,7 +73,7 @@ def _nest(file: h5py.File, name: str, limits: hdf5.Limits) -> dict[str, np.ndarr
     return {key: _column(file, f"{name}/{key}", limits) for key in sorted(hdf5.names(node))}
 
 
-def _steps(file: h5py.File, demo: str, limits: hdf5.Limits) -> dict[str, Any]:
+def _episode(file: h5py.File, demo: str, index: int, limits: hdf5.Limits) -> Episode:
     where = f"{Path(file.filename).name}: '{demo}'"
     actions, rewards, dones = (_column(file, f"{demo}/{name}", limits) for name in ("actions", "rewards", "dones"))
     observations, following = _nest(file, f"{demo}/obs", limits), _nest(file, f"{demo}/next_obs", limits)
@@ -80,11 +83,12 @@ def _steps(file: h5py.File, demo: str, limits: hdf5.Limits) -> dict[str, Any]:
     if observations.keys() != following.keys():
         different = ", ".join(sorted(observations.keys() ^ following.keys()))
         raise SourceError(f"{where}: obs and next_obs differ in their columns: {different}")
-    return steps_of_log(
+    return episode_of_log(
         where,
+        index,
         observations,
         actions,
         rewards=rewards,
         terminated=bool(as_flags(dones, f"{where}: dones")[-1]),
-        final_observation={name: column[-1] for name, column in following.items()},
+        next_observations=following,
     )

@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import Episode, discontinuity_place, notes
 from rlds2reverb.specs import describe, leaves, path_name, step_spec_of
 
 from .scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from .source import Source
 
+_COUNTS = (
+    "episodes",
+    "steps",
+    "transitions",
+    "terminals",
+    "timeouts",
+    "open_ends",
+    "empty",
+    "no_successor",
+    "discontinuities",
+)
 _QUANTILES = (0.25, 0.5, 0.75)
 
 
@@ -57,10 +68,13 @@ class Summary:
       terminals, timeouts, open_ends: how episodes end; an open end is one that the data set just stops in (it is
         counted in neither of the others).
       empty: episodes without steps.
+      no_successor: transitions that are left out because their truncated episodes have no final observation.
+      discontinuities: rows inside episodes whose `next_observations` is not the observation of the next row.
       returns, lengths: per episode; undiscounted sums of rewards, and transitions.
       score: D4RL's normalised score of the mean return, or None where no reference returns are known.
       score_environment: whose reference returns were used.
       bytes: of all steps in memory.
+      warnings: those of the source, and a sentence each for `no_successor` and `discontinuities`.
       metadata: what the source says of itself.
       fingerprint: XXH3-128 over the content: field names, dtypes, shapes and bytes of every episode in order.
     """
@@ -74,6 +88,8 @@ class Summary:
     timeouts: int
     open_ends: int
     empty: int
+    no_successor: int
+    discontinuities: int
     returns: Distribution
     lengths: Distribution
     score: float | None
@@ -128,7 +144,8 @@ def summarize(
     Raises:
       SourceError: if the source cannot be read to its end.
     """
-    counts = dict.fromkeys(("episodes", "steps", "transitions", "terminals", "timeouts", "open_ends", "empty"), 0)
+    counts = dict.fromkeys(_COUNTS, 0)
+    first_discontinuity = ""
     total_bytes = 0
     returns: list[float] = []
     lengths: list[float] = []
@@ -138,6 +155,7 @@ def summarize(
     for episode in source:
         on_episode(episode)
         _count(counts, episode)
+        first_discontinuity = first_discontinuity or discontinuity_place(episode)
         fingerprint.add(episode)
         total_bytes += episode.num_bytes
         for path, column in leaves(episode.steps):
@@ -161,7 +179,7 @@ def summarize(
         bytes=total_bytes,
         fingerprint=fingerprint.hexdigest(),
         fields=tuple(FieldSummary(name, spec, non_finite[name]) for name, spec in specs.items()),
-        warnings=source.warnings,
+        warnings=source.warnings + notes(counts["no_successor"], counts["discontinuities"], first_discontinuity),
         metadata=dict(source.metadata),
     )
 
@@ -170,6 +188,8 @@ def _count(counts: dict[str, int], episode: Episode) -> None:
     counts["episodes"] += 1
     counts["steps"] += episode.num_steps
     counts["transitions"] += episode.num_transitions
+    counts["no_successor"] += episode.no_successor
+    counts["discontinuities"] += len(episode.discontinuities)
     if not episode.num_steps:
         end = "empty"
     elif episode.open_end:

@@ -142,5 +142,5 @@ def test_columns_that_do_not_fit_are_refused(change, message):
 
 
 def test_a_limit_below_one_is_refused():
-    with pytest.raises(ValueError, match="max_episode_steps is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="max_episode_steps is 0, expected an integer from 1"):
         load(columns([0, 1]), max_episode_steps=0)
