@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -19,6 +20,8 @@ _MASK_DELTA = np.uint32(0xA282EAD8)
 #: Where no more bytes than these differ between records, their checksums come from tables.
 _MOST_DIFFERENT, _LONGEST = 400, 4096
 _FEWEST_RECORDS = 64
+#: Of a record's length and its checksum.
+HEAD_BYTES = 12
 
 
 def framed(records: np.ndarray) -> np.ndarray:
@@ -89,18 +92,30 @@ def _changes(size: int) -> np.ndarray:
 
 
 def read(path: Path) -> Iterator[bytes]:
-    """The records of an uncompressed file.
+    """Yields the records of an uncompressed file; see `records`."""
+    with path.open("rb") as stream:
+        yield from records(stream, path)
+
+
+def records(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yields the records of an open file, whose content may be decompressed on the way.
 
     Raises:
-      ValueError: at the first record whose length or checksum is wrong.
+      ValueError: at the first record whose length or checksum is wrong; it names the path.
     """
-    with path.open("rb") as stream:
-        while head := stream.read(12):
-            size = int.from_bytes(head[:8], "little")
-            body = stream.read(size + 4) if len(head) == 12 and _is_checksum(head[:8], head[8:]) else b""
-            if len(body) != size + 4 or not _is_checksum(body[:-4], body[-4:]):
-                raise ValueError(f"{path} is damaged near byte {stream.tell()}")
-            yield body[:-4]
+    num_read = 0
+    while head := stream.read(HEAD_BYTES):
+        size = int.from_bytes(head[:8], "little")
+        body = stream.read(size + 4) if is_head(head) else b""
+        num_read += len(head) + len(body)
+        if len(body) != size + 4 or not _is_checksum(body[:-4], body[-4:]):
+            raise ValueError(f"{path} is damaged near byte {num_read}")
+        yield body[:-4]
+
+
+def is_head(content: bytes) -> bool:
+    """Returns whether bytes are the length of a record and its checksum, with which each record begins."""
+    return len(content) == HEAD_BYTES and _is_checksum(content[:8], content[8:])
 
 
 def _is_checksum(content: bytes, checksum: bytes) -> bool:

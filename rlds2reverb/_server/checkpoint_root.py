@@ -24,14 +24,25 @@ from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
 from . import sealed_json
+from .checkpoint_contents import require_consistent
 
 _CHECKPOINT_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d[:.\d+\-Z]*")
-_OWN_ENTRIES = {"rlds2reverb.json", "rlds2reverb.tmp", "rlds2reverb.lock", "checkpoints", "manifests"}
+_OWN_ENTRIES = {
+    "rlds2reverb.json",
+    "rlds2reverb.tmp",
+    "rlds2reverb.lock",
+    "checkpoints",
+    "manifests",
+    "previous",
+    "passed_over",
+}
 _FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
 
 
 @contextmanager
-def full_disk_as_error(path: Path) -> Iterator[None]:
+def full_disk_as_error(
+    path: Path, advice: str = "what is there is kept: free some and start again to continue"
+) -> Iterator[None]:
     """Raises `StorageFull` in place of the system's own errors."""
     try:
         yield
@@ -40,9 +51,7 @@ def full_disk_as_error(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise StorageFull(
-            error.errno, f"no space left for {path}; what is there is kept: free some and start again to continue"
-        ) from error
+        raise StorageFull(error.errno, f"no space left for {path}; {advice}") from error
 
 
 def require_plain(path: Path) -> None:
@@ -84,7 +93,8 @@ class CheckpointRoot:
 
     `rlds2reverb.json` holds the tables' configuration, `checkpoints/` is Reverb's own root, `manifests/` has size and
     sha256 of each file of each checkpoint. Reverb deletes what it finds in its root, so that a directory with foreign
-    entries is refused.
+    entries is refused. `previous/` holds the checkpoint before the newest, which Reverb deletes from its own root, and
+    `passed_over/` damaged checkpoints that a server did not start from: nobody but the user deletes these.
     """
 
     def __init__(self, path: Path, *, make: bool = True):
@@ -102,6 +112,8 @@ class CheckpointRoot:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._manifests = path / "manifests"
+        self._previous = path / "previous"
+        self._passed_over = path / "passed_over"
         self._config = path / "rlds2reverb.json"
         if path.exists():
             foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OWN_ENTRIES)
@@ -171,6 +183,106 @@ class CheckpointRoot:
         found = list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
         return max([path for path in found if (path / "DONE").is_file()] or found, default=None)
 
+    def keep_newest(self) -> None:
+        """Gives the newest complete checkpoint a second name in `previous/`, and deletes the one that was there.
+
+        Reverb deletes it from its own root as soon as it has written the next. The second name is made of hard links;
+        where the file system has none, no earlier checkpoint is kept.
+        """
+        newest = self.latest()
+        if newest is None or not (newest / "DONE").is_file():
+            return
+        kept = self._previous / newest.name
+        if not (kept / "DONE").is_file():
+            shutil.rmtree(kept, ignore_errors=True)
+            try:
+                kept.mkdir(parents=True)
+                for name in (*_FILES, "DONE"):
+                    os.link(newest / name, kept / name)
+            except OSError:
+                shutil.rmtree(kept, ignore_errors=True)
+                return
+        for other in list(self._previous.iterdir()):
+            if other.name != kept.name:
+                shutil.rmtree(other)
+
+    def choose_newest_good(self, *, fall_back: bool) -> str | None:
+        """Has Reverb start from the newest good checkpoint, and writes its manifest if that is missing or damaged.
+
+        A checkpoint is good if its files agree with its manifest, or, without one, if they can be read from end to end
+        and agree with each other (`require_consistent`): so it is where a process was killed right after Reverb had
+        written it, or a client had asked Reverb for it. Reverb loads the newest one in its root: damaged ones are moved
+        to `passed_over/`, and the one before takes its place. One that was cut off while it was written stays: Reverb
+        ignores it, and deletes it later. If no checkpoint is good, nothing is changed.
+
+        Args:
+          fall_back: whether the one before may be taken in place of a damaged one.
+
+        Returns:
+          A sentence that names what was passed over; None if it is nothing.
+
+        Raises:
+          CheckpointError: if none is good, or the newest is not and `fall_back` is false; it says what is wrong.
+        """
+        cut_off = [f"{path} was cut off while it was written" for path in self._cut_off()]
+        damaged: dict[Path, CheckpointError] = {}
+        for chosen in self._candidates():
+            try:
+                has_manifest = self._require_good(chosen)
+                break
+            except CheckpointError as error:
+                if not fall_back:
+                    raise
+                damaged[chosen] = error
+        else:
+            if damaged:
+                raise next(iter(damaged.values()))
+            return f"{'; '.join(cut_off)}; there is no other, and the tables start empty" if cut_off else None
+        for path in damaged:
+            if path.parent == self.checkpoints:
+                self._move(path, self._passed_over)
+        if chosen.parent == self._previous:
+            chosen = self._move(chosen, self.checkpoints)
+        if not has_manifest:
+            self.write_manifest(chosen)
+        passed_over = [f"{error} (it is in {self._passed_over} now)" for error in damaged.values()]
+        return f"{'; '.join(passed_over + cut_off)}; started from {chosen}" if passed_over or cut_off else None
+
+    def _candidates(self) -> list[Path]:
+        """Returns checkpoints that are or were complete, the newest first, each once."""
+        kept = list(self._previous.iterdir()) if self._previous.is_dir() else []
+        found = {path.name: path for path in kept if (path / "DONE").is_file()}
+        found.update({path.name: path for path in self.checkpoints.iterdir() if path not in self._cut_off()})
+        return [found[name] for name in sorted(found, reverse=True)]
+
+    def _cut_off(self) -> list[Path]:
+        """Returns checkpoints that never were complete: a manifest is only written of those that are."""
+        found = [path for path in self.checkpoints.iterdir() if not (path / "DONE").is_file()]
+        return sorted(path for path in found if not self._manifest_of(path).is_file())
+
+    def _require_good(self, checkpoint: Path) -> bool:
+        """Raises `CheckpointError` if a checkpoint is damaged, and returns whether it has a manifest."""
+        found = _digests(checkpoint)
+        try:
+            manifest = sealed_json.load(self._manifest_of(checkpoint))
+        except sealed_json.DamagedFile:
+            manifest = None
+        if manifest is None:
+            require_consistent(checkpoint)
+        else:
+            _require_equal(checkpoint, found, manifest["files"])
+        return manifest is not None
+
+    def _move(self, checkpoint: Path, folder: Path) -> Path:
+        folder.mkdir(exist_ok=True)
+        target = folder / checkpoint.name
+        while target.exists():
+            target = target.with_name(f"{target.name}+")
+        os.rename(checkpoint, target)
+        sealed_json.sync(checkpoint.parent)
+        sealed_json.sync(folder)
+        return target
+
     def delete_cut_off(self) -> None:
         """Deletes checkpoints that are not complete, when no server writes one."""
         for path in list(self.checkpoints.iterdir()):
@@ -199,8 +311,9 @@ class CheckpointRoot:
         known = known or {}
         files = {name: known.get(name) or _size_and_sha256(checkpoint / name) for name in _FILES}
         sealed_json.save(self._manifest_of(checkpoint), {"files": files, "data": data or {}})
-        for manifest in self._manifests.iterdir():
-            if not (self.checkpoints / manifest.stem).is_dir():
+        folders = (self.checkpoints, self._previous, self._passed_over)
+        for manifest in list(self._manifests.iterdir()):
+            if not any((folder / manifest.stem).is_dir() for folder in folders):
                 manifest.unlink()
 
     def described(self) -> dict[str, Any]:
@@ -213,7 +326,7 @@ class CheckpointRoot:
         return self._manifests / f"{checkpoint.name}.json"
 
     def verify_latest(self, *, manifest_too: bool = True) -> None:
-        """Looks whether the newest checkpoint is complete, and compares it with its manifest.
+        """Checks whether the newest checkpoint is complete, and compares it with its manifest.
 
         Raises:
           CheckpointError: naming the first file that is missing, empty, or differs.
@@ -221,27 +334,37 @@ class CheckpointRoot:
         checkpoint = self.latest()
         if checkpoint is None:
             return
-        if not (checkpoint / "DONE").is_file():
-            raise CheckpointError(f"{checkpoint} has no DONE file: it was cut off while it was written; delete it")
-        found = {name: _size_and_sha256(checkpoint / name) for name in _FILES}
-        empty = [name for name, (size, _) in found.items() if not size]
-        if empty:
-            raise CheckpointError(f"{checkpoint / empty[0]} is damaged: it is empty; restore it from a copy")
+        found = _digests(checkpoint)
         if not manifest_too:
             return
         manifest = _load(self._manifest_of(checkpoint))
         if manifest is None:
             raise CheckpointError(
-                f"{checkpoint} is complete but has no manifest {self._manifest_of(checkpoint).name}: it was lost, or "
-                "the server ended before it was written; start with verify=False (--no-verify)"
+                f"{checkpoint} is complete but has no manifest {self._manifest_of(checkpoint).name}: it was lost; "
+                "restore it from a copy, or start with verify=False (--no-verify)"
             )
-        wanted = manifest["files"]
-        for name in _FILES:
-            if found[name] != wanted.get(name):
-                raise CheckpointError(
-                    f"{checkpoint / name} is damaged: its size and sha256 are {found[name]}, expected "
-                    f"{wanted.get(name)}; restore it from a copy, or delete the checkpoint"
-                )
+        _require_equal(checkpoint, found, manifest["files"])
+
+
+def _digests(checkpoint: Path) -> dict[str, list[Any]]:
+    """Returns size and sha256 of each file of a checkpoint; raises `CheckpointError` if one is missing or empty."""
+    if not (checkpoint / "DONE").is_file():
+        raise CheckpointError(f"{checkpoint} has no DONE file: it was cut off while it was written; delete it")
+    found = {name: _size_and_sha256(checkpoint / name) for name in _FILES}
+    empty = [name for name, (size, _) in found.items() if not size]
+    if empty:
+        raise CheckpointError(f"{checkpoint / empty[0]} is damaged: it is empty; restore it from a copy")
+    return found
+
+
+def _require_equal(checkpoint: Path, found: dict[str, list[Any]], expected: dict[str, Any]) -> None:
+    """Raises `CheckpointError` if a file is not as its manifest says."""
+    for name in _FILES:
+        if found[name] != expected.get(name):
+            raise CheckpointError(
+                f"{checkpoint / name} is damaged: its size and sha256 are {found[name]}, expected "
+                f"{expected.get(name)}; restore it from a copy, or delete the checkpoint"
+            )
 
 
 def _load(path: Path) -> dict[str, Any] | None:

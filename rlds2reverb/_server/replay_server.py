@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,8 +46,11 @@ class ReplayServer:
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
         force: bool = False,
+        keep_previous: bool = True,
     ):
-        """Starts the server, from the newest checkpoint of the root if there is one, else from the data.
+        """Starts the server, from the newest good checkpoint of the root if there is one, else from the data.
+
+        What it passed over for that, because it is damaged or was cut off, one `RuntimeWarning` names.
 
         Args:
           configs: the tables; None for those of `data`.
@@ -55,7 +59,10 @@ class ReplayServer:
           data: a directory that `ingest` wrote. It stays as it is.
           checkpoint_root: a new directory, or one that an earlier server made; None for no checkpoints.
           force: whether to load data that need more memory than there is.
-          verify: whether a checkpoint has to match its manifest; it has to be complete in any case.
+          verify: whether a checkpoint has to match its manifest, or to be readable from end to end if it has none; it
+            has to be complete in any case.
+          keep_previous: whether to keep the checkpoint before the newest, and to start from it where the newest is
+            damaged. The root then takes the space of two checkpoints, which writing one takes in any case.
 
         Raises:
           InUse: if another server listens there. (Two would both start, and split the traffic.)
@@ -75,13 +82,17 @@ class ReplayServer:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlds2reverb-"))
             root = self._root or CheckpointRoot(Path(scratch) / "root")
             stack.enter_context(FileLock(root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
+            self._keep_previous = keep_previous
+            if verify:
+                _choose_checkpoint(root, fall_back=keep_previous)
             if data is not None:
                 root.delete_cut_off()
             if data is not None and root.latest() is None:
                 begin_from(root, Path(data), configs, verify=verify, force=force)
             configs = list(root.tables() or [] if configs is None else configs)
             root.require_tables(configs)
-            root.verify_latest(manifest_too=verify)
+            if not verify:
+                root.verify_latest(manifest_too=False)
             tables = [config.build(signature) for config in configs]
             checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
             try:
@@ -125,7 +136,9 @@ class ReplayServer:
         if self._root is None:
             raise ValueError("the server was started without a checkpoint root; give checkpoint_root=DIRECTORY")
         self._root.require_own()
-        with signals_deferred():  # between Reverb's checkpoint and our manifest nothing may end the process
+        with signals_deferred():  # a kill between Reverb's checkpoint and our manifest costs the next start some time
+            if self._keep_previous:
+                self._root.keep_newest()
             path = self._written(self._root, timeout_secs)
             with full_disk_as_error(self._root.path):
                 self._root.write_manifest(path)
@@ -147,6 +160,13 @@ class ReplayServer:
     def stop(self) -> None:
         """Stops the server and gives port and root back."""
         self._resources.close()
+
+
+def _choose_checkpoint(root: CheckpointRoot, *, fall_back: bool) -> None:
+    with full_disk_as_error(root.path):
+        passed_over = root.choose_newest_good(fall_back=fall_back)
+    if passed_over is not None:
+        warnings.warn(passed_over, RuntimeWarning, stacklevel=3)
 
 
 def stored_tables(data: Path) -> list[TableConfig]:

@@ -58,7 +58,8 @@ class TableStore:
         #: How many elements `draw` gave, of each table.
         self.num_drawn = dict.fromkeys(self.tables, 0)
         self._timeout_secs = timeout_secs
-        self._server = ReplayServer(tables, signature, checkpoint_root=checkpoint_root)
+        # The newest checkpoint only: the state that a buffer keeps beside it belongs to no other.
+        self._server = ReplayServer(tables, signature, checkpoint_root=checkpoint_root, keep_previous=False)
         self._service = ServerConnection(self._server.address)
         self._client = self._server.client
         self._writer: BulkWriter | None = None

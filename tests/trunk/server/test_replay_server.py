@@ -74,11 +74,12 @@ def test_items_since_the_checkpoint_are_lost_and_the_checkpoint_is_kept_after_a_
         assert size(server) == 4
 
 
-def test_only_the_newest_checkpoint_and_its_manifest_are_kept(root):
+def test_the_newest_checkpoint_and_the_one_before_and_their_manifests_are_kept(root):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
-        newest = server.checkpoint()
-    assert [path.name for path in (root / "checkpoints").iterdir()] == [newest.name]
-    assert [path.stem for path in (root / "manifests").iterdir()] == [newest.name]
+        before, newest = [server.checkpoint().name for _ in range(3)][1:]
+    assert [path.name for path in (root / "checkpoints").iterdir()] == [newest]
+    assert [path.name for path in (root / "previous").iterdir()] == [before]
+    assert sorted(path.stem for path in (root / "manifests").iterdir()) == [before, newest]
 
 
 @pytest.mark.parametrize(
@@ -124,15 +125,7 @@ def test_a_damaged_file_is_named_before_the_server_starts(root, damage, name):
         ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
 
 
-def test_a_missing_done_or_manifest_is_named(root):
-    (manifest,) = (root / "manifests").iterdir()
-    content = manifest.read_text()
-    manifest.unlink()
-    with pytest.raises(CheckpointError, match="has no manifest"):
-        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
-    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False) as server:
-        assert size(server) == 4
-    manifest.write_text(content)
+def test_a_missing_done_is_named(root):
     (checkpoint,) = (root / "checkpoints").iterdir()
     (checkpoint / "DONE").unlink()
     with pytest.raises(CheckpointError, match="has no DONE file"):
@@ -141,10 +134,10 @@ def test_a_missing_done_or_manifest_is_named(root):
 
 def test_without_verification_a_checkpoint_still_has_to_be_complete(root):
     (manifest,) = (root / "manifests").iterdir()
-    for content in ('{"files": {}}', '{"files": {"tables.tfrecord": 5}}', '{"files": {"tables.tfrecord": [1, 2, 3]}}'):
-        manifest.write_text(content)
-        with pytest.raises(CheckpointError, match=r"manifests/.*\.json is damaged; restore it from a copy"):
-            ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
+    manifest.unlink()
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False) as server:
+        assert size(server) == 4
+    assert not manifest.exists()
     (checkpoint,) = (root / "checkpoints").iterdir()
     items = (checkpoint / "items.tfrecord").read_bytes()
     (checkpoint / "items.tfrecord").write_bytes(b"garbage!")

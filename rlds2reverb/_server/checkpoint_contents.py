@@ -1,0 +1,89 @@
+"""Reads a checkpoint from end to end and compares its files with each other: what can be checked without a manifest."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from reverb.cc import schema_pb2
+
+from rlds2reverb._encoding import tfrecords
+from rlds2reverb._internals.reverb import PriorityTableCheckpoint
+from rlds2reverb.errors import CheckpointError
+
+_BLOCK_BYTES = 1 << 20
+
+
+def require_consistent(checkpoint: Path) -> None:
+    """Reads every record of a checkpoint, and checks that its tables, items and chunks belong together.
+
+    A table's message counts its insertions and deletions: their difference is the number of its items. Each item needs
+    all chunks that its columns are cut from. Files are uncompressed TFRecords, or compressed with zlib as Reverb does.
+
+    Raises:
+      CheckpointError: naming the first file that cannot be read, or the first table or item that lacks something.
+    """
+    expected: dict[str, int] = {}
+    for table in _messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint):
+        expected[table.table_name] = table.rate_limiter.insert_count - table.rate_limiter.delete_count
+    chunks = {chunk.chunk_key for chunk in _messages(checkpoint / "chunks.tfrecord", schema_pb2.ChunkData)}
+    found: Counter[str] = Counter()
+    keys: set[tuple[str, int]] = set()
+    for item in _messages(checkpoint / "items.tfrecord", schema_pb2.PrioritizedItem):
+        found[item.table] += 1
+        keys.add((item.table, item.key))
+        if any(part.chunk_key not in chunks for column in item.flat_trajectory.columns for part in column.chunk_slices):
+            raise CheckpointError(f"{checkpoint} is damaged: item {item.key} of table {item.table!r} lacks a chunk")
+    for name in sorted({*expected, *found}):
+        if expected.get(name, 0) != found[name]:
+            raise CheckpointError(
+                f"{checkpoint} is damaged: table {name!r} should have {expected.get(name, 0):,} items and has "
+                f"{found[name]:,}"
+            )
+    if len(keys) != found.total():
+        raise CheckpointError(f"{checkpoint} is damaged: it has items twice")
+
+
+def _messages(path: Path, kind: Any) -> Iterator[Any]:
+    """Yields the messages of a file of records, compressed or not."""
+    try:
+        with path.open("rb") as stream:
+            plain = tfrecords.is_head(stream.read(tfrecords.HEAD_BYTES))
+            stream.seek(0)
+            content = stream if plain else io.BufferedReader(_Inflated(stream), _BLOCK_BYTES)
+            for record in tfrecords.records(content, path):
+                yield kind.FromString(record)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; restore it from a copy, or delete the checkpoint") from None
+    except (zlib.error, DecodeError, ValueError) as error:
+        reason = str(error).replace(f"{path} is damaged ", "")
+        raise CheckpointError(
+            f"{path} is damaged ({reason}); restore it from a copy, or delete the checkpoint"
+        ) from error
+
+
+class _Inflated(io.RawIOBase):
+    """Reads what a zlib-compressed file holds. Raises `ValueError` if it ends early, or too late."""
+
+    def __init__(self, stream: Any):
+        self._stream, self._inflate = stream, zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = b""
+        while not content and not self._inflate.eof:
+            block = self._inflate.unconsumed_tail or self._stream.read(_BLOCK_BYTES)
+            content = self._inflate.decompress(block, len(buffer))
+            if not content and not block:
+                raise ValueError("it was cut off")
+        if not content and (self._inflate.unused_data or self._stream.read(1)):
+            raise ValueError("it has bytes after its end")
+        buffer[: len(content)] = content
+        return len(content)
