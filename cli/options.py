@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -244,15 +245,21 @@ def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
         configs = [_asked(config, options, everything=False) for config in stored_tables(data)]
         if _is_given("table_names") and [config.name for config in configs] != list(table_names(options)):
             raise click.UsageError(f"{data} has the tables {', '.join(config.name for config in configs)}")
-    return ReplayServer(
-        configs,
-        signature,
-        port=options["port"],
-        data=data,
-        checkpoint_root=options["checkpoint_root"],
-        verify=not options["no_verify"],
-        force=options.get("force", False),
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        server = ReplayServer(
+            configs,
+            signature,
+            port=options["port"],
+            data=data,
+            checkpoint_root=options["checkpoint_root"],
+            verify=not options["no_verify"],
+            force=options.get("force", False),
+        )
+    for warning in caught:
+        if warning.category is RuntimeWarning:
+            warn(str(warning.message))
+    return server
 
 
 def require_unused(names: set[str], why: str) -> None:

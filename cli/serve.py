@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import signal
-import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,27 @@ if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
 
 
+_UNIT_SECS = {"": 1, "s": 1, "m": 60, "h": 3600}
+#: Between two attempts to write the last checkpoint to a disk that is full.
+_RETRY_SECS = 5.0
+#: Handlers of signals run after a sleep.
+_LONGEST_SLEEP_SECS = 0.2
+
+
+class Duration(click.ParamType):
+    """A time such as 600, 600s, 10m or 1.5h, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the seconds; fails if the text is not a duration above 0."""
+        found = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", str(value).strip())
+        secs = float(found[1]) * _UNIT_SECS[found[2]] if found else 0.0
+        if secs <= 0:
+            self.fail(f"{value!r} is not a duration above 0, expected such as 600, 90s, 10m or 2h", param, ctx)
+        return secs
+
+
 @click.command()
 @table_options
 @click.option(
@@ -38,17 +61,28 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Start with the data of a directory that convert --out wrote; it stays as it is.",
 )
+@click.option(
+    "--checkpoint-every",
+    "checkpoint_secs",
+    metavar="DURATION",
+    type=Duration(),
+    help="With --checkpoint-root: write a checkpoint this often, such as 600 (seconds) or 10m.  [default: at the end]",
+)
 @click.option("--force", is_flag=True, help="With --from: even if the data need more memory than there is.")
 @click.option("--like", "source", metavar="SRC", help="Give the tables this data set's signature.  [default: none]")
 @item_options
 @cast_floats_option
 @reading_options
-def serve(cast_floats: bool, **options: Any) -> None:
+def serve(cast_floats: bool, checkpoint_secs: float | None, **options: Any) -> None:
     """Start a Reverb server and run until Ctrl-C or SIGTERM.
 
-    With --checkpoint-root it starts from the newest checkpoint in there, and writes one when it ends. Reverb listens
-    on all interfaces and asks nobody who they are: keep the port behind a firewall.
+    With --checkpoint-root it starts from the newest good checkpoint in there, and writes one when it ends. If the disk
+    is full then, it waits for space; a second Ctrl-C or SIGTERM ends it without. What was inserted after the last
+    checkpoint is lost if the process is killed: see --checkpoint-every. Reverb listens on all interfaces and asks
+    nobody who they are: keep the port behind a firewall.
     """
+    if options["checkpoint_root"] is None:
+        require_unused({"checkpoint_secs"}, "is for --checkpoint-root")
     if options["data"] and options["source"]:
         raise click.UsageError("give --from or --like, not both: data have their own signature")
     if not options["data"]:
@@ -60,7 +94,7 @@ def serve(cast_floats: bool, **options: Any) -> None:
         _say_memory(options["data"])
         _say_not_used(options["data"], options["checkpoint_root"])
     with start_server(options, _signature(options, cast_floats=cast_floats)) as server:
-        serve_until_end(server)
+        serve_until_end(server, checkpoint_secs=checkpoint_secs)
 
 
 def _say_memory(data: Path) -> None:
@@ -91,17 +125,70 @@ def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
     return signature_of(source, adder_of(options), options)
 
 
-def serve_until_end(server: ReplayServer) -> None:
-    """Says where the server is and who can reach it, waits for Ctrl-C or SIGTERM, and writes a checkpoint if it may."""
+def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = None) -> None:
+    """Says where the server is and who can reach it, waits for Ctrl-C or SIGTERM, and writes a checkpoint if it may.
+
+    Args:
+      server: to wait with.
+      checkpoint_secs: how often to write a checkpoint before that; None for never.
+
+    Raises:
+      StorageFull: if there was no space for the last checkpoint when a second signal came.
+      CheckpointError: if the last checkpoint could not be written for another reason when a second signal came.
+    """
     from rlds2reverb._server.clients import table_infos
 
-    ended = threading.Event()
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda got, frame: signals.append(got))
     for name, info in sorted(table_infos(server.client).items()):
         output.say(f"table {name!r}: {info.current_size:,} of at most {info.max_size:,} items")
     output.say(f"serving on {server.address}, and on every other interface without authentication; Ctrl-C ends it")
-    while not ended.wait(0.2):
-        pass
+    while not _arrives(signals, checkpoint_secs):
+        _write_on_the_way(server)
     if server.has_checkpoints:
+        _write_last(server, signals)
+
+
+def _arrives(signals: list[int], secs: float | None) -> bool:
+    """Waits until a signal arrived, at most for some time; returns whether one did, and forgets it."""
+    end = math.inf if secs is None else time.monotonic() + secs
+    while not signals and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _LONGEST_SLEEP_SECS))
+    has_arrived = bool(signals)
+    signals.clear()
+    return has_arrived
+
+
+def _write_on_the_way(server: ReplayServer) -> None:
+    """Writes a checkpoint; if that fails, says so and leaves it to the next time."""
+    from rlds2reverb.errors import CheckpointError, ServerUnavailable, StorageFull
+
+    try:
         output.say(f"checkpoint {server.checkpoint()}")
+    except (CheckpointError, ServerUnavailable, StorageFull) as error:
+        output.warn(f"no checkpoint: {_sentence(error)}")
+
+
+def _write_last(server: ReplayServer, signals: list[int]) -> None:
+    """Writes the last checkpoint, as soon as there is space; a signal ends the waiting."""
+    from rlds2reverb.errors import CheckpointError, StorageFull
+
+    said = False
+    while True:
+        try:
+            output.say(f"checkpoint {server.checkpoint()}")
+            return
+        except (CheckpointError, StorageFull) as error:
+            if not said:
+                output.warn(
+                    f"{_sentence(error)}. All items are still in memory: this is tried again every {_RETRY_SECS:g} s; "
+                    "Ctrl-C or SIGTERM ends it without a checkpoint"
+                )
+                said = True
+            if _arrives(signals, _RETRY_SECS):
+                raise
+
+
+def _sentence(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

@@ -22,6 +22,7 @@ import tensorflow as tf
 from oracles import episode
 from reverb.cc import schema_pb2
 
+import rlds2reverb
 from rlds2reverb import ingestion
 from rlds2reverb._encoding import item_blocks
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
@@ -222,6 +223,32 @@ def checkpoint_on_full_disk(channel: Connection, folder: Path, num_bytes: int) -
             except Exception as error:
                 channel.send(error)
     channel.send(sizes)
+
+
+def serve_on_full_disk(channel: Connection, package_path: list[str], folder: Path, num_bytes: int) -> None:
+    """Serves until a signal, with too small a disk for the last checkpoint, which grows once `serve` has complained.
+
+    Says what the command says, then the size of the table of a server that starts later.
+    """
+    rlds2reverb.__path__[:] = package_path  # where the tests find the command line, also in a bare checkout
+    from rlds2reverb.cli import output
+    from rlds2reverb.cli import serve as command
+
+    def grow(sentence: str) -> None:
+        channel.send(sentence)
+        mount(folder, 64 << 20, again=True)
+
+    leave_mounts()
+    mount(folder, 64 << 20)
+    channel.send("mounted")
+    command._RETRY_SECS = 0.01
+    output.say, output.warn = channel.send, grow
+    with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as started:
+        ingestion.ingest(data_set(20), started.address)
+        mount(folder, num_bytes, again=True)
+        command.serve_until_end(started)
+    with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as again:
+        channel.send(again.client.server_info(timeout=10)["replay"].current_size)
 
 
 # --- what is there afterwards

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import portpicker
 
 from rlds2reverb.errors import InUse
 
 from .locks import FileLock
+from .scratch import own_directory
 
 #: Ports that servers of this process have had. Reverb's clients share connections within a process, and take up to two
 #: minutes to come back to a port where a server was lost: to them a new server at that port would seem dead.
@@ -40,9 +38,7 @@ def held_port(port: int) -> Iterator[None]:
       ValueError: if it is not a port.
     """
     _USED_PORTS.add(port)
-    directory = Path(tempfile.gettempdir()) / f"rlds2reverb-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    with FileLock(directory / f"port-{port}.lock", f"port {port} is taken by another rlds2reverb server"):
+    with FileLock(own_directory() / f"port-{port}.lock", f"port {port} is taken by another rlds2reverb server"):
         require_free_port(port)
         yield
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import tempfile
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from .connection import ServerConnection
 from .locks import FileLock
 from .memory import require_memory
 from .ports import held_port, unused_port
+from .scratch import scratch_folder
 from .signals import signals_deferred
 
 #: A server that has just started in this process may have to wait for calls that other servers leave unanswered.
@@ -79,8 +79,8 @@ class ReplayServer:
             stack.enter_context(held_port(self.port))
             self._root = None if checkpoint_root is None else CheckpointRoot(Path(checkpoint_root))
             # Reverb always makes a checkpointer, by default one that leaves a directory behind.
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlds2reverb-"))
-            root = self._root or CheckpointRoot(Path(scratch) / "root")
+            scratch = stack.enter_context(scratch_folder())
+            root = self._root or CheckpointRoot(scratch / "root")
             stack.enter_context(FileLock(root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
             self._keep_previous = keep_previous
             if verify:
