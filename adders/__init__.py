@@ -12,6 +12,7 @@ from .episode_items import EpisodeItems
 from .gae import GAE
 from .initial_priorities import InitialPriorities
 from .n_step import NStep
+from .off_policy import VTrace, retrace, v_trace
 from .return_to_go import ReturnToGo
 from .returns import (
     discounted_returns,
@@ -32,6 +33,7 @@ __all__ = [
     "NStep",
     "ReturnToGo",
     "Sequence",
+    "VTrace",
     "check_adder",
     "compose",
     "discounted_returns",
@@ -39,6 +41,8 @@ __all__ = [
     "generalized_advantage_estimation",
     "lambda_returns",
     "n_step_returns",
+    "retrace",
     "returns_to_go",
     "td_errors",
+    "v_trace",
 ]

@@ -21,7 +21,8 @@ def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
     def double(width: TensorLike, factors: tf.Tensor, terms: tf.Tensor) -> tuple[TensorLike, tf.Tensor, tf.Tensor]:
         pads = [[0, width]] + [[0, 0]] * (terms.shape.rank - 1)
         later_factors, later_terms = tf.pad(factors[width:], pads), tf.pad(terms[width:], pads)
-        return 2 * width, factors * later_factors, terms + tf.math.multiply_no_nan(later_terms, factors)
+        later_factors = tf.math.multiply_no_nan(later_factors, factors)
+        return 2 * width, later_factors, terms + tf.math.multiply_no_nan(later_terms, factors)
 
     if terms.shape[0] is not None:  # XLA needs sizes that it knows
         width = 1
@@ -57,12 +58,12 @@ def _composed(
     sums: tf.Tensor, products: tf.Tensor, later_sums: tf.Tensor, later_products: tf.Tensor, width: TensorLike
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Maps over `width` steps and then the later ones; behind the end is the identity, so that windows shrink."""
-    added = tf.math.multiply_no_nan(_shifted(later_sums, width, 0), products)
-    return sums + added, products * _shifted(later_products, width, 1)
+    added = tf.math.multiply_no_nan(shifted(later_sums, width, 0), products)
+    return sums + added, tf.math.multiply_no_nan(shifted(later_products, width, 1), products)
 
 
-def _shifted(tensor: tf.Tensor, by: TensorLike, filler: int) -> tf.Tensor:
-    """`tensor[t + by]`, and the filler behind the end."""
+def shifted(tensor: tf.Tensor, by: TensorLike, filler: int) -> tf.Tensor:
+    """Returns `tensor[t + by]`, and the filler behind the end."""
     by = tf.minimum(by, tf.shape(tensor)[0])
     pads = [[0, by]] + [[0, 0]] * (tensor.shape.rank - 1)
     shifted = tf.pad(tensor[by:], pads, constant_values=tf.cast(filler, tensor.dtype))

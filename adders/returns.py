@@ -7,14 +7,16 @@ Below, gamma_t stands for `gamma * discounts[t]`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
 
-from .recurrence import scan, windows
-from .tensors import TensorLike, alike, final_value, flags_like, following_values
+from .recurrence import MOST_STEPS, scan, shifted, windows
+from .tensors import TensorLike, alike, continues, final_value, flags_like, following_values
 
 
 def discounted_returns(
@@ -22,42 +24,52 @@ def discounted_returns(
     discounts: TensorLike,
     *,
     gamma: float = 1.0,
-    bootstrap_value: TensorLike = 0.0,
+    bootstrap_value: TensorLike | None = None,
+    next_values: TensorLike | None = None,
+    is_last: TensorLike | None = None,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """The discounted sum of what follows each step.
+    """Returns the discounted sum of what follows each step in its episode.
 
         G_t = r_t + gamma_t * G_{t+1},  G_T = bootstrap_value
 
-    Sutton & Barto (2018), eq. 3.9 with the discounting of eq. 14.2 (a discount for each transition).
+    Sutton & Barto (2018), eq. 3.9 with the discounting of eq. 14.2 (a discount for each transition). Behind the last
+    step of an episode, G_{t+1} is next_values[t], or 0 without them.
 
     Args:
       rewards: float32 or float64 `[T]` (see the module), in the environment's own units.
       discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state, kept where it is only truncated.
       gamma: the agent's discount factor, in [0, 1].
-      bootstrap_value: the value of `s_T`, a number or the shape of `rewards` without time; it has no say where
-        `discounts[-1]` is 0.
+      bootstrap_value: the value of `s_T`, a number or the shape of `rewards` without time, 0 by default; it is not
+        used where `discounts[-1]` is 0. With is_last, an episode that is truncated inside the chunk has 0 behind it.
+      next_values: `[T]`, V(s_{t+1}) for each step, of which only those behind the end of an episode or of the chunk
+        are used; instead of bootstrap_value.
+      is_last: bool `[T]`, True where the transition is the last of its episode: nothing of the steps after it is
+        taken in. Only needed for truncations inside the chunk.
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
       `[T]`, dtype of the rewards. Empty for an empty episode.
 
     Raises:
-      ValueError: if shapes or dtypes differ, or gamma is outside [0, 1].
+      ValueError: if shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are given.
     """
     require_number("gamma", gamma, 0, 1)
     rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
-    final = final_value(bootstrap_value, rewards, time_axis)
-    factors = gamma * discounts
-
-    def summed(rewards: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-        return scan(factors, tf.concat([rewards[:-1], rewards[-1:] + tf.math.multiply_no_nan(final, factors[-1:])], 0))
-
-    return _along(time_axis, summed, rewards, factors)
+    if bootstrap_value is not None and next_values is not None:
+        raise ValueError("bootstrap_value and next_values are both given, expected one of them")
+    if next_values is not None:
+        following = alike(time_axis, rewards=rewards, next_values=next_values)[1]
+    else:
+        final = final_value(0.0 if bootstrap_value is None else bootstrap_value, rewards, time_axis)
+        following = following_values(rewards, tf.zeros_like(rewards), final, None, time_axis)
+    factors, goes_on = gamma * discounts, continues(is_last, rewards, time_axis)
+    terms = rewards + tf.math.multiply_no_nan(following, factors * (1 - goes_on))
+    return along(time_axis, scan, factors * goes_on, terms)
 
 
 def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0) -> tf.Tensor:
-    """The sum of the rewards from each step to the end, whatever end that is.
+    """Returns the sum of the rewards from each step to the end, whatever end that is.
 
         R_t = r_t + gamma * R_{t+1},  R_T = 0
 
@@ -84,14 +96,17 @@ def td_errors(
     values: TensorLike,
     bootstrap_value: TensorLike | None = None,
     next_values: TensorLike | None = None,
+    is_last: TensorLike | None = None,
+    n: int = 1,
     gamma: float = 1.0,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """One-step temporal-difference errors.
+    """Returns temporal-difference errors over one step, or over n.
 
         delta_t = r_t + gamma_t * V(s_{t+1}) - V(s_t)
+        delta_t = R_t + D_t * V(s_{t+m}) - V(s_t)   over n steps, with R, D and m of `n_step_returns`
 
-    Sutton & Barto (2018), eq. 6.5.
+    Sutton & Barto (2018), eq. 6.5 and 7.1.
 
     Args:
       rewards: float `[T]`.
@@ -100,6 +115,9 @@ def td_errors(
       bootstrap_value: V(s_T), a number or without time; if the next value of each step is that of the step after it.
       next_values: `[T]`, V(s_{t+1}) for each step: needed where an episode is truncated inside the chunk, since
         `values[t + 1]` is then of another episode. Give one of the two.
+      is_last: bool `[T]`, True where the transition is the last of its episode, with `next_values`: windows of n
+        steps end there. With one step the errors are the same without it.
+      n: steps, at least 1.
       gamma: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
@@ -107,12 +125,33 @@ def td_errors(
       `[T]`, dtype of the rewards.
 
     Raises:
-      ValueError: if shapes or dtypes differ, gamma is outside [0, 1], or not one of the two values is given.
+      ValueError: if shapes or dtypes differ, n is below 1, gamma is outside [0, 1], not one of the two values is
+        given, or is_last without next_values.
     """
+    require_count("n", n)
     require_number("gamma", gamma, 0, 1)
     rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
-    following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
-    return rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
+    following = following_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
+    factors = gamma * discounts
+    if n == 1:
+        if is_last is not None:
+            flags_like(is_last, rewards)
+        return rewards + tf.math.multiply_no_nan(following, factors) - values
+    goes_on = continues(is_last, rewards, time_axis)
+    return along(time_axis, functools.partial(_n_step_targets, n), rewards, factors, following, goes_on) - values
+
+
+def _n_step_targets(
+    n: int, rewards: tf.Tensor, factors: tf.Tensor, following: tf.Tensor, goes_on: tf.Tensor
+) -> tf.Tensor:
+    """Returns `R_t + D_t * V(s_{t+m})`.
+
+    A window that reaches the end of an episode has the value there among its terms; any other has that of its n-th
+    step, n - 1 rows on.
+    """
+    at_ends = tf.math.multiply_no_nan(following, factors * (1 - goes_on))
+    sums, products = windows(factors * goes_on, rewards + at_ends, n)
+    return sums + tf.math.multiply_no_nan(shifted(following, min(n, MOST_STEPS) - 1, 0), products)
 
 
 def generalized_advantage_estimation(
@@ -127,7 +166,7 @@ def generalized_advantage_estimation(
     lambda_: float,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """Advantages as exponentially weighted sums of TD errors.
+    """Returns advantages as exponentially weighted sums of TD errors.
 
         delta_t = r_t + gamma_t * V(s_{t+1}) - V(s_t)
         A_t     = delta_t + lambda * gamma_t * A_{t+1},  A_T = 0
@@ -142,7 +181,7 @@ def generalized_advantage_estimation(
       bootstrap_value: see `td_errors`.
       next_values: see `td_errors`.
       is_last: bool `[T]`, True where the transition is the last of its episode: nothing of the steps after it is
-        taken in. Only needed for ends inside the chunk that are truncations, together with `next_values`.
+        taken in. Only needed for ends inside the chunk that are truncations, and only with `next_values`.
       gamma: in [0, 1].
       lambda_: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
@@ -151,18 +190,16 @@ def generalized_advantage_estimation(
       `[T]`, dtype of the rewards. No gradient is stopped.
 
     Raises:
-      ValueError: if shapes or dtypes differ, gamma or lambda_ are outside [0, 1], or not one of the two values is
-        given.
+      ValueError: if shapes or dtypes differ, gamma or lambda_ are outside [0, 1], not one of the two values is
+        given, or is_last without next_values.
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
     rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
-    following = following_values(rewards, values, bootstrap_value, next_values, time_axis)
+    following = following_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
     deltas = rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
-    weights = lambda_ * gamma * discounts
-    if is_last is not None:
-        weights = tf.where(flags_like(is_last, rewards), tf.zeros_like(weights), weights)
-    return _along(time_axis, scan, weights, deltas)
+    weights = lambda_ * gamma * discounts * continues(is_last, rewards, time_axis)
+    return along(time_axis, scan, weights, deltas)
 
 
 def lambda_returns(
@@ -175,7 +212,7 @@ def lambda_returns(
     lambda_: float,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """Mixtures of all n-step returns.
+    """Returns mixtures of all n-step returns.
 
         G_t = r_t + gamma_t * ((1 - lambda) * V(s_{t+1}) + lambda * G_{t+1}),  G_T = V(s_T)
 
@@ -202,27 +239,34 @@ def lambda_returns(
     require_number("lambda_", lambda_, 0, 1)
     rewards, discounts, following = alike(time_axis, rewards=rewards, discounts=discounts, next_values=next_values)
     factors = gamma * discounts
-    trace = tf.fill(tf.shape(factors), tf.constant(lambda_, factors.dtype))
-    if is_last is not None:
-        trace = tf.where(flags_like(is_last, rewards), tf.zeros_like(trace), trace)
-    trace = _along(time_axis, _zero_at_the_end, trace)
-    return _along(time_axis, scan, factors * trace, rewards + tf.math.multiply_no_nan(following, factors * (1 - trace)))
+    trace = lambda_ * continues(is_last, rewards, time_axis)
+    return along(time_axis, scan, factors * trace, rewards + tf.math.multiply_no_nan(following, factors * (1 - trace)))
 
 
 def n_step_returns(
-    rewards: TensorLike, discounts: TensorLike, *, n: int, gamma: float = 1.0, time_axis: int = 0
+    rewards: TensorLike,
+    discounts: TensorLike,
+    *,
+    n: int,
+    is_last: TensorLike | None = None,
+    gamma: float = 1.0,
+    time_axis: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums of at most n rewards, and what discounts the value after them.
+    """Returns sums of at most n rewards, and what discounts the value after them.
 
         R_t = sum_{k=0}^{m-1} (prod_{j<k} gamma_{t+j}) * r_{t+k},   D_t = prod_{j<m} gamma_{t+j},   m = min(n, T - t)
 
-    so that the n-step return is `R_t + D_t * V(s_{t+m})`. Sutton & Barto (2018), eq. 7.1. The windows shrink at the
-    end; n of T or more gives the discounted returns.
+    so that the n-step return is `R_t + D_t * V(s_{t+m})`. Sutton & Barto (2018), eq. 7.1. T is the end of the episode
+    or of the chunk, and the windows shrink there; n of T or more gives the discounted returns. At the end of a
+    truncated episode D_t keeps the discount of its final observation: `s_{t+m}` is that one, not a step of the next
+    episode. (`td_errors` with the same n has this value put in.)
 
     Args:
       rewards: float `[T]`.
       discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state: nothing behind it is taken in.
       n: steps, at least 1.
+      is_last: bool `[T]`, True where the transition is the last of its episode: windows end there. Only needed for
+        truncations inside the chunk.
       gamma: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
@@ -235,18 +279,18 @@ def n_step_returns(
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)
     rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
-    if time_axis == 1:
-        sums, products = windows(tf.transpose(gamma * discounts), tf.transpose(rewards), n)
-        return tf.transpose(sums), tf.transpose(products)
-    return windows(gamma * discounts, rewards, n)
+    factors = gamma * discounts
+    if is_last is None:
+        return along(time_axis, functools.partial(windows, n=n), factors, rewards)
+    goes_on = continues(is_last, rewards, time_axis)
+    at_ends = factors * (1 - goes_on)  # windows that reach an end have their product as a sum with this one term
+    sums, products = along(time_axis, functools.partial(windows, n=n), factors * goes_on, rewards)
+    ended, _ = along(time_axis, functools.partial(windows, n=n), factors * goes_on, at_ends)
+    return sums, products + ended
 
 
-def _along(time_axis: int, function: Callable[..., tf.Tensor], *tensors: tf.Tensor) -> tf.Tensor:
-    """Applies a function of `[T, ...]` tensors along the time axis."""
+def along(time_axis: int, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
+    """Applies a function of `[T, ...]` tensors along the time axis, to one tensor or several."""
     if time_axis == 0:
         return function(*tensors)
-    return tf.transpose(function(*[tf.transpose(tensor) for tensor in tensors]))
-
-
-def _zero_at_the_end(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.concat([tensor[:-1], tf.zeros_like(tensor[-1:])], 0)
+    return tf.nest.map_structure(tf.transpose, function(*[tf.transpose(tensor) for tensor in tensors]))

@@ -45,6 +45,18 @@ def flags_like(is_last: TensorLike, rewards: tf.Tensor) -> tf.Tensor:
     return flags
 
 
+def continues(is_last: TensorLike | None, rewards: tf.Tensor, time_axis: int) -> tf.Tensor:
+    """Returns 1 where the next step of the chunk is of the same episode, else 0; shape and dtype of the rewards.
+
+    The last step of the chunk has 0 too: there is no next step.
+    """
+    ends = tf.zeros_like(rewards, tf.bool) if is_last is None else flags_like(is_last, rewards)
+    goes_on = tf.cast(~ends, rewards.dtype)
+    if time_axis == 0:
+        return tf.concat([goes_on[:-1], tf.zeros_like(goes_on[-1:])], 0)
+    return tf.concat([goes_on[:, :-1], tf.zeros_like(goes_on[:, -1:])], 1)
+
+
 def final_value(bootstrap_value: TensorLike, rewards: tf.Tensor, time_axis: int) -> tf.Tensor:
     """The bootstrap value in the shape of the rewards without time."""
     value = tf.convert_to_tensor(bootstrap_value, dtype_hint=rewards.dtype)
@@ -64,10 +76,20 @@ def following_values(
     bootstrap_value: TensorLike | None,
     next_values: TensorLike | None,
     time_axis: int,
+    is_last: TensorLike | None = None,
 ) -> tf.Tensor:
-    """The value after each step: those given, or the next step's own and at the end the bootstrap value."""
+    """Returns the value after each step: those given, or the next step's own and at the end the bootstrap value.
+
+    Raises:
+      ValueError: unless one of the two is given, and `next_values` where there is `is_last`.
+    """
     if (bootstrap_value is None) == (next_values is None):
         raise ValueError("give either bootstrap_value, the value after the last step, or next_values for each step")
+    if is_last is not None and next_values is None:
+        raise ValueError(
+            "is_last is given with bootstrap_value, expected next_values: the value after an episode that ends inside "
+            "the chunk is not that of the next step, which is of another episode"
+        )
     if next_values is not None:
         return alike(time_axis, rewards=rewards, next_values=next_values)[1]
     final = tf.expand_dims(final_value(bootstrap_value, rewards, time_axis), time_axis)

@@ -212,6 +212,64 @@ def slow_lambda_returns(
     return out
 
 
+def slow_n_step_td_errors(
+    rewards: np.ndarray, factors: np.ndarray, values: np.ndarray, following: np.ndarray, n: int
+) -> list[float]:
+    """For each step, its n-step return with the value after its last reward, less the value before."""
+    return [
+        total + weight * float(following[min(first + n, len(rewards)) - 1]) - float(values[first])
+        for first, (total, weight) in enumerate(slow_n_step_returns(rewards, factors, n))
+    ]
+
+
+def slow_v_trace(
+    rewards: np.ndarray,
+    factors: np.ndarray,
+    values: np.ndarray,
+    following: np.ndarray,
+    ratios: np.ndarray,
+    lambda_: float,
+    clip_rho: float,
+    clip_c: float,
+) -> tuple[list[float], list[float]]:
+    """The sum of equation 1 of the paper for each step of one episode, and the advantages with the targets after it."""
+    targets = []
+    for first in range(len(rewards)):
+        total, weight = float(values[first]), 1.0
+        for t in range(first, len(rewards)):
+            delta = float(rewards[t]) + float(factors[t]) * float(following[t]) - float(values[t])
+            total += weight * min(clip_rho, float(ratios[t])) * delta
+            weight *= float(factors[t]) * lambda_ * min(clip_c, float(ratios[t]))
+        targets.append(total)
+    advantages = []
+    for t in range(len(rewards)):
+        after = targets[t + 1] + float(following[t]) - float(values[t + 1]) if t + 1 < len(rewards) else following[t]
+        error = float(rewards[t]) + float(factors[t]) * float(after) - float(values[t])
+        advantages.append(min(clip_rho, float(ratios[t])) * error)
+    return targets, advantages
+
+
+def slow_retrace(
+    rewards: np.ndarray,
+    factors: np.ndarray,
+    values: np.ndarray,
+    following: np.ndarray,
+    ratios: np.ndarray,
+    lambda_: float,
+) -> list[float]:
+    """The sum of equation 3 of the paper for each step of one episode."""
+    out = []
+    for first in range(len(rewards)):
+        total, weight = float(values[first]), 1.0
+        for t in range(first, len(rewards)):
+            if t > first:
+                weight *= lambda_ * min(1.0, float(ratios[t]))
+            total += weight * (float(rewards[t]) + float(factors[t]) * float(following[t]) - float(values[t]))
+            weight *= float(factors[t])
+        out.append(total)
+    return out
+
+
 CHUNK_COLUMNS = ("rewards", "discounts", "values", "next_values", "is_last")
 
 
@@ -236,6 +294,18 @@ class Chunk(NamedTuple):
     def shifted(self) -> np.ndarray:
         """The values after each step, where they are those of the next one."""
         return np.append(self.values[1:], self.final)[: len(self.values)]
+
+    @property
+    def ratios(self) -> np.ndarray:
+        """Ratios of two policies' probabilities, from 0 up: some of around 1, some far above it."""
+        return np.abs(self.next_values) / 5
+
+    @property
+    def split(self) -> list[Chunk]:
+        """The parts of the chunk that are of one episode each, of one axis; `final` is the last next value."""
+        ends = [*(np.flatnonzero(self.is_last[:-1]) + 1), len(self.rewards)]
+        parts = [self.mapped(lambda c, a=a, b=b: c[a:b]) for a, b in itertools.pairwise([0, *ends])]
+        return [part._replace(final=part.next_values[-1]) for part in parts if len(part.rewards)]
 
     def mapped(self, function: Callable) -> Chunk:
         """The same function of each column."""

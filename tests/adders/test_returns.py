@@ -32,7 +32,18 @@ FAST = {
     "gae_bootstrap": lambda c, **k: c.given(GAE, "values", "lambda_", bootstrap_value=c.final, **k),
     "gae_next": lambda c, **k: c.given(GAE, "values", *ENDS, **k),
     "lambda": lambda c, **k: c.given(lambda_returns, *ENDS, **k),
+    "discounted_last": lambda c, **k: c.given(discounted_returns, "next_values", "is_last", **k),
+    "n_step_sum_last": lambda c, **k: c.given(n_step_returns, "n", "is_last", **k)[0],
+    "n_step_discount_last": lambda c, **k: c.given(n_step_returns, "n", "is_last", **k)[1],
+    "td_n_bootstrap": lambda c, **k: c.given(td_errors, "values", "n", bootstrap_value=c.final, **k),
+    "td_n_last": lambda c, **k: c.given(td_errors, "values", "next_values", "n", "is_last", **k),
 }
+CUT_AT_ENDS = ("gae_next", "lambda", *[name for name in FAST if name.endswith("_last")])
+
+
+def by_parts(slow):
+    """The slow loop over each part of a chunk that is of one episode."""
+    return lambda chunk: [number for part in chunk.split for number in slow(part)]
 
 
 SLOW = {
@@ -45,6 +56,13 @@ SLOW = {
     "gae_bootstrap": lambda c: oracles.slow_gae(c.rewards, c.factors, c.values, c.shifted, c.is_last & 0, c.lambda_),
     "gae_next": lambda c: oracles.slow_gae(c.rewards, c.factors, c.values, c.next_values, c.is_last, c.lambda_),
     "lambda": lambda c: oracles.slow_lambda_returns(c.rewards, c.factors, c.next_values, c.is_last, c.lambda_),
+    "td_n_bootstrap": lambda c: oracles.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.shifted, c.n),
+}
+SLOW |= {
+    "discounted_last": by_parts(SLOW["discounted"]),
+    "n_step_sum_last": by_parts(SLOW["n_step_sum"]),
+    "n_step_discount_last": by_parts(SLOW["n_step_discount"]),
+    "td_n_last": by_parts(lambda c: oracles.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.next_values, c.n)),
 }
 every = pytest.mark.parametrize("name", FAST)
 few = examples(25)
@@ -94,6 +112,31 @@ def test_truncation_keeps_the_bootstrap():
     assert advantages.numpy().tolist() == [1.75, 3, -2.5, -2]
     # lambda-returns are these plus the values
     assert lambda_returns(rewards, discounts, **numbers).numpy().tolist() == [3.75, 7, 5.5, 4]
+
+
+CUT = {"is_last": [False, True, False, False]}
+
+
+def test_nothing_leaks_over_a_truncation_inside_the_chunk():
+    rewards, ones = [0.0, 0, 100, 0], [1.0, 1, 1, 1]
+    sums, discounts = n_step_returns(rewards, ones, n=3, gamma=0.5, **CUT)
+    assert sums.numpy().tolist() == [0, 0, 100, 0]
+    assert discounts.numpy().tolist() == [0.25, 0.5, 0.25, 0.5]  # of the final observations behind steps 1 and 3
+    assert discounted_returns(rewards, ones, **CUT).numpy().tolist() == [0, 0, 100, 0]
+    assert discounted_returns(rewards, ones, bootstrap_value=8, **CUT).numpy().tolist() == [0, 0, 108, 8]
+    # behind step 1 comes 4, behind step 3 comes 8: 4/4, 4/2; 100 + 8/4, 8/2
+    numbers = {"next_values": [99.0, 4, 99, 8], "gamma": 0.5, **CUT}
+    assert discounted_returns(rewards, ones, **numbers).numpy().tolist() == [1, 2, 102, 4]
+    errors = td_errors(rewards, ones, values=[1.0, 1, 1, 1], n=3, **numbers)
+    assert errors.numpy().tolist() == [0, 1, 101, 3]
+    assert td_errors(rewards, ones, values=[1.0, 1, 1, 1], **numbers).numpy().tolist() == [48.5, 1, 148.5, 3]
+
+
+@pytest.mark.parametrize("function", [td_errors, generalized_advantage_estimation])
+def test_an_end_inside_needs_the_value_behind_it(function):
+    more = {} if function is td_errors else {"lambda_": 0.5}
+    with refused("is_last is given with bootstrap_value, expected next_values: the value after an episode"):
+        function(np.ones(4), np.ones(4), values=np.ones(4), bootstrap_value=0.0, gamma=0.5, **more, **CUT)
 
 
 # Oracles and other shapes.
@@ -201,7 +244,7 @@ def test_nothing_crosses_a_zero_discount(name, number, case, place):
 
 
 @pytest.mark.parametrize("number", [5, math.nan])
-@pytest.mark.parametrize("name", ["gae_next", "lambda"])
+@pytest.mark.parametrize("name", CUT_AT_ENDS)
 @given(chunks(least=1), st.integers(0, 39))
 @few
 def test_nothing_crosses_is_last(name, number, case, place):
@@ -244,9 +287,10 @@ def test_gamma_and_lambda_are_shares(name, bad):
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 2.0, None])
-def test_n_is_an_integer(bad):
+@pytest.mark.parametrize("name", ["n_step_sum", "td_n_last"])
+def test_n_is_an_integer(name, bad):
     with refused(f"n is {bad!r}, expected an integer from 1"):
-        FAST["n_step_sum"](GOOD._replace(n=bad))
+        FAST[name](GOOD._replace(n=bad))
 
 
 @every
@@ -286,6 +330,11 @@ def test_either_bootstrap_value_or_next_values(name):
             FAST[name](case, **more)
 
 
+def test_discounted_returns_take_one_kind_of_values():
+    with refused("bootstrap_value and next_values are both given, expected one of them"):
+        discounted_returns(GOOD.rewards, GOOD.discounts, bootstrap_value=0.0, next_values=GOOD.next_values)
+
+
 @pytest.mark.parametrize("name", ["discounted", "td_bootstrap", "gae_bootstrap"])
 def test_the_bootstrap_value_is_without_time(name):
     for case, wanted in ((GOOD, "()"), (random_chunk((3, 2)), "(2,)")):
@@ -293,7 +342,7 @@ def test_the_bootstrap_value_is_without_time(name):
             FAST[name](case._replace(final=np.ones(3, np.float32)))
 
 
-@pytest.mark.parametrize("name", ["gae_next", "lambda"])
+@pytest.mark.parametrize("name", CUT_AT_ENDS)
 @pytest.mark.parametrize("bad", [np.zeros(3, np.float32), np.zeros(2, bool)])
 def test_is_last_is_bool_for_each_step(name, bad):
     with refused(f"is_last is {bad.dtype} ({len(bad)},), expected bool (3,)"):

@@ -1,0 +1,252 @@
+"""V-trace and Retrace: golden numbers worked from the papers' sums, slow loops over split chunks, laws, bad input."""
+
+import functools
+import re
+
+import numpy as np
+import oracles
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import Chunk, chunks, random_chunk
+from properties import examples
+from rlds2reverb.adders import discounted_returns, lambda_returns, retrace, td_errors, v_trace
+
+few = examples(25)
+
+
+def v_trace_of(case, **options):
+    return v_trace(
+        case.rewards,
+        case.discounts,
+        values=case.values,
+        ratios=case.ratios.astype(case.rewards.dtype),
+        next_values=case.next_values,
+        is_last=case.is_last,
+        gamma=case.gamma,
+        lambda_=case.lambda_,
+        **options,
+    )
+
+
+def retrace_of(case, **options):
+    return retrace(
+        case.rewards,
+        case.discounts,
+        values=case.values,
+        ratios=case.ratios.astype(case.rewards.dtype),
+        next_values=case.next_values,
+        is_last=case.is_last,
+        gamma=case.gamma,
+        lambda_=case.lambda_,
+        **options,
+    )
+
+
+FAST = {
+    "targets": lambda case, **options: v_trace_of(case, **options).targets,
+    "advantages": lambda case, **options: v_trace_of(case, **options).advantages,
+    "retrace": retrace_of,
+}
+
+
+def slow_v_trace(at, case, clip_rho=1.0, clip_c=1.0):
+    arguments = case.rewards, case.factors, case.values, case.next_values, case.ratios, case.lambda_
+    return oracles.slow_v_trace(*arguments, clip_rho, clip_c)[at]
+
+
+def slow_retrace(case):
+    arguments = case.rewards, case.factors, case.values, case.next_values, case.ratios, case.lambda_
+    return oracles.slow_retrace(*arguments)
+
+
+SLOW = {
+    "targets": functools.partial(slow_v_trace, 0),
+    "advantages": functools.partial(slow_v_trace, 1),
+    "retrace": slow_retrace,
+}
+every = pytest.mark.parametrize("name", FAST)
+
+
+def following(case):
+    """The case with the next step's value as the next value, but at the ends of episodes."""
+    shifted = np.append(case.values[1:], case.final)[: len(case.values)]
+    return case._replace(next_values=np.where(case.is_last, case.next_values, shifted).astype(case.values.dtype))
+
+
+def by_parts(slow, case, **options):
+    return [number for part in case.split for number in slow(part, **options)]
+
+
+def assert_close(got, wanted, dtype=np.float64):
+    tolerance = 1e-3 if dtype == np.float32 else 1e-10
+    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=10 * tolerance)
+
+
+# Golden: worked by hand from the papers' sums.
+
+RATIOS = [0.5, 2.0, 4.0]
+
+
+def test_v_trace_golden():
+    """Espeholt et al. 2018, eq. 1. gamma 1/2, V = 2, 4, 6 and 8 behind; r = 1, 2, 3: each TD error is
+    1 + 4/2 - 2 = 2 + 6/2 - 4 = 3 + 8/2 - 6 = 1. With both clips at 1: rho = c = 1/2, 1, 1.
+
+        v_2 = 6 + 1 = 7,  v_1 = 4 + 1 + 1/2 * 1 = 5.5,  v_0 = 2 + 1/2 + (1/2 * 1/2) * 1 + (1/4 * 1/2 * 1) * 1 = 2.875
+        A_2 = 3 + 8/2 - 6 = 1,  A_1 = 2 + 7/2 - 4 = 1.5,  A_0 = 1/2 * (1 + 5.5/2 - 2) = 0.875
+    """
+    numbers = {"values": [2.0, 4, 6], "bootstrap_value": 8.0, "gamma": 0.5, "ratios": RATIOS}
+    got = v_trace([1.0, 2, 3], [1.0, 1, 1], **numbers)
+    assert got.targets.numpy().tolist() == [2.875, 5.5, 7]
+    assert got.advantages.numpy().tolist() == [0.875, 1.5, 1]
+    # clip_rho 3: rho = 1/2, 2, 3. v_2 = 6 + 3, v_1 = 4 + 2 + 1/2 * 3, v_0 = 2 + 1/2 + 1/4 * (2 + 3/2)
+    # A_2 = 3 * 1, A_1 = 2 * (2 + 9/2 - 4), A_0 = 1/2 * (1 + 7.5/2 - 2)
+    got = v_trace([1.0, 2, 3], [1.0, 1, 1], **numbers, clip_rho=3.0)
+    assert got.targets.numpy().tolist() == [3.375, 7.5, 9]
+    assert got.advantages.numpy().tolist() == [1.375, 5, 3]
+
+
+def test_retrace_golden():
+    """Munos et al. 2016, eq. 3. gamma 1/2, Q = 2, 4, 6; behind them the means 4, 6, 8; r = 1, 2, 3: each error is 1.
+    lambda 1/2: c = (not used), 1/2, 1/2, and with ratios 1/4 at step 2: 1/8.
+
+        Q_2 = 6 + 1,  Q_1 = 4 + 1 + 1/2 * 1/8,  Q_0 = 2 + 1 + 1/2 * 1/2 + 1/4 * (1/2 * 1/8)
+    """
+    numbers = {"values": [2.0, 4, 6], "next_values": [4.0, 6, 8], "gamma": 0.5, "lambda_": 0.5}
+    got = retrace([1.0, 2, 3], [1.0, 1, 1], **numbers, ratios=[0.0, 2, 0.25])
+    assert got.numpy().tolist() == [3.265625, 5.0625, 7]
+
+
+def test_truncation_keeps_the_value_and_lets_nothing_through():
+    """Two episodes of two steps: truncated after step 1, where V is 10; terminal after step 3. All ratios are 1.
+
+    TD errors 1 + 4/2 - 2 = 1, 2 + 10/2 - 4 = 3, 3 + 6/2 - 8 = -2, 4 - 6 = -2: v = 2 + 1 + 3/2, 7, 8 - 2 - 1, 4
+    """
+    numbers = {"values": [2.0, 4, 8, 6], "next_values": [4.0, 10, 6, 99], "ratios": np.ones(4, np.float32)}
+    numbers |= {"is_last": [False, True, False, True], "gamma": 0.5, "lambda_": 1.0}
+    got = v_trace([1.0, 2, 3, 4], [1.0, 1, 1, 0], **numbers)
+    assert got.targets.numpy().tolist() == [4.5, 7, 5, 4]
+    assert got.advantages.numpy().tolist() == [2.5, 3, -3, -2]
+    assert retrace([1.0, 2, 3, 4], [1.0, 1, 1, 0], **numbers).numpy().tolist() == [4.5, 7, 5, 4]
+
+
+# Oracles and shapes.
+
+
+@every
+@given(chunks(least=1))
+@few
+def test_equals_the_slow_loop_over_each_episode(name, case):
+    case = following(case)
+    got = FAST[name](case).numpy()
+    assert got.dtype == case.rewards.dtype and got.shape == case.rewards.shape
+    assert_close(got, by_parts(SLOW[name], case), got.dtype)
+
+
+@pytest.mark.parametrize("name", ["targets", "advantages"])
+@given(chunks(least=1), st.sampled_from([(1.0, 0.0), (2.0, 1.5), (float("inf"), 1.0)]))
+@few
+def test_clips_are_those_of_the_slow_loop(name, case, clips):
+    case = following(case)
+    options = {"clip_rho": clips[0], "clip_c": clips[1]}
+    assert_close(FAST[name](case, **options), by_parts(SLOW[name], case, **options), case.rewards.dtype)
+
+
+@every
+@pytest.mark.parametrize("length", [0, 1, 7])
+def test_batched_equals_looped_for_either_time_axis(name, length):
+    case = random_chunk((length, 3), length, np.float64)
+    columns = [case.mapped(lambda column, b=b: column[:, b])._replace(final=case.final[b]) for b in range(3)]
+    looped = np.stack([FAST[name](column) for column in columns], 1)
+    assert_close(FAST[name](case), looped)
+    assert_close(FAST[name](case.mapped(np.transpose), time_axis=1), looped.T)
+
+
+@every
+def test_a_traced_function_of_unknown_length_equals_eager(name):
+    specs = [tf.TensorSpec([None], tf.float32)] * 4 + [tf.TensorSpec([None], tf.bool)]
+    fixed = {"ratios": tf.TensorSpec([None], tf.float32)}
+
+    @tf.function(input_signature=[*specs, fixed["ratios"]])
+    def traced(rewards, discounts, values, next_values, is_last, ratios):
+        numbers = {"values": values, "next_values": next_values, "is_last": is_last, "ratios": ratios}
+        if name == "retrace":
+            return retrace(rewards, discounts, **numbers, gamma=0.9, lambda_=0.7)
+        return getattr(v_trace(rewards, discounts, **numbers, gamma=0.9, lambda_=0.7), name)
+
+    for length in (0, 1, 7):
+        case = random_chunk((length,), length)
+        assert_close(traced(*case[:5], case.ratios.astype(np.float32)), FAST[name](case), np.float32)
+
+
+# Laws.
+
+
+@given(chunks(least=1))
+@few
+def test_on_policy_v_trace_is_the_return_and_with_lambda_the_lambda_return(case):
+    case, dtype = following(case), case.rewards.dtype
+    arguments = {"next_values": case.next_values, "is_last": case.is_last, "gamma": case.gamma}
+    numbers = {"values": case.values, "ratios": np.ones_like(case.rewards), **arguments}
+    returns = discounted_returns(case.rewards, case.discounts, **arguments)
+    assert_close(v_trace(case.rewards, case.discounts, **numbers).targets, returns, dtype)
+    targets = v_trace(case.rewards, case.discounts, **numbers, lambda_=case.lambda_).targets
+    mixed = lambda_returns(case.rewards, case.discounts, **arguments, lambda_=case.lambda_)
+    assert_close(targets, mixed, dtype)
+    on_policy = retrace(case.rewards, case.discounts, **numbers, lambda_=case.lambda_)
+    assert_close(on_policy, mixed, dtype)
+
+
+@given(chunks(least=1))
+@few
+def test_retrace_of_lambda_0_is_the_one_step_target(case):
+    errors = td_errors(case.rewards, case.discounts, values=case.values, next_values=case.next_values, gamma=case.gamma)
+    assert_close(retrace_of(case._replace(lambda_=0.0)), case.values + errors, case.rewards.dtype)
+
+
+@pytest.mark.parametrize("number", [5, np.nan])
+@every
+@given(chunks(least=1), st.integers(0, 39))
+@few
+def test_nothing_crosses_is_last(name, number, case, place):
+    place %= len(case.rewards)
+    case.discounts[place], case.is_last[place] = 1, True
+    columns = [column.copy() for column in case[:4]]
+    for column in (columns[0], columns[2], columns[3]):
+        column[place + 1 :] = number
+    changed = FAST[name](Chunk(*columns, case.is_last, *case[5:]))
+    np.testing.assert_array_equal(FAST[name](case)[: place + 1], changed[: place + 1])
+
+
+# Bad input.
+
+GOOD = random_chunk((3,))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "options", "message"),
+    [
+        ("targets", {"gamma": 1.1}, {}, "gamma is 1.1, expected a number in [0, 1]"),
+        ("targets", {"lambda_": -0.1}, {}, "lambda_ is -0.1, expected a number in [0, 1]"),
+        ("targets", {}, {"clip_c": -1}, "clip_c is -1, expected a number in [0, inf]"),
+        ("targets", {}, {"clip_rho": 0.5}, "clip_rho is 0.5, expected a number in [1, inf]"),
+        ("targets", {"values": np.ones(4, np.float32)}, {}, "values are float32 (4,), rewards are float32 (3,)"),
+        ("targets", {"next_values": np.ones(4, np.float32)}, {}, "ratios are float32 (4,), rewards are float32 (3,)"),
+        ("targets", {"is_last": np.zeros(4, bool)}, {}, "is_last is bool (4,), expected bool (3,)"),
+        ("targets", {}, {"bootstrap_value": 0.0}, "give either bootstrap_value, the value after the last step, or"),
+        ("retrace", {"gamma": 1.1}, {}, "gamma is 1.1, expected a number in [0, 1]"),
+        ("retrace", {"lambda_": -0.1}, {}, "lambda_ is -0.1, expected a number in [0, 1]"),
+        ("retrace", {"values": np.ones(4, np.float32)}, {}, "values are float32 (4,), rewards are float32 (3,)"),
+        ("retrace", {"is_last": np.zeros(4, bool)}, {}, "is_last is bool (4,), expected bool (3,)"),
+    ],
+)
+def test_bad_input_is_refused(name, change, options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        FAST[name](GOOD._replace(**change), **options)
+
+
+def test_an_end_inside_needs_the_value_behind_it():
+    numbers = {"values": GOOD.values, "ratios": np.ones(3, np.float32), "bootstrap_value": 0.0, "gamma": 0.9}
+    with pytest.raises(ValueError, match="^is_last is given with bootstrap_value, expected next_values"):
+        v_trace(GOOD.rewards, GOOD.discounts, **numbers, is_last=GOOD.is_last)
