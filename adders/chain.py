@@ -9,14 +9,18 @@ import tensorflow as tf
 from rlds2reverb.specs import Nest
 
 from .episode_adder import EpisodeAdder, spec_of_elements, whole_rows
+from .initial_priorities import InitialPriorities, Prioritized, prioritized
 
 
 def compose(*adders: EpisodeAdder) -> EpisodeAdder:
-    """One adder after the other, each given the rows of the one before it; the last one makes the items.
+    """Returns one adder after the other, each given the rows of the one before it; the last one makes the items.
+
+    With `InitialPriorities` among several the items come with their priorities; see there.
 
     Raises:
-      ValueError: if there are none, or one before the last has already cut its rows into items.
-      TypeError: if one is no `EpisodeAdder`.
+      ValueError: if there are no adders, one before the last has already cut its rows into items, or there are two
+        InitialPriorities.
+      TypeError: if one is not an `EpisodeAdder`.
     """
     if not adders:
         raise ValueError("compose got no adders, expected at least one")
@@ -26,6 +30,20 @@ def compose(*adders: EpisodeAdder) -> EpisodeAdder:
     for adder in adders[:-1]:
         if adder.ends_chain:
             raise ValueError(f"{type(adder).__name__} cuts episodes into items, so that nothing can follow it")
+    parts = [
+        part for adder in adders for part in (adder.adders if isinstance(adder, (_Chain, Prioritized)) else (adder,))
+    ]
+    num_priorities = sum(isinstance(part, InitialPriorities) for part in parts)
+    if num_priorities > 1:
+        raise ValueError(f"compose got {num_priorities} InitialPriorities, expected at most one")
+    return prioritized(parts, _chained) if num_priorities and len(parts) > 1 else _chained(*parts)
+
+
+def _parts(adder: EpisodeAdder) -> tuple[EpisodeAdder, ...]:
+    return adder.adders if isinstance(adder, (_Chain, Prioritized)) else (adder,)
+
+
+def _chained(*adders: EpisodeAdder) -> EpisodeAdder:
     return adders[0] if len(adders) == 1 else _Chain(adders)
 
 

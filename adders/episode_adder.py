@@ -103,7 +103,7 @@ class EpisodeAdder(abc.ABC):
         if len(sizes) > 1:
             raise ValueError(f"episode {episode.index} has columns of {sorted(sizes)} rows, expected equal ones")
         columns = tree.map_structure(tf.convert_to_tensor, episode.steps)
-        self.item_spec(_spec_of(columns))
+        self.item_spec(spec_of_columns(columns))
         try:
             made = _graph_of(self, columns)(columns)
         except tf.errors.InvalidArgumentError as error:
@@ -114,7 +114,7 @@ class EpisodeAdder(abc.ABC):
     @tf.autograph.experimental.do_not_convert  # its errors would be buried in pages
     def checked_rows(self, columns: Nest) -> Nest:
         """Rows as `row_spec` says, none for no steps."""
-        spec = self.row_spec(_spec_of(columns))
+        spec = self.row_spec(spec_of_columns(columns))
 
         def nothing() -> Nest:
             return tree.map_structure(lambda leaf: tf.zeros([0, *(size or 0 for size in leaf.shape)], leaf.dtype), spec)
@@ -225,7 +225,8 @@ def _as_tensor_spec(step_spec: Nest) -> Nest:
     return step_spec
 
 
-def _spec_of(columns: Nest) -> Nest:
+def spec_of_columns(columns: Nest) -> Nest:
+    """Returns the spec of one step of columns `[N, ...]`, tensors or arrays."""
     return tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), columns)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 import tree
+from tf_agents.trajectories import PolicyStep, StepType, TimeStep, Transition
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
@@ -15,7 +16,7 @@ from rlds2reverb.specs import Nest
 from .episode_adder import EpisodeAdder
 from .recurrence import MOST_STEPS
 from .returns import n_step_returns
-from .steps import require_fields, require_single_rewards, transitions
+from .steps import require_fields, require_rewards, returns_dtype, transition_factors
 
 _OWN = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 _ADDED = ("next_observation", "value_gamma")
@@ -35,6 +36,12 @@ class NStep(EpisodeAdder):
     Item, a dict without a time axis: `observation` and `action` of step t, `reward`, `discount`, `next_observation` of
     step t + m, `value_gamma`, and every further field of the steps as it is at t, and at t + m under `next_` and its
     name. Reward has the dtype of the rewards (float32 if they are integers), discount and value_gamma are float32.
+    `as_transition` makes a TF-Agents `Transition` of a batch of them.
+
+    Rewards and discounts may be vectors or nests, as in Acme's NStepTransitionAdder: the sums are taken component by
+    component. Where one of the two is a nest and the other is not, the latter counts for each part of the former;
+    where their shapes differ they are broadcast as numpy does it. In the item both have the same nest, a reward has
+    the broadcast shape, and a discount keeps its own.
 
     Both ends of an episode: the first item begins at the first step; with `grow_at_start` there are m = 1, 2, ..
     n - 1 steps from the first one before that, as Acme's NStepTransitionAdder has them. The windows shrink at the end,
@@ -63,13 +70,14 @@ class NStep(EpisodeAdder):
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `EpisodeAdder.row_spec`."""
         require_fields(step_spec, (fields.OBSERVATION, fields.ACTION), "NStep")
-        dtype = require_single_rewards(step_spec, "NStep")
+        require_rewards(step_spec, "NStep")
+        rewards, discounts = _of_one_nest(step_spec[fields.REWARD], step_spec[fields.DISCOUNT])
         extras = {name: step_spec[name] for name in _extras(step_spec)}
         return {
             fields.OBSERVATION: step_spec[fields.OBSERVATION],
             fields.ACTION: step_spec[fields.ACTION],
-            fields.REWARD: tf.TensorSpec((), dtype),
-            fields.DISCOUNT: tf.TensorSpec((), tf.float32),
+            fields.REWARD: tree.map_structure(_reward_spec, rewards, discounts),
+            fields.DISCOUNT: tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, tf.float32), discounts),
             "next_observation": step_spec[fields.OBSERVATION],
             "value_gamma": tf.TensorSpec((), tf.float32),
             **extras,
@@ -78,30 +86,82 @@ class NStep(EpisodeAdder):
 
     def rows(self, columns: Nest) -> Nest:
         """See `EpisodeAdder.rows`."""
-        rewards, discounts = transitions(columns)
-        sums, _ = n_step_returns(rewards, discounts, n=self.n, gamma=self.gamma)
-        _, products = n_step_returns(rewards, discounts, n=self.n)
-        num = tf.shape(rewards)[0]
+        num = tf.shape(columns[fields.IS_LAST])[0] - 1
         n = min(self.n, MOST_STEPS)
-        first = tf.range(num)
-        steps = tf.minimum(n, num - first)
-        if self.grow_at_start:
-            few = tf.maximum(tf.minimum(n, num) - 1, 0)
-            weighted = rewards * tf.math.cumprod(self.gamma * discounts, exclusive=True)
-            sums = tf.concat([tf.cumsum(weighted)[:few], sums], 0)
-            products = tf.concat([tf.math.cumprod(discounts)[:few], products], 0)
-            first = tf.concat([tf.zeros([few], tf.int32), first], 0)
-            steps = tf.concat([tf.range(1, few + 1), steps], 0)
-        power = steps if self.discount_power == "m" else steps - 1
+        few = tf.maximum(tf.minimum(n, num) - 1, 0) if self.grow_at_start else 0
+        first = tf.concat([tf.zeros([few], tf.int32), tf.range(num)], 0)
+        steps = tf.concat([tf.range(1, few + 1), tf.minimum(n, num - tf.range(num))], 0)
+        power = self._gamma_to(steps if self.discount_power == "m" else steps - 1)
+        rewards, discounts = _of_one_nest(columns[fields.REWARD], columns[fields.DISCOUNT])
+
+        def sums(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
+            factors = transition_factors(columns, discounts, returns_dtype(rewards.dtype))
+            return self._sums(*_broadcast(tf.cast(rewards[:-1], factors.dtype), factors), few)
+
+        def products(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
+            products = self._products(transition_factors(columns, discounts, returns_dtype(rewards.dtype)), few)
+            powers = tf.reshape(power, [-1] + [1] * (products.shape.rank - 1))
+            return tf.cast(powers * tf.cast(products, tf.float64), tf.float32)
+
         at_first = {name: columns[name] for name in (fields.OBSERVATION, fields.ACTION, *_extras(columns))}
         at_last = {f"next_{name}": columns[name] for name in (fields.OBSERVATION, *_extras(columns))}
         return {
             **tree.map_structure(lambda column: tf.gather(column, first), at_first),
             **tree.map_structure(lambda column: tf.gather(column, first + steps), at_last),
-            fields.REWARD: sums,
-            fields.DISCOUNT: tf.cast(self._gamma_to(power) * tf.cast(products, tf.float64), tf.float32),
+            fields.REWARD: tree.map_structure(sums, rewards, discounts),
+            fields.DISCOUNT: tree.map_structure(products, rewards, discounts),
             "value_gamma": tf.cast(self._gamma_to(steps), tf.float32),
         }
+
+    def _sums(self, rewards: tf.Tensor, discounts: tf.Tensor, few: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rewards of all windows, the `few` that grow at the start first."""
+        sums, _ = n_step_returns(rewards, discounts, n=self.n, gamma=self.gamma)
+        if not self.grow_at_start:
+            return sums
+        growing = tf.cumsum(rewards * tf.math.cumprod(self.gamma * discounts, exclusive=True))
+        return tf.concat([growing[:few], sums], 0)
+
+    def _products(self, discounts: tf.Tensor, few: tf.Tensor | int) -> tf.Tensor:
+        """Returns the products of the discounts of all windows."""
+        _, products = n_step_returns(tf.zeros_like(discounts), discounts, n=self.n)
+        return tf.concat([tf.math.cumprod(discounts)[:few], products], 0) if self.grow_at_start else products
+
+    def as_transition(self, items: Nest) -> Transition:
+        """Returns a batch of items as TF-Agents' `Transition`, for the `train` of its agents.
+
+        `next_time_step` has the reward and the discount over the m steps. The discount lacks one gamma, which the
+        agent multiplies by itself: give the agent the gamma of this adder. As in TF-Agents' `to_transition`, reward
+        and discount of `time_step` mean nothing and are 0. Its step type is MID, since every item begins with a step
+        that was acted at; the next one's is LAST where all discounts are 0, else MID (a truncated end goes on for the
+        learner). A field `policy_info` becomes the policy's info.
+
+        Args:
+          items: nest of tensors or arrays `[B, ...]`, with the fields of an item.
+
+        Raises:
+          ValueError: if discount_power is 'm', whose discounts have the agent's gamma already, or a field is missing.
+        """
+        if self.discount_power == "m":
+            raise ValueError(
+                "discount_power is 'm', expected 'm-1': agents of TF-Agents multiply the discount by the last gamma "
+                "themselves, so that it would count twice"
+            )
+        require_fields(items, (*_OWN, "next_observation"), "NStep.as_transition", of="in the items")
+        items = tree.map_structure(tf.convert_to_tensor, items)
+        ended = [tf.reduce_all(tf.reshape(leaf, [tf.shape(leaf)[0], -1]) == 0, 1) for leaf in _flat(items, "discount")]
+        types = tf.where(tf.reduce_all(tf.stack(ended), 0), StepType.LAST, StepType.MID)
+        info = items.get("policy_info", ())
+        reward, discount = items[fields.REWARD], items[fields.DISCOUNT]
+        zeros = tree.map_structure(tf.zeros_like, (reward, discount))
+        return Transition(
+            TimeStep(tf.fill(tf.shape(types), StepType.MID), *zeros, items[fields.OBSERVATION]),
+            PolicyStep(items[fields.ACTION], (), info),
+            TimeStep(types, reward, discount, items["next_observation"]),
+        )
+
+    def target_discounts(self, discounts: tf.Tensor) -> tf.Tensor:
+        """Returns what the learner's target multiplies the value of `next_observation` by, from an item's discount."""
+        return discounts if self.discount_power == "m" else discounts * self.gamma
 
     def _gamma_to(self, power: tf.Tensor) -> tf.Tensor:
         return tf.constant(self.gamma, tf.float64) ** tf.cast(power, tf.float64)
@@ -111,8 +171,52 @@ class NStep(EpisodeAdder):
         return tf.range(num_rows), tf.ones([num_rows], tf.int64)
 
 
+def _flat(items: Nest, name: str) -> list[tf.Tensor]:
+    return list(tree.flatten(items[name]))
+
+
+def _of_one_nest(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
+    """Returns both in the nest of the one that is nested; `ValueError` where they are nested in two ways."""
+    if not tree.is_nested(rewards):
+        return tree.map_structure(lambda _: rewards, discounts), discounts
+    if not tree.is_nested(discounts):
+        return rewards, tree.map_structure(lambda _: discounts, rewards)
+    try:
+        tree.assert_same_structure(rewards, discounts)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"NStep needs rewards and discounts of one nest, or one of them without, found {rewards} and {discounts}"
+        ) from error
+    return rewards, discounts
+
+
+def _reward_spec(reward: tf.TensorSpec, discount: tf.TensorSpec) -> tf.TensorSpec:
+    try:
+        shape = tf.broadcast_static_shape(reward.shape, discount.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"NStep needs rewards and discounts whose shapes broadcast, found {reward.shape} and {discount.shape}"
+        ) from error
+    return tf.TensorSpec(shape, returns_dtype(reward.dtype))
+
+
+def _broadcast(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns two columns `[T, ...]` in the shape to which their rows are broadcast."""
+    if one.shape[1:] == other.shape[1:]:
+        return one, other
+    shape = tf.broadcast_static_shape(one.shape[1:], other.shape[1:])
+
+    def widened(column: tf.Tensor) -> tf.Tensor:
+        num = tf.shape(column)[0]
+        ones = [1] * (shape.rank - column.shape.rank + 1)
+        aligned = tf.reshape(column, tf.concat([[num], ones, tf.shape(column)[1:]], 0))
+        return tf.ensure_shape(tf.broadcast_to(aligned, tf.concat([[num], shape], 0)), [None, *shape])
+
+    return widened(one), widened(other)
+
+
 def _extras(steps: Nest) -> list[str]:
-    """Fields beside those of every step; `ValueError` where one would hide a field of the item."""
+    """Returns the fields besides those of every step; `ValueError` where one would hide a field of the item."""
     extras = [name for name in steps if name not in fields.STEP_FIELDS]
     names = [*_OWN, *_ADDED, *extras, *(f"next_{name}" for name in extras)]
     twice = sorted({name for name in names if names.count(name) > 1})

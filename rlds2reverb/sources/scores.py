@@ -9,7 +9,9 @@ hold for D4RL's own environments (mujoco-py, v2) and data, and for no others.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+#: (return of a random policy, return of an expert), by the beginning of an id without its version.
 REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "halfcheetah": (-280.178953, 12135.0),
     "hopper": (-20.272305, 3234.3),
@@ -20,17 +22,71 @@ REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "hammer": (-274.856578, 12794.134825156867),
     "pen": (96.262799, 3076.8331017826877),
     "relocate": (-6.425911, 4233.877797728884),
+    "maze2d-open": (0.01, 20.66),
+    "maze2d-umaze": (23.85, 161.86),
+    "maze2d-medium": (13.13, 277.39),
+    "maze2d-large": (6.7, 273.99),
+    "maze2d-open-dense": (11.17817, 27.166538620695782),
+    "maze2d-umaze-dense": (68.537689, 193.66285642381482),
+    "maze2d-medium-dense": (44.264742, 297.4552547777125),
+    "maze2d-large-dense": (30.569041, 303.4857382709002),
+    "minigrid-fourrooms": (0.01442, 2.89685),
+    "kitchen": (0.0, 4.0),
+    "flow-ring": (-165.22, 24.42),
+    "flow-merge": (118.67993, 330.03179),
+    "carla-lane": (-0.8503839912088142, 1023.5784385429523),
+    "carla-town": (-114.81579500772153, 2440.1772022247314),
+    "bullet-halfcheetah": (-1275.766996, 2381.6725),
+    "bullet-hopper": (20.058972, 1441.8059623430963),
+    "bullet-ant": (373.705955, 2650.495),
+    "bullet-walker2d": (16.523877, 1623.6476303317536),
+    "bullet-maze2d-open": (8.75, 64.15),
+    "bullet-maze2d-umaze": (32.46, 153.99),
+    "bullet-maze2d-medium": (14.87, 238.05),
+    "bullet-maze2d-large": (1.82, 285.92),
 }
 
-_BUILDER = re.compile(r"d4rl_(?:mujoco_|adroit_)?([a-z0-9]+)")
+#: Ids of data sets without published reference returns, though the beginning of their names has some.
+_WITHOUT = ("maze2d-eval", "carla-town-full")
+
+#: How D4RL's own files begin, and what an id has in the same place.
+_OTHER_NAMES = (
+    (r"ant-maze", "antmaze"),
+    (r"walker-(?=mixed)", "walker2d-"),
+    (r"minigrid4rooms", "minigrid-fourrooms"),
+    (r"mini-kitchen", "kitchen"),
+    (r"carla-lane-follow", "carla-lane"),
+    (r"carla-town-flat", "carla-town-full"),
+)
 
 
 def d4rl_environment(name: str) -> str | None:
-    """The D4RL environment that a data set's name tells: `d4rl_mujoco_hopper/v2-medium`, `hopper_medium-v2.hdf5`."""
-    lowered = name.lower().replace("ant_maze", "antmaze")
-    found = _BUILDER.match(lowered) or re.match(r"([a-z0-9]+)[-_]", lowered)
-    environment = found.group(1) if found else ""
-    return environment if environment in REFERENCE_RETURNS else None
+    """Returns the key in `REFERENCE_RETURNS` for the name of a data set or file, or None where D4RL has no such number.
+
+    Known are D4RL's ids (`maze2d-umaze-dense-v1`), the names of its files, old ones too (`walker_mixed.hdf5`,
+    `maze2d-open-sparse.hdf5`, `mini_kitchen_microwave_kettle_light_slider-v0.hdf5`), and TFDS's names
+    (`d4rl_mujoco_hopper/v2-medium`).
+    """
+    plain = re.sub(r"\.hdf5$", "", name.lower()).replace("_", "-")
+    of_tfds = re.match(r"d4rl-(mujoco-|adroit-)?", plain)
+    if of_tfds:
+        plain = plain[of_tfds.end() :].replace("/", "-")
+    elif "/" in plain:  # of Minari, whose environments are others
+        return None
+    for beginning, of_an_id in _OTHER_NAMES:
+        plain = re.sub(rf"^{beginning}", of_an_id, plain)
+    words = [word for word in plain.split("-") if word != "sparse"]
+    if _begins(words, _WITHOUT):
+        return None
+    environment = _begins(words, REFERENCE_RETURNS)
+    whole_name_is_a_word = [environment] == words and not of_tfds  # hopper.hdf5 may be anybody's
+    return None if whole_name_is_a_word else environment
+
+
+def _begins(words: list[str], keys: Iterable[str]) -> str | None:
+    """Returns the longest key with whose words the words begin."""
+    found = [key for key in keys if words[: key.count("-") + 1] == key.split("-")]
+    return max(found, key=len) if found else None
 
 
 def d4rl_score(mean_return: float, reference: tuple[float, float]) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from oracles import assert_equal_nests
-from rlds2reverb.adders import EpisodeItems, InitialPriorities, NStep, Sequence, compose
+from rlds2reverb.adders import EpisodeAdder, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
 
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.episodes import Episode, from_transitions
@@ -48,6 +48,15 @@ def priorities_of(adder, priorities, steps):
     return priorities(episode, adder(episode))
 
 
+def eagerly(adder, priorities, one):
+    """The priorities of an episode's items, without tracing a graph for them."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        return priorities(one, compose(priorities, adder)(one))
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 # --- of steps
 
 
@@ -83,20 +92,19 @@ def test_a_single_step_has_eps():
 # --- of items
 
 
-def test_an_item_has_a_mixture_of_the_largest_and_the_mean_of_its_real_steps():
+@pytest.mark.parametrize("eta", [0, 0.25, 0.9, 1])
+def test_an_item_has_a_mixture_of_the_largest_and_the_mean_of_its_real_steps(eta):
     """Rows 0 and 1; 2 and the last, which does not count; and with length 3 zeros behind it, which do not either."""
     own, one = [1.25, 3.25, 7.25, 0.25], Episode(three(False), 0)
     pairs, triples = Sequence(2), Sequence(3, 2, "zero_pad")
-    made = {adder: compose(TD(), adder)(one) for adder in (pairs, triples, *map(partial(EpisodeItems, 9), PADDINGS))}
-    for eta in (0, 0.25, 0.9, 1):
-        wanted = {
-            pairs: [slow_priority(own[:2], [1, 1], eta), 7.25],
-            triples: [slow_priority(own[:3], [1, 1, 1], eta), 7.25],
-        }
-        for adder, items in made.items():
-            got = TD(eta=eta)(one, items)
-            assert got.dtype == np.float64
-            np.testing.assert_allclose(got, wanted.get(adder, [slow_priority(own[:3], [1, 1, 1], eta)]), rtol=1e-6)
+    wanted = {
+        pairs: [slow_priority(own[:2], [1, 1], eta), 7.25],
+        triples: [slow_priority(own[:3], [1, 1, 1], eta), 7.25],
+    }
+    for adder in (pairs, triples, *map(partial(EpisodeItems, 9), PADDINGS)):
+        got = eagerly(adder, TD(eta=eta), one)
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got, wanted.get(adder, [slow_priority(own[:3], [1, 1, 1], eta)]), rtol=1e-6)
 
 
 def test_max_is_the_largest_whatever_eta():
@@ -112,9 +120,96 @@ def test_overlapping_items_have_each_their_own():
     assert priorities_of(compose(priorities, Sequence(1, 2, "drop")), priorities, three(False)).tolist() == [1.25, 7.25]
 
 
-def test_an_item_of_a_transition_has_that_of_its_first_step():
-    priorities = TD()
-    assert priorities_of(compose(priorities, NStep(2, 0.5)), priorities, three(True)).tolist() == [1.25, 3.25, 27.25]
+#: Of two steps with gamma 0.5: |1 + 2/2 + 30/4 - 10|, |2 + 3/2 (+ 40/4) - 20|, |3 (+ 40/2) - 30|, each with 0.25.
+TWO_STEPS = {True: [0.75, 16.75, 27.25], False: [0.75, 6.75, 7.25]}
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_an_item_of_n_steps_has_the_error_of_its_own_target(terminated):
+    for options in ({}, {"discount_power": "m"}):
+        adder = NStep(2, 0.5, **options)
+        priorities = TD(gamma=0.9)  # of steps; NStep has its own
+        got = priorities_of(compose(priorities, adder), priorities, three(terminated))
+        assert got.tolist() == TWO_STEPS[terminated]
+
+
+def test_a_sequence_of_n_step_rows_or_of_steps_with_n_mixes_their_errors():
+    """R2D2 takes n-step errors: either the rows are of n steps, or the priorities are told the learner's n."""
+    own = TWO_STEPS[False]
+    for priorities, before in ((TD(eta=0.9), (NStep(2, 0.5),)), (TD(eta=0.9, n=2), ())):
+        for length, wanted in ((3, [own]), (2, [own[:2], own[2:]])):
+            made = eagerly(compose(*before, Sequence(length, end="zero_pad")), priorities, Episode(three(False), 0))
+            mixed = [slow_priority(part, [1] * len(part), 0.9) for part in wanted]
+            np.testing.assert_allclose(made[: len(mixed)], mixed, rtol=1e-6)
+
+
+def critic(observations):
+    return observations**2 / 7
+
+
+def test_with_a_function_of_values_items_are_those_without_priorities():
+    """The priority is what the learner would compute from the item itself; the item holds nothing of it."""
+    steps = {**three(False, None), "reward": np.array([5, -2, 4, 0], np.float32)}
+    priorities, adder = InitialPriorities("td", value_fn=critic, eps=0.5), NStep(2, 0.9)
+    chain = compose(priorities, adder)
+    items, plain = chain(Episode(steps, 0)), adder(Episode(steps, 0))
+    assert list(items.columns) == list(plain.columns) and not any("priority" in name for name in items.columns)
+    assert_equal_nests(items.columns, plain.columns)
+    item = items.columns
+    targets = item["reward"] + 0.9 * item["discount"] * critic(item["next_observation"])
+    wanted = abs(targets - critic(item["observation"])) + 0.5
+    np.testing.assert_allclose(priorities(Episode(steps, 0), items), wanted, rtol=1e-5)
+    spec = load([steps]).step_spec
+    assert chain.item_spec(spec) == adder.item_spec(spec)
+    assert repr(chain) == repr(compose(priorities, adder)) and "0x" not in repr(chain)
+
+
+@pytest.mark.parametrize("kind", ["constant", "return"])
+def test_other_kinds_are_not_stored_either(kind):
+    priorities = InitialPriorities(kind, constant=3, highest=12)
+    chain = compose(priorities, NStep(2, 0.5))
+    items = chain(Episode(three(True), 0))
+    assert_equal_nests(items.columns, NStep(2, 0.5)(Episode(three(True), 0)).columns)
+    assert priorities(None, items).tolist() == [3.0 if kind == "constant" else 0.5] * 3
+
+
+def test_the_place_in_the_chain_and_chains_in_chains_make_no_difference():
+    one, priorities = Episode(three(False), 0), TD()
+    chains = [
+        compose(priorities, ReturnToGo(), Sequence(2)),
+        compose(ReturnToGo(), priorities, Sequence(2)),
+        compose(compose(priorities, ReturnToGo()), Sequence(2)),
+    ]
+    for chain in chains:
+        items = chain(one)
+        assert "return_to_go" in items.columns and "priority" not in items.columns
+        np.testing.assert_allclose(priorities(one, items), [0.9 * 3.25 + 0.1 * 2.25, 7.25])
+    last = compose(ReturnToGo(), priorities)(one)
+    assert "priority" not in last.columns
+    np.testing.assert_allclose(priorities(one, last), [0.9 * 7.25 + 0.1 * 11.75 / 3])
+
+
+def test_other_priorities_than_those_of_the_items_are_refused():
+    items = compose(TD(), NStep(2, 0.5))(Episode(three(True), 0))
+    with pytest.raises(ValueError, match="the items have the priorities of .*eps=0.25.*, expected those of .*eps=0.5"):
+        TD(eps=0.5)(Episode(three(True), 0), items)
+    with pytest.raises(ValueError, match="compose got 2 InitialPriorities, expected at most one"):
+        compose(TD(), compose(TD(eps=0.5), NStep(2, 0.5)))
+
+
+class Forgets(EpisodeAdder):
+    """Keeps the reward alone."""
+
+    def row_spec(self, step_spec):
+        return {"reward": step_spec["reward"]}
+
+    def rows(self, columns):
+        return {"reward": columns["reward"]}
+
+
+def test_an_adder_that_drops_the_priorities_is_refused():
+    with pytest.raises(ValueError, match="the rows of .*Forgets.* have no 'priority'; every adder after"):
+        compose(TD(), Forgets())(Episode(three(True), 0))
 
 
 def test_an_item_of_nothing_but_last_steps_has_theirs():
@@ -133,7 +228,7 @@ def test_no_items_have_no_priorities():
 
 
 def test_items_without_the_column_are_refused():
-    message = "the items have no 'priority': put the InitialPriorities into the adder too, with compose"
+    message = "the items have no priorities: put the InitialPriorities into the adder too, with compose"
     for adder in (NStep(2, 0.5), Sequence(2)):
         with pytest.raises(ValueError, match=message):
             priorities_of(adder, TD(), three(True))
@@ -148,9 +243,10 @@ def test_a_table_gets_the_priorities_of_its_items():
     with ReplayServer([config], adder.item_spec(source.step_spec)) as server:
         ingest(source, server.address, "items", adder=adder, priority=priorities)
         samples = list(server.client.sample("items", 6, emit_timesteps=False))
-        with pytest.raises(ValueError, match="the items have no 'priority': put"):
+        with pytest.raises(ValueError, match="the items have no priorities: put"):
             ingest(source, server.address, "items", adder=NStep(2, 0.5), priority=priorities)
-    assert [sample.info.priority for sample in samples] == [1.25, 3.25, 27.25, 1.25, 3.25, 7.25]
+    assert [sample.info.priority for sample in samples] == [*TWO_STEPS[True], *TWO_STEPS[False]]
+    assert not any("priority" in name for name in adder.item_spec(source.step_spec))
 
 
 # --- bad input
@@ -166,6 +262,7 @@ def test_a_table_gets_the_priorities_of_its_items():
         ({"highest": None}, "highest is None, expected a number in"),
         ({"lowest": 2, "highest": 2}, "returns go from 2 to 2, expected the second above the first"),
         ({"gamma": 1.1}, r"gamma is 1.1, expected a number in \[0, 1\]"),
+        ({"n": 0}, "n is 0, expected an integer from 1"),
         ({"eta": -0.1}, r"eta is -0.1, expected a number in \[0, 1\]"),
         ({"eps": 0}, r"eps is 0, expected a number in \[1e-12, 1\]"),
     ],

@@ -83,6 +83,32 @@ def test_a_summary_is_json():
         ("pendulum_mixed-v2.hdf5", None),
         ("physics_rlds/hopper_flat", None),
         ("hoppers.hdf5", None),
+        ("hopper.hdf5", None),
+        ("walker_mixed.hdf5", "walker2d"),
+        ("pen-v0_demos_clipped.hdf5", "pen"),
+        ("maze2d-open-v0", "maze2d-open"),
+        ("maze2d-umaze-v1", "maze2d-umaze"),
+        ("maze2d-large-dense-v1", "maze2d-large-dense"),
+        ("maze2d-medium-sparse-v1.hdf5", "maze2d-medium"),
+        ("maze2d-open-sparse.hdf5", "maze2d-open"),
+        ("maze2d-eval-large-dense-v1", None),  # D4RL has no numbers for these
+        ("minigrid-fourrooms-random-v0", "minigrid-fourrooms"),
+        ("minigrid4rooms_random.hdf5", "minigrid-fourrooms"),
+        ("minigrid4rooms.hdf5", "minigrid-fourrooms"),
+        ("kitchen-mixed-v0", "kitchen"),
+        ("mini_kitchen_microwave_kettle_light_slider-v0.hdf5", "kitchen"),
+        ("flow-ring-controller-v0", "flow-ring"),
+        ("flow-merge-v0-idm.hdf5", "flow-merge"),
+        ("carla-lane-v0", "carla-lane"),
+        ("carla_lane_follow_flat-v0.hdf5", "carla-lane"),
+        ("carla_town_subsamp_flat-v0.hdf5", "carla-town"),
+        ("carla_town_flat-v0.hdf5", None),
+        ("carla-town-full-v0", None),
+        ("bullet-halfcheetah-medium-replay-v0", "bullet-halfcheetah"),
+        ("bullet-walker2d_expert.hdf5", "bullet-walker2d"),
+        ("bullet-maze2d-umaze-sparse.hdf5", "bullet-maze2d-umaze"),
+        ("D4RL/pen/human-v2", None),  # Minari's
+        ("antmaze/umaze-v1", None),
     ],
 )
 def test_the_environment_is_read_off_the_name(name, environment):
@@ -95,5 +121,9 @@ def test_scores():
     assert (random, expert) == (-20.272305, 3234.3)
     assert d4rl_score(random, (random, expert)) == 0 and d4rl_score(expert, (random, expert)) == 100
     assert d4rl_score((random + expert) / 2, (random, expert)) == pytest.approx(50)
+    # D4RL's get_normalized_score of the published numbers: (100 - 23.85) / (161.86 - 23.85), (2 - 0) / (4 - 0)
+    assert d4rl_score(100, REFERENCE_RETURNS["maze2d-umaze"]) == pytest.approx(55.17716)
+    assert d4rl_score(2, REFERENCE_RETURNS["kitchen"]) == 50
+    assert all(random < expert for random, expert in REFERENCE_RETURNS.values())
     with pytest.raises(ValueError, match="the two reference returns are both 1"):
         d4rl_score(3, (1, 1))
