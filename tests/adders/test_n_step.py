@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_equal_nests, episode, rlds_dataset
 from properties import examples
-from rlds2reverb.adders import NStep
+from rlds2reverb.adders import NStep, check_adder
+from tf_agents.agents import data_converter
+from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb.episodes import Episode, from_transitions
@@ -164,6 +166,119 @@ def test_an_episode_of_one_step_gives_nothing():
         assert len(NStep(3, 0.9, grow_at_start=grow)(Episode(episode(1, terminal=True), 0))) == 0
 
 
+# --- several rewards and discounts
+
+SCALES = np.array([1, -2, 0.5], np.float32)
+HALVES = np.array([[1, 0.5, 1, 1, 1], [1, 1, 0.25, 0, 1]], np.float32).T
+
+
+def alone(reward, discount, terminated, **options):
+    """Reward and discount of the items of an episode with one of several components."""
+    steps = {**four(terminated), "reward": reward, "discount": discount}
+    slow = slow_n_step(steps, 3, 0.5, **options)
+    return [np.array([item[at] for item in slow], np.float32) for at in (2, 3)]
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_vectors_are_summed_by_component_and_the_discount_is_broadcast(terminated):
+    one = four(terminated)["reward"]
+    steps = {**four(terminated), "reward": one[:, None] * SCALES}
+    for grow in (False, True):
+        columns = items_of(NStep(3, 0.5, grow), steps)
+        wanted = [alone(one * scale, steps["discount"], terminated, grow=grow) for scale in SCALES]
+        np.testing.assert_allclose(columns["reward"], np.stack([reward for reward, _ in wanted], 1))
+        np.testing.assert_allclose(columns["discount"], wanted[0][1])  # a discount keeps its own shape
+
+
+def test_a_discount_for_each_component_counts_for_its_own():
+    steps = {**four(False), "discount": HALVES}
+    steps["reward"] = np.stack([steps["reward"], -steps["reward"]], 1)
+    columns = items_of(NStep(3, 0.5), steps)
+    for at in range(2):
+        reward, discount = alone(steps["reward"][:, at], HALVES[:, at], False)
+        np.testing.assert_allclose(columns["reward"][:, at], reward)
+        np.testing.assert_allclose(columns["discount"][:, at], discount)
+    single = items_of(NStep(3, 0.5), {**steps, "reward": four(False)["reward"]})  # one reward, two discounts
+    np.testing.assert_allclose(single["reward"], np.stack([columns["reward"][:, 0], -columns["reward"][:, 1]], 1))
+    np.testing.assert_allclose(single["discount"], columns["discount"])
+
+
+def test_nests_are_summed_by_part_and_what_is_not_nested_counts_for_each():
+    one = four(True)["reward"]
+    rewards = {"task": one, "shaping": {"near": one[:, None] * SCALES, "calm": one.astype(np.int32)}}
+    columns = items_of(NStep(3, 0.5), {**four(True), "reward": rewards})
+    tree.assert_same_structure(columns["reward"], columns["discount"])
+    reward, discount = alone(one, four(True)["discount"], True)
+    np.testing.assert_allclose(columns["reward"]["task"], reward)
+    np.testing.assert_allclose(columns["reward"]["shaping"]["near"], reward[:, None] * SCALES)
+    np.testing.assert_allclose(columns["reward"]["shaping"]["calm"], reward)
+    assert all(leaf.tolist() == discount.tolist() for leaf in tree.flatten(columns["discount"]))
+    other = items_of(NStep(3, 0.5), {**four(True), "discount": {"a": HALVES[:, 0], "b": HALVES[:, 1]}})
+    for at, name in enumerate("ab"):
+        reward, discount = alone(one, HALVES[:, at], True)
+        np.testing.assert_allclose((other["reward"][name], other["discount"][name]), (reward, discount))
+
+
+def test_the_item_spec_of_several_rewards_is_that_of_the_data_set():
+    rewards = {"a": np.ones((5, 2), np.int32), "b": np.ones(5)}
+    steps, adder = {**four(True), "reward": rewards}, NStep(2, 0.9, grow_at_start=True)
+    assert check_adder(adder, [steps]) == 5
+    spec = adder.item_spec(tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), steps))
+    assert spec["reward"] == {"a": tf.TensorSpec((2,), tf.float32), "b": tf.TensorSpec((), tf.float64)}
+    assert spec["discount"] == {"a": tf.TensorSpec((), tf.float32), "b": tf.TensorSpec((), tf.float32)}
+
+
+# --- TF-Agents' transitions
+
+
+def data_context():
+    observation, action = tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.int32)
+    return data_converter.DataContext(ts.time_step_spec(observation), action, ())
+
+
+def test_a_batch_of_items_is_a_transition_as_the_agents_converter_makes_it():
+    """Inside an episode, where TF-Agents' own function is right, all that an agent reads is the same."""
+    steps, adder = four(False), NStep(3, 0.5)
+    convert = data_converter.AsNStepTransition(data_context(), gamma=0.5, n=3)
+    rows = trajectory_columns(steps)
+    frames = tree.map_structure(lambda column: tf.constant(np.stack([column[0:4], column[1:5]])), rows)
+    theirs = convert(frames)
+    ours = convert(adder.as_transition(tree.map_structure(lambda column: column[:2], items_of(adder, steps))))
+    assert_equal_nests(ours.action_step, theirs.action_step)
+    assert_equal_nests(ours.time_step.observation, theirs.time_step.observation)
+    assert_equal_nests(ours.next_time_step[1:], theirs.next_time_step[1:])
+    assert ours.next_time_step.discount.numpy().tolist() == [0.25, 0.25]  # gamma^2: the agent has the third
+
+
+@pytest.mark.parametrize(
+    ("end", "types", "discounts"),
+    [("terminated", [1, 2, 2, 2], [0.25, 0, 0, 0]), ("truncated", [1] * 4, [0.25, 0.25, 0.5, 1])],
+)
+def test_a_transition_counts_the_discount_once_at_either_end(end, types, discounts):
+    adder = NStep(3, 0.5)
+    items = items_of(adder, four(ENDS[end], policy_info=np.arange(4)))
+    transition = tf.function(adder.as_transition)(items)
+    data_converter.AsTransition(data_context(), squeeze_time_dim=True)(
+        transition._replace(action_step=transition.action_step._replace(info=()))
+    )
+    following = transition.next_time_step
+    assert following.step_type.numpy().tolist() == types and following.discount.numpy().tolist() == discounts
+    assert following.observation.numpy().tolist() == [13, 14, 14, 14]
+    assert transition.time_step.step_type.numpy().tolist() == [1] * 4  # no row is masked as the last of an episode
+    assert transition.action_step.info.numpy().tolist() == [0, 1, 2, 3]
+    targets = following.reward + 0.5 * following.discount * 100.0  # as the agents have it, with V = 100 behind
+    bootstrap = {"terminated": [12.5, 0, 0, 0], "truncated": [12.5, 12.5, 25, 50]}[end]
+    assert targets.numpy().tolist() == [3 + bootstrap[0], 6 + bootstrap[1], 8 + bootstrap[2], 8 + bootstrap[3]]
+
+
+def test_items_whose_discount_has_the_agents_gamma_are_no_transitions():
+    adder = NStep(3, 0.5, discount_power="m")
+    with pytest.raises(ValueError, match="discount_power is 'm', expected 'm-1': agents of TF-Agents multiply"):
+        adder.as_transition(items_of(adder, four(True)))
+    with pytest.raises(ValueError, match="NStep.as_transition needs the field 'next_observation' in the items, found"):
+        NStep(3, 0.5).as_transition({name: np.ones(2) for name in ("observation", "action", "reward", "discount")})
+
+
 # --- the double loop, and laws
 
 
@@ -282,9 +397,19 @@ def test_arguments_out_of_range_are_refused(options, message):
     [
         (lambda steps: steps.pop("action"), "NStep needs the field 'action' in every step, found"),
         (lambda steps: steps.pop("reward"), "NStep needs the field 'reward' in every step, found"),
-        (lambda steps: steps.update(reward={"a": steps["reward"]}), "NStep wants one number as the reward of a step"),
-        (lambda steps: steps.update(reward=np.ones((5, 2))), "NStep wants one number as the reward of a step"),
-        (lambda steps: steps.update(discount=np.ones((5, 1))), "NStep wants one number as the discount of a step"),
+        (
+            lambda steps: steps.update(reward={"a": np.ones(5, bool)}),
+            r"NStep wants numbers as the reward of a step, step\['reward'\]\['a'\] is",
+        ),
+        (lambda steps: steps.update(discount=np.ones((5, 1), bool)), "NStep wants numbers as the discount of a step"),
+        (
+            lambda steps: steps.update(reward={"a": np.ones(5)}, discount={"b": np.ones(5)}),
+            "NStep needs rewards and discounts of one nest, or one of them without, found",
+        ),
+        (
+            lambda steps: steps.update(reward=np.ones((5, 2)), discount=np.ones((5, 3))),
+            r"NStep needs rewards and discounts whose shapes broadcast, found \(2,\) and \(3,\)",
+        ),
         (lambda steps: steps.update(is_last=np.zeros(5)), r"NStep wants one bool, step\['is_last'\] is"),
         (lambda steps: steps.update(value_gamma=np.ones(5)), "NStep's items would have two fields 'value_gamma'"),
         (lambda steps: steps.update(v=np.ones(5), next_v=np.ones(5)), "NStep's items would have two fields 'next_v'"),
