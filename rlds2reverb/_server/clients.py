@@ -22,18 +22,24 @@ Server: TypeAlias = Any
 
 
 def connect(server: Server) -> reverb.Client:
-    """A client of a server that is given by address, by port on this machine, or as an object.
+    """Returns a client of a server.
+
+    Args:
+      server: address 'host:port', a port of this machine, a `ReplayServer`, or Reverb's own `Client` or `Server`.
 
     Raises:
       ValueError: if an address is not of the form host:port.
-      TypeError: if it is none of these.
+      TypeError: if it is something else.
     """
+    server = getattr(server, "client", server)  # a ReplayServer, whose module imports this one
     if isinstance(server, reverb.Client):
         return server
     if isinstance(server, reverb.Server):
         return server.localhost_client()
     if not isinstance(server, (str, int)):
-        raise TypeError(f"server is a {type(server).__name__}, expected 'host:port', a port, a Client or a Server")
+        raise TypeError(
+            f"server is a {type(server).__name__}, expected 'host:port', a port, a ReplayServer or a Client"
+        )
     address = f"localhost:{server}" if isinstance(server, int) or server.isdigit() else server
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
