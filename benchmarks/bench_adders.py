@@ -16,9 +16,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-from rlds2reverb.cli.quiet import import_quietly, silence_native_logs
+from rlds2reverb.cli.quiet import import_quietly, silence_logs
 
-silence_native_logs()
+silence_logs()
 import_quietly("tf_agents.utils.value_ops")
 
 import numpy as np

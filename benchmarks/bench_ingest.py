@@ -20,9 +20,9 @@ from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlds2reverb.cli.quiet import import_quietly, silence_native_logs
+from rlds2reverb.cli.quiet import import_quietly, silence_logs
 
-silence_native_logs()
+silence_logs()
 import_quietly("tf_agents.replay_buffers.reverb_utils")
 
 import grpc

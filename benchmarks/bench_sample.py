@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlds2reverb.cli.quiet import import_quietly, silence_native_logs
+from rlds2reverb.cli.quiet import import_quietly, silence_logs
 
-silence_native_logs()
+silence_logs()
 import_quietly("tf_agents.replay_buffers.reverb_utils")
 
 import numpy as np

@@ -39,9 +39,8 @@ def demo(file: Path, num_batches: int) -> None:
     """
     began = time.perf_counter()
     out = output.console()
-    with out.status("starting TensorFlow, TF-Agents and Reverb ..."):
-        import_quietly("reverb", "tf_agents.trajectories")
-        agent_class = _behavioral_cloning_agent()
+    import_quietly("reverb", "tf_agents.trajectories")
+    agent_class = _behavioral_cloning_agent()
     source = load(file)
     if source.kind != "d4rl":
         raise SourceError(f"{file.name} is a {source.kind} file; the demo compares with D4RL's columns")

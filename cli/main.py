@@ -15,7 +15,7 @@ from .demo import demo
 from .doctor import doctor
 from .inspect import inspect
 from .output import fail
-from .quiet import silence_native_logs
+from .quiet import silence_logs
 from .serve import serve
 from .validate import validate
 
@@ -82,7 +82,7 @@ def _fail_with(error: Exception) -> int:
 
 def main() -> None:
     """The console script. Leaves without destructors: those of a blocked Reverb writer would never end."""
-    silence_native_logs()
+    silence_logs()
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()

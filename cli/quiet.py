@@ -1,4 +1,4 @@
-"""Keeps the start-up noise of TensorFlow, gRPC, gym and Reverb's C++ away from the user's terminal."""
+"""Keeps the warnings and notices of other libraries away from the user's terminal, and shows that something happens."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import contextlib
 import importlib
 import io
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Iterator
 
+from rich.console import Console
 
-def silence_native_logs() -> None:
-    """Sends what C++ libraries write to stderr to nowhere; Python's own stderr keeps its terminal.
+from rlds2reverb import _logs
 
-    Has to run before TensorFlow is imported. `RLDS2REVERB_NATIVE_LOGS=1` leaves everything as it is.
+
+def silence_logs() -> None:
+    """Drops the Python warnings and log lines of other libraries, unless `RLDS2REVERB_LOG=1` asks for them.
+
+    Their native lines are off already: see `rlds2reverb._logs`.
     """
-    if os.environ.get("RLDS2REVERB_NATIVE_LOGS") == "1":
+    if _logs.asked_for():
         return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     warnings.simplefilter("ignore")
-    sys.stderr.flush()
-    own = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    sys.stderr = os.fdopen(own, "w", buffering=1)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     from absl import logging as absl_logging
 
@@ -37,14 +32,24 @@ def silence_native_logs() -> None:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """For imports of packages that print notices (gym does)."""
+    """Hides what packages print and warn of while they are imported."""
+    if _logs.asked_for():
+        yield
+        return
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def import_quietly(*names: str) -> None:
-    """Imports slow and talkative packages, so that later imports of them say nothing."""
-    with quiet_imports():
+    """Imports slow packages without their notices; meanwhile a terminal shows what is going on."""
+    with status("loading TensorFlow and Reverb"), quiet_imports():
         for name in names:
             importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def status(doing: str) -> Iterator[None]:
+    """Shows a moving line on stderr while the body runs, if that is a terminal."""
+    with Console(file=sys.stderr, highlight=False).status(f"{doing} ..."):
+        yield

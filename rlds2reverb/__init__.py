@@ -1,6 +1,7 @@
 """From an offline RL data set to trajectories in Reverb.
 
-The names below are imported when they are first used, so that `import rlds2reverb` takes no time.
+The names below are imported when they are first used, so that `import rlds2reverb` takes no time. The lines that
+TensorFlow, gRPC, gym and Reverb print about themselves stay away unless `RLDS2REVERB_LOG=1` is in the environment.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
+
+from rlds2reverb._logs import quiet_libraries
 
 if TYPE_CHECKING:
     from rlds2reverb._encoding.packing import Packing, packed_signature, packing_of, unpack
@@ -149,6 +152,9 @@ __all__ = [
     "trajectory_spec",
     "unpack",
 ]
+
+
+quiet_libraries()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,11 @@ from reverb.cc import schema_pb2
 from reverb.cc.checkpointing import checkpoint_pb2
 from reverb.reverb_types import TableInfo
 
+from rlds2reverb._logs import quiet_reverb
+
 from .versions import require_version
 
+quiet_reverb()
 require_version("dm-reverb", version("dm-reverb"), "0.14.0")
 
 #: What each path of a gRPC method begins with.
