@@ -16,7 +16,6 @@ from .options import (
     SERVER_ONLY,
     adder_of,
     item_options,
-    json_option,
     open_source,
     require_unused,
     signature_of,
@@ -28,6 +27,7 @@ from .options import (
     transform_options,
     transformed,
 )
+from .output import json_option
 from .quiet import import_quietly
 from .serve import serve_until_end
 

@@ -1,23 +1,39 @@
-"""`rlds2reverb doctor`: whether the installation works, and what to do where it does not."""
+"""`rlds2reverb doctor`: whether the installation works, and what to do where it does not.
+
+It has to run where nothing else does: it imports no library of ours that imports others, and uses them in a process of
+their own.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import io
+import functools
+import json
+import os
 import platform
+import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import click
 
 from . import output
-from .options import json_option
-from .quiet import import_quietly, quiet_imports
+from .output import json_option
+from .quiet import status
 
-_MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
+_MARKS = {"ok": "[green]ok    [/]", "note": "[yellow]note  [/]", "broken": "[red]broken[/]"}
+_LOCK = "or install all of the lock file, in the checkout: pip install --no-deps -r requirements/py3{}.lock"
+
+#: What each trial shows to work, and what to install where it fails.
+_TRIALS = {
+    "h5py": ("h5py works", "pip install --force-reinstall --no-deps h5py"),
+    "tensorflow": ("TensorFlow works", "pip install 'tensorflow==2.15.1' 'numpy<2' 'ml-dtypes~=0.3.1'"),
+    "tf_agents": ("TF-Agents works", "pip install 'tf-agents==0.19.0' 'tensorflow==2.15.1'"),
+    "tfds": ("TFDS works", "pip install 'tensorflow-metadata>=1.15,<1.18' importlib_resources"),
+    "reverb": ("Reverb works", "pip install 'dm-reverb==0.14.0' 'tensorflow==2.15.1'; it loads with no other"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,27 +48,53 @@ class Finding:
 
 @click.command()
 @click.option("--port", default=8000, show_default=True, help="Port to look at.")
+@click.option("--quick", is_flag=True, help="Do not use the libraries: no TensorFlow, about a second.")
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds that the libraries may take to work once.")
 @json_option
-def doctor(port: int, as_json: bool) -> int:
+def doctor(port: int, quick: bool, timeout: float, as_json: bool) -> int:
     """Check the installation: versions and pins, each library used once, the port, and what is exposed.
 
-    Exit code 1 if anything is broken.
+    Each line is printed as soon as it is known. The pins of what we require are checked as well. Libraries are used in
+    a process of their own, so that one that crashes is reported like the others. Exit code 1 if anything is broken.
     """
-    findings = [*_platform(), *_pins(), *_libraries(), _port(port), _exposure(port)]
+    findings = []
+    for finding in _findings(port, quick=quick, timeout_secs=timeout):
+        findings.append(finding)
+        if not as_json:
+            _print(finding)
     broken = [finding for finding in findings if finding.state == "broken"]
     if as_json:
         output.print_json({"healthy": not broken, "findings": [asdict(finding) for finding in findings]})
-        return 1 if broken else 0
-    table = output.Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("", "what", "seen", "mend"):
-        table.add_column(heading, overflow="fold")
-    for finding in findings:
-        table.add_row(
-            _MARKS[finding.state], *(output.plain(text) for text in (finding.what, finding.seen, finding.mend))
-        )
-    output.console().print(table)
-    print(f"\n{len(broken)} broken" if broken else "\nall is well")
+    elif broken:
+        print(f"\n{len(broken)} broken; mend these, {_LOCK.format(sys.version_info[1])}")
+    else:
+        print("\nall is well" + (", as far as can be seen without using the libraries" if quick else ""))
     return 1 if broken else 0
+
+
+def _findings(port: int, *, quick: bool, timeout_secs: float) -> Iterator[Finding]:
+    checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
+        ("python", _platform),
+        ("requirements", _pins),
+        ("minari (optional)", _minari),
+        (f"port {port}", functools.partial(_port, port)),
+        ("exposure", functools.partial(_exposure, port)),
+    ]
+    for name, check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # a check that cannot be made must not keep the others from being made
+            yield Finding(name, "broken", f"cannot be checked: {type(error).__name__}: {error}", "pip install .")
+    if not quick:
+        yield from _trials(timeout_secs)
+
+
+def _print(finding: Finding) -> None:
+    out = output.console()
+    seen = f"[bold]{output.plain(finding.what)}[/]: {output.plain(finding.seen)}"
+    out.print(f"{_MARKS[finding.state]}  {seen}", soft_wrap=True)
+    if finding.mend:
+        out.print(f"        {output.plain(finding.mend)}", soft_wrap=True)
 
 
 def _platform() -> Iterator[Finding]:
@@ -63,111 +105,99 @@ def _platform() -> Iterator[Finding]:
 
 
 def _pins() -> Iterator[Finding]:
-    """Every requirement of ours against what is installed; `pip check` does not know of several of them."""
-    from packaging.requirements import Requirement
+    """Our requirements, each; of those of other packages the ones that do not hold, and how many there are."""
+    from .pins import installed_version, pins_of
 
-    both = [name for name in ("tensorflow", "tensorflow-cpu") if _version(name)]
-    if len(both) == 2:
+    if installed_version("tensorflow") and installed_version("tensorflow-cpu"):
         mend = "pip uninstall tensorflow tensorflow-cpu, then install one of them"
-        yield Finding("tensorflow", "broken", "tensorflow and tensorflow-cpu are both installed", mend)
-    for text in importlib.metadata.requires("rlds2reverb") or ():
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        name = both[0] if requirement.name == "tensorflow" and both else requirement.name
-        version = _version(name)
-        if version is None:
-            yield Finding(name, "broken", "not installed", f"pip install '{requirement}'")
-        elif not requirement.specifier.contains(version, prereleases=True):
-            yield Finding(name, "broken", version, f"pip install '{name}{requirement.specifier}'")
-        else:
-            yield Finding(name, "ok", version)
-    minari = _version("minari")
-    extra = "pip install 'rlds2reverb[minari]', to read Minari data sets"
-    yield Finding("minari (optional)", "ok" if minari else "note", minari or "not installed", "" if minari else extra)
+        yield Finding("tensorflow and tensorflow-cpu", "broken", "both are installed", mend)
+    num_others = 0
+    extras = frozenset({"minari"} if installed_version("minari") else ())
+    for pin in pins_of("rlds2reverb", extras=extras):
+        ours = pin.needed_by.startswith("rlds2reverb ")
+        num_others += not ours
+        if ours or not pin.holds:
+            needed = f"{pin.needed_by} needs {pin.specifier or 'it'}"
+            found = pin.version or "not installed"
+            state, what = ("ok", found) if pin.holds else ("broken", f"{found}; {needed}")
+            yield Finding(pin.name, state, what, "" if pin.holds else f"pip install '{pin.name}{pin.specifier}'")
+    yield Finding("their requirements", "ok", f"{num_others} looked at; those that do not hold are above")
 
 
-def _version(name: str) -> str | None:
+def _minari() -> Iterator[Finding]:
+    from .pins import installed_version
+
+    version, hub = installed_version("minari"), installed_version("huggingface-hub")
+    mend = "" if version and hub else "pip install '.[minari]', in the checkout"
+    if version and not hub:
+        yield Finding("minari (optional)", "note", f"{version}, without huggingface-hub: it cannot download", mend)
+    else:
+        seen = version or "not installed; it reads Minari data sets"
+        yield Finding("minari (optional)", "ok" if version else "note", seen, mend)
+
+
+def _trials(timeout_secs: float) -> Iterator[Finding]:
+    """Uses the libraries in another process; one that ends it is reported, and the rest is tried in a new one."""
+    left = list(_TRIALS)
+    while left:
+        with status("using each library once"):
+            results, end, timed_out = _run_trials(left, timeout_secs)
+        for name, result in zip(left, results, strict=False):
+            yield _trial_finding(name, result)
+        left = left[len(results) :]
+        if left:
+            yield _trial_finding(left.pop(0), {"error": end})
+        if timed_out:
+            for name in left:
+                yield _trial_finding(name, {"error": "not tried, since the one before did not end"})
+            return
+
+
+def _trial_finding(name: str, result: dict[str, str]) -> Finding:
+    what, mend = _TRIALS[name]
+    if "error" in result:
+        return Finding(what, "broken", result["error"], mend)
+    return Finding(what, "ok", result["seen"])
+
+
+def _run_trials(names: list[str], timeout_secs: float) -> tuple[list[dict[str, str]], str, bool]:
+    """Returns the results of a process that tries these libraries, how it ended, and whether that was its deadline."""
+    command = [sys.executable, "-m", "rlds2reverb.cli.trials", *names]
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        # Modules in the current folder are not the user's installation.
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+        run = subprocess.run(command, capture_output=True, text=True, timeout=timeout_secs, env=environment)
+        printed, code, errors = run.stdout, run.returncode, run.stderr.strip()
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        code, errors = None, ""
+    results = []
+    for line in printed.splitlines():
+        if line.startswith("{"):
+            results.append(json.loads(line))
+    how = f"took longer than {timeout_secs:g} s" if code is None else f"ended its process with exit code {code}"
+    if code is not None and code < 0:
+        how = f"crashed ({signal.Signals(-code).name})"
+    return results, how + (f": {errors.splitlines()[-1]}" if errors else ""), code is None
 
 
-def _libraries() -> Iterator[Finding]:
-    uses: dict[str, tuple[Callable[[], str], str]] = {
-        "TensorFlow works": (_use_tensorflow, "pip install tensorflow==2.15.1 (or tensorflow-cpu==2.15.1)"),
-        "Reverb works": (_use_reverb, "pip install dm-reverb==0.14.0 beside TensorFlow 2.15.1; it loads with no other"),
-        "TFDS works": (_use_tfds, "pip install 'tensorflow-metadata>=1.15,<1.18' importlib_resources"),
-        "h5py works": (_use_h5py, "pip install --force-reinstall h5py"),
-    }
-    for what, (use, mend) in uses.items():
-        try:
-            with quiet_imports():
-                seen = use()
-            yield Finding(what, "ok", seen)
-        except Exception as error:  # whatever a broken installation raises is the finding
-            yield Finding(what, "broken", f"{type(error).__name__}: {error}", mend)
-
-
-def _use_tensorflow() -> str:
-    import_quietly("reverb", "tf_agents.trajectories")
-    import tensorflow as tf
-
-    if int(tf.reduce_sum(tf.constant([1, 2])) + tf.constant(1)) != 4:
-        raise RuntimeError("1 + 2 + 1 is not 4")
-    gpus = tf.config.list_physical_devices("GPU")
-    return f"{tf.__version__}, {len(gpus)} GPUs"
-
-
-def _use_reverb() -> str:
-    import numpy as np
-
-    from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb.ingestion import ingest
-    from rlds2reverb.tables import TableConfig
-
-    flags = {name: np.array([name == "is_first", name == "is_last"]) for name in ("is_first", "is_last", "is_terminal")}
-    numbers = {name: np.arange(2, dtype=np.float32) for name in ("observation", "action", "reward", "discount")}
-    with ReplayServer([TableConfig()]) as server:
-        ingest([{**numbers, **flags}], server.address, timeout_secs=10)
-        observations = [float(step.data[1]) for step in next(iter(server.client.sample("replay")))]
-        if observations != [0.0, 1.0]:
-            raise RuntimeError(f"wrote the observations 0 and 1, read {observations}")
-    return "one item written to a server and read back"
-
-
-def _use_tfds() -> str:
-    import tensorflow_datasets as tfds
-
-    return f"builders load ({tfds.builder.__name__})"
-
-
-def _use_h5py() -> str:
-    import h5py
-
-    with h5py.File(io.BytesIO(), "w") as file:
-        file["x"] = [1, 2, 3]
-        return f"HDF5 {h5py.version.hdf5_version}, {len(file['x'])} numbers written and read"
-
-
-def _port(port: int) -> Finding:
+def _port(port: int) -> Iterator[Finding]:
     from rlds2reverb._server.ports import require_free_port
     from rlds2reverb.errors import InUse
 
     try:
         require_free_port(port)
-        return Finding(f"port {port}", "ok", "free")
+        yield Finding(f"port {port}", "ok", "free")
     except InUse as error:
-        return Finding(f"port {port}", "note", str(error), "serve on another port, or stop what uses it")
+        yield Finding(f"port {port}", "note", str(error), "serve on another port, or stop what uses it")
 
 
-def _exposure(port: int) -> Finding:
+def _exposure(port: int) -> Iterator[Finding]:
     addresses = sorted(
         {str(info[4][0]) for info in _own_addresses() if not str(info[4][0]).startswith(("127.", "::1"))}
     )
     reach = ", ".join(addresses) or "no address beyond this machine is known"
-    return Finding(
+    yield Finding(
         "exposure",
         "note",
         f"a Reverb server listens on all interfaces without authentication; here: {reach}",

@@ -13,7 +13,8 @@ from rlds2reverb.sources.summary import Distribution, Summary, summarize
 from rlds2reverb.specs import describe, leaves, path_name
 
 from . import output
-from .options import json_option, open_source, source_options
+from .options import open_source, source_options
+from .output import json_option
 
 _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]]+:\d{1,5}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,19 +11,29 @@ import click
 
 from rlds2reverb.errors import InvalidEpisode, SourceError
 
-from .convert import convert
-from .demo import demo
-from .doctor import doctor
-from .inspect import inspect
 from .output import fail
 from .quiet import silence_logs
-from .serve import serve
-from .validate import validate
 
 OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED = 0, 1, 2, 75
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_COMMANDS = ("convert", "inspect", "validate", "serve", "doctor", "demo")
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command when it is used, so that `doctor` runs where the others cannot be imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"rlds2reverb.cli.{cmd_name}"), cmd_name)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="rlds2reverb")
 def cli() -> None:
     """From an offline RL data set (D4RL, RLDS/TFDS, Minari, robomimic) to trajectories in Reverb.
@@ -41,10 +52,6 @@ def cli() -> None:
 
     Exit codes: 0 done, 1 wrong use, 2 invalid data, 75 the server did not answer, or the disk is full (may be retried).
     """
-
-
-for command in (convert, inspect, validate, serve, doctor, demo):
-    cli.add_command(command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +74,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ConnectionError as error:
         fail(str(error))
         return MAY_BE_RETRIED
+    except ImportError as error:
+        fail(f"{error}; 'rlds2reverb doctor' says what is wrong with the installation")
+        return USER_ERROR
     except (ValueError, OSError, MemoryError) as error:
         return _fail_with(error)
 

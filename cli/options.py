@@ -136,8 +136,6 @@ SOURCE_ONLY = {
 }
 SOURCE_ONLY |= {"split_at_discontinuity"}
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-
 
 def adder_of(options: dict[str, Any]) -> ItemAdder:
     """The adder that the `item_options` describe, and those of `convert` if there are such."""

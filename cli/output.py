@@ -7,16 +7,20 @@ import math
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from rlds2reverb.episodes import Episode
-from rlds2reverb.sources import Source
+if TYPE_CHECKING:
+    from rlds2reverb.episodes import Episode
+    from rlds2reverb.sources import Source
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 _SECONDS_BETWEEN_LINES = 5.0
 

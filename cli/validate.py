@@ -11,7 +11,8 @@ from rlds2reverb.episodes import find_problems
 from rlds2reverb.errors import Problem, SourceError
 
 from . import output
-from .options import json_option, open_source, source_options, transform_options, transformed
+from .options import open_source, source_options, transform_options, transformed
+from .output import json_option
 
 INVALID = 2
 

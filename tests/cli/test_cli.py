@@ -264,42 +264,14 @@ def test_the_demo_refuses_what_it_cannot_compare(data, capsys):
 
 
 def test_every_command_and_option_has_help(capsys):
-    for name, command in cli.commands.items():
+    for name in cli.list_commands(None):
+        command = cli.get_command(None, name)
         code, out, _ = call(capsys, name, "--help")
         assert code == 0 and "Usage: rlds2reverb" in out
         assert all(option.help for option in command.params if isinstance(option, click.Option)), name
     code, out, _ = call(capsys, "--help")
     assert code == 0 and "Exit codes: 0 done, 1 wrong use, 2 invalid data, 75" in out
     assert call(capsys, "--version")[1].startswith("rlds2reverb, version 0.1")
-
-
-# --- doctor
-
-
-def test_the_doctor_finds_this_installation_sound(capsys):
-    code, out, _ = call(capsys, "doctor", "--json")
-    findings = {finding["what"]: finding for finding in json.loads(out)["findings"]}
-    assert code == 0, out
-    assert findings["Reverb works"]["seen"] == "one item written to a server and read back"
-    assert "without authentication" in findings["exposure"]["seen"] and findings["exposure"]["mend"]
-
-
-def test_the_doctor_names_what_is_broken_and_its_mend(capsys, monkeypatch):
-    from rlds2reverb.cli import doctor
-
-    real = doctor._version
-    monkeypatch.setattr(
-        doctor, "_version", lambda name: {"tensorflow-metadata": "1.18.0", "dm-tree": None}.get(name, real(name))
-    )
-    code, out, _ = call(capsys, "doctor", "--json")
-    broken = {f["what"]: f["mend"] for f in json.loads(out)["findings"] if f["state"] == "broken"}
-    assert code == 1
-    assert broken == {
-        "tensorflow-metadata": "pip install 'tensorflow-metadata<1.18,>=1.15'",
-        "dm-tree": "pip install 'dm-tree'",
-    }
-    monkeypatch.setattr(doctor, "_version", lambda name: "2.15.1" if name.startswith("tensorflow") else real(name))
-    assert "are both installed" in call(capsys, "doctor", "--json")[1]
 
 
 # --- processes of their own

@@ -1,0 +1,84 @@
+"""What is installed against what is required: by us, and by everything that we require."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One requirement of an installed distribution.
+
+    Attributes:
+      name: of the distribution that is required.
+      specifier: which versions fit, such as '==4.5.0'; empty for any.
+      version: the installed one, or None.
+      needed_by: name and version of the distribution that requires it.
+    """
+
+    name: str
+    specifier: str
+    version: str | None
+    needed_by: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether a version that fits is installed."""
+        return self.version is not None and Requirement(f"x{self.specifier}").specifier.contains(
+            self.version, prereleases=True
+        )
+
+
+def installed_version(name: str) -> str | None:
+    """Returns the version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def pins_of(root: str, *, extras: frozenset[str] = frozenset()) -> Iterator[Pin]:
+    """Yields the requirements of a distribution, then those of what it requires, and so on; each once.
+
+    `tensorflow-cpu` counts as `tensorflow` where only the former is installed.
+
+    Raises:
+      PackageNotFoundError: if the root is not installed.
+    """
+    importlib.metadata.distribution(root)
+    queue = deque([(root, extras)])
+    seen: set[object] = set()
+    while queue:
+        holder, wanted = queue.popleft()
+        if (canonicalize_name(holder), wanted) in seen:
+            continue
+        seen.add((canonicalize_name(holder), wanted))
+        for requirement in _requirements(holder, wanted):
+            name = requirement.name
+            if name == "tensorflow" and installed_version(name) is None and installed_version("tensorflow-cpu"):
+                name = "tensorflow-cpu"
+            version = installed_version(name)
+            pin = Pin(name, str(requirement.specifier), version, f"{holder} {installed_version(holder)}")
+            if pin not in seen:
+                seen.add(pin)
+                yield pin
+            if version is not None:
+                queue.append((name, frozenset(requirement.extras)))
+
+
+def _requirements(holder: str, extras: frozenset[str]) -> Iterator[Requirement]:
+    """Yields what an installed distribution requires here, with some of its extras."""
+    for text in importlib.metadata.requires(holder) or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:  # old metadata, which no installer of today obeys either
+            continue
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield requirement

@@ -1,0 +1,91 @@
+"""Each library used once. `doctor` runs the trials in a process of their own: what crashes there is a finding.
+
+python -m rlds2reverb.cli.trials h5py reverb
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+
+def try_reverb() -> str:
+    """Starts a server, writes one item and reads it back."""
+    import numpy as np
+
+    from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb.ingestion import ingest
+    from rlds2reverb.tables import TableConfig
+
+    flags = {name: np.array([name == "is_first", name == "is_last"]) for name in ("is_first", "is_last", "is_terminal")}
+    numbers = {name: np.arange(2, dtype=np.float32) for name in ("observation", "action", "reward", "discount")}
+    with ReplayServer([TableConfig()]) as server:
+        ingest([{**numbers, **flags}], server, timeout_secs=10)
+        observations = [float(step.data[1]) for step in next(iter(server.client.sample("replay")))]
+        if observations != [0.0, 1.0]:
+            raise RuntimeError(f"wrote the observations 0 and 1, read {observations}")
+    return "one item written to a server and read back"
+
+
+def try_tensorflow() -> str:
+    """Adds two numbers."""
+    import tensorflow as tf
+
+    total = int(tf.reduce_sum(tf.constant([1, 2])))
+    if total != 3:
+        raise RuntimeError(f"1 + 2 is {total}")
+    return f"{tf.__version__}, {len(tf.config.list_physical_devices('GPU'))} GPUs"
+
+
+def try_tf_agents() -> str:
+    """Makes a trajectory."""
+    import numpy as np
+    from tf_agents.trajectories import trajectory
+
+    boundary = trajectory.boundary((), (), (), np.zeros(2, np.float32), np.ones(2, np.float32))
+    return f"{type(boundary).__name__} made"
+
+
+def try_tfds() -> str:
+    """Loads the builders of data sets, and what they need to prepare one."""
+    import importlib_resources
+    import tensorflow_datasets as tfds
+
+    importlib_resources.files("tensorflow_datasets")
+    return f"{tfds.builder.__name__} loads"
+
+
+def try_h5py() -> str:
+    """Writes and reads a file in memory."""
+    import h5py
+
+    with h5py.File(io.BytesIO(), "w") as file:
+        file["x"] = [1, 2, 3]
+        return f"HDF5 {h5py.version.hdf5_version}, {len(file['x'])} numbers written and read"
+
+
+TRIALS: dict[str, Callable[[], str]] = {
+    "h5py": try_h5py,
+    "tensorflow": try_tensorflow,
+    "tf_agents": try_tf_agents,
+    "tfds": try_tfds,
+    "reverb": try_reverb,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Prints one line of JSON for each trial as soon as it is over: `{"seen": ...}` or `{"error": ...}`."""
+    for name in names:
+        try:
+            result = {"seen": TRIALS[name]()}
+        except Exception as error:  # whatever a broken installation raises is the finding
+            result = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(result), flush=True)
+    os._exit(0)  # without destructors, which could crash after all went well
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

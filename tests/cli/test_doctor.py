@@ -1,0 +1,125 @@
+"""The doctor reports on broken installations, too: each is made of files that come first on the path."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from rlds2reverb.cli import pins, run
+from rlds2reverb.cli.doctor import _TRIALS
+
+
+def doctor(capsys, *arguments):
+    code = run(["doctor", "--json", *arguments])
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"] == (code == 0)
+    return code, {finding["what"]: finding for finding in report["findings"]}
+
+
+def distribution(folder, name, version, *requires):
+    """The metadata of an installed distribution, without its files."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {other}" for other in requires)]
+    (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines]) + "\n")
+
+
+def test_the_doctor_finds_this_installation_sound(capsys):
+    code, findings = doctor(capsys)
+    assert code == 0, findings
+    assert findings["Reverb works"]["seen"] == "one item written to a server and read back"
+    assert {what for what, _ in _TRIALS.values()} <= set(findings)
+    assert "without authentication" in findings["exposure"]["seen"] and findings["exposure"]["mend"]
+
+
+def test_a_pin_of_ours_that_does_not_hold_is_named_with_its_mend(capsys, monkeypatch):
+    real = pins.installed_version
+    versions = {"tensorflow-metadata": "1.18.0", "dm-tree": None}
+    monkeypatch.setattr(pins, "installed_version", lambda name: versions.get(name, real(name)))
+    code, findings = doctor(capsys, "--quick")
+    broken = {what: finding["mend"] for what, finding in findings.items() if finding["state"] == "broken"}
+    assert code == 1
+    assert broken == {
+        "tensorflow-metadata": "pip install 'tensorflow-metadata<1.18,>=1.15'",
+        "dm-tree": "pip install 'dm-tree'",
+    }
+    monkeypatch.setattr(pins, "installed_version", lambda name: real(name.removesuffix("-cpu")) or real(f"{name}-cpu"))
+    both = doctor(capsys, "--quick")[1]["tensorflow and tensorflow-cpu"]
+    assert both["state"] == "broken" and both["mend"].startswith("pip uninstall tensorflow tensorflow-cpu")
+
+
+def test_a_pin_of_what_we_require_is_checked_as_well(capsys, monkeypatch, tmp_path):
+    distribution(tmp_path, "typing_extensions", "4.12.2")
+    distribution(tmp_path, "ml_dtypes", "0.5.4")  # what JAX of today brings
+    monkeypatch.syspath_prepend(tmp_path)
+    code, findings = doctor(capsys, "--quick")
+    broken = {what: finding for what, finding in findings.items() if finding["state"] == "broken"}
+    assert code == 1 and {"typing-extensions", "ml-dtypes"} == set(broken)
+    assert broken["typing-extensions"]["seen"] == "4.12.2; tf-agents 0.19.0 needs ==4.5.0"
+    assert broken["typing-extensions"]["mend"] == "pip install 'typing-extensions==4.5.0'"
+
+
+def test_extras_and_markers_are_followed_as_an_installer_does(monkeypatch, tmp_path):
+    distribution(tmp_path, "root", "1", "left[more]", "right; python_version < '3'", "also; extra == 'given'", "?!")
+    distribution(tmp_path, "left", "2", "deep>=5; extra == 'more'", "never; extra == 'other'", "root")
+    distribution(tmp_path, "deep", "4")
+    distribution(tmp_path, "also", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = list(pins.pins_of("root", extras=frozenset({"given"})))
+    assert [(pin.name, pin.specifier, pin.version, pin.holds) for pin in found] == [
+        ("left", "", "2", True),
+        ("also", "", "1", True),
+        ("deep", ">=5", "4", False),
+        ("root", "", "1", True),
+    ]
+    assert found[2].needed_by == "left 2"
+
+
+BROKEN_INSTALLS = {
+    "numpy 2": ("numpy", "raise AttributeError('_ARRAY_API not found')", "AttributeError: _ARRAY_API not found"),
+    "a crash of native code": ("tensorflow", "import os; os.abort()", "crashed (SIGABRT)"),
+    "no answer": ("tensorflow", "import signal; signal.pause()", "took longer than 3 s"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_INSTALLS)
+def test_the_whole_report_is_printed_where_a_library_is_broken(name, tmp_path):
+    module, source, seen = BROKEN_INSTALLS[name]
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").write_text(source)
+    process = subprocess.run(
+        [sys.executable, "-m", "rlds2reverb.cli", "doctor", "--json", "--timeout", "3"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    findings = {finding["what"]: finding for finding in json.loads(process.stdout)["findings"]}
+    assert process.returncode == 1 and process.stderr == ""
+    assert {what for what, _ in _TRIALS.values()} | {"python", "their requirements", "exposure"} <= set(findings)
+    assert seen in findings["TensorFlow works"]["seen"] and findings["TensorFlow works"]["mend"]
+    assert findings["Reverb works"]["state"] == "broken"
+
+
+def test_other_commands_send_a_broken_installation_to_the_doctor(tmp_path):
+    (tmp_path / "h5py.py").write_text("raise ImportError('h5py is compiled for numpy 2')")
+    process = subprocess.run(
+        [sys.executable, "-m", "rlds2reverb.cli", "inspect", "x.hdf5"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: h5py is compiled for numpy 2; 'rlds2reverb doctor' says what is wrong")
+
+
+def test_findings_are_printed_for_people_with_their_mends(capsys, monkeypatch):
+    real = pins.installed_version
+    monkeypatch.setattr(pins, "installed_version", lambda name: None if name == "dm-tree" else real(name))
+    code = run(["doctor", "--quick"])
+    out = capsys.readouterr().out
+    assert (
+        code == 1
+        and "broken  dm-tree: not installed; rlds2reverb 0.1.0 needs it\n        pip install 'dm-tree'\n" in out
+    )
+    assert "in the checkout: pip install --no-deps -r requirements/py3" in out
