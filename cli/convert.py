@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._units import bytes_text
 from rlds2reverb.sources import Source
 
 from . import output
@@ -198,37 +197,14 @@ def _ingest(source: Source, destination: Any, adder: ItemAdder, options: dict[st
 
 
 def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> None:
-    seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
-    written = report.steps > report.resumed_steps or not report.steps
-    length = f"of {options['sequence_length']} steps"
+    length = output.counted(options["sequence_length"], "step")
     if options["whole_episodes"]:
-        length = "of whole episodes"
+        length = "a whole episode"
     elif options["n_step"] is not None:
-        length = f"over {options['n_step']} steps"
-    rows = [
-        ("into", f"{', '.join(report.tables)} {'in' if isinstance(destination, Path) else 'at'} {destination}"),
-        ("episodes", f"{report.episodes:,}"),
-        ("steps", f"{report.steps:,} ({bytes_text(report.bytes)})"),
-        ("items", f"{report.items:,} in each table, {length}"),
-        (
-            "speed",
-            f"{output.number(round(report.steps_per_second))} steps/s ({seconds})" if written else "all was there",
-        ),
-        ("fingerprint", f"xxh128 {report.fingerprint}"),
-    ]
+        length = f"a transition over {output.counted(options['n_step'], 'step')}"
+    facts = report.facts()
+    facts.insert(1, ("at", str(destination)))
     if isinstance(destination, Path):
-        rows.insert(1, ("serve", f"rlds2reverb serve --from {destination}"))
-    if report.memory_bytes:
-        rows.insert(-2, ("memory", f"about {bytes_text(report.memory_bytes)} in the server"))
-    notes = [
-        (report.resumed_episodes, "episodes were there from an earlier run"),
-        (report.restarts, "times the server was started anew, and got everything again"),
-        (report.open_ends, "episodes just stop in the data; written as truncated"),
-        (report.too_short, "episodes are shorter than an item and gave none"),
-        (report.skipped_episodes, "invalid episodes were left out"),
-        (report.kept_problems, "problems were kept"),
-    ]
-    rows += [("note", f"{count:,} {what}") for count, what in notes if count]
-    output.console().print(output.facts(f"{report.source} converted", rows))
-    for problem in report.problems:
-        output.warn(str(problem))
+        facts.insert(2, ("serve", f"rlds2reverb serve --from {destination}"))
+    facts.insert([name for name, _ in facts].index("items") + 1, ("an item", length))
+    output.print_facts(f"{report.source} converted", facts)

@@ -12,6 +12,7 @@ import click
 import h5py
 import numpy as np
 
+from rlds2reverb._text import number_text
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.summary import summarize
@@ -49,12 +50,12 @@ def demo(file: Path, num_batches: int) -> None:
     out.print(f"\n[bold]1  The data[/]   {output.plain(file.name)}")
     out.print(f"   {summary.episodes:,} episodes ({ends}), {summary.transitions:,} transitions")
     returns = summary.returns
-    mean, low, high = (output.number(value) for value in (returns.mean, returns.min, returns.max))
+    mean, low, high = (number_text(value) for value in (returns.mean, returns.min, returns.max))
     out.print(f"   return {mean} on average, from {low} to {high}")
     with _filled_server(source) as (server, report):
         out.print("\n[bold]2  Into Reverb[/]")
         out.print(f"   {report.items:,} items of two steps in the prioritized table 'replay' on {server.address}")
-        out.print(f"   {output.number(round(report.steps_per_second))} steps/s, checks included")
+        out.print(f"   {number_text(round(report.steps_per_second))} steps/s, checks included")
         out.print("\n[bold]3  Back again, and into a policy[/]")
         rows = _FileRows(file)
         losses = []
@@ -66,17 +67,15 @@ def demo(file: Path, num_batches: int) -> None:
                 out.print(f"   batch {index + 1:>5,}   loss {losses[-1]:.4f}")
     first, last = float(np.mean(losses[:5])), float(np.mean(losses[-20:]))
     out.print()
-    out.print(
-        output.facts(
-            "What came of it",
-            [
-                ("read back", f"{rows.num_compared:,} items, every one equal to the file bit for bit"),
-                ("seen", f"{rows.num_seen:,} of the file's {rows.num_rows:,} rows"),
-                ("loss", f"{first:.4f} -> {last:.4f}   {_sparkline(losses)}"),
-                ("compare", f"{rows.mean_action_loss:.4f} for always answering with the mean action"),
-                ("time", f"{time.perf_counter() - began:.0f} s"),
-            ],
-        )
+    output.print_facts(
+        "What came of it",
+        [
+            ("read back", f"{rows.num_compared:,} items, every one equal to the file bit for bit"),
+            ("seen", f"{rows.num_seen:,} of the file's {rows.num_rows:,} rows"),
+            ("loss", f"{first:.4f} -> {last:.4f}   {_sparkline(losses)}"),
+            ("compare", f"{rows.mean_action_loss:.4f} for always answering with the mean action"),
+            ("time", f"{time.perf_counter() - began:.0f} s"),
+        ],
     )
     if not last < first:
         raise ValueError(f"the loss did not go down: {first:.4f} at first, {last:.4f} at last")

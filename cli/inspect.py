@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb._units import bytes_text
-from rlds2reverb.sources.summary import Distribution, Summary, summarize
+from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
 
 from . import output
@@ -49,45 +48,7 @@ def inspect(as_json: bool, reference_returns: tuple[float, float] | None, timeou
     if as_json:
         output.print_json(summary.as_dict())
     else:
-        print_summary(summary)
-
-
-def print_summary(summary: Summary) -> None:
-    """The summary as tables for people."""
-    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.open_ends:,} open"
-    rows = [
-        ("kind", summary.kind),
-        ("episodes", f"{summary.episodes:,} ({ends})"),
-        ("transitions", f"{summary.transitions:,} ({summary.steps:,} steps with the final observations)"),
-        ("return", _distribution(summary.returns)),
-        ("length", _distribution(summary.lengths)),
-    ]
-    if summary.empty:
-        rows.insert(2, ("empty", f"{summary.empty:,} episodes have no steps"))
-    if summary.score is not None:
-        whose = f"D4RL's constants for its own {summary.score_environment}" if summary.score_environment else "as given"
-        rows.append(("score", f"{summary.score:.1f} (0 random, 100 expert; {whose})"))
-    if summary.metadata:
-        rows.append(("metadata", ", ".join(f"{name} {value}" for name, value in summary.metadata.items())))
-    rows += [("size", bytes_text(summary.bytes)), ("fingerprint", f"xxh128 {summary.fingerprint}")]
-    out = output.console()
-    out.print(output.facts(summary.name, rows))
-    out.print()
-    table = output.Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("field", "one step", "NaN or Inf"):
-        table.add_column(heading)
-    for field in summary.fields:
-        table.add_row(
-            output.plain(field.name), output.plain(field.spec), f"{field.non_finite:,}" if field.non_finite else "none"
-        )
-    out.print(table)
-
-
-def _distribution(values: Distribution) -> str:
-    mean, *rest = (
-        output.number(value) for value in (values.mean, values.min, values.q25, values.median, values.q75, values.max)
-    )
-    return f"mean {mean}   min {rest[0]}   25 % {rest[1]}   median {rest[2]}   75 % {rest[3]}   max {rest[4]}"
+        print(output.printable(str(summary)))
 
 
 def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
@@ -101,14 +62,12 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"server": address, "tables": tables})
         return
-    out = output.console()
     for facts in tables:
         fields = facts.pop("signature")
         rows = [(key, f"{value:,}" if isinstance(value, int) else str(value)) for key, value in facts.items()]
-        out.print(output.facts(f"table {facts['name']!r} of {address}", rows))
-        for name, spec in (fields or {"any": "no signature"}).items():
-            out.print(f"  {output.plain(name)}  {output.plain(spec)}", style="dim")
-        out.print()
+        rows += [("field", f"{name}  {spec}") for name, spec in (fields or {"any": "no signature"}).items()]
+        output.print_facts(f"table {facts['name']!r} of {address}", rows)
+        print()
 
 
 def _table_facts(info: Any) -> dict[str, Any]:

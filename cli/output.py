@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
+
+from rlds2reverb._text import WIDTH, facts_text, number_text
 
 if TYPE_CHECKING:
     from rlds2reverb.episodes import Episode
@@ -26,9 +26,9 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def console() -> Console:
-    """The console of stdout, at least 100 columns wide where it is no terminal."""
+    """The console of stdout, 80 columns wide where it is not a terminal."""
     out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=max(out.width, 100))
+    return out if out.is_terminal else Console(highlight=False, width=WIDTH)
 
 
 def print_json(value: Any) -> None:
@@ -44,28 +44,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def facts(title: str, rows: list[tuple[str, str]]) -> Table:
-    """A table of names and values."""
-    table = Table(
-        title=Text(printable(title)),
-        title_justify="left",
-        title_style="bold",
-        show_header=False,
-        box=None,
-        pad_edge=False,
-    )
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
-
-
-def number(value: float) -> str:
-    """A number as people write it: 12,345 or 0.912."""
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.4g}"
+def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
+    """Prints a title, and a line for each name and value; control characters are shown, not obeyed."""
+    print(printable(facts_text(title, facts)), flush=True)
 
 
 def counted(number: int, word: str) -> str:
@@ -136,7 +117,7 @@ class StepProgress:
         self._steps[stage] = self._steps.get(stage, 0) + episode.num_transitions
         done = episode.index + 1 if self._rows is None else self._steps[stage]
         total = self._episodes if self._rows is None else self._rows
-        rate = number(round(self._steps[stage] / max(now - self._began[stage], 1e-3)))
+        rate = number_text(round(self._steps[stage] / max(now - self._began[stage], 1e-3)))
         if self._console.is_terminal:
             if stage not in self._tasks:
                 self._tasks[stage] = self._bars.add_task(stage, total=total, rate="")

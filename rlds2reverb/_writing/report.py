@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rlds2reverb._text import facts_text, number_text
+from rlds2reverb._units import bytes_text
 from rlds2reverb.episodes import Episode, discontinuity_place, notes
 from rlds2reverb.errors import Problem
 
@@ -74,6 +76,37 @@ class IngestReport:
     def notes(self) -> tuple[str, ...]:
         """Sentences on what the data set holds and the tables do not; see `episodes.notes`."""
         return notes(self.no_successor, self.discontinuities, self.first_discontinuity)
+
+    def __str__(self) -> str:
+        return facts_text(f"{self.source} converted", self.facts())
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The report as names and values for people; what is zero is left out."""
+        seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in self.seconds.items())
+        written = self.steps > self.resumed_steps or not self.steps
+        speed = f"{number_text(round(self.steps_per_second))} steps/s ({seconds})"
+        facts = [
+            ("into", f"{'table' if len(self.tables) == 1 else 'tables'} {', '.join(self.tables)}"),
+            ("episodes", f"{self.episodes:,}"),
+            ("steps", f"{self.steps:,} ({bytes_text(self.bytes)})"),
+            ("items", f"{self.items:,} in each table"),
+            ("speed", speed if written else "nothing was written, all was there"),
+        ]
+        if self.memory_bytes:
+            facts.append(("memory", f"about {bytes_text(self.memory_bytes)} in the server"))
+        facts.append(("fingerprint", f"xxh128 {self.fingerprint}"))
+        counts = [
+            (self.resumed_episodes, "episodes from an earlier run are there already"),
+            (self.restarts, "restarts of the server; it got everything again"),
+            (self.open_ends, "episodes stop without an end in the data; written as truncated"),
+            (self.too_short, "episodes are shorter than an item, and give none"),
+            (self.skipped_episodes, "invalid episodes were left out"),
+            (self.kept_problems, "problems were kept"),
+        ]
+        facts += [("note", f"{count:,} {what}") for count, what in counts if count]
+        facts += [("note", sentence) for sentence in self.notes]
+        facts += [("warning", sentence) for sentence in self.warnings]
+        return facts + [("problem", str(problem)) for problem in self.problems[:5]]
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts, for JSON."""

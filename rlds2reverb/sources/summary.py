@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from rlds2reverb._text import columns_text, facts_text, number_text
+from rlds2reverb._units import bytes_text
 from rlds2reverb.episodes import Episode, discontinuity_place, notes
 from rlds2reverb.specs import describe, leaves, path_name, step_spec_of
 
@@ -47,6 +49,11 @@ class Distribution:
             return cls(*[float("nan")] * 6)
         q25, median, q75 = np.quantile(values, _QUANTILES)
         return cls(min(values), float(q25), float(median), float(q75), max(values), float(np.mean(values)))
+
+    def __str__(self) -> str:
+        mean, low, high = (number_text(value) for value in (self.mean, self.min, self.max))
+        quartiles = ", ".join(number_text(value) for value in (self.q25, self.median, self.q75))
+        return f"mean {mean}, from {low} to {high} (quartiles {quartiles})"
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,32 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts, for JSON."""
         return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            (field.name, field.spec, f"{field.non_finite:,}" if field.non_finite else "none") for field in self.fields
+        ]
+        return f"{facts_text(self.name, self.facts())}\n\n{columns_text(('field', 'one step', 'NaN or Inf'), rows)}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The summary as names and values for people, without the fields."""
+        ends = f"{self.terminals:,} terminal, {self.timeouts:,} truncated, {self.open_ends:,} open"
+        facts = [("kind", self.kind), ("episodes", f"{self.episodes:,} ({ends})")]
+        if self.empty:
+            facts.append(("empty", f"{self.empty:,} episodes have no steps"))
+        facts += [
+            ("transitions", f"{self.transitions:,} ({self.steps:,} steps with the final observations)"),
+            ("return", str(self.returns)),
+            ("length", str(self.lengths)),
+        ]
+        if self.score is not None:
+            environment = self.score_environment
+            whose = f"D4RL's constants for its own {environment}" if environment else "returns as given"
+            facts.append(("score", f"{self.score:.1f} (0 random, 100 expert; {whose})"))
+        if self.metadata:
+            facts.append(("metadata", ", ".join(f"{name} {value}" for name, value in self.metadata.items())))
+        facts += [("size", bytes_text(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
+        return facts + [("warning", sentence) for sentence in self.warnings]
 
 
 @dataclass

@@ -121,7 +121,7 @@ def size(server, table="replay"):
 def test_convert_writes_to_a_running_server(data, capsys, server):
     code, out, err = call(capsys, "convert", data / HOPPER, "--to", f"localhost:{server.port}")
     assert (code, err) == (0, "") and size(server) == 911
-    assert "911 in each table, of 2 steps" in out and "steps/s" in out
+    assert "911 in each table\n  an item      2 steps" in out and "steps/s" in out
 
 
 def test_convert_reports_in_json_and_takes_its_options(data, capsys, server, tmp_path):
@@ -147,7 +147,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     assert (code, err) == (0, "") and "911 in each table" in out
     assert re.search(r"about 1\.\d MB in the server", out)
     code, out, err = call(capsys, *arguments)
-    assert (code, err) == (0, "") and "all was there" in out and "episodes were there from an earlier run" in out
+    assert (code, err) == (0, "") and "all was there" in out and "episodes from an earlier run are there already" in out
     code, _, err = call(capsys, *arguments, "--stride", 2)
     assert code == 2 and "out exists already, written with other arguments (adder was Windows(length=2, stride=1" in err
     assert not (tmp_path / "out.partial").exists()
@@ -160,11 +160,11 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("options", "items", "said"),
     [
-        (("--whole-episodes", "--layout", "packed", "--priority", "return"), 2, "of whole episodes"),
-        (("--padding", "tile", "--sequence-length", 3, "--chunk-length", 4), 913, "of 3 steps"),
-        (("--writer", "public"), 911, "of 2 steps"),
-        (("--n-step", 3, "--gamma", 0.9, "--layout", "packed"), 911, "over 3 steps"),
-        (("--key-seed", 1, "--no-resume", "--force"), 911, "of 2 steps"),
+        (("--whole-episodes", "--layout", "packed", "--priority", "return"), 2, "a whole episode"),
+        (("--padding", "tile", "--sequence-length", 3, "--chunk-length", 4), 913, "an item      3 steps"),
+        (("--writer", "public"), 911, "an item      2 steps"),
+        (("--n-step", 3, "--gamma", 0.9, "--layout", "packed"), 911, "a transition over 3 steps"),
+        (("--key-seed", 1, "--no-resume", "--force"), 911, "an item      2 steps"),
     ],
 )
 def test_convert_makes_other_items(data, capsys, server, options, items, said):
@@ -190,7 +190,7 @@ def test_invalid_data_are_not_converted_unless_asked_for(data, capsys, server):
     code, _, err = call(capsys, "convert", path, "--to", to)
     assert code == 2 and "holds NaN" in err and size(server) == 0
     code, out, err = call(capsys, "convert", path, "--to", to, "--on-invalid", "skip_episode")
-    assert code == 0 and "1 invalid episodes were left out" in out and "holds NaN" in err
+    assert code == 0 and "1 invalid episodes were left out" in out and "holds NaN" in out
 
 
 def test_a_server_that_does_not_answer_may_be_retried(data, capsys):

@@ -44,7 +44,9 @@ def test_a_pin_of_ours_that_does_not_hold_is_named_with_its_mend(capsys, monkeyp
         "tensorflow-metadata": "pip install 'tensorflow-metadata<1.18,>=1.15'",
         "dm-tree": "pip install 'dm-tree'",
     }
-    monkeypatch.setattr(pins, "installed_version", lambda name: real(name) or ("2.15.1" if name.startswith("tensorflow") else None))
+    monkeypatch.setattr(
+        pins, "installed_version", lambda name: real(name) or ("2.15.1" if name.startswith("tensorflow") else None)
+    )
     both = doctor(capsys, "--quick")[1]["tensorflow and tensorflow-cpu"]
     assert both["state"] == "broken" and both["mend"].startswith("pip uninstall tensorflow tensorflow-cpu")
 
