@@ -237,7 +237,7 @@ def _values(options: IngestOptions) -> list[Any]:
 def _description(
     source: Source, conversion: ItemConversion, configs: Sequence[TableConfig], arguments: list[Any]
 ) -> dict[str, Any]:
-    """What tells one run from another; of plain values, for JSON."""
+    """Returns what distinguishes one run from another, as plain values for JSON."""
     description = {
         "source": [source.name, source.kind, source.num_rows, source.num_episodes],
         "steps": str(conversion.step_spec),

@@ -20,19 +20,19 @@ from .item_blocks import ItemBlock, joined_rows
 
 #: An item above this many bytes has its rows in several chunks, whatever is asked for.
 _MAX_CHUNK_BYTES = 16 << 20
-#: So many rows are encoded together, or more of small ones and less of large ones: bytes at least and at most.
+#: Rows that are encoded together; more if they are small and fewer if they are large, within these numbers of bytes.
 _BATCH_ROWS = 1 << 11
 _LEAST_BATCH_BYTES, _MOST_BATCH_BYTES = 2 << 20, 8 << 20
-#: A chunk of several items has at most so many bytes of rows, since sampling one item ships the whole chunk.
+#: The most bytes of rows in a chunk of several items, since sampling one item ships the whole chunk.
 _SHARED_CHUNK_BYTES = 128 << 10
 _FEWEST_ITEMS = 16
-#: A large item has about so many chunks at most, as long as they are not too large.
+#: The most chunks that a large item has rows in, as long as the chunks are not too large.
 _MOST_SLICES = 16
-#: Columns with rows of so many bytes (images) are compressed.
+#: Columns whose rows have this many bytes (images) are compressed.
 _COMPRESS_FROM_BYTES = 512
 
 
-#: One message to the server has at most so many bytes of chunks.
+#: The most bytes of chunks in one message to the server.
 _MAX_REQUEST_BYTES = 64 << 20
 
 #: The most items that may share a chunk.
@@ -156,7 +156,7 @@ class Encoder:
     def _items_of_a_chunk(self, block: ItemBlock) -> int | None:
         """Returns how many items share a chunk, so that at most a third of its rows are in the next chunk as well.
 
-        None if so many would make a chunk too large: then items take their rows from several chunks.
+        None if that would make a chunk too large: then items take their rows from several chunks.
         """
         length, longest = int(block.lengths[0]), int(block.lengths.max())
         stride = max(int(block.starts[1] - block.starts[0]), 1) if len(block.starts) > 1 else length

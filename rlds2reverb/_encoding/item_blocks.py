@@ -10,7 +10,7 @@ import numpy as np
 
 from rlds2reverb.specs import concatenated
 
-#: Episodes are encoded and confirmed in groups of about so many bytes: small ones first, so that the server starts
+#: Episodes are encoded and confirmed in groups of about this many bytes: small ones first, so that the server starts
 #: its work early.
 _FIRST_GROUP_BYTES, _GROUP_BYTES = 1 << 20, 8 << 20
 
@@ -72,7 +72,7 @@ def in_groups(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[list[S
 
     Args:
       parts: in order.
-      first_end: a group also ends after so many parts, counted from the beginning; 0 for nowhere.
+      first_end: a group also ends after this many parts, counted from the beginning; 0 for no such end.
     """
     group: list[SizedT] = []
     group_bytes = bytes_before = 0

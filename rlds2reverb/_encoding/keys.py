@@ -1,9 +1,9 @@
-"""Keys of items and chunks that say what they hold: sending something again stores it once.
+"""Keys of items and chunks that stand for their content: what is sent again is stored once.
 
-A key is a 64-bit hash of the content of an episode's items (dtypes, shapes and bytes of the columns, which is what the
-data set and the adder with its parameters come to), the episode's number, the table and the place in the episode. Of
-`n` random keys in a range of 2^63, two coincide with a chance of about n² / 2^64: 5e-8 for a million, 5e-4 for a
-hundred million.
+A key is a 64-bit hash of the content of an episode's items (dtypes, shapes and bytes of the columns, which follow from
+the data set and the adder with its parameters), the episode's number, the table and the place in the episode. Of `n`
+random keys in a range of 2^63, two coincide with a chance of about n² / 2^64: 5e-8 for a million, 5e-4 for a hundred
+million.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def content_digest(items: Items) -> bytes:
-    """A 128-bit hash (XXH3) over the columns of an episode's items, and where each of them begins and ends."""
+    """Returns a 128-bit hash (XXH3) of the columns of an episode's items and of where each item begins and ends."""
     digest = xxhash.xxh3_128()
     for path, column in leaves(items.columns):
         digest.update(f"{path}{column.dtype.str}{column.shape}".encode())
@@ -38,7 +38,7 @@ def content_digest(items: Items) -> bytes:
 
 
 def seed(*parts: object) -> int:
-    """64 bits that stand for the parts, for `keys_at`."""
+    """Returns 64 bits that stand for the parts, for `keys_at`."""
     text = b"".join(_tagged(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
@@ -49,7 +49,7 @@ def _tagged(part: object) -> bytes:
 
 
 def keys_at(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The keys at places of sequences that begin with seeds.
+    """Returns the keys at places of the sequences that begin with seeds.
 
     The finaliser of splitmix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") over
     `seed + place * golden ratio`, folded into [2^56, 2^63).
@@ -80,7 +80,7 @@ def numbers_of(keys: np.ndarray) -> np.ndarray:
 
 
 def require_different(parts: Sequence[np.ndarray]) -> None:
-    """Raises `KeyCollision` if a key occurs twice in arrays of keys."""
+    """Raises `KeyCollision` if a key occurs twice in the arrays, taken together."""
     everything = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))
     repeated = everything[1:][everything[1:] == everything[:-1]]
     if len(repeated):

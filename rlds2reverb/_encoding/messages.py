@@ -50,7 +50,7 @@ _DATA_TYPES = {
 }
 _KEY_WIDTH = 9
 _INT_WIDTH = 5
-#: Columns of a chunk from so many bytes on are compressed, if that makes them shorter by a tenth.
+#: Columns of a chunk are compressed from this many bytes on, if that makes them shorter by a tenth.
 _WORTH_TRYING_BYTES, _WORTH_COMPRESSING = 1024, 0.9
 
 
@@ -63,7 +63,7 @@ def require_dtype(spec: ArraySpec, where: str) -> None:
 
 
 def _stored_header(size: int) -> bytes:
-    """What goes before `size` bytes to make them a snappy stream of one literal (format_description.txt of snappy)."""
+    """Returns what makes `size` bytes behind it a snappy stream of one literal (snappy's format_description.txt)."""
     if size == 0:
         return varint(0)
     if size <= 60:
@@ -74,7 +74,7 @@ def _stored_header(size: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
-    """Dtype and shape of a tensor of so many rows."""
+    """Returns the dtype and shape of a tensor of `num_rows` rows."""
     sizes: tuple[int | None, ...] = (num_rows, *spec.shape)
     shape = b"".join(delimited(2, number_field(1, size or 0)) for size in sizes)
     return number_field(1, _DATA_TYPES[spec.dtype.name]) + delimited(2, shape)
@@ -82,7 +82,7 @@ def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
-    """All of the field of a stored tensor of so many rows that comes before its bytes."""
+    """Returns the field of a stored tensor of `num_rows` rows, up to where its bytes begin."""
     size = num_rows * spec.num_bytes
     header = _tensor_head(spec, num_rows)
     content = _stored_header(size)
@@ -91,7 +91,7 @@ def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
 
 
 def _chunk_head(keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, num_rows: int) -> list[Part]:
-    """What comes before the tensors of chunks."""
+    """Returns the fields of chunks that come before their tensors."""
     sequence_range = [
         *numbers_field(1, episode_ids, _KEY_WIDTH),
         *numbers_field(2, first_rows, _INT_WIDTH),
@@ -101,7 +101,7 @@ def _chunk_head(keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarra
 
 
 def _chunk_tail(num_rows: int, specs: Sequence[ArraySpec]) -> bytes:
-    """What comes after them: how many there are, and their bytes when unpacked."""
+    """Returns the fields that come after the tensors: how many there are, and their bytes when unpacked."""
     return number_field(6, len(specs)) + number_field(7, num_rows * sum(spec.num_bytes for spec in specs))
 
 
@@ -112,7 +112,7 @@ def chunks(
     contents: Sequence[np.ndarray],
     specs: Sequence[ArraySpec],
 ) -> np.ndarray:
-    """`ChunkData` messages of as many rows each, all columns in one chunk, stored without compression.
+    """Returns `ChunkData` messages of equally many rows, all columns in one chunk, stored without compression.
 
     Args:
       keys: uint64 `[n]` in [2^56, 2^63).
@@ -141,7 +141,7 @@ def _as_bytes(content: np.ndarray) -> np.ndarray:
 
 
 class _Scratch(threading.local):
-    """Room for what comes out of the compressor; to ask the system for it each time takes as long as to compress."""
+    """A buffer for the compressor's output; allocating one each time would take as long as compressing."""
 
     room = np.empty(0, np.uint8)
 
@@ -150,7 +150,7 @@ _SCRATCH = _Scratch()
 
 
 def is_compressed(num_rows: int, spec: ArraySpec) -> bool:
-    """Whether `compressed_chunks` tries to compress so many rows of a column."""
+    """Whether `compressed_chunks` tries to compress `num_rows` rows of a column."""
     return num_rows * spec.num_bytes >= _WORTH_TRYING_BYTES
 
 
@@ -161,7 +161,7 @@ def compressed_chunks(
     contents: Sequence[np.ndarray | Sequence[np.ndarray]],
     specs: Sequence[ArraySpec],
 ) -> list[bytes]:
-    """As `chunks`, but with the columns that are large compressed with snappy, where that saves a tenth.
+    """Returns the same as `chunks`, with large columns compressed by snappy where that saves a tenth.
 
     Args:
       keys: see `chunks`.
@@ -191,12 +191,12 @@ def compressed_chunks(
 
 
 def _sized(number: int, sizes: np.ndarray) -> list[Part]:
-    """What comes before messages or bytes of different sizes."""
+    """Returns the tag and size that come before messages or bytes of different sizes."""
     return [tag(number, 2), varints(sizes, _INT_WIDTH)]
 
 
 def _packed(rows: np.ndarray) -> bytes:
-    """An array as a snappy stream: compressed, or stored where that saves less than a tenth."""
+    """Returns an array as a snappy stream: compressed, or stored where compression saves less than a tenth."""
     raw = np.ascontiguousarray(rows).reshape(-1).data.cast("B")
     most = cramjam.snappy.compress_raw_max_len(raw)
     if len(_SCRATCH.room) < most:
@@ -226,7 +226,7 @@ def items(
     squeeze: bool,
     numbers: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`PrioritizedItem` messages.
+    """Returns `PrioritizedItem` messages.
 
     Args:
       table: the table's name.

@@ -1,4 +1,4 @@
-"""The packed layout: all columns of an item in one, so that a table needs less memory and is sampled faster.
+"""The packed layout: all columns of an item in one, so that a table needs less memory and is faster to sample.
 
 A packed row is the bytes of a row of each column, one after the other in the order of `tree.flatten`, as int32 where
 every column has elements of 4 or 8 bytes, else as uint8. The one leaf of a packed table's signature has a name that

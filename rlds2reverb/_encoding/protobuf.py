@@ -1,4 +1,4 @@
-"""Messages of protocol buffers, written by numpy: many records of one size at once.
+"""Messages of protocol buffers, many records of one size at once, written by numpy.
 
 A record is described by its parts, in order: bytes that all records share, or an array uint8 `[n, width]` with what
 differs. Everything has a fixed width, so that `n` records are one array `[n, size]` that is filled part by part:
@@ -21,7 +21,7 @@ _HALVES = ((4, 0x000000000FFFFFFF), (2, 0x00003FFF00003FFF), (1, 0x007F007F007F0
 
 
 def varint(value: int) -> bytes:
-    """A number in base 128, lowest digits first, without padding."""
+    """Returns a number in base 128, lowest digits first, without padding."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -79,7 +79,7 @@ def neighbours(records: np.ndarray, at: int, width: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def tag(number: int, wire_type: int) -> bytes:
-    """What a field begins with."""
+    """Returns what a field begins with."""
     return varint(number << 3 | wire_type)
 
 

@@ -1,4 +1,4 @@
-"""TFRecord files: many records of one size framed at once, checksums included.
+"""TFRecord files: many records of one size are framed at once, with their checksums.
 
 A record is its length (uint64), a checksum of the length, its bytes, and a checksum of these. Checksums are CRC-32C,
 rotated right by 15 bits plus 0xA282EAD8 (tensorflow/core/lib/hash/crc32c.h).
@@ -40,9 +40,13 @@ def _masked(crcs: np.ndarray) -> np.ndarray:
 def checksums(records: np.ndarray) -> np.ndarray:
     """CRC-32C of each record of uint8 `[n, size]`: uint32 `[n]`.
 
-    Where few bytes differ between the records it uses that the checksum is linear over GF(2): the checksum of the
-    first record, and for each byte that differs the change that it makes from its place. Stretches of bytes that a
-    record holds several times, such as the key of a chunk, are looked up once for all their places.
+    Where few bytes differ between the records, it uses that the checksum is linear over GF(2): it is that of the first
+    record, XORed with the change that each differing byte makes at its place. Stretches of bytes that a record holds
+    several times, such as the key of a chunk, are looked up once for all their places.
+
+    For example, the records b"ab1", b"ab2" and b"cb1": the bytes at places 0 and 2 differ. The checksum of the second
+    is crc(b"ab1") ^ change(place 2, "1" ^ "2"), that of the third crc(b"ab1") ^ change(place 0, "a" ^ "c"), where
+    change(place, bits) is read off a table by the number of bytes after the place.
     """
     num_records, size = records.shape
     if num_records < _FEWEST_RECORDS or not 0 < size <= _LONGEST:

@@ -46,7 +46,7 @@ class Destination(Protocol):
     """Takes the items of episodes, and remembers how far the transfer is. A context manager."""
 
     def open(self, *, resume: bool) -> TransferState | None:
-        """Begins; returns the state of the last `write` that is safe, if an earlier run left one and it is wanted."""
+        """Begins; with `resume`, returns the state of the last `write` of an earlier run that is safe, if any."""
 
     def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
         """Takes the items of some whole episodes; `state` is that of the transfer after them."""

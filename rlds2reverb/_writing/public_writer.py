@@ -1,7 +1,7 @@
 """Items to a live server through Reverb's public `TrajectoryWriter`.
 
-They are the same items as those of the bulk writer, but for their keys, which Reverb draws at random: writing again
-stores again.
+They are the same items as those of the bulk writer, except for their keys, which Reverb draws at random: what is
+written again is stored again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlds2reverb.specs import Nest
 #: An unflushed writer grows without bound, and logs a warning from about 50 items on.
 _MAX_UNCONFIRMED_ITEMS = 30
 _STEPS_BETWEEN_FLUSHES = 10
-#: Who failed waits so long to be told whether it is another server now.
+#: How long to wait for an answer to whether it is another server now.
 _ANSWER_SECS = 2.0
 
 
@@ -82,8 +82,8 @@ class PublicWriter:
         """Writes the items of some episodes and waits until the server has them.
 
         Raises:
-          ServerUnavailable: if the server does not take them in time (they may still arrive later), or was started
-            anew, with what the earlier one had.
+          ServerUnavailable: if the server does not take them in time (they may still arrive later), or was
+            restarted.
         """
         try:
             for block in blocks:

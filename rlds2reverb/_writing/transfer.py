@@ -21,7 +21,7 @@ from .destination import OTHER_DATA, Destination, TransferState
 from .report import IngestReport
 
 _PROBLEMS_KEPT = 20
-#: A data set of at most so many bytes is read once: the check keeps its episodes in memory.
+#: The most bytes of a data set that the check keeps in memory, so that it is read once.
 _KEPT_BYTES = 512 << 20
 
 #: Called with a stage ('check', 'resume' or 'write') and each episode that went through it.
@@ -45,8 +45,8 @@ class Transfer:
       conversion: from episodes to items.
       on_invalid: see `ingestion.ingest`.
       resume: whether to continue an earlier run.
-      report: filled as the transfer goes on.
-      progress: called as the transfer goes on.
+      report: filled during the transfer.
+      progress: called during the transfer.
       max_items: of the smallest table, where it is an error to write more.
       num_steps: of the whole data set, once `check` has read it.
     """
@@ -105,7 +105,7 @@ class Transfer:
         self.report.memory_bytes = for_example * num_steps // len(example.columns[0])
 
     def fits_surely(self, num_items: int) -> bool:
-        """Whether the data set gives at most so many items, judged by its rows: about one item starts at each.
+        """Whether the data set surely gives at most `num_items` items, if no more than one starts at a row.
 
         Without knowing the rows, nothing is sure. An adder may make more items than there are rows: `run` counts.
         """

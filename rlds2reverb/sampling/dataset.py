@@ -190,7 +190,7 @@ def parts_of(batch_size: int, num_servers: int) -> int:
 
 
 def _in_parts(stream: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Parts of so many items, padded if their lengths vary."""
+    """Cuts a stream into parts of `size` items, padded if their lengths vary."""
     spec = stream.element_spec.data
     if all(leaf.shape.is_fully_defined() for leaf in tree.flatten(spec)):
         return stream.batch(size, drop_remainder=True)
@@ -268,9 +268,9 @@ def _weigher(server_tables: ServerTables, beta: Beta, min_priority: Any) -> Call
 
 
 def _reporter(server_tables: ServerTables, on_dead: OnDead, *, waited_secs: float) -> OnSilent:
-    """What to do about servers that give nothing: tell, or raise if there is no other."""
+    """Returns what is called about servers that give nothing: it reports them, or raises if there is no other."""
 
-    def tell(numbers: Sequence[int]) -> None:
+    def report(numbers: Sequence[int]) -> None:
         reasons = server_tables.why_nothing_sampled(numbers, waited_secs=waited_secs)
         for number, reason in zip(numbers, reasons, strict=True):
             on_dead(server_tables.addresses[number], reason)
@@ -280,6 +280,6 @@ def _reporter(server_tables: ServerTables, on_dead: OnDead, *, waited_secs: floa
             everyone = range(len(server_tables.clients))
             raise ServerUnavailable("; ".join(server_tables.why_nothing_sampled(everyone, waited_secs=waited_secs)))
         # Asking a server that is gone takes seconds, for which the others need not wait.
-        threading.Thread(target=tell, args=(numbers,), daemon=True).start()
+        threading.Thread(target=report, args=(numbers,), daemon=True).start()
 
     return on_silent

@@ -69,8 +69,8 @@ def importance_weights(
 
         w_i = (1 / (N_i * P_i))^beta / max_j w_j
 
-    Schaul et al. 2016, section 3.4. With beta 1 the weighted mean of any function over a batch is, but for the
-    division by the maximum, an unbiased estimate of its mean over the table.
+    Schaul et al. 2016, section 3.4. With beta 1 the weighted mean of any function over a batch is, except for
+    the division by the maximum, an unbiased estimate of its mean over the table.
 
     Args:
       probabilities: float64 `[B]`, P_i in (0, 1], with which each item was drawn.
@@ -93,7 +93,7 @@ def importance_weights(
 def lowest_probabilities(
     probabilities: tf.Tensor, priorities: tf.Tensor, min_priority: tf.Tensor, exponents: tf.Tensor
 ) -> tf.Tensor:
-    """The probability of a table's item of the lowest priority, told from any other item of it.
+    """Returns the probability of the item with the lowest priority in a table, derived from any other of its items.
 
         P_min = P_i * (p_min / p_i)^alpha
 

@@ -1,9 +1,9 @@
-"""Streams of data of which any may fall silent: the others go on, and who is silent too long is told.
+"""Streams of data, any of which may fall silent: the others continue, and a stream that is silent too long is reported.
 
-A stream that waits for a server that is gone waits for ever, and cannot be asked. So a clock ticks into the mixture of
-the streams, and a stream that gave nothing for so many ticks is silent. Ticks and elements leave the mixture in turn:
-a consumer that is slow sees few ticks as well, and nothing is taken for silent on its account. The clock is
-TensorFlow's own, so that nothing of Python runs while all is well, and an iterator can be destroyed at once.
+A stream whose server is gone waits forever and cannot be asked. So a clock is one of the interleaved streams, and a
+stream that gave nothing for a number of ticks is silent. Ticks and elements come out in turn: a slow consumer sees few
+ticks as well, so that no stream seems silent because of it. The clock is TensorFlow's own: no Python runs while all is
+well, and an iterator can be destroyed at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def interleaved(
       num_readers: how often each stream is read at the same time, for streams that give others each time.
       ready: whether the stream of a number can be begun, which is asked every half second until it can; for streams
         whose beginning waits and cannot be cut off. It has to answer soon.
-      silent_from_start: streams that are known to be silent, of which nothing is to be told until they speak.
+      silent_from_start: streams that are known to be silent, which are not reported until they have given something.
 
     Returns:
       Data set of (stream int32 `[]`, element).
@@ -85,15 +85,15 @@ def interleaved(
 def _listener(num_streams: int, limit: int, on_silent: OnSilent) -> Callable[..., Any]:
     """Counts the ticks that each stream has been silent for, as a function for `Dataset.scan`."""
 
-    def tell(ticks: np.ndarray) -> np.ndarray:
+    def report(ticks: np.ndarray) -> np.ndarray:
         on_silent([int(number) for number in np.flatnonzero(ticks == limit)], bool((ticks >= limit).all()))
         return ticks
 
     def after_tick(ticks: tf.Tensor) -> tf.Tensor:
         ticks = tf.minimum(ticks + 1, limit + 1)
         any_new = tf.reduce_any(ticks == limit)
-        told = tf.cond(any_new, lambda: tf.numpy_function(tell, [ticks], tf.int32), lambda: ticks)
-        return tf.ensure_shape(told, [num_streams])
+        counted = tf.cond(any_new, lambda: tf.numpy_function(report, [ticks], tf.int32), lambda: ticks)
+        return tf.ensure_shape(counted, [num_streams])
 
     def listen(ticks: tf.Tensor, element: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
         number = element[0]

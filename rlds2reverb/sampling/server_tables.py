@@ -29,8 +29,8 @@ class ServerTables:
       packing: how its items are packed, or None.
       exponents: of each server's sampler; 0 where it has none, that of the first one for those that are silent.
       in_order: whether the samplers give items in an order of their own (a queue, a heap), not at random.
-      scarce: whether a table may give fewer samples than are asked for: each item so often only, or so many for each
-        insertion.
+      scarce: whether a table may give fewer samples than are asked for: its items can be used up, or its rate limiter
+        waits for insertions.
       silent: numbers of the servers that did not answer.
     """
 

@@ -1,0 +1,117 @@
+"""What `ingest` promises of a server, each where nothing but that promise keeps an item from being lost.
+
+`tests/mutations.py` takes the lines out that keep these promises, and looks whether a test here notices.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import reverb
+from faults import data_set
+from oracles import episode
+from proxies import proxied
+
+from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.errors import ServerUnavailable
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.sources import load
+from rlds2reverb.tables import Selector, TableConfig
+from rlds2reverb.windows import Windows
+
+NUM_ITEMS = 100 * 149
+
+
+class Stopped(Exception):
+    """What a run is ended with in the middle."""
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch, tmp_path):
+    """Many small groups, each noted; journals in a folder of one's own."""
+    monkeypatch.setattr("rlds2reverb._encoding.item_blocks._GROUP_BYTES", 1 << 15)
+    monkeypatch.setattr("rlds2reverb._writing.server_destination._SECS_BETWEEN_SAVES", 0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def info_of(server):
+    return table_infos(connect(server.address))["replay"]
+
+
+def stop_at(number, server):
+    """Ends a run at an episode, when the server has the items of nearly all before it."""
+
+    def progress(stage, at):
+        if (stage, at.index) == ("write", number):
+            while info_of(server).current_size < (number - 25) * 149:
+                time.sleep(0.01)
+            raise Stopped
+
+    return progress
+
+
+def begun(server, number):
+    with pytest.raises(Stopped):
+        ingest(data_set(), server.address, progress=stop_at(number, server))
+
+
+def test_what_was_lost_with_a_connection_is_sent_again():
+    with ReplayServer([TableConfig()]) as server, proxied(server.port) as proxy:
+
+        def break_in_the_middle(stage, at):
+            if (stage, at.index) == ("write", 40):
+                proxy.left = 50_000
+
+        report = ingest(data_set(), proxy.port, progress=break_in_the_middle)
+        assert (proxy.num_broken, report.items, report.restarts) == (1, NUM_ITEMS, 0)
+        assert info_of(server).current_size == NUM_ITEMS
+
+
+def test_the_journal_of_another_start_of_the_server_is_not_trusted(tmp_path):
+    """The other start has the first items, and by others as many as the journal says."""
+    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
+        begun(server, 40)
+        server.checkpoint()
+        num_kept = info_of(server).current_size
+        begun(server, 80)
+    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root", port=server.port) as server:
+        assert info_of(server).current_size == num_kept
+        others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
+        assert ingest(others, server.address).items == 60 * 149
+        ingest(data_set(), server.address)
+        assert info_of(server).current_size == NUM_ITEMS + 60 * 149
+
+
+def test_a_table_that_lacks_items_gets_them_again():
+    lifo = TableConfig("replay", Selector("lifo"))
+    with ReplayServer([lifo]) as server:
+        begun(server, 60)
+        newest = next(iter(server.client.sample("replay", 1, emit_timesteps=False))).info.key
+        with ServerConnection(server.address) as connection:
+            connection.delete("replay", [newest], timeout_secs=10)
+        ingest(data_set(), server.address)
+        assert info_of(server).current_size == NUM_ITEMS
+
+
+def test_what_is_not_confirmed_is_not_in_the_journal():
+    """A queue takes nothing more until it is sampled: a run that gives up is continued, and no item is missed."""
+    signature = Windows().item_spec(load(data_set(1)).step_spec)
+    with ReplayServer([TableConfig.queue("replay", 500)], signature) as server:
+        with pytest.raises(ServerUnavailable, match="rate limiter blocks"):
+            ingest(data_set(), server.address, timeout_secs=0.5)
+        seen = set()
+
+        def sample_all():
+            samples = reverb.TrajectoryDataset.from_table_signature(
+                server.address, "replay", max_in_flight_samples_per_worker=100, rate_limiter_timeout_ms=2000
+            )
+            for batch in samples.batch(10).as_numpy_iterator():
+                seen.update(batch.data.observation[:, 0, 0].tolist())
+
+        with ThreadPoolExecutor(1) as thread:
+            sampled = thread.submit(sample_all)
+            ingest(data_set(), server.address)
+            sampled.result()
+        assert len(seen) == NUM_ITEMS
