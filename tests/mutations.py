@@ -62,7 +62,7 @@ MUTATIONS = [
         "rlds2reverb/_writing/public_writer.py",
         "        if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self.state_id:",
         "        if False:",
-        "tests/trunk/writing/test_faults_server.py",
+        PROMISES,
     ),
     Mutation(
         "a table that was reset is trusted",

@@ -264,7 +264,6 @@ def damage(path):
         ("states/*.json", damage, "json is damaged; restore it from a copy, or give a new directory"),
         ("states/*.json", os.remove, "json is missing, which says what .* holds; restore it from a copy"),
         ("table/checkpoints/*/items.tfrecord", damage, "items.tfrecord is damaged: its size and sha256 are"),
-        ("table/manifests/*.json", os.remove, "is complete but has no manifest"),
         ("table/checkpoints/*/DONE", os.remove, "has lost its DONE file; restore it from a copy, or delete it"),
     ],
 )
@@ -275,6 +274,16 @@ def test_damage_is_found_and_named(saved, tmp_path, pattern, harm, message):
     harm(path)
     with pytest.raises(CheckpointError, match=message):
         AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root)
+
+
+@pytest.mark.filterwarnings("ignore:.*manifest.*:RuntimeWarning")
+def test_a_manifest_that_was_lost_is_written_again(saved, tmp_path):
+    root = tmp_path / "root"
+    shutil.copytree(saved, root)
+    (manifest,) = root.glob("table/manifests/*.json")
+    manifest.unlink()
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root) as buffer:
+        assert buffer.count() and manifest.is_file()
 
 
 def test_a_first_checkpoint_that_was_cut_off_leaves_an_empty_buffer(saved, tmp_path):

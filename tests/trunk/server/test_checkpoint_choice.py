@@ -16,7 +16,7 @@ from rlds2reverb._server.checkpoint_contents import require_consistent
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.ingestion import ingest
+from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.tables import TableConfig
 
 FILES = ("tables", "items", "chunks")
@@ -291,7 +291,9 @@ def test_files_that_were_written_without_a_server_are_read_as_well(tmp_path):
 def test_what_was_evicted_sampled_up_and_deleted_is_not_missed(tmp_path):
     configs = [TableConfig("small", max_size=3), TableConfig("once", max_times_sampled=1)]
     with ReplayServer(configs, checkpoint_root=tmp_path / "root") as server:
-        ingest([episode(9, terminal=True)], server.address, ["small", "once"])
+        with pytest.warns(RuntimeWarning, match="5 or more of them will be removed"):
+            options = IngestOptions(allow_eviction=True)
+            ingest([episode(9, terminal=True)], server.address, ["small", "once"], options=options)
         list(server.client.sample("once", 2))
         (sample,) = server.client.sample("small", 1)
         server.client.mutate_priorities("small", deletes=[sample[0].info.key])

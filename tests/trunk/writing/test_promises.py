@@ -6,19 +6,25 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import reverb
 from faults import data_set
 from oracles import episode
 from proxies import proxied
 
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb.errors import ServerUnavailable
+from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb._writing.public_writer import PublicWriter
+from rlds2reverb.errors import ServerRestarted, ServerUnavailable
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sources import load
-from rlds2reverb.tables import Selector, TableConfig
+from rlds2reverb.specs import ArraySpec
+from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 from rlds2reverb.windows import Windows
 
 NUM_ITEMS = 100 * 149
@@ -96,22 +102,50 @@ def test_a_table_that_lacks_items_gets_them_again():
 
 
 def test_what_is_not_confirmed_is_not_in_the_journal():
-    """A queue takes nothing more until it is sampled: a run that gives up is continued, and no item is missed."""
-    signature = Windows().item_spec(load(data_set(1)).step_spec)
-    with ReplayServer([TableConfig.queue("replay", 500)], signature) as server:
+    """A stack takes nothing more until it is sampled. A run that gives up there is continued, and no item is missed.
+
+    Its first items, which the next run looks for, stay at the bottom; how many there are says nothing.
+    """
+    lifo = Selector("lifo")
+    stack = TableConfig("replay", lifo, lifo, 500, 1, RateLimiter("stack", 500))
+    with ReplayServer([stack], Windows().item_spec(load(data_set(1)).step_spec)) as server:
         with pytest.raises(ServerUnavailable, match="rate limiter blocks"):
             ingest(data_set(), server.address, timeout_secs=0.5)
         seen = set()
 
-        def sample_all():
+        def sample(count):
             samples = reverb.TrajectoryDataset.from_table_signature(
-                server.address, "replay", max_in_flight_samples_per_worker=100, rate_limiter_timeout_ms=2000
+                server.address, "replay", max_in_flight_samples_per_worker=10, rate_limiter_timeout_ms=2000
             )
-            for batch in samples.batch(10).as_numpy_iterator():
+            for batch in samples.batch(10).take(count).as_numpy_iterator():
                 seen.update(batch.data.observation[:, 0, 0].tolist())
 
+        sample(1)
         with ThreadPoolExecutor(1) as thread:
-            sampled = thread.submit(sample_all)
-            ingest(data_set(), server.address)
-            sampled.result()
+            sampled = []
+
+            def begin_to_sample(stage, at):
+                if stage != "check" and not sampled:
+                    sampled.append(thread.submit(sample, -1))
+
+            ingest(data_set(), server.address, progress=begin_to_sample)
+            sampled[0].result()
         assert len(seen) == NUM_ITEMS
+
+
+@pytest.mark.parametrize("kind", ["bulk", "public"])
+def test_a_restart_after_the_last_item_is_noticed_at_the_end(kind):
+    block = ItemBlock([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5), b"", 0, 0)
+    with ReplayServer([TableConfig()]) as server:
+        if kind == "bulk":
+            encoder = Encoder([ArraySpec((), np.dtype(np.float32))], ["replay"], squeeze=True)
+            writer = BulkWriter(server.address, encoder)
+        else:
+            writer = PublicWriter(server.address, ["replay"], {"x": np.zeros(1, np.float32)}, squeeze=True)
+        writer.write([block])
+        while info_of(server).current_size < 5:
+            time.sleep(0.01)
+    with ReplayServer([TableConfig()], port=server.port):
+        with pytest.raises((ServerRestarted, ServerUnavailable), match="was restarted"):
+            writer.flush()
+        writer.close(failed=True)
