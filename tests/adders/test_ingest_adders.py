@@ -7,10 +7,11 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
-from oracles import assert_equal_nests, read_items
+from oracles import assert_equal_nests, episode, read_items
 from rlds2reverb.adders import GAE, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
 
 from rlds2reverb._encoding.packing import Packing, packed_signature, unpack
+from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.sampling.dataset import sample_dataset
 from rlds2reverb.sources import Source, load
@@ -90,8 +91,8 @@ def made(adder, source):
 
 def made_one_by_one(adder, source):
     """The adder's own items, of one episode after the other."""
-    for episode in source:
-        items = adder(episode)
+    for one in source:
+        items = adder(one)
         for begin, length in zip(items.starts, items.lengths, strict=True):
             part = begin if items.squeeze else slice(begin, begin + length)
             yield tree.map_structure(lambda column, part=part: column[part], items.columns)
@@ -148,3 +149,16 @@ def test_what_crosses_episodes_and_what_is_too_long_is_refused_with_a_sentence(a
         ingest(sources[SMALL], address, table, adder=Sequence(20, 10, "continue"))
     with pytest.raises(ValueError, match="episode 0: an episode has more rows than the max_length of 9; raise it"):
         ingest(sources[SMALL], address, table, adder=EpisodeItems(9))
+
+
+def test_newer_priorities_replace_the_older_ones_of_the_same_items():
+    many = [episode(5, terminal=True), episode(4, terminal=False, start=50)]
+    with ReplayServer([TableConfig()]) as server:
+        for scale in (0.0, 1.0):
+            critic = InitialPriorities("td", value_fn=lambda observation, scale=scale: scale * observation[:, 0])
+            ingest(many, server.address, adder=compose(critic, NStep(2, 0.9)), priority=critic)
+            stored = {s.info.key: s.info.priority for s in server.client.sample("replay", 300, emit_timesteps=False)}
+            if not scale:
+                before = stored
+        assert len(before) == len(stored) == 7 and before.keys() == stored.keys()
+        assert all(before[key] != stored[key] for key in before)
