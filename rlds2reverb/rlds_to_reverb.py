@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 import tree
@@ -26,9 +26,11 @@ from rlds2reverb.sources.rlds_trajectories import (
     trajectory_spec_of_rlds,
 )
 from rlds2reverb.specs import Nest, require_match
+from rlds2reverb.trajectories import DiscountSource
 
 #: How much `push_rlds_to_reverb` looks at before it writes; see there.
-VALIDATE_MODES = ("first", "all", "none")
+ValidateMode = Literal["first", "all", "none"]
+VALIDATE_MODES: tuple[ValidateMode, ...] = get_args(ValidateMode)
 
 _SIGNATURE_DIFFERS = "Replay buffer table signature spec should match RLDS data spec."
 _POLICY_INFO_LEFT_OUT = (
@@ -67,7 +69,7 @@ def convert_rlds_to_trajectories(
     rlds_data: tf.data.Dataset,
     policy_info_fn: PolicyInfoFn | None = None,
     *,
-    discount_source: str = "step",
+    discount_source: DiscountSource = "step",
     cast_floats: bool = False,
 ) -> tf.data.Dataset:
     """A data set with one trajectory for every RLDS step.
@@ -103,9 +105,9 @@ def push_rlds_to_reverb(
     reverb_observer: Any,
     policy_info_fn: PolicyInfoFn | None = None,
     *,
-    discount_source: str = "step",
+    discount_source: DiscountSource = "step",
     cast_floats: bool = False,
-    validate: str = "first",
+    validate: ValidateMode = "first",
     fast: bool = False,
 ) -> int:
     """Pushes an RLDS data set through a TF-Agents Reverb observer, as trajectories.

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import tree
 
@@ -16,8 +16,8 @@ from rlds2reverb.specs import Nest
 if TYPE_CHECKING:
     import reverb
 
-_SELECTORS = ("uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized")
-_LIMITERS = ("min_size", "sample_to_insert_ratio", "max_samples_per_insert", "queue", "stack")
+SelectorKind = Literal["uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized"]
+LimiterKind = Literal["min_size", "sample_to_insert_ratio", "max_samples_per_insert", "queue", "stack"]
 MAX_PRIORITY = 1e12
 #: The largest number of items that Reverb takes for a table.
 MAX_ITEMS = 2**31 - 1
@@ -35,11 +35,11 @@ class Selector:
         arXiv:1511.05952, eq. 1).
     """
 
-    kind: str
+    kind: SelectorKind
     exponent: float | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("selector", self.kind, _SELECTORS)
+        require_one_of("selector", self.kind, get_args(SelectorKind))
         if self.kind == "prioritized":
             if self.exponent is None or not 0 <= self.exponent <= 100:
                 raise ValueError(f"a prioritized selector's exponent is {self.exponent}, expected a number in [0, 100]")
@@ -49,7 +49,8 @@ class Selector:
     @classmethod
     def parse(cls, text: str) -> Selector:
         """From text such as `uniform` or `prioritized:0.6` (without an exponent: 0.6)."""
-        kind, _, exponent = text.partition(":")
+        name, _, exponent = text.partition(":")
+        kind = cast(SelectorKind, name)
         if kind == "prioritized":
             return cls(kind, _number(exponent, text) if exponent else 0.6)
         return cls(kind, _number(exponent, text) if exponent else None)
@@ -79,13 +80,13 @@ class RateLimiter:
       error_buffer: of 'sample_to_insert_ratio': how far samples may run ahead or behind, in samples.
     """
 
-    kind: str = "min_size"
+    kind: LimiterKind = "min_size"
     size: int = 1
     samples_per_insert: float | None = None
     error_buffer: float | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("rate limiter", self.kind, _LIMITERS)
+        require_one_of("rate limiter", self.kind, get_args(LimiterKind))
         require_count("rate limiter's size", self.size, 1, MAX_ITEMS)
         ratio, buffer = self.samples_per_insert, self.error_buffer
         if self.kind not in ("sample_to_insert_ratio", "max_samples_per_insert"):
@@ -108,7 +109,8 @@ class RateLimiter:
         """From text such as `str` gives: `min_size:N`, `queue:N`, `stack:N`, or with numbers of samples an insert:
         `max_samples_per_insert:SAMPLES_PER_INSERT:SIZE`, `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`.
         """
-        kind, *numbers = text.split(":")
+        name, *numbers = text.split(":")
+        kind = cast(LimiterKind, name)
         values = [_number(number, text) for number in numbers]
         if kind == "sample_to_insert_ratio" and len(values) == 3:
             return cls(kind, _whole(values[1], text), samples_per_insert=values[0], error_buffer=values[2])

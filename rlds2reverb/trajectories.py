@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,8 @@ from rlds2reverb._arguments import require_one_of
 from rlds2reverb.specs import Nest, to_tensor_spec
 
 #: Where a trajectory's discount comes from; see `transition_discounts`.
-DISCOUNT_SOURCES = ("step", "next_terminal", "product")
+DiscountSource = Literal["step", "next_terminal", "product"]
+DISCOUNT_SOURCES: tuple[DiscountSource, ...] = get_args(DiscountSource)
 
 FIRST, MID, LAST = (np.int32(value) for value in range(3))
 
@@ -37,7 +38,9 @@ def pair_step_types(current: Any, following: Any, where: Callable[..., Any]) -> 
     return where(single, LAST, current), where(single, LAST, following)
 
 
-def transition_discounts(current: Nest, following: Nest, discounts: Any, source: str, where: Callable[..., Any]) -> Any:
+def transition_discounts(
+    current: Nest, following: Nest, discounts: Any, source: DiscountSource, where: Callable[..., Any]
+) -> Any:
     """The discount of the transition from each current step to the following one.
 
     It is 0 on a step that is last and terminal; the step after a last one, of another episode, has no say. Elsewhere:
@@ -68,7 +71,7 @@ def transition_discounts(current: Nest, following: Nest, discounts: Any, source:
     return where(zero, np.float32(0), discounts)
 
 
-def trajectory_columns(steps: dict[str, Nest], *, discount_source: str = "product") -> trajectory.Trajectory:
+def trajectory_columns(steps: dict[str, Nest], *, discount_source: DiscountSource = "product") -> trajectory.Trajectory:
     """The trajectory of every step of one valid episode, as columns.
 
     `N` steps give `N` rows. The last row is the boundary (LAST, then FIRST): the step after the final one is the

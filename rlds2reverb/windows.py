@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import tree
@@ -12,10 +13,11 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import item_signature
-from rlds2reverb.trajectories import LAST, require_discount_source, trajectory_columns, trajectory_spec
+from rlds2reverb.trajectories import LAST, DiscountSource, require_discount_source, trajectory_columns, trajectory_spec
 
 #: What happens where an episode ends; see `Windows`.
-PADDINGS = ("none", "short", "tile")
+Padding = Literal["none", "short", "tile"]
+PADDINGS: tuple[Padding, ...] = get_args(Padding)
 
 MAX_LENGTH = 1_000_000
 
@@ -39,8 +41,8 @@ class Windows:
 
     length: int = 2
     stride: int = 1
-    padding: str = "none"
-    discount_source: str = "product"
+    padding: Padding = "none"
+    discount_source: DiscountSource = "product"
 
     def __post_init__(self) -> None:
         require_count("length", self.length, 1, MAX_LENGTH)
@@ -76,7 +78,7 @@ class WholeEpisodes:
       discount_source: see `trajectories.transition_discounts`.
     """
 
-    discount_source: str = "product"
+    discount_source: DiscountSource = "product"
 
     def __post_init__(self) -> None:
         require_discount_source(self.discount_source)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tf_agents
 from tf_agents.replay_buffers import reverb_utils
 
 from .versions import require_version
+
+if TYPE_CHECKING:
+    from rlds2reverb.windows import Padding
 
 require_version("tf-agents", tf_agents.__version__, "0.19.0")
 
@@ -24,7 +27,7 @@ class ObserverSettings:
     """The settings of one of TF-Agents' Reverb observers.
 
     Attributes:
-      kind: 'episode', 'stream' (windows that run on over the ends of episodes) or 'trajectory'.
+      kind: 'episode', 'stream' (windows that continue over the ends of episodes) or 'trajectory'.
       tables: names of the tables that get each item.
       priority: of every item.
       num_cached_steps: steps of an unfinished episode that the observer holds.
@@ -40,7 +43,7 @@ class ObserverSettings:
     num_cached_steps: int
     length: int
     stride: int = 1
-    padding: str = "none"
+    padding: Padding = "none"
     bypass_long_episodes: bool = False
 
     @classmethod
@@ -54,7 +57,7 @@ class ObserverSettings:
             return cls(*common, observer._max_sequence_length, bypass_long_episodes=observer._bypass_partial_episodes)
         if kind == "stream":
             return cls(*common, observer._sequence_length, observer._stride_length)
-        padding = "none"
+        padding: Padding = "none"
         if observer._pad_end_of_episodes:
             padding = "tile" if observer._tile_end_of_episodes else "short"
         return cls(*common, observer._sequence_length, observer._stride_length, padding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -15,6 +16,12 @@ _RETRIES = 2
 
 @contextmanager
 def few_retries_and_no_bars() -> Iterator[None]:
-    """Without a network a download fails within it after about a second, and no progress bars are drawn."""
-    with mock.patch.object(downloader, "MAX_RETRIES", _RETRIES), mock.patch.object(tqdm_utils, "_active", False):
-        yield
+    """Within it a download without a network fails after about a second; no bars are drawn, nor retries logged."""
+    retries = logging.getLogger("urllib3.connectionpool")
+    level = retries.level
+    retries.setLevel(logging.ERROR)
+    try:
+        with mock.patch.object(downloader, "MAX_RETRIES", _RETRIES), mock.patch.object(tqdm_utils, "_active", False):
+            yield
+    finally:
+        retries.setLevel(level)

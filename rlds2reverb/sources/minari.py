@@ -51,7 +51,8 @@ def open_minari(location: str | Path, *, download: bool = False) -> Source:
       download: whether Minari downloads a name that is not there.
 
     Raises:
-      SourceError: if `minari` is not installed, or the data set is damaged or reaches into other files.
+      SourceError: if `minari` is not installed, or for a download `huggingface_hub`; or if the data set is damaged or
+        reaches into other files.
       FileNotFoundError: if a name is not there and may not, or cannot, be downloaded.
     """
     if isinstance(location, str) and not download and not is_installed(location):
@@ -116,6 +117,11 @@ def _installed(name: str) -> Path:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 minari.download_dataset(name)
+        except ImportError as error:
+            raise SourceError(
+                "Minari's downloads need huggingface_hub: pip install 'huggingface_hub<1' (later versions need another "
+                "typing_extensions than TF-Agents); or download elsewhere and give the directory"
+            ) from error
         except Exception as error:  # no network, no such data set: the hub has no common type for them
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise FileNotFoundError(

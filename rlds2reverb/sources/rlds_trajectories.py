@@ -13,6 +13,7 @@ from tf_agents.trajectories import trajectory
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
+    DiscountSource,
     pair_step_types,
     require_discount_source,
     step_types,
@@ -79,7 +80,11 @@ def _tensors(nest: Nest) -> Nest:
 
 
 def episode_trajectories(
-    rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None, discount_source: str, *, cast_floats: bool
+    rlds_data: tf.data.Dataset,
+    policy_info_fn: PolicyInfoFn | None,
+    discount_source: DiscountSource,
+    *,
+    cast_floats: bool,
 ) -> tf.data.Dataset:
     """A data set with the trajectories of one whole episode an element, `[N, ...]`; empty episodes are left out.
 
@@ -106,7 +111,7 @@ def episode_trajectories(
 
 
 def numpy_trajectories(
-    rlds_data: tf.data.Dataset, discount_source: str, *, cast_floats: bool
+    rlds_data: tf.data.Dataset, discount_source: DiscountSource, *, cast_floats: bool
 ) -> Iterator[trajectory.Trajectory]:
     """The same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
     require_discount_source(discount_source)
@@ -123,7 +128,9 @@ def numpy_trajectories(
         yield _converted(*held, np.True_, discount_source)
 
 
-def _converted(index: Any, steps: dict[str, Nest], next_is_first: Any, discount_source: str) -> trajectory.Trajectory:
+def _converted(
+    index: Any, steps: dict[str, Nest], next_is_first: Any, discount_source: DiscountSource
+) -> trajectory.Trajectory:
     flags = [steps[name] for name in fields.FLAG_FIELDS]
     broken = np.stack(_broken_rules(flags, np.append(steps[fields.IS_FIRST][1:], next_is_first)))
     if broken.any():
@@ -191,7 +198,7 @@ def _to_trajectories(
     following: dict[str, Nest],
     policy_info_fn: PolicyInfoFn | None,
     policy_info_spec: Nest,
-    discount_source: str,
+    discount_source: DiscountSource,
 ) -> trajectory.Trajectory:
     """The trajectories of all pairs of one episode, after the checks that TF-Agents makes on each pair."""
     with tf.control_dependencies([_assertion(index, current, following)]):

@@ -1,5 +1,7 @@
 """The trunk's adders: windows of trajectories and whole episodes, by hand and against the double loop."""
 
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pytest
 import tree
@@ -9,8 +11,10 @@ from oracles import episode, episodes
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
+from rlds2reverb.rlds_to_reverb import VALIDATE_MODES, push_rlds_to_reverb
 from rlds2reverb.sources import load
-from rlds2reverb.trajectories import trajectory_columns
+from rlds2reverb.tables import RateLimiter, Selector
+from rlds2reverb.trajectories import DISCOUNT_SOURCES, trajectory_columns
 from rlds2reverb.windows import PADDINGS, WholeEpisodes, Windows
 
 
@@ -79,6 +83,14 @@ def test_the_item_spec_is_that_of_the_items(adder):
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Windows(**options)
+
+
+def test_options_of_few_values_are_literals():
+    assert get_args(get_type_hints(Windows)["padding"]) == PADDINGS == ("none", "short", "tile")
+    assert get_args(get_type_hints(Windows)["discount_source"]) == DISCOUNT_SOURCES
+    assert get_args(get_type_hints(push_rlds_to_reverb)["validate"]) == VALIDATE_MODES
+    assert set(get_args(get_type_hints(Selector)["kind"])) > {"uniform", "prioritized"}
+    assert set(get_args(get_type_hints(RateLimiter)["kind"])) > {"min_size", "queue"}
 
 
 @pytest.mark.parametrize(

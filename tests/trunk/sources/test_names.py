@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+from unittest import mock
 
 import minari as minari_package
 import pytest
@@ -91,18 +92,31 @@ def test_nothing_is_downloaded_unasked(name, message, monkeypatch, capfd):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_tfds_download_without_a_network_fails_soon_and_in_one_sentence(capfd):
+    with pytest.raises(
+        FileNotFoundError, match="TFDS can neither find nor prepare 'd4rl_mujoco_hopper/v2-medium' "
+    ) as caught:
+        load("d4rl_mujoco_hopper/v2-medium", download=True)
+    assert "\n" not in str(caught.value)
+    out, err = capfd.readouterr()
+    assert "%" not in out + err and "Retry" not in out + err  # no bars
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("error", "kind", "message"),
     [
-        ("d4rl_mujoco_hopper/v2-medium", "TFDS can neither find nor prepare 'd4rl_mujoco_hopper/v2-medium' "),
-        ("mujoco/hopper/expert-v0", "Minari cannot download 'mujoco/hopper/expert-v0' to .*; check the name and the "),
+        (
+            OSError("no network\nat all"),
+            FileNotFoundError,
+            r"cannot download 'hopper/x-v0' to .* \(no network\); check",
+        ),
+        (ImportError("minari[hf]"), SourceError, r"downloads need huggingface_hub: pip install 'huggingface_hub<1'"),
     ],
 )
-def test_a_download_without_a_network_fails_soon_and_in_one_sentence(name, message, capfd):
-    with pytest.raises(FileNotFoundError, match=message) as caught:
-        load(name, download=True)
-    assert "\n" not in str(caught.value)
-    assert "%" not in "".join(capfd.readouterr())  # no bars
+def test_a_minari_download_that_fails_says_what_to_do(error, kind, message, monkeypatch):
+    monkeypatch.setattr(minari_package, "download_dataset", mock.Mock(side_effect=error))
+    with pytest.raises(kind, match=message):
+        load("hopper/x-v0", download=True)
 
 
 def test_minari_downloads_when_asked(data, tmp_path, monkeypatch):
