@@ -75,12 +75,12 @@ def from_transitions(
     final_observation: Nest | None = None,
     extras: dict[str, Nest] | None = None,
 ) -> dict[str, Nest]:
-    """RLDS steps of one episode of `T` transitions.
+    """Returns the RLDS steps of one episode of `T` transitions.
 
     Both ends: the first step has `is_first`. The last step holds the final observation, a zero action and a zero
-    reward. Where there is none, a terminated episode gets a final observation of zeros (its value is never used:
-    the discount of the transition into it is 0), and a truncated one ends at its last observation, so that its
-    last transition is lost.
+    reward. If none is given, a terminated episode gets a final observation of zeros (its value is never used: the
+    discount of the transition into it is 0), and a truncated one ends at its last observation, so that its last
+    transition is lost.
 
     Args:
       observations: nest of arrays, `[T, ...]`, or `[T + 1, ...]` where the final observation is included.
@@ -191,7 +191,7 @@ def discontinuity_place(episode: Episode) -> str:
 
 
 def _nothing(column: np.ndarray) -> np.ndarray:
-    """A row of zeros, or of empty strings."""
+    """Returns a row of zeros, or of empty strings."""
     return np.full(column.shape[1:], b"" if column.dtype == object else 0, column.dtype)
 
 
@@ -204,12 +204,12 @@ def _append(column: np.ndarray, row: Any) -> np.ndarray:
 
 
 def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Problem]:
-    """Everything that is wrong with an episode, in the order of its fields' importance.
+    """Returns everything that is wrong with an episode, in the order of its fields' importance.
 
     Checked: at least one step; columns of one length; `is_first` at the first step and nowhere else; `is_last` at
     the last and nowhere else; `is_terminal` only there; discounts in [0, 1]; no NaN or Inf in observation, action,
-    reward and discount; and fields, dtypes and shapes, where `step_spec` says what they have to be. The messages
-    begin with TF-Agents' own where it has one.
+    reward and discount; and fields, dtypes and shapes, if `step_spec` is given. Where TF-Agents has a message for a
+    problem, ours begins with it.
     """
     problems = list(_length_problems(episode))
     if not problems:

@@ -33,7 +33,7 @@ class Items:
         if len(sizes) != 1 or self.starts.shape != self.lengths.shape or self.starts.ndim != 1:
             raise ValueError(
                 f"items have columns of {sorted(sizes)} rows, starts {self.starts.shape} and lengths "
-                f"{self.lengths.shape}; expected columns of one length, and as many starts as lengths"
+                f"{self.lengths.shape}; expected columns of one length, and equal numbers of starts and lengths"
             )
         if not len(self.starts):
             return
@@ -50,8 +50,8 @@ class Items:
 class ItemAdder(Protocol):
     """What `ingest` takes as `adder`: turns an episode into items, the same ones each time, and knows their spec.
 
-    `Windows`, `WholeEpisodes` and the adders of `rlds2reverb.adders` are such. (DI-engine's functions over lists of
-    transitions are `rlds2reverb.adders.Adder`.)
+    `Windows`, `WholeEpisodes` and the adders of `rlds2reverb.adders` are item adders. (`rlds2reverb.adders.Adder` is
+    something else: DI-engine's functions over lists of transitions.)
     """
 
     def __call__(self, episode: Episode, /) -> Items:

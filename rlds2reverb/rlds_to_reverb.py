@@ -1,7 +1,7 @@
 """RLDS data sets into Reverb through a TF-Agents observer: the functions of `tf_agents.replay_buffers.rlds_to_reverb`.
 
-Names, signatures and messages are the same, so that a user changes one import. What differs is said at each
-function: nests, policy_info, discounts, dtypes, and errors that name the episode and the step.
+Names, signatures and messages are the same, so that a user changes one import. Each function says what
+differs: nests, policy_info, discounts, dtypes, and errors that name the episode and the step.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _POLICY_INFO_LEFT_OUT = (
 
 
 def get_rlds_step_features() -> list[str]:
-    """The names of the fields that every RLDS step has to have."""
+    """Returns the names of the fields that every RLDS step has to have."""
     return list(fields.STEP_FIELDS)
 
 
 def create_trajectory_data_spec(
     rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None = None, *, cast_floats: bool = False
 ) -> trajectory.Trajectory:
-    """The spec of the trajectories of an RLDS data set, for a Reverb table and a replay buffer.
+    """Returns the spec of the trajectories of an RLDS data set, for a Reverb table and a replay buffer.
 
     Args:
       rlds_data: data set of episodes, each a dict whose `steps` is a data set of RLDS steps.
@@ -72,7 +72,7 @@ def convert_rlds_to_trajectories(
     discount_source: DiscountSource = "step",
     cast_floats: bool = False,
 ) -> tf.data.Dataset:
-    """A data set with one trajectory for every RLDS step.
+    """Returns a data set with one trajectory for every RLDS step.
 
     The steps of all episodes in a row, closed by one more step that is first, form overlapping pairs; each pair
     `(current, next)` is one trajectory. Both ends of an episode: it begins with FIRST; its last step gives the

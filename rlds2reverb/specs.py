@@ -35,7 +35,7 @@ class ArraySpec:
 
 
 def describe(spec: Any) -> str:
-    """A spec or an array in words, such as `float32 [17]`; works for ours and TensorFlow's."""
+    """Returns a spec (ours or TensorFlow's) or an array in words, such as `float32 [17]`."""
     dtype = getattr(spec.dtype, "name", str(spec.dtype))
     if dtype == "object":
         dtype = "string"
@@ -44,12 +44,12 @@ def describe(spec: Any) -> str:
 
 
 def path_name(path: Iterable[Any], root: str = "step") -> str:
-    """The place of a leaf as one would write it in Python: `step['observation']['joint_pos']`."""
+    """Returns the place of a leaf as Python code: `step['observation']['joint_pos']`."""
     return root + "".join(f"[{key!r}]" for key in path)
 
 
 def leaves(nest: Nest) -> list[tuple[tuple[Any, ...], Any]]:
-    """The leaves of a nest with their paths: what `tree.flatten_with_path` gives, several times as fast."""
+    """Returns the leaves of a nest with their paths, as `tree.flatten_with_path` does, several times as fast."""
     return _leaves(nest, ())
 
 
@@ -65,7 +65,7 @@ def _leaves(nest: Nest, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], An
 
 
 def mapped(function: Callable[[Any], Any], nest: Nest) -> Nest:
-    """The same nest of what the function makes of its leaves: as `tree.map_structure`, several times as fast."""
+    """Returns the nest of what the function makes of each leaf, as `tree.map_structure`, several times as fast."""
     if isinstance(nest, (np.ndarray, ArraySpec)):
         return function(nest)
     if type(nest) is dict:
@@ -82,12 +82,12 @@ def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def step_spec_of(columns: Nest) -> Nest:
-    """The spec of one step of a nest of columns `[T, ...]`: the leading axis taken away."""
+    """Returns the spec of one step of a nest of columns `[T, ...]`: their dtypes, and shapes without the first axis."""
     return mapped(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
 
 
 def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
-    """The same nest as `tf.TensorSpec`s, with axes put in front; arrays of objects become strings."""
+    """Returns the same nest as `tf.TensorSpec`s, with axes put in front; arrays of objects become strings."""
     import tensorflow as tf
 
     def convert(leaf: ArraySpec) -> tf.TensorSpec:
@@ -115,8 +115,8 @@ def require_match(got: Nest, wanted: Nest, *, holder: str, advice: str, root: st
 
     Args:
       got: nest of specs (or arrays) at hand.
-      wanted: nest of specs asked for; a `None` in its shapes allows any size.
-      holder: who wants it, for the message, such as "table 'replay'".
+      wanted: nest of specs that is expected; a `None` in its shapes allows any size.
+      holder: what expects it, for the message, such as "table 'replay'".
       advice: what the user can do about it.
       root: name of the nest in the message.
 

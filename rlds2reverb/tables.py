@@ -48,7 +48,7 @@ class Selector:
 
     @classmethod
     def parse(cls, text: str) -> Selector:
-        """From text such as `uniform` or `prioritized:0.6` (without an exponent: 0.6)."""
+        """Returns the selector of a text such as `uniform` or `prioritized:0.6` (without an exponent: 0.6)."""
         name, _, exponent = text.partition(":")
         kind = cast(SelectorKind, name)
         if kind == "prioritized":
@@ -59,7 +59,7 @@ class Selector:
         return self.kind if self.exponent is None else f"{self.kind}:{self.exponent:g}"
 
     def build(self) -> Any:
-        """The selector of Reverb."""
+        """Returns the selector of Reverb."""
         import reverb
 
         if self.kind == "prioritized":
@@ -106,8 +106,10 @@ class RateLimiter:
 
     @classmethod
     def parse(cls, text: str) -> RateLimiter:
-        """From text such as `str` gives: `min_size:N`, `queue:N`, `stack:N`, or with numbers of samples an insert:
-        `max_samples_per_insert:SAMPLES_PER_INSERT:SIZE`, `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`.
+        """Returns the rate limiter of a text such as `str` gives.
+
+        The forms are `min_size:N`, `queue:N`, `stack:N`, `max_samples_per_insert:SAMPLES_PER_INSERT:SIZE` and
+        `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`.
         """
         name, *numbers = text.split(":")
         kind = cast(LimiterKind, name)
@@ -132,7 +134,7 @@ class RateLimiter:
         return f"{self.kind}:{self.size}"
 
     def build(self) -> Any:
-        """The rate limiter of Reverb."""
+        """Returns the rate limiter of Reverb."""
         import reverb
 
         limiters = reverb.rate_limiters
@@ -143,7 +145,7 @@ class RateLimiter:
         return {"min_size": limiters.MinSize, "queue": limiters.Queue, "stack": limiters.Stack}[self.kind](self.size)
 
     def gives(self, num_inserted: int, num_sampled: int, size: int) -> bool:
-        """Whether 'max_samples_per_insert' lets a table with items give so many samples more.
+        """Whether 'max_samples_per_insert' lets a table that has items give `size` more samples.
 
             num_inserted * samples_per_insert - num_sampled - size >= 0
 
@@ -160,7 +162,7 @@ def _number(text: str, whole: str) -> float:
 
 
 def _whole(value: float, whole: str) -> int:
-    if not value.is_integer():  # nor is inf or nan
+    if not value.is_integer():  # false for inf and nan, too
         raise ValueError(f"{value:g} in {whole!r}: expected an integer")
     return int(value)
 
@@ -175,7 +177,7 @@ class TableConfig:
       remover: which item leaves a full table.
       max_size: the most items that the table holds, from 1 to 2,147,483,647; None for no limit but that and memory.
         Give a number where actors write without an end: a full table removes an item for each new one.
-      max_times_sampled: an item leaves after so many samples; 0 for never.
+      max_times_sampled: an item leaves after it was sampled this often; 0 for never.
       rate_limiter: when samples and inserts pass.
     """
 
@@ -216,7 +218,7 @@ class TableConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TableConfig:
-        """From what `as_dict` gave.
+        """Returns the config that `as_dict` was called on.
 
         Raises:
           ValueError: if anything is missing, too much or out of range.
@@ -233,12 +235,12 @@ class TableConfig:
 
     @classmethod
     def queue(cls, name: str, size: int) -> TableConfig:
-        """A queue: first in, first out, each item sampled once."""
+        """Returns the config of a queue: first in, first out, each item sampled once."""
         fifo = Selector("fifo")
         return cls(name, fifo, fifo, size, 1, RateLimiter("queue", size))
 
     def build(self, signature: Nest | None = None) -> reverb.Table:
-        """The table, with the signature of its items (`item_signature`)."""
+        """Returns the table of Reverb, with the signature of its items (`item_signature`)."""
         import reverb
 
         return reverb.Table(
@@ -252,15 +254,14 @@ class TableConfig:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain dicts, for JSON."""
+        """Returns the same as plain dicts, for JSON."""
         return asdict(self)
 
 
 def item_signature(trajectory_spec: Nest, sequence_length: int | None) -> Nest:
-    """The signature of a table whose items are windows of `sequence_length` trajectories, `[sequence_length, ...]`.
+    """Returns the signature of a table of windows of `sequence_length` trajectories, `[sequence_length, ...]`.
 
-    With None, items may have any length.
-    Bounds and names are left out, which Reverb does not check.
+    With None, items may have any length. Bounds and names, which Reverb does not check, are left out.
     """
     import tensorflow as tf
 

@@ -28,12 +28,12 @@ def require_discount_source(discount_source: str) -> None:
 
 
 def step_types(is_first: Any, is_last: Any, where: Callable[..., Any]) -> Any:
-    """FIRST (0) where `is_first`, else LAST (2) where `is_last`, else MID (1); int32, the shape of the flags."""
+    """Returns FIRST (0) where `is_first`, else LAST (2) where `is_last`, else MID (1); int32, shaped as the flags."""
     return where(is_first, FIRST, where(is_last, LAST, MID))
 
 
 def pair_step_types(current: Any, following: Any, where: Callable[..., Any]) -> tuple[Any, Any]:
-    """Step types of pairs; an episode of a single step (FIRST before FIRST) becomes LAST, LAST."""
+    """Returns the step types of pairs; an episode of a single step (FIRST before FIRST) becomes LAST, LAST."""
     single = (current == FIRST) & (following == FIRST)
     return where(single, LAST, current), where(single, LAST, following)
 
@@ -41,9 +41,10 @@ def pair_step_types(current: Any, following: Any, where: Callable[..., Any]) -> 
 def transition_discounts(
     current: Nest, following: Nest, discounts: Any, source: DiscountSource, where: Callable[..., Any]
 ) -> Any:
-    """The discount of the transition from each current step to the following one.
+    """Returns the discount of the transition from each current step to the following one.
 
-    It is 0 on a step that is last and terminal; the step after a last one, of another episode, has no say. Elsewhere:
+    It is 0 on a step that is last and terminal. The step after a last one is of another episode, and is not looked at.
+    Elsewhere:
 
         step:           discount_t, as TF-Agents has it: the step's own
         next_terminal:  1 - is_terminal_{t+1}
@@ -72,7 +73,7 @@ def transition_discounts(
 
 
 def trajectory_columns(steps: dict[str, Nest], *, discount_source: DiscountSource = "product") -> trajectory.Trajectory:
-    """The trajectory of every step of one valid episode, as columns.
+    """Returns the trajectory of every step of one valid episode, as columns.
 
     `N` steps give `N` rows. The last row is the boundary (LAST, then FIRST): the step after the final one is the
     first of whatever comes next. A single step gives LAST, LAST.
@@ -107,7 +108,7 @@ def trajectory_columns(steps: dict[str, Nest], *, discount_source: DiscountSourc
 
 
 def trajectory_spec(step_spec: Nest, policy_info: types.NestedTensorSpec = ()) -> trajectory.Trajectory:
-    """The spec of one trajectory for steps of `step_spec` (`tf.TensorSpec`s or `ArraySpec`s).
+    """Returns the spec of one trajectory for steps of `step_spec` (`tf.TensorSpec`s or `ArraySpec`s).
 
     Step types are int32 scalars; discount is float32 in [0, 1], named 'discount', of the shape of the steps' own;
     everything else is as the steps have it.

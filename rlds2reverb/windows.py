@@ -28,7 +28,7 @@ class Windows:
 
     The rows are those of `trajectory_columns`, the boundary row at the end included. Both ends of an episode: the
     first window begins with the first step. With padding 'none' the last one ends at or before the boundary row, and
-    an episode of fewer rows than `length` gives none; with 'short' such an episode gives one window, filled up with
+    an episode of fewer rows than `length` has no window; with 'short' such an episode gives one window, filled up with
     boundary rows of zeros; with 'tile' every episode is followed by `length - 1` of them, so that each row begins a
     window (at stride 1). These are TF-Agents' `pad_end_of_episodes` and `tile_end_of_episodes`.
 
@@ -51,11 +51,11 @@ class Windows:
         require_discount_source(self.discount_source)
 
     def __call__(self, episode: Episode) -> Items:
-        """The windows of a valid episode; see `items.ItemAdder`."""
+        """Returns the windows of a valid episode; see `items.ItemAdder`."""
         return self.of_rows(trajectory_columns(episode.steps, discount_source=self.discount_source))
 
     def of_rows(self, rows: Nest) -> Items:
-        """The windows over trajectories `[N, ...]` of one episode."""
+        """Returns the windows over the trajectories `[N, ...]` of one episode."""
         num_rows = len(tree.flatten(rows)[0])
         padded = num_rows + self.length - 1 if self.padding == "tile" and num_rows else num_rows
         if self.padding == "short" and 0 < num_rows < self.length:
@@ -66,7 +66,7 @@ class Windows:
         return Items(rows, starts, np.full(len(starts), self.length, np.int64))
 
     def item_spec(self, step_spec: Nest) -> Nest:
-        """`tf.TensorSpec`s `[length, ...]` of one item."""
+        """Returns the `tf.TensorSpec`s `[length, ...]` of one item."""
         return item_signature(trajectory_spec(step_spec), self.length)
 
 
@@ -84,17 +84,17 @@ class WholeEpisodes:
         require_discount_source(self.discount_source)
 
     def __call__(self, episode: Episode) -> Items:
-        """A valid episode as one item; see `items.ItemAdder`."""
+        """Returns a valid episode as one item; see `items.ItemAdder`."""
         rows = trajectory_columns(episode.steps, discount_source=self.discount_source)
         return Items(rows, np.zeros(1, np.int64), np.full(1, len(rows.step_type), np.int64))
 
     def item_spec(self, step_spec: Nest) -> Nest:
-        """`tf.TensorSpec`s `[None, ...]` of one item."""
+        """Returns the `tf.TensorSpec`s `[None, ...]` of one item."""
         return item_signature(trajectory_spec(step_spec), None)
 
 
 def _append_boundary_rows(rows: Nest, count: int) -> Nest:
-    """Rows of zeros with step types LAST, FIRST after those of an episode."""
+    """Returns the rows of an episode, followed by rows of zeros with the step types LAST, FIRST."""
     zeros = tree.map_structure(lambda column: np.zeros((count, *column.shape[1:]), column.dtype), rows)
     zeros = zeros._replace(step_type=np.full(count, LAST))
     return tree.map_structure(lambda column, more: np.concatenate([column, more]), rows, zeros)

@@ -1,4 +1,4 @@
-"""The door for arrays: what a column may be, checked once, whatever kind of source it comes from."""
+"""Checks of columns: what an array may be, whatever kind of source it comes from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .continuity import discontinuities
 
 
 def as_columns(nest: Any, where: str) -> Any:
-    """The same nest of dicts and tuples with checked columns as leaves; lists are rows, not nests.
+    """Returns the same nest of dicts and tuples with checked columns as leaves; lists are rows, not nests.
 
     Args:
       nest: arrays, or anything that `np.asarray` makes into one, `[T, ...]`.
@@ -27,7 +27,7 @@ def as_columns(nest: Any, where: str) -> Any:
       Arrays in the machine's byte order: bool, integers, floats up to 64 bits, or strings as objects.
 
     Raises:
-      SourceError: if a leaf is no array of these, or has no leading axis.
+      SourceError: if a leaf is not such an array, or has no leading axis.
     """
     if isinstance(nest, Mapping):
         return {name: as_columns(inner, f"{where}[{name!r}]") for name, inner in nest.items()}
@@ -37,7 +37,7 @@ def as_columns(nest: Any, where: str) -> Any:
     try:
         column = np.asarray(nest)
     except ValueError as error:
-        raise SourceError(f"{where} is no array: its rows differ in shape ({error})") from error
+        raise SourceError(f"{where} is not an array: its rows differ in shape ({error})") from error
     if not column.shape:
         raise SourceError(f"{where} is a single {type(nest).__name__}, expected a column with one row for each step")
     if column.dtype.kind in "SU" or (column.dtype.kind == "O" and _holds_text(column)):
@@ -52,7 +52,7 @@ def _holds_text(column: np.ndarray) -> bool:
 
 
 def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarray:
-    """A column of 0 and 1 as bool `[T]`; a second axis of size 1 is dropped.
+    """Returns a column of 0 and 1 as bool `[T]`; a second axis of size 1 is dropped.
 
     Raises:
       SourceError: if it has another shape, or holds anything else, naming the row.
@@ -132,7 +132,7 @@ def _described(column: Any) -> str:
 
 
 def as_steps(steps: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Checked columns of RLDS steps, the flags as bool `[T]`."""
+    """Returns RLDS steps with checked columns, the flags as bool `[T]`."""
     columns = as_columns(dict(steps), where)
     for name in fields.FLAG_FIELDS:
         if not isinstance(columns[name], np.ndarray):

@@ -20,7 +20,7 @@ from rlds2reverb.specs import Nest
 #: Up to this share of a source's rows may differ; where they are few, up to 10 rows and a tenth of them.
 MAX_SHARE = 0.01
 _FEW_ROWS, _SHARE_OF_FEW = 10, 0.1
-#: Where the number of rows is not known before they are read, the share is looked at from so many rows on.
+#: Where the number of rows is not known before they are read, the share is looked at once this many are read.
 _MIN_ROWS = 10_000
 
 
@@ -61,7 +61,7 @@ def differing_rows(one: np.ndarray, other: np.ndarray, *, but: Sequence[int] = (
 
 @dataclass
 class ContinuityCheck:
-    """Counts, while a source is read, the rows that do not continue, and refuses it where they are too many.
+    """Counts the discontinuities of a source while it is read, and refuses it when they are too many.
 
     Attributes:
       name: of the source.
@@ -75,7 +75,7 @@ class ContinuityCheck:
     _first: str = ""
 
     def add(self, episode: Episode, num_rows: int) -> None:
-        """Takes in an episode that has `num_rows` rows in the source.
+        """Counts an episode that has `num_rows` rows in the source.
 
         Raises:
           SourceError: if more than `MAX_SHARE` of the source's rows differ.
@@ -88,7 +88,7 @@ class ContinuityCheck:
         self._require_few(self.num_rows or max(self._seen, _MIN_ROWS))
 
     def finish(self) -> None:
-        """Looks at the share of all rows, when all are read.
+        """Checks the share again when all rows are read.
 
         Raises:
           SourceError: if more than `MAX_SHARE` of them differ.

@@ -44,10 +44,10 @@ _FIRST_BLOCK_ROWS = 1 << 11
 
 @dataclass(frozen=True)
 class EpisodeEnds:
-    """How to find the ends of episodes that the flags of the rows do not say.
+    """Says where episodes end, besides where the flags of the rows say so.
 
     Attributes:
-      max_episode_steps: an episode is cut off after so many rows.
+      max_episode_steps: an episode is cut off after this many rows.
       at_discontinuity: an episode is cut off where `next_observations[t]` is not `observations[t + 1]`.
       at_every_row: each row is an episode of one transition; for rows that are shuffled, or relabelled.
     """
@@ -75,7 +75,7 @@ def open_d4rl(
     ends: EpisodeEnds = EpisodeEnds(),
     limits: hdf5.Limits = hdf5.Limits(),  # noqa: B008
 ) -> Source:
-    """A D4RL HDF5 file as a source; neither d4rl nor mujoco is needed.
+    """Opens a D4RL HDF5 file; neither d4rl nor mujoco is needed.
 
     Flags may also have the names that Gymnasium and Minari give them (`OTHER_NAMES`).
 
@@ -97,22 +97,22 @@ def open_d4rl(
         rows, or flags are not 0 and 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
         rows are discontinuities.
     """
-    wanted = {f"infos/{name}": name for name in infos}
+    asked = {f"infos/{name}": name for name in infos}
     with hdf5.open_hdf5(path) as file:
-        num_rows = _checked(path.name, _columns(file, wanted, limits), ends).num_rows
+        num_rows = _checked(path.name, _columns(file, asked, limits), ends).num_rows
         metadata = hdf5.scalars(file, "metadata")
 
     def read() -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
-            yield from cut_episodes(_checked(path.name, _columns(file, wanted, limits), ends))
+            yield from cut_episodes(_checked(path.name, _columns(file, asked, limits), ends))
 
     return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata)
 
 
 def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (), ends: EpisodeEnds) -> Source:
-    """The same for arrays in memory under D4RL's names, such as `env.get_dataset()` gives them.
+    """Returns arrays in memory under D4RL's names, such as `env.get_dataset()` gives them, as a source.
 
-    Columns under other names, `metadata/*` and the `infos/*` that are not asked for among them, are left out.
+    Columns under other names, `metadata/*` and the `infos/*` that are not asked for included, are left out.
     """
     require_free_names(infos, name)
     places = own_names(columns, name)
@@ -157,7 +157,7 @@ class TransitionRows:
 
 
 def own_names(available: Iterable[str], where: str) -> dict[str, str]:
-    """Returns under which name the data have each of `KEYS`, as far as they have it.
+    """Returns the name that each of `KEYS` has in the data; keys that they lack are left out.
 
     Raises:
       SourceError: if there are `dones` in the place of `terminals`.
@@ -293,7 +293,7 @@ def _parts(
 
 
 def _jumps(block: dict[str, np.ndarray], ends: list[int], before: dict[str, np.ndarray] | None) -> list[int]:
-    """The rows of a block that do not continue inside their episode; -1 for the last row of the block before."""
+    """Returns the discontinuities of a block, counted from its first row; -1 is the last row of the block before."""
     if NEXT_OBSERVATIONS not in block:
         return []
     jumps = differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], but=ends).tolist()
@@ -303,7 +303,7 @@ def _jumps(block: dict[str, np.ndarray], ends: list[int], before: dict[str, np.n
 
 
 def _split(rows: list[int], last: int) -> tuple[list[int], list[int]]:
-    """Rows up to the last one of an episode, and those after it."""
+    """Returns the rows up to `last`, and those after it."""
     return [row for row in rows if row <= last], [row for row in rows if row > last]
 
 

@@ -29,7 +29,7 @@ _MAX_SCALAR_BYTES = 1000
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one column of an HDF5 file may hold.
+    """Limits of what one column of an HDF5 file may hold.
 
     Attributes:
       max_bytes: declared size of a column.
@@ -50,7 +50,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Opens an HDF5 file for reading.
 
     Raises:
-      SourceError: if it is empty, cut off, or no HDF5 file at all; from within, if HDF5 finds damage later on.
+      SourceError: if it is empty, cut off, or not an HDF5 file at all; from within, if HDF5 finds damage later on.
     """
     if not path.is_file():
         raise SourceError(f"{path.name} is not a regular file")
@@ -79,10 +79,10 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Dataset | None:
-    """The numeric data set `name` of an open file, or None where there is no such name.
+    """Returns the numeric data set `name` of an open file, or None if there is no such name.
 
     Raises:
-      SourceError: if it is reached over a link, lives in other files, is no numeric data set, or is over a limit.
+      SourceError: if it is reached over a link, lives in other files, is not a numeric data set, or is over a limit.
     """
     where = f"{Path(file.filename).name}: '{name}'"
     node: h5py.Group = file
@@ -103,7 +103,7 @@ def column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Datase
 
 
 def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
-    """The member `name` of a group, or None where there is none.
+    """Returns the member `name` of a group, or None if it has no such member.
 
     Raises:
       SourceError: if it is a link, into another file or within this one, cannot be opened, or holds what NumPy lacks.
@@ -128,7 +128,7 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
 
 
 def names(group: h5py.Group) -> list[str]:
-    """The names of a group's members.
+    """Returns the names of a group's members.
 
     Raises:
       SourceError: if one is not UTF-8.
@@ -143,7 +143,7 @@ def names(group: h5py.Group) -> list[str]:
 
 
 def scalars(file: h5py.File, name: str) -> dict[str, Any]:
-    """The single numbers and short strings of a group, such as D4RL's `metadata`; everything else is left out."""
+    """Returns the single numbers and short strings of a group, such as D4RL's `metadata`; the rest is left out."""
     try:
         group = member(file, name)
     except SourceError:

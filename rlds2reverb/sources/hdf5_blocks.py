@@ -1,4 +1,4 @@
-"""Columns read block by block, the next one ahead; HDF5's gzip chunks are unpacked here, by two threads at need.
+"""Columns read block by block, the next one ahead; HDF5's gzip chunks are unpacked here, by up to two threads.
 
 HDF5 itself unpacks chunks one after the other, with zlib. Here each chunk is a task: a reading thread takes one after
 the other, and so does the consumer as soon as it would have to wait; libdeflate is about twice as fast as zlib.
@@ -26,7 +26,7 @@ _Reader = Callable[[int, int], tuple[np.ndarray, list[_Task]]]
 _BLOCKS_AHEAD = 1
 #: For smaller chunks a task costs more than it saves.
 _MIN_CHUNK_BYTES = 4 << 10
-#: What one block of a column may keep for the next: as many chunks as lie side by side, unpacked.
+#: What one block of a column may keep for the next one: a row of chunks side by side, unpacked.
 _MAX_KEPT_BYTES = 32 << 20
 
 
@@ -55,7 +55,7 @@ def read_blocks(
 
 
 class _Block:
-    """The rows from start to stop, and what is left to do before they are there."""
+    """Holds the rows from start to stop, and the tasks that have to be done before they are complete."""
 
     def __init__(self, readers: Mapping[str, _Reader], start: int, stop: int):
         self.start, self.stop = start, stop
@@ -66,7 +66,7 @@ class _Block:
             self._tasks.extend(tasks)
 
     def work(self) -> None:
-        """Does all that no other thread has begun."""
+        """Does all tasks that no other thread has begun."""
         while True:
             try:
                 task = self._tasks.popleft()
@@ -95,7 +95,7 @@ def _read_by_hdf5(dataset: h5py.Dataset, start: int, stop: int) -> tuple[np.ndar
 
 
 def _is_gzip(dataset: h5py.Dataset) -> bool:
-    """Whether its chunks hold gzip of values as numpy has them, and are neither tiny nor more than fit in memory."""
+    """Whether its chunks hold gzip of values as numpy has them, and are neither tiny nor too large for memory."""
     if dataset.chunks is None or math.prod(dataset.shape) == 0:
         return False
     filters = dataset.id.get_create_plist()
@@ -123,7 +123,7 @@ class _GzipReader:
         self._kept: dict[tuple[int, ...], _Chunk] = {}
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, list[_Task]]:
-        """The array for the rows from start to stop, and a task for each chunk that has some of them."""
+        """Returns the array for the rows from start to stop, and a task for each chunk that has some of them."""
         row_shape, (num_rows, *widths) = self._shape[1:], self._chunk_shape
         out = np.empty((stop - start, *row_shape), self._dtype)
         corners = itertools.product(
@@ -134,7 +134,7 @@ class _GzipReader:
         return out, [partial(chunk.copy_to, out, start) for chunk in chunks.values()]
 
     def _unpacked(self, corner: tuple[int, ...]) -> np.ndarray:
-        """A chunk's values; what is not gzip of just that size after all is left to HDF5, to read or to refuse."""
+        """Returns a chunk's values; what is not gzip of just that size is left to HDF5, to read or to refuse."""
         shape = self._chunk_shape
         try:
             unfiltered, stored = self._dataset.id.read_direct_chunk(corner)
@@ -167,5 +167,5 @@ class _Chunk:
 
 
 def _whole(values: np.ndarray) -> np.ndarray:
-    """What lies side by side on the last axis as one value, which numpy copies faster than a few by themselves."""
+    """Returns a view in which the values of the last axis are one value, which numpy copies faster."""
     return values.view(f"V{values.shape[-1] * values.itemsize}") if values.ndim > 1 else values

@@ -1,4 +1,4 @@
-"""`load`: from whatever the user has to a `Source`."""
+"""`load`: opens whatever data set the user has as a `Source`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load(
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
-    """Opens a data set of any kind; which one it is, is found out.
+    """Opens a data set of any kind as a `Source`; it finds out which kind it is.
 
     Args:
       source: one of these:

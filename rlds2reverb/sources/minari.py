@@ -30,7 +30,7 @@ def is_identifier(name: str) -> bool:
 
 
 def _path_of(name: str) -> Path:
-    """Where Minari keeps, or would keep, a data set."""
+    """Returns the directory where Minari keeps, or would keep, a data set."""
     root = os.environ.get("MINARI_DATASETS_PATH")
     return (Path(root) if root else Path.home() / ".minari" / "datasets") / name
 
@@ -41,7 +41,7 @@ def is_installed(name: str) -> bool:
 
 
 def open_minari(location: str | Path, *, download: bool = False) -> Source:
-    """A Minari data set as a source: its directory, or its name in Minari's own root (`MINARI_DATASETS_PATH`).
+    """Opens a Minari data set: its directory, or its name in Minari's own root (`MINARI_DATASETS_PATH`).
 
     Each episode has its own final observation; a termination is
     terminal, a truncation is not. Observations and actions may be dicts or tuples. Minari's `infos` are left out.
@@ -92,14 +92,17 @@ def open_minari(location: str | Path, *, download: bool = False) -> Source:
 
 
 def _checked_metadata(directory: Path) -> dict[str, Any]:
-    """metadata.json, with the fields that we and minari rely on; without the spaces minari would import `env_spec`."""
+    """Returns metadata.json if it has the fields that we and minari need.
+
+    Without the spaces minari would import what `env_spec` names.
+    """
     path = directory / "data" / "metadata.json"
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
     if not isinstance(metadata, dict):
-        raise SourceError(f"{path} holds no JSON object; copy or download it again")
+        raise SourceError(f"{path} does not hold a JSON object; copy or download it again")
     for key in ("observation_space", "action_space", "data_format"):
         if not isinstance(metadata.get(key), str):
             raise SourceError(f"{path}: {key} is {metadata.get(key)!r}, expected a string")
@@ -158,7 +161,7 @@ def _episode(episode: dict[str, Any], index: int, where: str) -> Episode:
 
 
 def _checked_file(path: Path) -> int:
-    """Looks at all that minari will open in a file, and returns the number of its episodes."""
+    """Checks everything that minari will open in a file, and returns the number of its episodes."""
     with hdf5.open_hdf5(path) as file:
         groups: list[h5py.Group] = [file]
         seen = set()

@@ -37,7 +37,7 @@ def from_rlds_dataset(
     num_episodes: int | None = None,
     warnings: tuple[str, ...] = (),
 ) -> Source:
-    """Any RLDS data set as a source: a `tf.data.Dataset` of dicts whose `steps` is a data set of steps.
+    """Returns any RLDS data set as a source: a `tf.data.Dataset` of dicts whose `steps` is a data set of steps.
 
     An episode without steps comes out as an `Episode` of length 0, so that it can be reported.
 
@@ -89,12 +89,12 @@ def _episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    """TensorFlow's message without the names of its nodes."""
+    """Returns TensorFlow's message without the names of its nodes."""
     return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
 
 
 def open_directory(path: Path, *, split: str = "train") -> Source:
-    """A directory that TFDS prepared (it holds `dataset_info.json` and `features.json`), as a source.
+    """Opens a directory that TFDS prepared (it holds `dataset_info.json` and `features.json`).
 
     Both files are read and checked before TFDS sees them: TFDS follows `../` in names and templates and imports the
     modules that `features.json` names.
@@ -119,7 +119,7 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
 def open_builder(
     name: str, *, split: str = "train", data_dir: str | Path | None = None, download: bool = False
 ) -> Source:
-    """A TFDS data set by name, such as `d4rl_mujoco_hopper/v2-medium`, as a source.
+    """Opens a TFDS data set by name, such as `d4rl_mujoco_hopper/v2-medium`.
 
     Of several versions on this machine the newest is taken.
 
@@ -149,7 +149,7 @@ def open_builder(
 
 
 def _prepared(root: Path, name: str) -> Path | None:
-    """The directory of the newest version of a data set below TFDS's data directory, or None."""
+    """Returns the directory of the newest version of a data set below TFDS's data directory, or None."""
     folder, _, version = name.partition(":")
     found = [info.parent for depth in ("*", "*/*") for info in (root / folder).glob(f"{depth}/features.json")]
     versions = {path: _VERSION.fullmatch(path.name) for path in found if not version or path.name == version}
@@ -192,7 +192,7 @@ def _from_builder(builder: tfds.core.DatasetBuilder, split: str, *, location: Pa
 
 
 def _shared_end_warning(name: str, dataset: tf.data.Dataset) -> tuple[str, ...]:
-    """TFDS's D4RL builder gives every episode the last next observation of the whole file."""
+    """Returns a warning if TFDS's D4RL builder gave every episode the last next observation of the whole file."""
     ends: list[bytes] = []
     for episode in _episodes(name, dataset.take(_EPISODES_LOOKED_AT)):
         if episode.num_steps:

@@ -52,7 +52,7 @@ def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
     """
     read = _reader(dataset.element_spec[fields.STEPS])
     options = tf.data.Options()
-    options.autotune.enabled = False  # it keeps accounts of every step of every episode, a fifth of the time
+    options.autotune.enabled = False  # it measures every step of every episode, which takes a fifth of the time
     variants = dataset.map(lambda episode: tf.data.experimental.to_variant(episode[fields.STEPS]))
     variants = iter(variants.prefetch(_EPISODES_AT_ONCE).with_options(options))
     with ThreadPoolExecutor(_EPISODES_AT_ONCE) as threads:
@@ -68,7 +68,7 @@ def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
 def _read_by(
     threads: ThreadPoolExecutor, read: Callable[[tf.Tensor], Any], variants: Iterator[tf.Tensor]
 ) -> Iterator[Future[Any]]:
-    """The columns of each; where there is a damaged record, its error comes last, in its turn."""
+    """Yields the columns of each episode to come; the error of a damaged record comes last, in its turn."""
     while True:
         try:
             steps = next(variants)
@@ -83,7 +83,7 @@ def _read_by(
 
 
 def _reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
-    """Reads a data set of steps, given as a variant."""
+    """Returns a function that reads a data set of steps, given as a variant."""
     step_spec = steps_spec.element_spec
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.variant)], autograph=False)

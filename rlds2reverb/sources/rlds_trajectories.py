@@ -28,7 +28,7 @@ PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 
 def step_spec_of_rlds(rlds_data: tf.data.Dataset) -> dict[str, Nest]:
-    """The spec of a step; `ValueError` with TF-Agents' messages if there are no steps or a field is missing."""
+    """Returns the spec of a step; `ValueError` with TF-Agents' messages if steps or a field are missing."""
     episode_spec = rlds_data.element_spec
     if not isinstance(episode_spec, dict) or fields.STEPS not in episode_spec:
         raise ValueError(fields.NO_STEPS)
@@ -46,7 +46,7 @@ def step_spec_of_rlds(rlds_data: tf.data.Dataset) -> dict[str, Nest]:
 def trajectory_spec_of_rlds(
     rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None, *, cast_floats: bool
 ) -> trajectory.Trajectory:
-    """The spec of the data set's trajectories, `policy_info` included."""
+    """Returns the spec of the data set's trajectories, `policy_info` included."""
     step_spec = _cast_spec(rlds_data, cast_floats)
     return trajectory_spec(step_spec, _policy_info_spec(step_spec, policy_info_fn))
 
@@ -69,7 +69,7 @@ def _policy_info_spec(step_spec: Nest, policy_info_fn: PolicyInfoFn | None) -> N
 
 
 def _tensors(nest: Nest) -> Nest:
-    """What a policy_info_fn gave, with tensors as leaves: None and empty nests are (), lists are tuples."""
+    """Returns what a policy_info_fn gave with tensors as leaves; None and empty nests become (), lists tuples."""
     if nest is None or (isinstance(nest, (dict, list, tuple)) and not nest):
         return ()
     if isinstance(nest, dict):
@@ -86,7 +86,7 @@ def episode_trajectories(
     *,
     cast_floats: bool,
 ) -> tf.data.Dataset:
-    """A data set with the trajectories of one whole episode an element, `[N, ...]`; empty episodes are left out.
+    """Returns a data set whose elements are the trajectories `[N, ...]` of one whole episode; empty ones are left out.
 
     Arguments and errors are those of `rlds_to_reverb.convert_rlds_to_trajectories`.
     """
@@ -113,7 +113,7 @@ def episode_trajectories(
 def numpy_trajectories(
     rlds_data: tf.data.Dataset, discount_source: DiscountSource, *, cast_floats: bool
 ) -> Iterator[trajectory.Trajectory]:
-    """The same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
+    """Yields the same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
     require_discount_source(discount_source)
     held: tuple[Any, Any] | None = None
     for index, steps in enumerate(read_columns(rlds_data)):
@@ -159,7 +159,7 @@ def _cast_float64(column: tf.Tensor) -> tf.Tensor:
 
 
 def _closing_step(columns_spec: Nest) -> Nest:
-    """One step of zeros that is first, to follow the last episode; sizes that vary are 0."""
+    """Returns one step of zeros that is first, to follow the last episode; sizes that vary are 0."""
     zeros = tree.map_structure(
         lambda spec: tf.zeros([1, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns_spec
     )
@@ -167,7 +167,7 @@ def _closing_step(columns_spec: Nest) -> Nest:
 
 
 def _pair_with_next(held: Any, arrived: Any) -> tuple[Any, Any]:
-    """Scan: holds an episode back until the next one arrives, whose first step its last step needs."""
+    """Holds an episode back (in a scan) until the next one arrives, since its last step needs that one's first."""
     held_index, current = held
     _, arrived_steps = arrived
     following = tree.map_structure(
@@ -200,7 +200,7 @@ def _to_trajectories(
     policy_info_spec: Nest,
     discount_source: DiscountSource,
 ) -> trajectory.Trajectory:
-    """The trajectories of all pairs of one episode, after the checks that TF-Agents makes on each pair."""
+    """Returns the trajectories of all pairs of one episode, after the checks that TF-Agents makes on each pair."""
     with tf.control_dependencies([_assertion(index, current, following)]):
         types_now = step_types(current[fields.IS_FIRST], current[fields.IS_LAST], tf.where)
     types_next = step_types(following[fields.IS_FIRST], following[fields.IS_LAST], tf.where)

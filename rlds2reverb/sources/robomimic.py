@@ -27,7 +27,7 @@ def is_robomimic(file: h5py.File) -> bool:
 
 
 def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source:  # noqa: B008
-    """A robomimic file of low-dimensional observations as a source; observations are a dict.
+    """Opens a robomimic file of low-dimensional observations; observations are a dict.
 
     Each episode gets its own final observation from `next_obs`.
 
@@ -69,7 +69,7 @@ def _nest(file: h5py.File, name: str, limits: hdf5.Limits) -> dict[str, np.ndarr
     demo, _, group = name.rpartition("/")
     node = hdf5.member(file[demo], group)
     if not isinstance(node, h5py.Group):
-        raise SourceError(f"{Path(file.filename).name}: '{name}' is missing, or no group of columns")
+        raise SourceError(f"{Path(file.filename).name}: '{name}' is missing, or is not a group of columns")
     return {key: _column(file, f"{name}/{key}", limits) for key in sorted(hdf5.names(node))}
 
 

@@ -1,4 +1,4 @@
-"""What every kind of source gives: episodes as columns, and from them an RLDS data set."""
+"""A source: a data set of any kind, as episodes in columns and as an RLDS data set."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: list[float]) -> Distribution:
-        """The distribution of a list of numbers."""
+        """Returns the distribution of a list of numbers."""
         if not values:
             return cls(*[float("nan")] * 6)
         q25, median, q75 = np.quantile(values, _QUANTILES)
@@ -108,7 +108,7 @@ class Summary:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain dicts, for JSON."""
+        """Returns the same as plain dicts, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ class Fingerprint:
     _hash: Any = field(default_factory=xxhash.xxh3_128)
 
     def add(self, episode: Episode) -> None:
-        """Takes in one episode."""
+        """Adds one episode to the hash."""
         for path, column in leaves(episode.steps):
             self._hash.update(f"{path}{column.dtype.str}{column.shape}".encode())
             if column.dtype.kind == "O":
@@ -156,7 +156,7 @@ class Fingerprint:
                 self._hash.update(np.ascontiguousarray(column).data)
 
     def hexdigest(self) -> str:
-        """The fingerprint so far, 32 hexadecimal digits."""
+        """Returns the fingerprint so far, 32 hexadecimal digits."""
         return self._hash.hexdigest()
 
 
@@ -166,12 +166,12 @@ def summarize(
     reference_returns: tuple[float, float] | None = None,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> Summary:
-    """Reads a source once and gives its summary.
+    """Reads a source once and returns its summary.
 
     Args:
       source: the data set; what is wrong with episodes is counted, not raised.
       reference_returns: returns of a random policy and of an expert, for the normalised score; by default D4RL's
-        own where the name tells the environment.
+        own if the source's name has the environment in it.
       on_episode: called with each episode, for progress.
 
     Raises:

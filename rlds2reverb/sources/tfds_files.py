@@ -45,10 +45,10 @@ def require_harmless(path: Path) -> Any:
 
 
 def require_split(name: str, split: str) -> list[str]:
-    """The names of the splits without their slices; `SourceError` if it is no split, and no sum of splits."""
+    """Returns the names of the splits without their slices; `SourceError` if it is not a split or a sum of them."""
     parts = split.split("+")
     if not all(_SPLIT.fullmatch(part) for part in parts):
-        raise SourceError(f"{name}: {split[:100]!r} is no split; expected a name such as 'train' or 'train[:10%]'")
+        raise SourceError(f"{name}: {split[:100]!r} is not a split; expected a name such as 'train' or 'train[:10%]'")
     return [part.split("[")[0] for part in parts]
 
 
@@ -72,7 +72,7 @@ def _to_message(path: Path, content: Any, message: Any) -> Any:
 
 
 def _require_known_types(path: Path, node: Any) -> None:
-    """The older form: every string that names a class, also in JSON within strings."""
+    """Checks the older form: every string that names a class, also in JSON within strings."""
     if isinstance(node, list):
         for inner in node:
             _require_known_types(path, inner)
@@ -102,10 +102,10 @@ def _require_plain_names(path: Path, info: Any) -> None:
     names |= {"configName": info.config_name} if info.config_name else {}
     for key, value in names.items():
         if not _PLAIN_NAME.fullmatch(value) or ".." in value:
-            raise SourceError(f"{path}: {key} is {value!r}, which is no plain name; refused")
+            raise SourceError(f"{path}: {key} is {value!r}, which is not a plain name; refused")
     for split in info.splits:
         if not _SPLIT_NAME.fullmatch(split.name):
-            raise SourceError(f"{path}: a split is named {split.name!r}, which is no plain name; refused")
+            raise SourceError(f"{path}: a split is named {split.name!r}, which is not a plain name; refused")
         rest = _PLACEHOLDERS.sub("", split.filepath_template)
         if rest and (not _PLAIN_NAME.fullmatch(rest) or ".." in rest):
             raise SourceError(f"{path}: filepathTemplate {split.filepath_template!r} leaves the directory; refused")
@@ -132,19 +132,19 @@ def _messages(value: Any) -> list[Any]:
 def require_shards(path: Path, info: Any, split: str) -> None:
     """Raises `SourceError` if the directory lacks the split, or one of its files."""
     splits = {entry.name: entry for entry in info.splits}
-    for wanted in require_split(str(path), split):
-        _require_files_of_split(path, info, splits, wanted)
+    for name in require_split(str(path), split):
+        _require_files_of_split(path, info, splits, name)
 
 
-def _require_files_of_split(path: Path, info: Any, splits: dict[str, Any], wanted: str) -> None:
-    if wanted not in splits:
-        raise SourceError(f"{path} has no split {wanted!r}; it has {', '.join(sorted(splits)) or 'none'}")
-    num_shards = len(splits[wanted].shard_lengths)
-    template = splits[wanted].filepath_template or _DEFAULT_TEMPLATE
+def _require_files_of_split(path: Path, info: Any, splits: dict[str, Any], name: str) -> None:
+    if name not in splits:
+        raise SourceError(f"{path} has no split {name!r}; it has {', '.join(sorted(splits)) or 'none'}")
+    num_shards = len(splits[name].shard_lengths)
+    template = splits[name].filepath_template or _DEFAULT_TEMPLATE
     for shard in range(num_shards):
         values = {
             "DATASET": info.name,
-            "SPLIT": wanted,
+            "SPLIT": name,
             "FILEFORMAT": info.file_format or "tfrecord",
             "SHARD_INDEX": f"{shard:05d}",
             "NUM_SHARDS": f"{num_shards:05d}",

@@ -96,7 +96,7 @@ def test_options_of_few_values_are_literals():
 @pytest.mark.parametrize(
     ("starts", "lengths", "squeeze", "message"),
     [
-        ([0, 1], [2], False, "as many starts as lengths"),
+        ([0, 1], [2], False, "equal numbers of starts and lengths"),
         ([2, 1], [1, 1], False, "begin out of order"),
         ([0], [0], False, "are empty"),
         ([2], [2], False, "reach outside of their columns"),

@@ -36,7 +36,7 @@ def test_the_other_byte_order_becomes_the_machines(tmp_path):
     [
         (None, "x is a single NoneType, expected a column"),
         (3.0, "x is a single float, expected a column"),
-        ([[1, 2], [3]], "x is no array: its rows differ in shape"),
+        ([[1, 2], [3]], "x is not an array: its rows differ in shape"),
         (np.zeros(2, np.complex64), "x holds complex64, expected bool, integers or floats"),
         (np.zeros(2, np.longdouble), "x holds float128"),
         (np.array(["2020-01-01"], "M8[D]"), "x holds datetime64"),

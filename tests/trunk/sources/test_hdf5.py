@@ -225,7 +225,7 @@ def replaced(name, value):
         (replaced("data/demo_0/rewards", np.zeros(3)), "has columns of .* rows; expected one length above 0"),
         (replaced("data/demo_0/dones", np.float32(1)), "'data/demo_0/dones' is a single"),
         (replaced("data/demo_0/dones", np.full(59, np.nan)), r"dones\[0\] is nan, expected 0 or 1"),
-        (replaced("data/demo_0/obs", np.zeros(59)), "'data/demo_0/obs' is missing, or no group"),
+        (replaced("data/demo_0/obs", np.zeros(59)), "'data/demo_0/obs' is missing, or is not a group"),
         (replaced("data/demo_0/next_obs/object", None), "obs and next_obs differ in their columns: object"),
         (replaced("data", np.zeros(3)), "has no 'observations'"),
         (replaced("data/demo_0/obs", h5py.ExternalLink("/etc/passwd", "/")), "is a link into another file"),

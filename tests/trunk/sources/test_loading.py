@@ -127,7 +127,7 @@ def test_splits_can_be_sliced_and_have_to_exist(data):
     assert len(list(load(path, split="train[:3]"))) == 3
     with pytest.raises(SourceError, match="has no split 'test'; it has train"):
         load(path, split="test")
-    with pytest.raises(SourceError, match="is no split; expected a name"):
+    with pytest.raises(SourceError, match="is not a split; expected a name"):
         load(path, split="../train")
 
 
@@ -136,7 +136,7 @@ def test_splits_can_be_sliced_and_have_to_exist(data):
     [
         ("dataset_info.json", '"{DATASET}-{SPLIT}', '"../../{DATASET}-{SPLIT}', "leaves the directory; refused"),
         ("features.json", "tensorflow_datasets.core.features.", "os.path.", "not a feature of TFDS; refused"),
-        ("dataset_info.json", '"physics_rlds"', '"/etc/x"', "which is no plain name; refused"),
+        ("dataset_info.json", '"physics_rlds"', '"/etc/x"', "which is not a plain name; refused"),
         # the same under the other spelling that protobuf reads
         (
             "dataset_info.json",

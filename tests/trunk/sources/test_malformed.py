@@ -95,7 +95,7 @@ RLDS = {
     "missing_shard": Refused(r"lacks the shard bad_rlds-train.tfrecord-00000-of-00001"),
     "missing_features_json": Refused(r"has no features.json"),
     "bad_json": Refused(r"dataset_info.json is not valid JSON"),
-    "traversal_name": Refused(r"name is '../../etc/x', which is no plain name; refused"),
+    "traversal_name": Refused(r"name is '../../etc/x', which is not a plain name; refused"),
     "empty_dir": Refused(r"holds no data set"),
 }
 
