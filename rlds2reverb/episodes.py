@@ -178,8 +178,8 @@ def notes(no_successor: int, discontinuities: int, first_discontinuity: str) -> 
     if discontinuities:
         sentences.append(
             f"in {discontinuities:,} rows inside episodes next_observations is not the observation of the next row, "
-            f"which is taken instead, first in {first_discontinuity}; where ends of episodes have no flag, "
-            "split_at_discontinuity=True (--split-at-discontinuity) cuts there"
+            f"which is taken instead, first in {first_discontinuity}; if D4RL's rows lack flags of ends there, "
+            "split_at_discontinuity=True (--split-at-discontinuity) cuts them"
         )
     return tuple(sentences)
 

@@ -59,6 +59,13 @@ def differing_rows(one: np.ndarray, other: np.ndarray, *, but: Sequence[int] = (
     return rows
 
 
+ONE_STEP = (
+    "if the rows are shuffled or relabelled, give one_step=True (on the command line --one-step), which takes each row "
+    "as a transition of its own"
+)
+SPLIT = "if ends of episodes have no flag, give split_at_discontinuity=True (--split-at-discontinuity)"
+
+
 @dataclass
 class ContinuityCheck:
     """Counts the discontinuities of a source while it is read, and refuses it when they are too many.
@@ -66,10 +73,12 @@ class ContinuityCheck:
     Attributes:
       name: of the source.
       num_rows: of the source, if that is known.
+      advice: what the user can do about too many.
     """
 
     name: str
     num_rows: int | None = None
+    advice: str = ONE_STEP
     _seen: int = 0
     _count: int = 0
     _first: str = ""
@@ -99,8 +108,5 @@ class ContinuityCheck:
         if self._count > max(MAX_SHARE * num_rows, min(_FEW_ROWS, _SHARE_OF_FEW * num_rows)):
             raise SourceError(
                 f"{self.name}: next_observations is not the observation of the next row in more than "
-                f"{MAX_SHARE:.0%} of the rows inside episodes, first in {self._first}; if the rows are shuffled or "
-                "relabelled, give one_step=True (on the command line --one-step), which takes each row as a "
-                "transition of its own; if ends of episodes have no flag, give split_at_discontinuity=True "
-                "(--split-at-discontinuity)"
+                f"{MAX_SHARE:.0%} of the rows inside episodes, first in {self._first}; {self.advice}"
             )

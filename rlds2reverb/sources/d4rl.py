@@ -21,7 +21,7 @@ from rlds2reverb.specs import concatenated
 
 from . import hdf5
 from .columns import as_columns, as_flags
-from .continuity import ContinuityCheck, differing_rows
+from .continuity import ONE_STEP, SPLIT, ContinuityCheck, differing_rows
 from .hdf5_blocks import read_blocks
 from .source import Source
 
@@ -261,7 +261,7 @@ def cut_episodes(rows: TransitionRows) -> Iterator[Episode]:
         for stop, block in blocks:
             yield from _one_step_episodes(block, stop - len(block[REWARDS]))
         return
-    check = ContinuityCheck(rows.name, rows.num_rows)
+    check = ContinuityCheck(rows.name, rows.num_rows, f"{ONE_STEP}; {SPLIT}")
     for index, (part, open_end, jumps) in enumerate(_parts(rows, blocks)):
         episode = _episode(part, index, open_end=open_end, discontinuities=jumps)
         check.add(episode, len(part[REWARDS]))

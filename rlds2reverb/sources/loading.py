@@ -67,6 +67,22 @@ def load(
       ValueError: if options contradict each other.
     """
     ends = d4rl.EpisodeEnds(max_episode_steps, split_at_discontinuity, one_step)
+    opened = _open(source, split, infos, ends, data_dir, download=download)
+    if one_step and opened.kind not in ("d4rl", "memory"):
+        raise ValueError(f"one_step=True is for D4RL's rows and for logs; {opened.name} is of the kind {opened.kind!r}")
+    return opened
+
+
+def _open(
+    source: Any,
+    split: str,
+    infos: Sequence[str],
+    ends: d4rl.EpisodeEnds,
+    data_dir: str | Path | None,
+    *,
+    download: bool,
+) -> Source:
+    one_step = ends.at_every_row
     if isinstance(source, Source):
         return source
     if isinstance(source, Mapping):

@@ -39,7 +39,7 @@ def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source
         num_rows = sum(len(_column(file, f"{demo}/rewards", limits)) for demo in demos)
 
     def read() -> Iterator[Episode]:
-        check = ContinuityCheck(path.name, num_rows)
+        check = ContinuityCheck(path.name, num_rows, "copy or download the file again")
         with hdf5.open_hdf5(path) as file:
             for index, demo in enumerate(demos):
                 episode = _episode(file, demo, index, limits)

@@ -94,7 +94,8 @@ def test_shuffled_rows_are_refused_or_taken_one_by_one(one_step):
     rows["terminals"][3] = True
     if not one_step:
         with pytest.raises(
-            SourceError, match=r"next_observations .* in more than 1% .*, first in row \d \(episode 0\)"
+            SourceError,
+            match=r"next_observations .* in more than 1% .*, first in row \d+ \(episode 0\); .*one_step=True .* split_at",
         ):
             list(load(rows))
         return
@@ -173,8 +174,12 @@ def test_relabelled_robomimic_observations_are_refused(data, tmp_path):
     with h5py.File(path, "a") as file:
         column = file["data/demo_0/next_obs/object"]
         column[...] = column[:] + 1
-    with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\)"):
+    with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\); copy or download the file again"):
         list(load(path))
+    with pytest.raises(
+        ValueError, match="one_step=True is for D4RL's rows and for logs; lift.hdf5 is of the kind 'robom"
+    ):
+        load(path, one_step=True)
 
 
 def test_logs_of_shuffled_rows_are_taken_one_by_one():
