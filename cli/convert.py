@@ -28,7 +28,7 @@ from .options import (
 )
 from .output import json_option
 from .quiet import import_quietly
-from .serve import serve_until_end
+from .serve import serve_until_end, write_checkpoint
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
@@ -135,7 +135,7 @@ def convert(
         _ingest(source, server.address, adder, options, as_json=as_json)
         _save(statistics, save_statistics)
         if server.has_checkpoints:
-            output.say(f"checkpoint {server.checkpoint()}")
+            write_checkpoint(server)
         serve_until_end(server)
 
 

@@ -142,10 +142,11 @@ def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = Non
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, frame: signals.append(got))
     for name, info in sorted(table_infos(server.client).items()):
-        output.say(f"table {name!r}: {info.current_size:,} of at most {info.max_size:,} items")
+        shapes = "" if info.signature else ", of any shape: without a signature (--like SRC) it refuses none"
+        output.say(f"table {name!r}: {info.current_size:,} of at most {info.max_size:,} items{shapes}")
     output.say(f"serving on {server.address}, and on every other interface without authentication; Ctrl-C ends it")
     while not _arrives(signals, checkpoint_secs):
-        _write_on_the_way(server)
+        write_checkpoint(server)
     if server.has_checkpoints:
         _write_last(server, signals)
 
@@ -160,7 +161,7 @@ def _arrives(signals: list[int], secs: float | None) -> bool:
     return has_arrived
 
 
-def _write_on_the_way(server: ReplayServer) -> None:
+def write_checkpoint(server: ReplayServer) -> None:
     """Writes a checkpoint; if that fails, says so and leaves it to the next time."""
     from rlds2reverb.errors import CheckpointError, ServerUnavailable, StorageFull
 

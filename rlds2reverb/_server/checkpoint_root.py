@@ -40,9 +40,7 @@ _FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
 
 
 @contextmanager
-def full_disk_as_error(
-    path: Path, advice: str = "what is there is kept: free some and start again to continue"
-) -> Iterator[None]:
+def full_disk_as_error(path: Path) -> Iterator[None]:
     """Raises `StorageFull` in place of the system's own errors."""
     try:
         yield
@@ -51,7 +49,9 @@ def full_disk_as_error(
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise StorageFull(error.errno, f"no space left for {path}; {advice}") from error
+        raise StorageFull(
+            error.errno, f"no space left for {path}; what is there is kept: free some and start again to continue"
+        ) from error
 
 
 def require_plain(path: Path) -> None:

@@ -3,21 +3,23 @@
 While it is written, everything is in `<directory>.partial` beside it: the two large files, appended to part by part,
 and a journal that says up to where they are good. A conversion that was killed is continued at its last part; since
 what is appended depends on nothing but the data, the result is the same to the byte. When all is there, a checkpoint
-root is put together from it and renamed.
+root is put together from it and renamed. One that fails removes all this, unless the same call can continue it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent import futures
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -36,7 +38,7 @@ from rlds2reverb._server.checkpoint_root import (
 )
 from rlds2reverb._server.locks import FileLock
 from rlds2reverb._server.memory import needed_bytes
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.errors import CheckpointError, InvalidEpisode, KeyCollision, ResumeError, SpecMismatch, StorageFull
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
@@ -49,6 +51,32 @@ _FILES = ("items.tfrecord", "chunks.tfrecord", "item_keys", "chunk_keys")
 _PART_BYTES = 64 << 20
 #: Batches that may wait to be written.
 _MAX_WAITING = 3
+#: Errors that come again when the same call is made again: what was written before them is of no use.
+_LASTING = (CheckpointError, InvalidEpisode, KeyCollision, SpecMismatch)
+#: In the order in which a description lists them.
+_OPTIONS = ("on_invalid", "layout", "writer", "chunk_length", "key_seed")
+#: What the arguments of `ingest` are called on the command line.
+_COMMAND_LINE = {
+    "source": "SRC",
+    "tables": "--table",
+    "sampler": "--sampler",
+    "remover": "--remover",
+    "max_size": "--max-size",
+    "max_times_sampled": "--max-times-sampled",
+    "rate_limiter": "--rate-limiter",
+    "adder": "--sequence-length, --n-step",
+    "length": "--sequence-length",
+    "stride": "--stride",
+    "padding": "--padding",
+    "discount_source": "--discount",
+    "n": "--n-step",
+    "gamma": "--gamma",
+    "priority": "--priority",
+    "on_invalid": "--on-invalid",
+    "layout": "--layout",
+    "chunk_length": "--chunk-length",
+    "key_seed": "--key-seed",
+}
 
 
 class DirectoryDestination:
@@ -66,7 +94,7 @@ class DirectoryDestination:
         """Nothing is on the disk yet; see `open`.
 
         Args:
-          directory: to be made.
+          directory: to be made; it may be there if it is empty.
           configs: the tables.
           signature: of their items.
           encoder: for the same tables, with `number_items`.
@@ -82,7 +110,7 @@ class DirectoryDestination:
         self._sizes = dict.fromkeys(_FILES, 0)
         self._hashes = {name: hashlib.sha256() for name in _FILES}
         self._part_begin = 0
-        self._complete = False
+        self._complete = self._is_open = False
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="rlds2reverb-write")
         self._waiting: deque[futures.Future[None]] = deque()
         self._tables: futures.Future[list[Any]] = futures.Future()
@@ -90,9 +118,23 @@ class DirectoryDestination:
     def __enter__(self) -> DirectoryDestination:
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._thread.shutdown(cancel_futures=True)
+        if error is not None and self._is_open:
+            self._keep_or_remove(error)
         self._resources.close()
+
+    def _keep_or_remove(self, error: BaseException) -> None:
+        """Removes what a failed run has written, unless it can be continued, and adds to the message which it is."""
+        if isinstance(error, _LASTING) or not self._journal.is_file():
+            shutil.rmtree(self._partial, ignore_errors=True)
+            outcome = f"nothing is left in {self._partial}"
+        else:
+            outcome = f"what was written is kept in {self._partial}: the same call continues it"
+        if not isinstance(error, (OSError, ResumeError)) and len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]}; {outcome}",)  # the others say themselves what to do
 
     def open(self, *, resume: bool) -> TransferState | None:
         """Makes or finds the partial directory; gives the state of the last `write` that is in it, if any.
@@ -103,10 +145,15 @@ class DirectoryDestination:
           InUse: if another process writes it.
           StorageFull: if there is no space.
         """
-        if os.path.lexists(self.directory):
+        if os.path.lexists(self.directory) and not _is_empty(self.directory):
             return self._complete_state(resume)
+        if os.path.ismount(self.directory):
+            raise CheckpointError(
+                f"{self.directory} is the root of a file system, and is written under another name first; give a new "
+                f"directory in it, such as {self.directory / 'data'}"
+            )
         require_plain(self.directory)
-        with full_disk_as_error(self._partial):
+        with self._full_disk_as_error():
             self._partial.mkdir(parents=True, exist_ok=True)
             self._resources.enter_context(FileLock(self._partial / "lock", f"another process writes {self.directory}"))
             try:
@@ -122,9 +169,10 @@ class DirectoryDestination:
             }
             if state and state["run"] != self._description:
                 raise CheckpointError(
-                    f"{self._partial} is left of a conversion with other arguments "
-                    f"({_first_difference(state['run'], self._description)}); delete it, or convert without resuming"
+                    f"{self._partial} is left of a conversion with other arguments: "
+                    f"{_first_difference(state['run'], self._description)}; delete it, or convert without resuming"
                 )
+            self._is_open = True
             # Takes a while and needs nothing of the data: meanwhile these are read.
             self._tables = self._thread.submit(table_records, self._configs, self._signature)
             for name in _FILES:
@@ -132,6 +180,18 @@ class DirectoryDestination:
         self._encoder.num_items = self._sizes["item_keys"] // (8 * len(self._configs))
         self._part_begin = self._sizes["chunks.tfrecord"] + self._sizes["items.tfrecord"]
         return TransferState.from_dict(state) if state else None
+
+    @contextmanager
+    def _full_disk_as_error(self) -> Iterator[None]:
+        """Raises `StorageFull`, which says whether the same call continues or begins again."""
+        try:
+            with full_disk_as_error(self._partial):
+                yield
+        except StorageFull as error:
+            if self._journal.is_file():
+                raise
+            message = f"no space left for {self._partial}; nothing is kept: free some and start again"
+            raise StorageFull(error.errno, message) from error
 
     def _is_shared(self) -> bool:
         """Whether the files are those of a directory that is complete: `root` was renamed, and they have its links."""
@@ -145,7 +205,7 @@ class DirectoryDestination:
         data = CheckpointRoot(self.directory, make=False).described() if known else {}
         if "run" in data and data["run"] != self._description:
             difference = _first_difference(data["run"], self._description)
-            raise CheckpointError(f"{complaint}, written with other arguments ({difference}); give a new directory")
+            raise CheckpointError(f"{complaint}, written with other arguments: {difference}; give a new directory")
         if "run" not in data:
             raise CheckpointError(f"{complaint}; give a new directory, or delete it")
         CheckpointRoot(self.directory, make=False).verify_latest()
@@ -178,7 +238,7 @@ class DirectoryDestination:
             raise CheckpointError(
                 f"{self.directory} is complete, and the data set has more episodes than it; give a new directory"
             )
-        with full_disk_as_error(self._partial):
+        with self._full_disk_as_error():
             for batch in self._encoder.encode(blocks):
                 self._waiting.append(self._thread.submit(self._append, batch))
                 if len(self._waiting) > _MAX_WAITING:
@@ -227,7 +287,7 @@ class DirectoryDestination:
             raise CheckpointError(
                 f"{self.directory} would have no items: all episodes are shorter than an item, or left out"
             )
-        with full_disk_as_error(self._partial):
+        with self._full_disk_as_error():
             checked = self._thread.submit(self._require_different_keys)
             self._end_part(state)
             checked.result()
@@ -289,6 +349,30 @@ def _groups(records: Records) -> Iterator[np.ndarray]:
             yield np.frombuffer(record, np.uint8)[None]
 
 
+def _is_empty(directory: Path) -> bool:
+    return directory.is_dir() and not directory.is_symlink() and not any(directory.iterdir())
+
+
 def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Returns the first argument that differs between two descriptions, under the names that users know."""
+    old, new = _arguments(old), _arguments(new)
     name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
-    return f"{name} was {old.get(name)}, is {new.get(name)}"
+    if name == "example":
+        return "the first episode gave other items"
+    option = _COMMAND_LINE.get(name.partition(" ")[0])
+    return f"{name}{f' ({option})' if option else ''} was {old.get(name)}, is {new.get(name)}"
+
+
+def _arguments(description: dict[str, Any]) -> dict[str, Any]:
+    """Returns a description with options and fields of tables and adder under their names; the items come last."""
+    arguments = {name: value for name, value in description.items() if name not in ("tables", "options", "example")}
+    if adder := re.fullmatch(r"(\w+)\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\)", str(description.get("adder"))):
+        fields = (field.split("=") for field in adder[2].split(", "))
+        arguments.update({"adder": adder[1], **{f"{name} of adder {adder[1]}": value for name, value in fields}})
+    tables = description.get("tables", [])
+    arguments["tables"] = [table["name"] for table in tables]
+    for table in tables:
+        arguments.update({f"{field} of table {table['name']!r}": value for field, value in table.items()})
+    options = description.get("options", [])
+    arguments.update(options if isinstance(options, dict) else zip(_OPTIONS, options, strict=False))
+    return {**arguments, "example": description.get("example")}

@@ -149,7 +149,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     code, out, err = call(capsys, *arguments)
     assert (code, err) == (0, "") and "all was there" in out and "episodes from an earlier run are there already" in out
     code, _, err = call(capsys, *arguments, "--stride", 2)
-    assert code == 2 and "out exists already, written with other arguments (adder was Windows(length=2, stride=1" in err
+    assert code == 2 and "written with other arguments: stride of adder Windows (--stride) was 1, is 2; give" in err
     assert not (tmp_path / "out.partial").exists()
     code, _, err = call(capsys, "serve", "--from", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is stored as uniform, asked as fifo" in err
@@ -181,7 +181,8 @@ def test_a_disk_that_is_full_may_be_retried(data, capsys, tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(directory_destination.DirectoryDestination, "_put", fail)
         code, _, err = call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")
-    assert code == 75 and "no space left for" in err and "free some and start again to continue" in err
+    assert code == 75 and "no space left for" in err and "nothing is kept: free some and start again" in err
+    assert list(tmp_path.iterdir()) == []
     assert call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")[0] == 0
 
 

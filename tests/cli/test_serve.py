@@ -23,14 +23,20 @@ from rlds2reverb.tables import TableConfig
 FULL = StorageFull(errno.ENOSPC, "no space left for a checkpoint in root")
 
 
-@pytest.fixture
-def served(tmp_path):
-    """A server with a checkpoint root; handlers of signals are put back in the end."""
+@pytest.fixture(autouse=True)
+def handlers():
+    """Handlers of signals are put back in the end."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
-        yield server
+    yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server with a checkpoint root."""
+    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
+        yield server
 
 
 def answers(monkeypatch, server, *outcomes):
@@ -155,10 +161,30 @@ def test_a_server_on_a_full_disk_keeps_its_items_until_there_is_space(tmp_path):
         assert hear(channel) == 20 * 149
 
 
+def test_convert_serves_on_a_full_disk(data, tmp_path, monkeypatch, capsys):
+    """The checkpoint after the ingestion fails, the one at the end is written."""
+    real, called = ReplayServer.checkpoint, []
+
+    def checkpoint(server):
+        called.append(server)
+        if len(called) == 1:
+            raise FULL
+        return real(server)
+
+    monkeypatch.setattr(ReplayServer, "checkpoint", checkpoint)
+    signal_once_serving(monkeypatch)
+    source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
+    assert run(["convert", str(source), "--serve", "--checkpoint-root", str(tmp_path / "root")]) == 0
+    captured = capsys.readouterr()
+    assert "warning: no checkpoint: no space left for a checkpoint in root" in captured.err
+    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
+        assert server.client.server_info(timeout=10)["replay"].current_size == 911
+
+
 # --- what was passed over
 
 
-def test_the_command_names_a_checkpoint_that_it_passed_over(tmp_path, capsys, monkeypatch, served):
+def test_the_command_names_a_checkpoint_that_it_passed_over(tmp_path, capsys, monkeypatch):
     root = tmp_path / "other"
     with ReplayServer([TableConfig()], checkpoint_root=root) as server:
         server.checkpoint()
@@ -169,3 +195,9 @@ def test_the_command_names_a_checkpoint_that_it_passed_over(tmp_path, capsys, mo
     warning = capsys.readouterr().err.splitlines()[0]
     assert warning.startswith("warning: ") and "items.tfrecord is damaged: it is empty" in warning
     assert "started from" in warning
+
+
+def test_the_command_says_which_tables_take_anything(served, capsys, monkeypatch):
+    answers(monkeypatch, served, signal.SIGTERM, "one", "last")
+    command.serve_until_end(served, checkpoint_secs=0.001)
+    assert "table 'replay': 0 of at most 1,000,000 items, of any shape: without a" in capsys.readouterr().err
