@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from faults import around, hear, process
+from faults import around, damage_file, hear, process
 from saved_buffers import CONFIG, content, filled, item
 
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.errors import CheckpointError
 from rlds2reverb.replay import AdvancedReplayBuffer, snapshots
 
 
@@ -48,6 +49,17 @@ def test_a_killed_buffer_goes_on_from_its_last_complete_checkpoint(tmp_path, hel
         assert set(elements) <= {f"demo_{n}" for n in range(num_pushed - 6, num_pushed)} and len(elements) == 6
         assert again.append(item(num_pushed)) == f"demo_{num_pushed}"
         again.checkpoint()
+
+
+def test_a_buffer_does_not_begin_with_an_earlier_checkpoint_than_its_state(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "root")) as buffer:
+        buffer.checkpoint()
+        buffer.append(item(8))
+        buffer.checkpoint()
+    (checkpoint,) = (tmp_path / "root/table/checkpoints").iterdir()
+    damage_file(checkpoint / "items.tfrecord", "flipped")
+    with pytest.raises(CheckpointError, match="items.tfrecord is damaged"):
+        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "root")
 
 
 def busy(channel, root):

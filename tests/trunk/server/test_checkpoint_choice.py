@@ -163,6 +163,15 @@ def test_a_lost_done_file_is_a_damage(two):
         assert size(two) == 4
 
 
+def test_a_server_killed_while_it_kept_the_newest_starts_from_it(one):
+    half = one / "previous/2999-01-01T00:00:00.000000000+00:00"
+    half.mkdir(parents=True)
+    (half / "tables.tfrecord").write_bytes(b"half")
+    assert size(one) == 4
+    filled(one, 9)
+    assert not half.exists()
+
+
 def test_a_server_killed_between_the_two_moves_starts_from_the_one_before(two):
     (two / "passed_over").mkdir()
     newest(two).rename(two / "passed_over" / newest(two).name)
