@@ -39,7 +39,7 @@ Process = multiprocessing.process.BaseProcess
 
 
 def data_set(num_episodes: int = 100, length: int = 150) -> list[dict]:
-    """Episodes whose numbers tell their place: every item of it is another."""
+    """Episodes whose numbers give their place: no two items are equal."""
     return [episode(length, terminal=n % 2 == 0, start=1000 * n) for n in range(num_episodes)]
 
 
@@ -167,7 +167,7 @@ def ingested(destination: Any, **options: Any) -> dict[str, Any]:
 
 
 def killed_after(secs: float, destination: Any, **options: Any) -> bool:
-    """Kills an ingestion so many seconds after it has begun; whether it was still running."""
+    """Kills an ingestion some seconds after it has begun; returns whether it was still running."""
     with process(converter, destination, options) as (running, channel):
         assert hear(channel) == "begun"
         finished = channel.poll(secs)
@@ -184,7 +184,7 @@ def killed_at(stage: str, index: int, destination: Any, **options: Any) -> None:
 
 
 def moments(num_moments: int, duration_secs: float, *, seed: int) -> list[float]:
-    """Random moments that are spread over a duration: one in each of as many equal parts."""
+    """Random moments that are spread over a duration: one in each of `num_moments` equal parts."""
     parts = np.arange(num_moments) + np.random.default_rng(seed).random(num_moments)
     return [float(secs) for secs in parts * duration_secs / num_moments]
 

@@ -65,7 +65,7 @@ def require_plain(path: Path) -> None:
 
 
 def link_or_copy(path: Path, new: Path, *, symlink: bool = False) -> None:
-    """Gives a file a second name; on another file system, a symbolic link or a copy."""
+    """Gives a file a second name; on another file system, makes a symbolic link or a copy."""
     try:
         os.link(path, new)
     except OSError:
@@ -76,7 +76,7 @@ def link_or_copy(path: Path, new: Path, *, symlink: bool = False) -> None:
 
 
 def table_records(configs: Sequence[TableConfig], signature: Nest) -> list[Any]:
-    """What Reverb itself writes of tables into a checkpoint: a `PriorityTableCheckpoint` each."""
+    """Returns what Reverb itself writes about tables into a checkpoint: a `PriorityTableCheckpoint` for each."""
     tables = [config.build(signature) for config in configs]
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         server = reverb.Server(tables, port=None, checkpointer=reverb.checkpointers.DefaultCheckpointer(folder))
@@ -89,7 +89,7 @@ def table_records(configs: Sequence[TableConfig], signature: Nest) -> list[Any]:
 
 
 class CheckpointRoot:
-    """A directory that we made and own: Reverb's checkpoints, and beside them what makes them trustworthy.
+    """A directory that we made and own: Reverb's checkpoints, and what they are checked with.
 
     `rlds2reverb.json` holds the tables' configuration, `checkpoints/` is Reverb's own root, `manifests/` has size and
     sha256 of each file of each checkpoint. Reverb deletes what it finds in its root, so that a directory with foreign
@@ -101,7 +101,7 @@ class CheckpointRoot:
         """Opens the root, or makes it.
 
         Args:
-          path: of the root.
+          path: the root's.
           make: whether to make what is missing; otherwise nothing is changed.
 
         Raises:
@@ -140,7 +140,7 @@ class CheckpointRoot:
             whole = [replace(config, max_size=config.capacity).as_dict() for config in configs]
             sealed_json.save(self._config, {"tables": whole})
             return
-        if len(stored) == len(configs):  # who asks for no size takes the stored one
+        if len(stored) == len(configs):  # a table without a size takes the stored one
             configs = [
                 replace(config, max_size=old.max_size) if config.max_size is None else config
                 for config, old in zip(configs, stored, strict=True)
@@ -152,7 +152,7 @@ class CheckpointRoot:
             )
 
     def tables(self) -> list[TableConfig] | None:
-        """The tables that the checkpoints were made with, if there are any.
+        """Returns the tables that the checkpoints were made with, or None if there are no checkpoints.
 
         Raises:
           CheckpointError: if the file that says so is damaged.
@@ -166,7 +166,7 @@ class CheckpointRoot:
         """Takes over the newest checkpoint of another root, by links: neither of the two changes the other."""
         checkpoint = other.latest()
         if checkpoint is None:
-            raise CheckpointError(f"{other.path} holds no checkpoint; write it anew")
+            raise CheckpointError(f"{other.path} holds no checkpoint; write it again")
         copy = self.checkpoints / checkpoint.name
         copy.mkdir()
         for name in (*_FILES, "DONE"):
@@ -176,7 +176,7 @@ class CheckpointRoot:
                 (self.path / path.relative_to(other.path)).write_bytes(path.read_bytes())
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, which Reverb starts from; the newest of all if none is complete.
+        """Returns the newest complete checkpoint, which Reverb starts from; the newest of all if none is complete.
 
         Reverb deletes older ones when a new one is complete: what is newer and not complete was cut off.
         """
@@ -317,7 +317,7 @@ class CheckpointRoot:
                 manifest.unlink()
 
     def described(self) -> dict[str, Any]:
-        """What the manifest of the newest checkpoint says of its data; empty for those that servers wrote."""
+        """Returns what the manifest of the newest checkpoint says about its data; empty if a server wrote it."""
         checkpoint = self.latest()
         manifest = _load(self._manifest_of(checkpoint)) if checkpoint else None
         return dict(manifest["data"]) if manifest else {}

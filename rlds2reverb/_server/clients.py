@@ -15,7 +15,7 @@ from rlds2reverb.specs import Nest, require_match
 
 from .connection import ServerConnection
 
-#: Who waited long for something may wait so long again to be told why.
+#: The longest wait for the reason why something did not arrive.
 _LONGEST_INFO_SECS = 5.0
 
 Server: TypeAlias = Any
@@ -54,10 +54,10 @@ def connect_all(servers: Server | Sequence[Server]) -> list[reverb.Client]:
 
 
 def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[str, TableInfo]:
-    """What the server says of its tables, by name.
+    """Returns what the server reports about its tables, by name.
 
-    It is asked over a new connection: those of Reverb's clients are shared by all clients of a process, and wait for up
-    to two minutes before they come back to a server that was started again.
+    It is asked over a new connection: Reverb's clients share theirs within a process, and wait for up to two minutes
+    before they come back to a server that was started again.
 
     Raises:
       ServerUnavailable: if there is no answer within the time-out.
@@ -76,26 +76,26 @@ def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None
     """
     if name not in info:
         raise ValueError(f"the server has no table {name!r}; it has {', '.join(sorted(info)) or 'none'}")
-    wanted = info[name].signature
-    if wanted is None:
+    signature = info[name].signature
+    if signature is None:
         return
     holder, advice = (
         f"table {name!r}",
         "cast or reshape the data, or build the table from this data set's item_signature()",
     )
-    got_packing, wanted_packing = packing_of(item_signature), packing_of(wanted)
-    if (got_packing is None) != (wanted_packing is None):
+    got_packing, table_packing = packing_of(item_signature), packing_of(signature)
+    if (got_packing is None) != (table_packing is None):
         has, lacks = ("the items are", "the table's are") if got_packing else ("the table's items are", "these are")
         raise SpecMismatch(f"{has} packed, {lacks} not ({holder}); give the other layout")
-    if got_packing is not None and wanted_packing is not None:
-        require_match(got_packing.item_spec, wanted_packing.item_spec, holder=holder, advice=advice, root="item")
-        if got_packing.squeeze != wanted_packing.squeeze:
+    if got_packing is not None and table_packing is not None:
+        require_match(got_packing.item_spec, table_packing.item_spec, holder=holder, advice=advice, root="item")
+        if got_packing.squeeze != table_packing.squeeze:
             raise SpecMismatch(f"items of single rows and of windows differ ({holder}); use the same adder")
-    require_match(item_signature, wanted, holder=holder, advice=advice, root="item")
+    require_match(item_signature, signature, holder=holder, advice=advice, root="item")
 
 
 def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: float) -> str:
-    """A sentence on why a server did not take items: it does not answer, or its rate limiters wait for samples."""
+    """Returns why a server did not take items, as a sentence: it does not answer, or its rate limiters wait."""
     waited = f"waited {waited_secs:g} s for {client.server_address} to take items"
     try:
         infos = table_infos(client, timeout_secs=_info_secs(waited_secs))
@@ -113,7 +113,7 @@ def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: 
 
 
 def why_nothing_sampled(client: reverb.Client, table: str, waited_secs: float) -> str:
-    """A sentence on why a table gave no samples: its server does not answer, or its rate limiter waits for items."""
+    """Returns why a table gave no samples, as a sentence: its server does not answer, or its rate limiter waits."""
     waited = f"waited {waited_secs:g} s for a sample of table {table!r} at {client.server_address}"
     try:
         info = table_infos(client, timeout_secs=_info_secs(waited_secs))[table]

@@ -18,7 +18,7 @@ class FileLock:
         """Nothing is locked yet.
 
         Args:
-          path: of the lock file, which is made if need be, and removed at the end; one that was left does no harm.
+          path: the lock file, which is made if it is missing, and removed at the end; one that was left does no harm.
           complaint: what to say if another process has it.
         """
         self._path, self._complaint = path, complaint
@@ -33,7 +33,7 @@ class FileLock:
                 raise InUse(f"{self._complaint} (lock {self._path})") from None
             if self._is_at_path():
                 return self
-            os.close(self._descriptor)  # who had it has just removed it
+            os.close(self._descriptor)  # its last holder has just removed it
 
     def __exit__(self, *exception: Any) -> None:
         with contextlib.suppress(OSError):  # what is left does no harm
@@ -42,7 +42,7 @@ class FileLock:
         os.close(self._descriptor)
 
     def _is_at_path(self) -> bool:
-        """Whether the file that is locked is the one that others find; none but who has it locked may remove it."""
+        """Returns whether the locked file is the one that others find at its path; only its holder may remove it."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except OSError:

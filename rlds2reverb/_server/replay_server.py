@@ -53,7 +53,7 @@ class ReplayServer:
         What it passed over for that, because it is damaged or was cut off, one `RuntimeWarning` names.
 
         Args:
-          configs: the tables; None for those of `data`.
+          configs: the tables; None for the tables of `data`.
           signature: of their items, or None to take anything.
           port: None for a free one.
           data: a directory that `ingest` wrote. It stays as it is.
@@ -170,23 +170,25 @@ def _choose_checkpoint(root: CheckpointRoot, *, fall_back: bool) -> None:
 
 
 def stored_tables(data: Path) -> list[TableConfig]:
-    """The tables of a directory that `ingest` wrote.
+    """Returns the tables of a directory that `ingest` wrote.
 
     Raises:
       CheckpointError: if there is no such directory, or it is damaged.
     """
     if not data.is_dir():
-        raise CheckpointError(f"{data} is no directory; write one with ingest (rlds2reverb convert --out {data})")
+        raise CheckpointError(f"{data} is not a directory; write one with ingest (rlds2reverb convert --out {data})")
     tables = CheckpointRoot(data, make=False).tables()
     if tables is None:
-        raise CheckpointError(f"{data / 'rlds2reverb.json'} is missing; restore it from a copy, or write the data anew")
+        raise CheckpointError(
+            f"{data / 'rlds2reverb.json'} is missing; restore it from a copy, or write the data again"
+        )
     return tables
 
 
 def begin_from(
     root: CheckpointRoot, data: Path, configs: Sequence[TableConfig] | None, *, verify: bool, force: bool
 ) -> None:
-    """Has a root without checkpoints begin with those of a directory that `ingest` wrote.
+    """Gives a root without checkpoints the one of a directory that `ingest` wrote.
 
     Raises:
       CheckpointError: if there is no such directory, it is damaged, or has other tables than are asked for.

@@ -12,7 +12,7 @@ from rlds2reverb.errors import DamagedFile
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """What was saved last, or None if there is no such file.
+    """Returns what was saved last, or None if there is no such file.
 
     Raises:
       DamagedFile: if anything in it has changed.

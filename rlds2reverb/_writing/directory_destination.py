@@ -1,6 +1,6 @@
 """A checkpoint written without a server: a directory that `rlds2reverb serve --from`, or a stock server, starts from.
 
-While it is written, everything is in `<directory>.partial` beside it: the two large files, appended to part by part,
+While it is written, everything is in `<directory>.partial` next to it: the two large files, appended to part by part,
 and a journal that says up to where they are good. A conversion that was killed is continued at its last part; since
 what is appended depends on nothing but the data, the result is the same to the byte. When all is there, a checkpoint
 root is put together from it and renamed. One that fails removes all this, unless the same call can continue it.
@@ -137,7 +137,7 @@ class DirectoryDestination:
             error.args = (f"{error.args[0]}; {outcome}",)  # the others say themselves what to do
 
     def open(self, *, resume: bool) -> TransferState | None:
-        """Makes or finds the partial directory; gives the state of the last `write` that is in it, if any.
+        """Makes or finds the partial directory; returns the state of the last `write` that is in it, if any.
 
         Raises:
           CheckpointError: if the directory is there already, no server would find it, or the partial one is damaged,
@@ -194,12 +194,12 @@ class DirectoryDestination:
             raise StorageFull(error.errno, message) from error
 
     def _is_shared(self) -> bool:
-        """Whether the files are those of a directory that is complete: `root` was renamed, and they have its links."""
+        """Returns whether a complete directory links to these files: one whose `root` an earlier run renamed."""
         files = [path for name in _FILES if (path := self._partial / name).is_file()]
         return not (self._partial / "root").exists() and any(path.stat().st_nlink > 1 for path in files)
 
     def _complete_state(self, resume: bool) -> TransferState:
-        """The state at the end of the run that wrote the directory, if it was one like this."""
+        """Returns the state at the end of the run that wrote the directory, if it had the same description."""
         complaint = f"{self.directory} exists already"
         known = resume and self.directory.is_dir()
         data = CheckpointRoot(self.directory, make=False).described() if known else {}
@@ -213,9 +213,9 @@ class DirectoryDestination:
         self._complete = True
         return TransferState.from_dict(data["state"])
 
-    def _restore(self, name: str, wanted: Sequence[Any]) -> None:
+    def _restore(self, name: str, expected: Sequence[Any]) -> None:
         """Cuts a file to its last good size, after looking whether it is good."""
-        size, digest = wanted
+        size, digest = expected
         path = self._partial / name
         with path.open("rb") as stream:
             left = size

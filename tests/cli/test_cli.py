@@ -154,7 +154,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     code, _, err = call(capsys, "serve", "--from", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is stored as uniform, asked as fifo" in err
     code, _, err = call(capsys, "serve", "--from", tmp_path / "nowhere")
-    assert code == 2 and "nowhere is no directory; write one with ingest" in err
+    assert code == 2 and "nowhere is not a directory; write one with ingest" in err
 
 
 @pytest.mark.parametrize(

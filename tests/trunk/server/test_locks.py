@@ -17,7 +17,7 @@ def hold(channel, path):
 
 
 def take_turns(channel, path, count):
-    """Takes the lock so many times, and each time makes a file that nobody else may have made."""
+    """Takes the lock `count` times, and each time makes a file that nobody else may have made."""
     inside = path.with_suffix(".inside")
     while count:
         try:

@@ -241,7 +241,7 @@ def test_no_port_is_had_twice(monkeypatch):
 def test_a_new_server_where_one_was_lost_is_there_at_once():
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         assert size(server) == 0
-        client = server.client  # goes on looking for the server, less and less often, for all clients of the process
+        client = server.client  # keeps looking for the server, less and less often, for all clients of the process
     time.sleep(25)
     with ReplayServer([TableConfig()], SIGNATURE, port=server.port) as server:
         assert ingest(MANY, server.address, timeout_secs=1.0).writer == "bulk"

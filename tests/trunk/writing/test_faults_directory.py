@@ -110,7 +110,7 @@ def test_a_conversion_killed_while_it_finishes_is_continued_to_the_same_bytes(tm
 
 @pytest.fixture
 def renamed(tmp_path):
-    """The directory of a run that was killed after its rename: what it was put together from is still beside it."""
+    """The directory of a run that was killed after its rename: what it was put together from is still next to it."""
     killed_at("rename", 1, tmp_path / "data")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.partial"]
     return tmp_path / "data"
@@ -185,7 +185,7 @@ def test_the_same_again_leaves_a_finished_directory_as_it_is(tmp_path, undisturb
     assert files(tmp_path / "data") == wanted
 
 
-def test_without_resuming_a_conversion_begins_anew(partial, wanted):
+def test_without_resuming_a_conversion_begins_again(partial, wanted):
     directory = partial.with_name("data")
     assert ingested(directory, resume=False)["resumed_episodes"] == 0
     assert files(directory) == wanted
@@ -246,7 +246,7 @@ def test_a_missing_file_of_an_unfinished_conversion_is_named(partial, name):
         ingest(data_set(), partial.with_name("data"))
 
 
-def test_a_conversion_whose_journal_is_lost_begins_anew(partial, wanted):
+def test_a_conversion_whose_journal_is_lost_begins_again(partial, wanted):
     (partial / "journal.json").unlink()
     assert ingested(partial.with_name("data"))["resumed_episodes"] == 0
     assert files(partial.with_name("data")) == wanted
@@ -320,7 +320,7 @@ def test_no_server_starts_where_a_file_is_missing(finished, pattern, match):
 def test_no_server_starts_where_the_checkpoint_is_missing(finished):
     for folder in (finished / "checkpoints").iterdir():
         shutil.rmtree(folder)
-    refused(finished, "data holds no checkpoint; write it anew")
+    refused(finished, "data holds no checkpoint; write it again")
 
 
 @pytest.mark.parametrize(
