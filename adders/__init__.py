@@ -6,6 +6,7 @@ Each adder takes a data set of episodes and gives one of items, and is an `adder
 
 from .adder import Adder
 from .chain import compose
+from .context_windows import ContextWindows
 from .contract import check_adder
 from .episode_adder import EpisodeAdder, episode_columns
 from .episode_items import EpisodeItems
@@ -27,6 +28,7 @@ from .sequence import Sequence
 __all__ = [
     "GAE",
     "Adder",
+    "ContextWindows",
     "EpisodeAdder",
     "EpisodeItems",
     "InitialPriorities",

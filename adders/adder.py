@@ -15,7 +15,19 @@ from rlds2reverb._arguments import require_count, require_number, require_one_of
 
 from .padding import MASK
 from .returns import generalized_advantage_estimation
-from .transition_lists import Transition, breaks_off, column, episodes, flag, flags, listed, n_step_part, null, stacked
+from .transition_lists import (
+    Transition,
+    breaks_off,
+    column,
+    episodes,
+    flag,
+    flags,
+    listed,
+    n_step_part,
+    null,
+    stacked,
+    without_none,
+)
 
 #: What becomes of the transitions that do not fill a chunk; see `Adder.get_train_sample`.
 LAST_FNS = ("last", "drop", "null_padding")
@@ -90,13 +102,14 @@ class Adder:
     ) -> list[Transition]:
         """Transitions with their advantage, `adv`: see `returns.generalized_advantage_estimation`.
 
-        A `done` inside ends an episode: value 0 behind it. A `truncated` inside ends one as well, but its value goes
-        on: give `next_values` then.
+        A `done` inside ends an episode: value 0 behind it. A `truncated` inside ends one as well, but with the value
+        of its final observation behind it: give `next_values` then. Transitions without `done`, as DI-engine takes
+        them too, are of an episode that has not ended.
 
         Args:
-          data: transitions with `value`, `reward` and `done`, and `truncated` if there is such; a value is a number,
-            or `[A]` for several agents, and a reward a number or `[A]`.
-          last_value: the value after the last transition, of the shape of a value; no say where that one is done.
+          data: transitions with `value` and `reward`, and `done` in all of them or in none, and `truncated` if there
+            is such; a value is a number, or `[A]` for several agents, and a reward a number or `[A]`.
+          last_value: the value after the last transition, of the shape of a value; not used where that one is done.
           gamma: in [0, 1].
           gae_lambda: in [0, 1].
           next_values: the value after each transition, `[T]` or `[T, A]`, instead of the next one's own.
@@ -109,7 +122,9 @@ class Adder:
         """
         require_number("gamma", gamma, 0, 1)
         require_number("gae_lambda", gae_lambda, 0, 1)
-        trajectory = listed(data, "reward", "value", "done")
+        trajectory = listed(data, "reward", "value")
+        if any("done" in transition for transition in trajectory):
+            listed(trajectory, "done")
         if last_value is None and next_values is None:
             raise ValueError("last_value is None, expected the value after the last transition, or next_values")
         values = column(trajectory, "value")
@@ -244,27 +259,31 @@ class Adder:
           data: transitions.
           unroll_len: at least 1; 1 gives the data as they are.
           last_fn_type: see above.
-          null_transition: what is filled up with; by default the first transition of the rest. Either way with `done`
-            True and `reward` 0, where it has them.
+          null_transition: what is filled up with; by default zeros for observations, actions and everything else.
+            Either way with `done` True and `reward` 0, where it has them.
 
         Returns:
           A dict for each chunk, its nests those of a transition, stacked to `[unroll_len, ...]`; and `mask`, bool,
-          False for null transitions.
+          False for null transitions. A value that is None in some transitions is zeros there, like the others in
+          shape and dtype; one that is None in all stays None.
 
         Raises:
-          ValueError: if there are no transitions, unroll_len is below 1, or last_fn_type unknown.
+          ValueError: if there are no transitions, unroll_len is below 1, last_fn_type is unknown, or the transitions
+            (the null one included) differ in their fields or nests.
         """
         _require_chunks(unroll_len, last_fn_type)
         if unroll_len == 1:
             return data  # type: ignore[return-value]
-        trajectory = listed(data)
+        given = [] if null_transition is None else [null_transition]
+        trajectory = without_none([*listed(data), *given])
+        null_transition = trajectory.pop() if given else None
         full = len(trajectory) // unroll_len * unroll_len
         chunks = [trajectory[begin : begin + unroll_len] for begin in range(0, full, unroll_len)]
         rest = trajectory[full:]
         if rest and last_fn_type == "last" and chunks:
             chunks.append(trajectory[-unroll_len:])
         elif rest and last_fn_type != "drop":
-            nothing = null(null_transition or rest[0])
+            nothing = null(null_transition, rest[0])
             chunks.append(rest + [nothing] * (unroll_len - len(rest)))
         num_real = [unroll_len] * len(chunks)
         if chunks and rest and last_fn_type != "drop" and (last_fn_type == "null_padding" or not full):

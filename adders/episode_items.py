@@ -23,7 +23,8 @@ class EpisodeItems(EpisodeAdder):
     """One item an episode: all its rows, filled up with zeros to `max_length` unless padding is 'none'.
 
     Item, a dict of columns `[max_length, ...]` (`[N, ...]` with padding 'none'): the fields of the steps (or of the
-    rows of the adder before it), and `mask`, bool, True for rows of the episode.
+    rows of the adder before it), and two masks, bool: `mask`, True for rows of the episode, and `action_taken`, True
+    for those of them whose action was taken: all but the one with the final observation.
 
     Both ends of an episode: all of it is there, the step with the final observation included; terminated or truncated
     is in its flags. Rows of zeros come behind it with padding 'end', before it with 'start', as a Decision Transformer

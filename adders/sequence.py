@@ -27,9 +27,10 @@ _PARTED = (fields.OBSERVATION, fields.ACTION, fields.REWARD)
 class Sequence(EpisodeAdder):
     """Runs of `length` rows that begin at rows 0, period, 2·period, ... of each episode.
 
-    Item, a dict of columns `[length, ...]`: the fields of the steps (or of the rows of the adder before it), and
-    `mask`, bool, True for rows of an episode and False for those that fill it up. The step with the final observation
-    is a row like the others; its action and reward mean nothing.
+    Item, a dict of columns `[length, ...]`: the fields of the steps (or of the rows of the adder before it), and two
+    masks, bool: `mask` is True for rows of an episode and False for those that fill it up; `action_taken` is True for
+    rows of an episode except the one with the final observation, whose action and reward are zeros that mean nothing.
+    Learn values of the rows with `mask`, and actions (behavioural cloning) of those with `action_taken`.
 
     Both ends of an episode: the first sequence begins with the first row, so that nothing of an earlier episode is in
     it. Where the episode ends (terminated or truncated makes no difference, the flags are in the rows), what comes
@@ -49,7 +50,8 @@ class Sequence(EpisodeAdder):
 
     Attributes:
       length: rows of an item, at least 1.
-      period: rows between the beginnings of sequences, at least 1; `length` if None.
+      period: rows between the beginnings of sequences, from 1 to `length`, so that no row is left out between two;
+        `length` if None.
       end: see above.
       burn_in: rows at the beginning that only warm up a recurrent state; see `parts`.
     """
@@ -65,6 +67,11 @@ class Sequence(EpisodeAdder):
         require_count("length", self.length)
         if self.period is not None:
             require_count("period", self.period)
+            if self.period > self.length:
+                raise ValueError(
+                    f"period is {self.period}, expected at most the length of {self.length}: the rows between two "
+                    "sequences would be in none; take a longer sequence, or leave episodes out of the source"
+                )
         require_one_of("end", self.end, ENDS)
         require_count("burn_in", self.burn_in, 0)
         if self.burn_in >= self.length:

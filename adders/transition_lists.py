@@ -1,4 +1,9 @@
-"""Lists of transitions, the dicts that DI-engine keeps: checked, cut at their ends, stacked."""
+"""Lists of transitions, the dicts that DI-engine keeps: checked, cut at their ends, stacked.
+
+A value may be None in some transitions, such as the `prev_state` of a recurrent policy at the first one, or the `logit`
+of a random action. Where such values are stacked, zeros stand in their place; a value that is None in all of them
+stays None. `get_gae` and `get_nstep_return_data` refuse it in the fields that they compute with.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,10 @@ def listed(data: Iterable[Transition], *keys: str) -> list[Transition]:
 
 
 def column(trajectory: Sequence[Transition], key: str) -> np.ndarray:
-    """What all transitions have under a key, `[T, ...]`."""
+    """Returns what all transitions have under a key, `[T, ...]`; raises `ValueError` where one has None."""
+    for number, transition in enumerate(trajectory):
+        if transition[key] is None:
+            raise ValueError(f"transition {number} has None as its {key!r}, expected a number or an array")
     return np.array([transition[key] for transition in trajectory])
 
 
@@ -88,17 +96,63 @@ def n_step_part(part: list[Transition], nstep: int, *, cum_reward: bool, gamma: 
     return out
 
 
-def null(transition: Transition) -> Transition:
-    """A copy with `done` True, `reward` and `value_gamma` 0, where it has them."""
-    changed = {}
+def null(given: Transition | None, template: Transition) -> Transition:
+    """Returns a null transition: the one that is given, or zeros like the template's values; either way it is done.
+
+    `done` is True, and `reward` and `value_gamma` are 0, where it has them.
+    """
+    transition = tree.map_structure(_zeros, template) if given is None else dict(given)
     if "done" in transition:
-        changed["done"] = np.ones_like(np.asarray(transition["done"]))
+        transition["done"] = np.ones_like(np.asarray(transition["done"]))
     for name in ("reward", "value_gamma"):
         if name in transition:
-            changed[name] = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf)), transition[name])
-    return {**transition, **changed}
+            transition[name] = tree.map_structure(_zeros, transition[name])
+    return transition
+
+
+def _zeros(leaf: Any) -> Any:
+    """Returns zeros like a leaf; empty strings like one of strings, and None for None."""
+    return None if leaf is None else np.zeros_like(np.asarray(leaf))
 
 
 def stacked(chunk: Sequence[Transition]) -> dict[str, Any]:
-    """The nest of a transition with the leaves of all stacked, `[T, ...]`."""
-    return dict(tree.map_structure(lambda *parts: np.stack([np.asarray(part) for part in parts]), *chunk))
+    """Returns the nest of a transition with the leaves of all stacked, `[T, ...]`; None where all are None."""
+    return dict(tree.map_structure(_stack, *chunk))
+
+
+def without_none(trajectory: Sequence[Transition]) -> list[Transition]:
+    """Returns the transitions with zeros where a value is None but another transition has one of that name.
+
+    Raises:
+      ValueError: if they have other fields or nests than the first.
+    """
+    names = list(trajectory[0])
+    for number, transition in enumerate(trajectory):
+        if transition.keys() != trajectory[0].keys():
+            raise ValueError(f"transition {number} has the fields {list(transition)}, the first one has {names}")
+    columns = [_without_none(name, [transition[name] for transition in trajectory]) for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _without_none(name: str, nests: Sequence[Any]) -> list[Any]:
+    """Returns one field of all transitions, with zeros like the first value that there is in the place of None."""
+    example = next((nest for nest in nests if nest is not None), None)
+    if tree.is_nested(example):
+        return _parts_without_none(name, nests, example)
+    return [_zeros(example) if nest is None else nest for nest in nests]
+
+
+def _parts_without_none(name: str, nests: Sequence[Any], example: Any) -> list[Any]:
+    """The same for a nest, part by part: the nest may be None as a whole, or a part of it."""
+    shallow = [tree.map_structure(lambda _: None, example) if nest is None else nest for nest in nests]
+    try:
+        for nest in shallow:
+            tree.assert_same_structure(example, nest)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the transitions have {name!r} in different nests: {example} and {nest}") from error
+    columns = [_without_none(name, leaves) for leaves in zip(*map(tree.flatten, shallow), strict=True)]
+    return [tree.unflatten_as(example, leaves) for leaves in zip(*columns, strict=True)]
+
+
+def _stack(*parts: Any) -> Any:
+    return None if parts[0] is None else np.stack([np.asarray(part) for part in parts])

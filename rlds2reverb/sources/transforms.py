@@ -15,7 +15,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import Nest, leaves, path_name
 
 from .source import Source
 
@@ -30,16 +30,52 @@ class Transform(Protocol):
 
 
 def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[Source, dict[str, Any]]:
-    """A source whose episodes went through the transforms, in order; and the statistics that they fitted.
+    """Returns a source whose episodes went through the transforms, in order, and what was done in sum.
 
-    Episodes without steps pass unchanged.
+    Episodes without steps pass unchanged. The statistics say what the raw data went through: rewards that were scaled
+    by 2 and then by 3 have a `reward_scale` of 6, so that `(raw - reward_shift) * reward_scale` is the reward that
+    comes out. So do mean and std of observations that were normalised twice. `notes` is a list of sentences, there if
+    a transform had something to say.
     """
     statistics: dict[str, Any] = {}
     for transform in transforms:
         function, fitted = transform.fit(source)
         source = _mapped(source, function)
-        statistics.update(fitted)
+        statistics = _in_sum(statistics, fitted)
     return source, statistics
+
+
+def _in_sum(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
+    """Returns the statistics of transforms, the earlier ones in sum and one more, in sum."""
+    summed = {**before, **fitted}
+    notes = [*before.get("notes", []), *fitted.get("notes", [])]
+    if "reward_scale" in before and "reward_scale" in fitted:
+        # ((r - b) * a - d) * c = (r - (b + d / a)) * (a * c)
+        scale, shift = before["reward_scale"], fitted["reward_shift"]
+        if scale:
+            summed["reward_scale"] = scale * fitted["reward_scale"]
+            summed["reward_shift"] = before["reward_shift"] + shift / scale
+        else:
+            notes.append("rewards were scaled by 0; reward_scale and reward_shift are those of what came after")
+    if "observation_std" in before and "observation_std" in fitted:
+        # ((o - m) / s - n) / t = (o - (m + n * s)) / (s * t), where s and t are each std + eps
+        first, second = before["observation_eps"], fitted["observation_eps"]
+        means = before["observation_mean"], fitted["observation_mean"]
+        stds = before["observation_std"], fitted["observation_std"]
+        summed["observation_mean"] = _leafwise(lambda m, n, s: m + n * (s + first), *means, stds[0])
+        summed["observation_std"] = _leafwise(lambda s, t: (s + first) * (t + second), *stds)
+        summed["observation_eps"] = 0.0
+    return {**summed, "notes": notes} if notes else summed
+
+
+def _leafwise(function: Callable[..., np.ndarray], *nests: Any) -> Any:
+    """Returns a function of the leaves of nests of lists of numbers; None for leaves that are None."""
+    first = nests[0]
+    if isinstance(first, dict):
+        return {name: _leafwise(function, *[nest[name] for nest in nests]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_leafwise(function, *parts) for parts in zip(*nests, strict=True))
+    return None if first is None else function(*map(np.asarray, nests)).tolist()
 
 
 def _mapped(source: Source, function: EpisodeFn) -> Source:
@@ -106,7 +142,8 @@ class NormalizeObservations:
 
     As TD3+BC does it (Fujimoto & Gu 2021, section 5: eps = 1e-3), over the observations that actions were taken at.
     Mean and std are fitted in float64 and are in the statistics as `observation_mean` and `observation_std`, nests
-    of lists. Integer observations (images) are left alone. The dtype is kept.
+    of lists. Elements that have one value throughout become 0, whatever eps is, and the `notes` of the statistics name
+    them. Integer observations (images) are left alone. The dtype is kept.
     """
 
     eps: float = 1e-3
@@ -122,7 +159,8 @@ class NormalizeObservations:
         def normalize(column: np.ndarray, mean: Any, std: Any) -> np.ndarray:
             if mean is None:
                 return column
-            return ((column - mean) / (std + self.eps)).astype(column.dtype)
+            scale = np.where(std > 0, std + self.eps, np.inf)  # what is divided by infinity is 0
+            return ((column - mean) / scale).astype(column.dtype)
 
         def apply(episode: Episode) -> Episode:
             observation = episode.steps[fields.OBSERVATION]
@@ -135,14 +173,33 @@ class NormalizeObservations:
             tree.unflatten_as(names, [None if leaf is None else leaf.tolist() for leaf in moments])
             for moments in (mean, std)
         ]
-        return apply, {"observation_mean": as_lists[0], "observation_std": as_lists[1], "observation_eps": self.eps}
+        fitted = {"observation_mean": as_lists[0], "observation_std": as_lists[1], "observation_eps": self.eps}
+        notes = _constant_elements(names, std)
+        return apply, {**fitted, "notes": notes} if notes else fitted
+
+
+def _constant_elements(names: Nest, stds: list[Any]) -> list[str]:
+    """Returns a sentence for each leaf that has elements of one value throughout."""
+    notes = []
+    for (path, _), std in zip(leaves({fields.OBSERVATION: names}), stds, strict=True):
+        places = [] if std is None else [list(map(int, place)) for place in np.argwhere(std == 0)]
+        if places:
+            some = "itself" if places == [[]] else f"at {', '.join(map(str, places[:8]))}"
+            more = f" and {len(places) - 8} more places" if len(places) > 8 else ""
+            notes.append(f"{path_name(path, 'step')} is constant {some}{more}, and is normalised to zeros there")
+    return notes
 
 
 def _observation_moments(source: Source) -> tuple[list[Any], list[Any]]:
-    """Mean and std of each float leaf (None for others), merging episodes' moments (Chan et al. 1979, eq. 2.1)."""
+    """Returns mean and std of each float leaf (None for others), merging episodes' moments (Chan et al. 1979, eq. 2.1).
+
+    The std of an element that has one value throughout is exactly 0, and its mean that value.
+    """
     count = 0
     means: list[Any] = []
     squares: list[Any] = []
+    lowest: list[Any] = []
+    highest: list[Any] = []
     for episode in source:
         num = episode.num_transitions
         if not num:
@@ -150,6 +207,7 @@ def _observation_moments(source: Source) -> tuple[list[Any], list[Any]]:
         leaves = tree.flatten(episode.steps[fields.OBSERVATION])
         rows = [leaf[:num].astype(np.float64) if leaf.dtype.kind == "f" else None for leaf in leaves]
         if not count:
+            lowest = highest = [None if row is None else row[0] for row in rows]
             means = squares = [None if row is None else np.zeros(row.shape[1:]) for row in rows]
         deltas = [None if row is None else row.mean(axis=0) - mean for row, mean in zip(rows, means, strict=True)]
         share = num / (count + num)
@@ -157,13 +215,23 @@ def _observation_moments(source: Source) -> tuple[list[Any], list[Any]]:
             None if delta is None else square + row.var(axis=0) * num + delta**2 * count * share
             for row, square, delta in zip(rows, squares, deltas, strict=True)
         ]
+        lowest = [None if row is None else np.minimum(low, row.min(0)) for row, low in zip(rows, lowest, strict=True)]
+        highest = [None if row is None else np.maximum(top, row.max(0)) for row, top in zip(rows, highest, strict=True)]
         means = [None if delta is None else mean + delta * share for mean, delta in zip(means, deltas, strict=True)]
         count += num
     if not count:
         raise ValueError(f"{source.name} has no transitions to take the mean of")
     if not all(np.isfinite(square).all() for square in squares if square is not None):
         raise ValueError(f"{source.name} has observations that are NaN or Inf, which have no mean; validate it first")
-    return means, [None if square is None else np.sqrt(square / count) for square in squares]
+    stds = [None if square is None else np.sqrt(square / count) for square in squares]
+    is_constant = [None if low is None else low == top for low, top in zip(lowest, highest, strict=True)]
+    return _chosen(is_constant, lowest, means), _chosen(is_constant, [0] * len(stds), stds)
+
+
+def _chosen(flags: list[Any], where_true: list[Any], otherwise: list[Any]) -> list[Any]:
+    """Returns for each leaf one value where its flags are True, else the other; None for leaves without flags."""
+    leaves = zip(flags, where_true, otherwise, strict=True)
+    return [None if flag is None else np.where(flag, one, other) for flag, one, other in leaves]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+import tree
 from oracles import assert_equal_nests, slow_gae, transitions
 from rlds2reverb.adders import Adder
 
@@ -222,13 +223,49 @@ def test_chunks(length, kind, actions, null):
     got = Adder.get_train_sample(data, 3, kind, null)
     assert_equal_nests(got, Adder(3, kind, null).get_train_sample(data))
     for chunk, wanted in zip(got, actions, strict=True):
-        filler = {**(null or data[wanted[0]]), "done": True, "reward": np.float32(0)}
+        zeros = tree.map_structure(np.zeros_like, data[0])
+        filler = {**(null or zeros), "done": True, "reward": np.float32(0)}
         steps = [filler if at is None else data[at] for at in wanted]
         assert_equal_nests(chunk["mask"], np.array([at is not None for at in wanted]))
         for key in ("action", "reward", "done", "next_obs", "value"):
             assert_equal_nests(chunk[key], np.stack([step[key] for step in steps]))
         assert_equal_nests(chunk["obs"]["state"], np.stack([step["obs"]["state"] for step in steps]))
         assert_equal_nests(chunk["obs"]["image"], [np.stack([step["obs"]["image"][0] for step in steps])])
+
+
+def test_null_padding_is_of_zeros_so_that_nothing_is_learned_from_a_copy():
+    (_, last) = Adder.get_train_sample(transitions(5), 3, "null_padding")
+    assert last["action"].tolist() == [3, 4, 0] and last["obs"]["state"].tolist() == [[13, 13], [14, 14], [0, 0]]
+    assert last["next_obs"].tolist() == [13.5, 14.5, 0] and last["obs"]["image"][0].tolist() == [[3], [4], [0]]
+    assert last["done"].tolist() == [False, False, True] and last["mask"].tolist() == [True, True, False]
+
+
+def with_none(length, **values):
+    """Transitions with further fields, one value for each."""
+    return [{**step, **{name: row[t] for name, row in values.items()}} for t, step in enumerate(transitions(length))]
+
+
+def test_a_value_that_is_none_in_some_steps_is_zeros_there():
+    """As a recurrent policy has it: no state before the first step; and no logit where the action was random."""
+    state, logit = np.ones(2, np.float32), {"a": np.arange(2.0), "b": [np.int32(7)]}
+    data = with_none(4, prev_state=[None, state, state, state], logit=[logit, None, None, None], nothing=[None] * 4)
+    first, second = Adder.get_train_sample(data, 3, "null_padding")
+    assert first["prev_state"].tolist() == [[0, 0], [1, 1], [1, 1]] and first["prev_state"].dtype == np.float32
+    assert first["logit"]["a"].tolist() == [[0, 1], [0, 0], [0, 0]] and first["logit"]["b"][0].tolist() == [7, 0, 0]
+    assert second["prev_state"].tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert second["logit"]["a"].tolist() == [[0, 0]] * 3 and second["logit"]["b"][0].dtype == np.int32  # in all chunks
+    assert first["nothing"] is None and second["nothing"] is None
+    assert data[0]["prev_state"] is None and data[1]["logit"] is None
+    parts = with_none(2, state=[{"h": None, "c": state}, {"h": state, "c": None}])
+    (chunk,) = Adder.get_train_sample(parts, 2)
+    assert chunk["state"]["h"].tolist() == [[0, 0], [1, 1]] and chunk["state"]["c"].tolist() == [[1, 1], [0, 0]]
+
+
+def test_get_gae_without_done_is_of_an_episode_that_goes_on():
+    """As the original takes it: a transition there has value and reward alone."""
+    data = [{"value": step["value"], "reward": step["reward"]} for step in transitions(3)]
+    assert column(Adder.get_gae(data, 14, 0.5, 0.5), "adv") == [0.125, 0.5, 2]
+    assert column(default_gae(data, True, 0.5, 0.5), "adv") == column(Adder.get_gae(data, 0, 0.5, 0.5), "adv")
 
 
 def test_an_unroll_of_one_is_the_data_as_they_are():
@@ -263,6 +300,15 @@ BAD = [
     (lambda: Adder.get_train_sample(TWO, 2, "zero"), "last_fn_type is 'zero', expected one of 'last', 'drop', 'null_p"),
     (lambda: Adder(2, "zero"), "last_fn_type is 'zero', expected one of 'last', 'drop', 'null_padding'"),
     (lambda: Adder.get_train_sample([], 2), "there are no transitions"),
+    (lambda: Adder.get_train_sample([*LONE, {"obs": 0}], 2), "transition 1 has the fields ['obs'], the first one has"),
+    (
+        lambda: Adder.get_train_sample(with_none(2, x=[{"a": 1}, {"b": 1}]), 2),
+        "the transitions have 'x' in different nests: {'a': 1} and {'b': 1}",
+    ),
+    (
+        lambda: Adder.get_gae([{**LONE[0], "value": None}], 0, 0.9, 0.8),
+        "transition 0 has None as its 'value', expected",
+    ),
 ]
 
 

@@ -116,8 +116,6 @@ def test_overlapping_items_have_each_their_own():
     priorities = TD(eta=1)
     adder = compose(priorities, Sequence(2, 1))
     assert priorities_of(adder, priorities, three(False)).tolist() == [3.25, 7.25, 7.25]
-    assert priorities_of(compose(priorities, Sequence(2, 3)), priorities, three(False)).tolist() == [3.25, 7.25]
-    assert priorities_of(compose(priorities, Sequence(1, 2, "drop")), priorities, three(False)).tolist() == [1.25, 7.25]
 
 
 #: Of two steps with gamma 0.5: |1 + 2/2 + 30/4 - 10|, |2 + 3/2 (+ 40/4) - 20|, |3 (+ 40/2) - 30|, each with 0.25.

@@ -103,7 +103,55 @@ def test_success_on_several_steps_is_cut_at_the_first(data):
 
 def test_transforms_compose_in_order():
     (got,), statistics = applied([episode(3, terminal=True)], ScaleRewards(scale=2.0), ScaleRewards(shift=1.0))
-    assert got.steps["reward"].tolist() == [199, 201, 102] and statistics["reward_shift"] == 1.0
+    assert got.steps["reward"].tolist() == [199, 201, 102]
+    assert statistics == {"reward_scale": 2.0, "reward_shift": 0.5}  # (100 - 0.5) * 2 is 199
+
+
+def test_statistics_are_those_of_all_transforms_in_sum():
+    (got,), statistics = applied([episode(3, terminal=True)], ScaleRewards(scale=2.0), ScaleRewards(scale=3.0))
+    assert got.steps["reward"].tolist() == [600, 606, 102] and statistics["reward_scale"] == 6
+    scalings = (ScaleRewards(4.0, 0.5), ScaleRewards(0.5, 8.0), ScaleRewards(3.0, 1.0))
+    (got,), statistics = applied([episode(3, terminal=True)], *scalings)
+    wanted = (np.array([100, 101]) - statistics["reward_shift"]) * statistics["reward_scale"]
+    np.testing.assert_allclose(got.steps["reward"][:2], wanted)
+    (got,), statistics = applied([episode(3, terminal=True)], ScaleRewards(0.0), ScaleRewards(shift=1.0))
+    assert got.steps["reward"].tolist() == [-1, -1, 102]
+    assert statistics["notes"] == [
+        "rewards were scaled by 0; reward_scale and reward_shift are those of what came after"
+    ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_observations_that_were_normalised_twice_have_one_mean_and_std(nested):
+    before = episode(4, terminal=True, nested=nested)
+    (got,), statistics = applied([before], NormalizeObservations(0.5), NormalizeObservations(0.25))
+    mean, std = statistics["observation_mean"], statistics["observation_std"]
+    column, result = before["observation"], got.steps["observation"]
+    if nested:
+        assert mean["image"] is None and std["image"] is None
+        column, result, mean, std = column["state"], result["state"], mean["state"], std["state"]
+    np.testing.assert_allclose(result, (column - mean) / (np.array(std) + statistics["observation_eps"]), atol=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0, 1e-3])
+def test_a_constant_column_is_normalised_to_zeros_with_a_note(eps):
+    """0.1 is not a sum of powers of 2: means of it differ from it by rounding."""
+    many = [episode(length, terminal=True) for length in (4, 7)]
+    for steps in many:
+        steps["observation"] = np.stack([steps["observation"][:, 0], np.full(len(steps["reward"]), 0.1)], 1)
+    after, statistics = applied(many, NormalizeObservations(eps))
+    for steps in after:
+        assert not steps.steps["observation"][:, 1].any() and np.isfinite(steps.steps["observation"]).all()
+        assert steps.steps["observation"][:, 0].any()
+    assert statistics["notes"] == ["step['observation'] is constant at [1], and is normalised to zeros there"]
+    assert statistics["observation_std"][1] == 0 and statistics["observation_mean"][1] == 0.1
+
+
+def test_a_constant_observation_of_one_number_has_a_note():
+    steps = {**episode(4, terminal=True), "observation": np.full(4, 3.0)}
+    (got,), statistics = applied([steps], NormalizeObservations(0))
+    assert got.steps["observation"].tolist() == [0, 0, 0, 0]
+    assert statistics["notes"] == ["step['observation'] is constant itself, and is normalised to zeros there"]
 
 
 def test_bad_settings_are_refused():
