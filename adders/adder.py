@@ -169,10 +169,10 @@ class Adder:
         truncated: bool = False,
         bootstrap_value: Any = None,
     ) -> list[Transition]:
-        """`get_gae` for a trajectory whose last value nobody gave.
+        """Returns what `get_gae` does, for a trajectory that comes without a last value.
 
-        Done: the value after it is 0. Truncated: it is `bootstrap_value`, that of the final observation. Neither: the
-        value of the last transition stands for it, and that transition is left out, so that there is one less.
+        Done: the value after it is 0. Truncated: it is `bootstrap_value`, the value of the final observation. Neither:
+        the value of the last transition stands for it, and that transition is left out, so that there is one less.
 
         Args:
           data: see `get_gae`.
@@ -221,7 +221,8 @@ class Adder:
         Args:
           data: transitions with `obs`, `reward`, `done`, and `next_obs` if it is expected.
           nstep: at least 1; 1 gives the data as they are.
-          traj_len: the data are trajectories of so many transitions one after the other; windows end with them.
+          traj_len: how many transitions a trajectory has; the data are trajectories one after the other, and windows
+            end with them.
           cum_reward: whether rewards are summed up.
           gamma: in [0, 1].
 

@@ -32,7 +32,7 @@ class ContextWindows(EpisodeAdder):
 
     Both ends of an episode: the first window begins with the first step. Every row has an action that was taken: the
     step with the final observation is in no window. Windows that begin less than `length` steps before the end are
-    the shorter ones. An episode of a single step gives none.
+    the shorter ones. An episode of a single step gives no window.
 
     An episode of T actions has about `length` ** 2 rows besides its own, since the shorter windows hold zeros that no
     other window has.
@@ -65,7 +65,7 @@ class ContextWindows(EpisodeAdder):
         num_full = tf.maximum(num - self.length + 1, 0)
         whole = tf.range(tf.where(num_full > 0, num, 0))
         # Every shorter window ends with the last step: with 5 steps and length 3, those from steps 3 and 4 on have the
-        # places 2 3 4, of which 2 is before the beginning of the first, and 2 and 3 before that of the second.
+        # places 2 3 4, of which the first window lacks 2, and the second lacks 2 and 3.
         places = tf.range(num - self.length, num)[None, :]
         is_real = places >= tf.range(num_full, num)[:, None]
         shorter = tf.reshape(tf.where(is_real, places, -1), [-1])

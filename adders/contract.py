@@ -84,7 +84,7 @@ def _same_spec(one: Any, other: Any) -> bool:
 
 
 def _close(one: Any, other: Any) -> bool:
-    """Equal, but for the rounding of floats."""
+    """Returns whether both are equal, except for the rounding of floats."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(tree.flatten(one), tree.flatten(other), strict=True)]
     if any(a.shape != b.shape for a, b in pairs):
         return False

@@ -17,7 +17,7 @@ from rlds2reverb.items import Items
 from rlds2reverb.sources.rlds_episodes import columns_dataset
 from rlds2reverb.specs import ArraySpec, Nest, to_tensor_spec
 
-#: Overlapping windows are copied out so many at a time, so that memory stays small.
+#: How many overlapping windows are copied out at a time: few, so that memory stays small.
 _WINDOWS_AT_ONCE = 64
 
 
@@ -40,7 +40,7 @@ class EpisodeAdder(abc.ABC):
 
     @abc.abstractmethod
     def row_spec(self, step_spec: Nest) -> Nest:
-        """`tf.TensorSpec`s of one row, from those of one step.
+        """Returns the `tf.TensorSpec`s of one row, made from those of one step.
 
         Raises:
           ValueError: if a field is missing or of the wrong kind.

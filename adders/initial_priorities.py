@@ -54,12 +54,12 @@ class InitialPriorities(EpisodeAdder):
 
     Give the same object twice to `ingest`, in the adder, which computes the priorities, and as `priority=`, which
     hands them to the table: `ingest(source, server, adder=compose(p, NStep(3, 0.99)), priority=p)`. In `compose`
-    it may stand anywhere: it changes neither the items nor their spec: the priorities are
-    computed with the items of an episode and lie beside them (`PrioritizedItems`), so that a table stores none, and
-    the keys of items do not depend on them. A data set of items, without Reverb, has none.
+    it may stand anywhere, and it changes neither the items nor their spec: the priorities are computed with the items
+    of an episode and come with them (`PrioritizedItems`), so that no column of a table holds them, and the keys of
+    items do not depend on them. A data set of items, without Reverb, has no priorities.
 
     Alone it is an adder whose item is a whole episode, a dict of columns `[N, ...]`: the steps' fields and `priority`,
-    float32, at least 0, that of each step.
+    float32, at least 0, one for each step.
 
     Both ends of an episode: the first step is like any. A terminated episode ends with value 0, a truncated one with
     the value of its final observation. The last step, where nothing is done, has eps with 'td' and 'max'.

@@ -46,7 +46,7 @@ class NStep(EpisodeAdder):
     Both ends of an episode: the first item begins at the first step; with `grow_at_start` there are m = 1, 2, ..
     n - 1 steps from the first one before that, as Acme's NStepTransitionAdder has them. The windows shrink at the end,
     and nothing crosses it. A terminated episode has discount 0 where the window reaches the end; a truncated one keeps
-    the bootstrap from its final observation, with the power of gamma of its own m. An episode of one step gives none.
+    the bootstrap from its final observation, with the power of gamma of its own m. A single step gives no item.
 
     Attributes:
       n: steps, at least 1.
@@ -132,8 +132,8 @@ class NStep(EpisodeAdder):
         `next_time_step` has the reward and the discount over the m steps. The discount lacks one gamma, which the
         agent multiplies by itself: give the agent the gamma of this adder. As in TF-Agents' `to_transition`, reward
         and discount of `time_step` mean nothing and are 0. Its step type is MID, since every item begins with a step
-        that was acted at; the next one's is LAST where all discounts are 0, else MID (a truncated end goes on for the
-        learner). A field `policy_info` becomes the policy's info.
+        that was acted at; the next one's is LAST where all discounts are 0, else MID (a truncated end is not an end for
+        the learner). A field `policy_info` becomes the policy's info.
 
         Args:
           items: nest of tensors or arrays `[B, ...]`, with the fields of an item.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from .tensors import TensorLike
 
-#: A window of more steps is one of so many: no episode has as many.
+#: Longer windows are cut to this many steps, which no episode has.
 MOST_STEPS = 1 << 30
 
 

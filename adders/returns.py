@@ -146,8 +146,8 @@ def _n_step_targets(
 ) -> tf.Tensor:
     """Returns `R_t + D_t * V(s_{t+m})`.
 
-    A window that reaches the end of an episode has the value there among its terms; any other has that of its n-th
-    step, n - 1 rows on.
+    A window that reaches the end of an episode has the value there among its terms; any other takes the value
+    after its n-th step, n - 1 rows on.
     """
     at_ends = tf.math.multiply_no_nan(following, factors * (1 - goes_on))
     sums, products = windows(factors * goes_on, rewards + at_ends, n)

@@ -42,7 +42,7 @@ class Sequence(EpisodeAdder):
         'null_padding':  5 6 0   the same, with `is_last` and `is_terminal` True in the added rows
         'truncate':      5 6     shorter, so that items differ in length
         'drop':                  left out
-        'continue':      5 6 F   goes on with the first rows of the next episode, the rest at the end of the data left
+        'continue':      5 6 F   continues with the first rows of the next episode, the rest at the end of the data left
                                  out; only for data sets, not for `ingest`, whose items are of one episode
 
     The first, third, fifth and last of them are Acme's `EndBehavior` WRITE, ZERO_PAD, TRUNCATE and CONTINUE (Hoffman

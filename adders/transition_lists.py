@@ -53,7 +53,7 @@ def flags(trajectory: Sequence[Transition], key: str) -> np.ndarray:
 
 
 def breaks_off(transition: Any) -> bool:
-    """Whether a transition says that its episode goes on after it."""
+    """Returns whether a transition says that its episode continues after it."""
     if not isinstance(transition, Mapping) or "done" not in transition:
         return False
     return not flag(transition, "done") and not flag(transition, "truncated")

@@ -72,6 +72,10 @@ class Source:
     def to_rlds(self) -> tf.data.Dataset:
         """Returns an RLDS data set: `{'steps': data set of steps}` for every episode, read as it is iterated.
 
+        `tf.train.Checkpoint` cannot save an iterator over it or over what an adder makes of it, wherever the episodes
+        are: they are read by a Python generator, which TensorFlow cannot save. To continue later, count the elements
+        and `skip` them, or save the data set first (`tf.data.Dataset.save`) and iterate over the saved one.
+
         Raises:
           SpecMismatch: while iterating (as `tf.errors.InvalidArgumentError`), if an episode has other fields,
             dtypes or shapes than the first.
