@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb.errors import CheckpointError
 from rlds2reverb.sources import Source
 
-from . import output
+from . import checks, output
 from .options import (
     SERVER_ONLY,
+    GroupedCommand,
     adder_of,
     item_options,
+    names_of,
     open_source,
+    reading_options,
+    require_item_options,
     require_unused,
     signature_of,
     source_options,
@@ -27,20 +33,29 @@ from .options import (
     transformed,
 )
 from .output import json_option
-from .quiet import import_quietly
+from .quiet import import_quietly, status
 from .serve import serve_until_end, write_checkpoint
+from .stopping import sigterm_as_exception
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb._writing.report import IngestReport
     from rlds2reverb.items import ItemAdder
 
+_HEADINGS = {
+    "Where to": ["address", "serve", "out", "append", "resume", "save_statistics"],
+    "What to read": names_of(reading_options),
+    "What to change": names_of(transform_options),
+    "Items": [*names_of(item_options), "stride", "padding", "priority", "discount", "on_invalid"],
+    "Tables and the server (--serve, --out)": names_of(table_options),
+    "Writing": ["chunk_length", "writer", "key_seed", "timeout", "allow_eviction", "force"],
+}
 _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
 
 
-@click.command()
+@click.command(cls=GroupedCommand, headings=_HEADINGS)
 @source_options
-@click.option("--to", "address", metavar="HOST:PORT", help="Write to this running server.")
+@click.option("--to", "address", metavar="HOST:PORT", callback=checks.address, help="Write to this running server.")
 @click.option("--serve", is_flag=True, help="Start a server, write to it, and serve until Ctrl-C.")
 @click.option(
     "--out",
@@ -56,7 +71,13 @@ _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
 )
 @click.option("--append", is_flag=True, help="With --serve: add to the items of a checkpoint.")
 @item_options
-@click.option("--stride", default=1, show_default=True, help="Trajectories between the beginnings of items.")
+@click.option(
+    "--stride",
+    default=1,
+    show_default=True,
+    type=checks.at_least_1,
+    help="Trajectories between the beginnings of items.",
+)
 @click.option(
     "--padding",
     type=click.Choice(["none", "short", "tile"]),
@@ -69,6 +90,7 @@ _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
     default="1",
     show_default=True,
     metavar="NUMBER|return",
+    callback=checks.priority,
     help="Of every item; or by the return of its episode, from 0.01 for the lowest to 1.",
 )
 @click.option(
@@ -86,7 +108,12 @@ _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
     help="error writes nothing if an episode is invalid.",
 )
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was killed.")
-@click.option("--chunk-length", type=int, metavar="N", help="Items that share a chunk.  [default: found out]")
+@click.option(
+    "--chunk-length",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Items that share a chunk.  [default: found out]",
+)
 @click.option(
     "--writer",
     type=click.Choice(["bulk", "public"]),
@@ -95,7 +122,9 @@ _WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
     help="public: Reverb's own, much slower, and not exactly once.",
 )
 @click.option("--key-seed", default=0, show_default=True, help="Other keys, should two of them coincide.")
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for the server, each time.")
+@click.option(
+    "--timeout", default=30.0, show_default=True, type=checks.seconds, help="Seconds to wait for the server, each time."
+)
 @click.option("--allow-eviction", is_flag=True, help="Write more items than a table holds; the older ones are removed.")
 @click.option("--force", is_flag=True, help="Write to a server here even if the data need more memory than there is.")
 @json_option
@@ -121,13 +150,32 @@ def convert(
     if out:
         require_unused(_WITH_DIRECTORY, "is for --serve")
         require_unused({"timeout", "writer", "force"}, "is for writing to a server")
-    import_quietly("reverb", "tf_agents.trajectories")
-    adder = adder_of(options)
-    source, statistics = transformed(open_source(options), options)
-    if address or out:
-        _ingest(source, out or address, adder, options, as_json=as_json)
-        _save(statistics, save_statistics)
-        return
+        _require_vacant(out)
+    require_item_options(options)
+    with sigterm_as_exception():
+        source = open_source(options)
+        import_quietly("reverb", "tf_agents.trajectories")
+        adder = adder_of(options)
+        with status("reading the data set for its statistics"):
+            source, statistics = transformed(source, options)
+        if address or out:
+            _ingest(source, out or address, adder, options, as_json=as_json)
+            _save(statistics, save_statistics)
+            return
+        _serve(source, adder, statistics, save_statistics, options, append=append, as_json=as_json)
+
+
+def _serve(
+    source: Source,
+    adder: ItemAdder,
+    statistics: dict[str, Any],
+    save_statistics: Path | None,
+    options: dict[str, Any],
+    *,
+    append: bool,
+    as_json: bool,
+) -> None:
+    """Converts into a new server, and serves until the end."""
     signature = signature_of(source, adder, options)
     with start_server(options, signature) as server:
         if not append:
@@ -139,15 +187,18 @@ def convert(
         serve_until_end(server)
 
 
+def _require_vacant(out: Path) -> None:
+    """Raises `click.UsageError` if something else than a directory of ours is there."""
+    if not os.path.lexists(out) or (out / "rlds2reverb.json").is_file():
+        return
+    if not out.is_dir() or any(out.iterdir()):
+        raise click.UsageError(f"--out {out} exists already and is not a directory of ours; give a new one")
+
+
 def _priority(options: dict[str, Any], source: Source) -> Any:
     from rlds2reverb.priorities import ByReturn
 
-    if options["priority"] == "return":
-        return ByReturn.of(source)
-    try:
-        return float(options["priority"])
-    except ValueError:
-        raise ValueError(f"--priority is {options['priority']!r}, expected a number or 'return'") from None
+    return ByReturn.of(source) if options["priority"] == "return" else float(options["priority"])
 
 
 def _require_empty(server: ReplayServer) -> None:
@@ -170,26 +221,32 @@ def _ingest(source: Source, destination: Any, adder: ItemAdder, options: dict[st
     from rlds2reverb.ingestion import IngestOptions, ingest
 
     to_directory = isinstance(destination, Path)
-    with output.StepProgress(source) as progress:
-        report = ingest(
-            source,
-            destination,
-            table_configs(options) if to_directory else table_names(options),
-            adder=adder,
-            priority=_priority(options, source),
-            on_invalid=options["on_invalid"],
-            resume=options["resume"],
-            layout=options["layout"],
-            timeout_secs=options["timeout"],
-            options=IngestOptions(
-                writer=options["writer"],
-                chunk_length=options["chunk_length"],
-                key_seed=options["key_seed"],
-                force=options["force"],
-                allow_eviction=options["allow_eviction"],
-            ),
-            progress=progress,
-        )
+    was_there = to_directory and destination.exists()
+    try:
+        with output.StepProgress(source) as progress:
+            report = ingest(
+                source,
+                destination,
+                table_configs(options) if to_directory else table_names(options),
+                adder=adder,
+                priority=_priority(options, source),
+                on_invalid=options["on_invalid"],
+                resume=options["resume"],
+                layout=options["layout"],
+                timeout_secs=options["timeout"],
+                options=IngestOptions(
+                    writer=options["writer"],
+                    chunk_length=options["chunk_length"],
+                    key_seed=options["key_seed"],
+                    force=options["force"],
+                    allow_eviction=options["allow_eviction"],
+                ),
+                progress=progress,
+            )
+    except CheckpointError as error:
+        if was_there:
+            raise click.UsageError(str(error)) from error
+        raise
     if as_json:
         output.print_json(report.as_dict())
     else:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import click
 
-from rlds2reverb.errors import InvalidEpisode, SourceError
+from rlds2reverb.errors import CheckpointError, DamagedFile, InvalidEpisode, SourceError, StorageFull
 
-from .output import fail
+from .output import fail, print_json
 from .quiet import silence_logs
+from .stopping import Terminated
 
-OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED = 0, 1, 2, 75
+OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED, INTERRUPTED = 0, 1, 2, 75, 130
 
 
 _COMMANDS = ("convert", "inspect", "validate", "serve", "doctor", "demo")
@@ -50,44 +51,50 @@ def cli() -> None:
       rlds2reverb inspect hopper_medium-v2.hdf5            what is in it
       rlds2reverb convert hopper_medium-v2.hdf5 --serve    put it into a table and serve it
 
-    Exit codes: 0 done, 1 wrong use, 2 invalid data, 75 the server did not answer, or the disk is full (may be retried).
+    Exit codes: 0 done, 1 wrong use, 2 invalid data, 75 may be retried: the server did not
+    answer, the disk is full, or SIGTERM came.
     """
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code; errors become one sentence on stderr."""
+    """Runs one command line and returns its exit code.
+
+    An error becomes one sentence on stderr, and with `--json` a document with `error` and `exit_code` on stdout.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return cli.main(args=arguments, standalone_mode=False, prog_name="rlds2reverb") or OK
+        return cli.main(args=list(arguments), standalone_mode=False, prog_name="rlds2reverb") or OK
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return USER_ERROR
-    except click.UsageError as error:
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        code, sentence = _meaning(error)
+        if code is None:
+            raise
+    fail(sentence)
+    if "--json" in arguments:
+        print_json({"error": sentence, "exit_code": code})
+    return code
+
+
+def _meaning(error: BaseException) -> tuple[int | None, str]:
+    """Returns the exit code that an error stands for, None if it is a fault of ours, and the sentence for the user."""
+    if isinstance(error, click.UsageError):
         where = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
-        fail(f"{error.format_message()}{where}")
-        return USER_ERROR
-    except (click.Abort, KeyboardInterrupt):
-        fail("stopped")
-        return 130
-    except (SourceError, InvalidEpisode) as error:
-        fail(str(error))
-        return INVALID_DATA
-    except ConnectionError as error:
-        fail(str(error))
-        return MAY_BE_RETRIED
-    except ImportError as error:
-        fail(f"{error}; 'rlds2reverb doctor' says what is wrong with the installation")
-        return USER_ERROR
-    except (ValueError, OSError, MemoryError) as error:
-        return _fail_with(error)
-
-
-def _fail_with(error: Exception) -> int:
-    from rlds2reverb.errors import CheckpointError, DamagedFile, StorageFull
-
-    fail(error.strerror if isinstance(error, StorageFull) else str(error))
+        return USER_ERROR, f"{error.format_message()}{where}"
+    if isinstance(error, Terminated):
+        return MAY_BE_RETRIED, "stopped by SIGTERM; start the same command again to continue"
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return INTERRUPTED, "stopped"
     if isinstance(error, StorageFull):
-        return MAY_BE_RETRIED
-    return INVALID_DATA if isinstance(error, (CheckpointError, DamagedFile)) else USER_ERROR
+        return MAY_BE_RETRIED, error.strerror or str(error)
+    if isinstance(error, ConnectionError):
+        return MAY_BE_RETRIED, str(error)
+    if isinstance(error, (SourceError, InvalidEpisode, CheckpointError, DamagedFile)):
+        return INVALID_DATA, str(error)
+    if isinstance(error, ImportError):
+        return USER_ERROR, f"{error}; 'rlds2reverb doctor' says what is wrong with the installation"
+    return (USER_ERROR if isinstance(error, (ValueError, OSError, MemoryError)) else None), str(error)
 
 
 def main() -> None:

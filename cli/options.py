@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,13 +20,14 @@ from rlds2reverb.sources.transforms import (
     CutAtTerminal,
     LeaveOut,
     NormalizeObservations,
-    ScaleRewards,
     Transform,
     apply_transforms,
 )
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
+from . import checks
 from .output import warn
+from .quiet import status
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
@@ -41,9 +43,13 @@ def _all(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 reading_options = _all(
     click.option("--split", default="train", show_default=True, help="TFDS: which split, such as train[:10%]."),
     click.option("--data-dir", type=click.Path(path_type=Path), help="TFDS: where named data sets are prepared."),
+    click.option("--download", is_flag=True, help="TFDS and Minari: download SRC if it is not on this machine."),
     click.option("--info", "infos", multiple=True, metavar="NAME", help="D4RL: read infos/NAME as well. Repeatable."),
     click.option(
-        "--max-episode-steps", type=int, metavar="N", help="D4RL without timeouts: cut episodes off after N rows."
+        "--max-episode-steps",
+        type=checks.at_least_1,
+        metavar="N",
+        help="D4RL without timeouts: cut episodes off after N rows.",
     ),
     click.option(
         "--split-at-discontinuity",
@@ -67,6 +73,7 @@ transform_options = _all(
     click.option(
         "--reward",
         metavar="RECIPE",
+        callback=checks.reward,
         help=f"Change rewards: {', '.join(REWARD_RECIPES)}, or scale:SCALE[:SHIFT] for (r - SHIFT) * SCALE.",
     ),
     click.option("--normalize-observations", is_flag=True, help="(o - mean) / (std + 0.001), over the data set."),
@@ -80,22 +87,36 @@ table_options = _all(
     click.option(
         "--sampler",
         default="prioritized:0.6",
+        callback=checks.selector,
         show_default=True,
         help="uniform, fifo, lifo, min_heap, max_heap or prioritized[:EXPONENT].",
     ),
-    click.option("--remover", default="fifo", show_default=True, help="Which item leaves a full table; as --sampler."),
-    click.option("--max-size", type=int, help="The most items in a table.  [default: no limit]"),
     click.option(
-        "--max-times-sampled", default=0, show_default=True, help="An item leaves after so many samples; 0 never."
+        "--remover",
+        default="fifo",
+        show_default=True,
+        callback=checks.selector,
+        help="Which item leaves a full table; as --sampler.",
+    ),
+    click.option(
+        "--max-size", type=checks.at_least_1, help="The most items in a table.  [default: no limit]"
+    ),
+    click.option(
+        "--max-times-sampled",
+        default=0,
+        show_default=True,
+        type=checks.at_least_0,
+        help="An item leaves after it was sampled this often; 0 never.",
     ),
     click.option(
         "--rate-limiter",
         default="min_size:1",
+        callback=checks.rate_limiter,
         show_default=True,
         help="min_size:N, queue:N, stack:N, sample_to_insert_ratio:S:N:E (S samples an insert, from N items on, "
         "with an error buffer of E), or max_samples_per_insert:S:N, where inserts never wait.",
     ),
-    click.option("--port", type=int, help="Port to serve on.  [default: a free one]"),
+    click.option("--port", type=checks.port, help="Port to serve on.  [default: a free one]"),
     click.option(
         "--checkpoint-root",
         type=click.Path(path_type=Path, file_okay=False),
@@ -106,11 +127,19 @@ table_options = _all(
 
 item_options = _all(
     click.option(
-        "--sequence-length", default=2, show_default=True, help="Trajectories in an item; 2 is one transition."
+        "--sequence-length",
+        default=2,
+        show_default=True,
+        type=checks.at_least_1,
+        help="Trajectories in an item; 2 is one transition.",
     ),
     click.option("--whole-episodes", is_flag=True, help="One item for each episode, of varying length."),
-    click.option("--n-step", type=int, metavar="N", help="Items are transitions over N steps; see --gamma."),
-    click.option("--gamma", default=0.99, show_default=True, help="The discount factor of --n-step."),
+    click.option(
+        "--n-step", type=checks.at_least_1, metavar="N", help="Items are transitions over N steps; see --gamma."
+    ),
+    click.option(
+        "--gamma", default=0.99, type=checks.fraction, show_default=True, help="The discount factor of --n-step."
+    ),
     click.option(
         "--layout",
         type=click.Choice(["columns", "packed"]),
@@ -131,23 +160,31 @@ SOURCE_ONLY = {
     "cast_floats",
     "split",
     "data_dir",
+    "download",
     "infos",
     "max_episode_steps",
 }
 SOURCE_ONLY |= {"split_at_discontinuity"}
 
 
-def adder_of(options: dict[str, Any]) -> ItemAdder:
-    """The adder that the `item_options` describe, and those of `convert` if there are such."""
-    from rlds2reverb.windows import WholeEpisodes, Windows
-
+def require_item_options(options: dict[str, Any]) -> None:
+    """Raises `click.UsageError` if `item_options` were given that exclude each other."""
     if options["n_step"] is None:
         require_unused({"gamma"}, "is for --n-step")
     if options["whole_episodes"]:
         require_unused({"sequence_length", "stride", "padding", "n_step"}, "does not go with --whole-episodes")
-        return WholeEpisodes(options.get("discount", "product"))
     if options["n_step"] is not None:
         require_unused({"sequence_length", "stride", "padding", "discount"}, "does not go with --n-step")
+
+
+def adder_of(options: dict[str, Any]) -> ItemAdder:
+    """Returns the adder that the `item_options` describe, with the further ones that `convert` has."""
+    from rlds2reverb.windows import WholeEpisodes, Windows
+
+    require_item_options(options)
+    if options["whole_episodes"]:
+        return WholeEpisodes(options.get("discount", "product"))
+    if options["n_step"] is not None:
         from rlds2reverb.adders import NStep
 
         return NStep(options["n_step"], options["gamma"])
@@ -166,15 +203,17 @@ def signature_of(source: Source, adder: ItemAdder, options: dict[str, Any]) -> A
 
 
 def open_source(options: dict[str, Any]) -> Source:
-    """The source that the `source_options` describe; its warnings are printed."""
-    source = load(
-        options["source"],
-        split=options["split"],
-        data_dir=options["data_dir"],
-        infos=options["infos"],
-        max_episode_steps=options["max_episode_steps"],
-        split_at_discontinuity=options["split_at_discontinuity"],
-    )
+    """Opens the source that the `source_options` describe, and prints its warnings."""
+    with contextlib.nullcontext() if options["download"] else status(f"opening {options['source']}"):
+        source = load(
+            options["source"],
+            split=options["split"],
+            data_dir=options["data_dir"],
+            infos=options["infos"],
+            max_episode_steps=options["max_episode_steps"],
+            split_at_discontinuity=options["split_at_discontinuity"],
+            **({"download": True} if options["download"] else {}),
+        )
     for warning in source.warnings:
         warn(warning)
     return source
@@ -188,25 +227,12 @@ def transformed(source: Source, options: dict[str, Any]) -> tuple[Source, dict[s
     if options["cast_floats"]:
         chosen.append(CastFloats())
     if options["reward"]:
-        chosen.append(_reward(options["reward"]))
+        chosen.append(checks.parse_reward(options["reward"]))
     if options["normalize_observations"]:
         chosen.append(NormalizeObservations())
     if options["clip_actions"]:
         chosen.append(ClipActions())
     return apply_transforms(source, chosen)
-
-
-def _reward(text: str) -> Transform:
-    if text in REWARD_RECIPES:
-        return REWARD_RECIPES[text]
-    kind, *numbers = text.split(":")
-    try:
-        scale, shift = (*map(float, numbers), 0.0)[:2] if len(numbers) in (1, 2) else (None, None)
-    except ValueError:
-        scale = None
-    if kind != "scale" or scale is None:
-        raise ValueError(f"--reward is {text!r}, expected {', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT]")
-    return ScaleRewards(scale, shift or 0.0)
 
 
 def table_configs(options: dict[str, Any]) -> list[TableConfig]:
@@ -271,3 +297,38 @@ def require_unused(names: set[str], why: str) -> None:
 def table_names(options: dict[str, Any]) -> tuple[str, ...]:
     """The tables' names."""
     return tuple(options["table_names"]) or ("replay",)
+
+
+class GroupedCommand(click.Command):
+    """A command whose `--help` lists its options under headings.
+
+    Args:
+      headings: names of parameters by heading; the others follow under 'Other options'.
+    """
+
+    def __init__(self, *arguments: Any, headings: dict[str, Sequence[str]], **options: Any):
+        super().__init__(*arguments, **options)
+        self._headings = headings
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options, each under the heading that has its name."""
+        heading_of = {name: heading for heading, names in self._headings.items() for name in names}
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self._headings, "Other options")}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                sections[heading_of.get(parameter.name or "", "Other options")].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+def names_of(*decorators: Callable[[Any], Any]) -> list[str]:
+    """Returns the names of the parameters that some option decorators add."""
+
+    def nothing() -> None: ...
+
+    for decorator in decorators:
+        decorator(nothing)
+    return [parameter.name for parameter in getattr(nothing, "__click_params__", [])]

@@ -1,8 +1,10 @@
 """Commands as a user sees them: output, JSON, exit codes; and a few in processes of their own."""
 
+import contextlib
 import errno
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -149,7 +151,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     code, out, err = call(capsys, *arguments)
     assert (code, err) == (0, "") and "all was there" in out and "episodes from an earlier run are there already" in out
     code, _, err = call(capsys, *arguments, "--stride", 2)
-    assert code == 2 and "written with other arguments: stride of adder Windows (--stride) was 1, is 2; give" in err
+    assert code == 1 and "written with other arguments: stride of adder Windows (--stride) was 1, is 2; give" in err
     assert not (tmp_path / "out.partial").exists()
     code, _, err = call(capsys, "serve", "--from", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is stored as uniform, asked as fifo" in err
@@ -208,7 +210,7 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         (["convert", "HOPPER", "--out", "x", "--port", "5"], "--port is for --serve"),
         (["convert", "HOPPER", "--out", "x", "--timeout", "5"], "--timeout is for writing to a server"),
         (["convert", "HOPPER", "--out", "x", "--gamma", "0.9"], "--gamma is for --n-step"),
-        (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "n is 0, expected an integer from 1"),
+        (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "Invalid value for '--n-step': 0 is not in the range"),
         (["convert", "HOPPER", "--out", "x", "--n-step", "3", "--stride", "2"], "--stride does not go with --n-step"),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--whole-episodes", "--stride", "2"],
@@ -216,7 +218,7 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         ),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--priority", "high"],
-            "--priority is 'high', expected a number or",
+            "Invalid value for '--priority': 'high' is not a priority",
         ),
         (["serve", "--from", "data", "--like", "HOPPER"], "give --from or --like, not both"),
         (["serve", "--force"], "--force is for --from"),
@@ -228,7 +230,7 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         (["convert", "HOPPER", "--to", "nonsense"], "expected host:port"),
         (
             ["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"],
-            "--reward is 'more', expected iql_locomotion",
+            "Invalid value for '--reward': 'more' is not a recipe, expected iql",
         ),
         (["convert", "HOPPER", "--serve", "--sampler", "best"], "selector is 'best'"),
         (["convert", "HOPPER", "--serve", "--rate-limiter", "x"], "rate limiter 'x' is not understood"),
@@ -273,6 +275,83 @@ def test_every_command_and_option_has_help(capsys):
     code, out, _ = call(capsys, "--help")
     assert code == 0 and "Exit codes: 0 done, 1 wrong use, 2 invalid data, 75" in out
     assert call(capsys, "--version")[1].startswith("rlds2reverb, version 0.1")
+
+
+def test_wrong_options_are_refused_before_tensorflow_loads(data):
+    wrong = [
+        ("--n-step", "0"),
+        ("--sequence-length", "0"),
+        ("--stride", "-1"),
+        ("--gamma", "1.5"),
+        ("--timeout", "0"),
+        ("--chunk-length", "0"),
+        ("--max-size", "0"),
+        ("--port", "70000"),
+        ("--sampler", "best"),
+        ("--remover", "prioritized:-1"),
+        ("--rate-limiter", "min_size:x"),
+        ("--priority", "-1"),
+        ("--reward", "scale:x"),
+        ("--to", "nonsense"),
+        ("--max-episode-steps", "0"),
+    ]
+    program = """
+import sys
+from rlds2reverb.cli import run
+for name, value in eval(sys.argv[3]):
+    assert run(["convert", sys.argv[1], "--out", "x", name, value]) == 1
+assert run(["convert", sys.argv[1], "--out", "x", "--n-step", "3", "--stride", "2"]) == 1
+assert run(["convert", "nothing.hdf5", "--out", "x"]) == 1
+assert run(["convert", sys.argv[1], "--out", sys.argv[2]]) == 1
+print("tensorflow" in sys.modules)
+"""
+    occupied = data / "malformed"
+    command = [sys.executable, "-c", program, str(data / HOPPER), str(occupied), repr(wrong)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(wrong) + 3
+    for line, (name, _) in zip(lines, wrong, strict=False):
+        assert line.startswith(f"error: Invalid value for '{name}': ")
+    assert "there is no file 'nothing.hdf5'" in lines[-2]
+    assert "malformed exists already and is not a directory of ours; give a new one" in lines[-1]
+
+
+def test_json_is_given_for_errors_too(data, capsys):
+    for arguments, exit_code, message in [
+        (("inspect", "nothing.hdf5"), 1, "there is no file 'nothing.hdf5'"),
+        (("inspect", data / "malformed/hdf5/text.hdf5"), 2, "text.hdf5"),
+        (("convert", data / HOPPER, "--to", "localhost:1", "--timeout", "1"), 75, "no Reverb server answered"),
+        (("convert", data / HOPPER), 1, "give one of --to"),
+    ]:
+        code, out, err = call(capsys, *arguments, "--json")
+        document = json.loads(out)
+        assert code == document["exit_code"] == exit_code
+        assert message in document["error"] and document["error"] in err.replace("\n", " ")
+
+
+def test_an_occupied_directory_is_wrong_use_and_an_empty_one_is_not(data, capsys, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, err = call(capsys, "convert", data / HOPPER, "--out", tmp_path)
+    assert code == 1 and "exists already and is not a directory of ours" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_help_of_convert_is_in_groups_and_fits_80_columns(capsys):
+    _, out, _ = call(capsys, "convert", "--help")
+    headings = re.findall(r"^(\w.*):$", out, re.M)
+    assert headings == [
+        "Where to",
+        "What to read",
+        "What to change",
+        "Items",
+        "Tables and the server (--serve, --out)",
+        "Writing",
+        "Other options",
+    ]
+    assert max(map(len, out.splitlines())) <= 80
+    options = re.findall(r"^  (--[\w-]+)", out.split("Other options:")[0], re.M)
+    assert len(set(options)) > 35 and len(out.split("Other options:")[1].strip().splitlines()) == 2
 
 
 # --- processes of their own
@@ -333,6 +412,44 @@ def test_convert_and_serve_until_told_to_end_then_restore(data, tmp_path):
 
     code, _, err = finish_by_itself(start("serve", "--checkpoint-root", root, "--max-size", 5))
     assert code == 2 and "max_size of table 'replay' is stored as 2147483647, asked as 5" in err
+
+
+def test_a_terminal_shows_that_something_happens_while_tensorflow_loads(data, tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "rlds2reverb.cli", "convert", str(data / HOPPER), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+            while block := os.read(ours, 1000):
+                shown += block
+        os.close(ours)
+        assert "converted" in process.stdout.read()
+    assert b"loading TensorFlow and Reverb" in shown and b"[reverb/cc" not in shown
+
+
+def test_convert_that_gets_sigterm_can_be_started_again(data, tmp_path):
+    program = """
+import os, signal, sys
+from rlds2reverb._writing import directory_destination
+from rlds2reverb.cli import run
+
+write = directory_destination.DirectoryDestination.write
+def write_and_get_sigterm(self, *arguments):
+    write(self, *arguments)
+    os.kill(os.getpid(), signal.SIGTERM)
+if sys.argv[3] == "killed":
+    directory_destination.DirectoryDestination.write = write_and_get_sigterm
+sys.exit(run(["convert", sys.argv[1], "--out", sys.argv[2]]))
+"""
+    codes, errors = [], []
+    for kind in ("killed", "left alone"):
+        command = [sys.executable, "-c", program, str(data / HOPPER), str(tmp_path / "out"), kind]
+        done = subprocess.run(command, capture_output=True, text=True)
+        codes.append(done.returncode)
+        errors.append(done.stderr)
+    assert codes == [75, 0], errors
+    assert errors == ["error: stopped by SIGTERM; start the same command again to continue\n", ""]
 
 
 def test_the_demo_prints_its_summary(data):
