@@ -9,10 +9,11 @@ if not ((3, 10) <= sys.version_info[:2] <= (3, 11) and sys.platform == "linux"):
     raise SystemExit(
         "rlds2reverb needs Python 3.10 or 3.11 on Linux (dm-reverb 0.14.0 has no wheel for anything else); this is "
         f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}: "
-        "install Python 3.11, then run 'python3.11 -m pip install rlds2reverb'."
+        "install Python 3.11, then run 'python3.11 -m pip install .' in the checkout."
     )
 
-MINARI = ["minari[hdf5,arrow]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
+# "hf" is what Minari downloads with. To be installed together with the rest: alone it would raise typing-extensions.
+MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
 
 setup(
     name="rlds2reverb",
@@ -70,6 +71,7 @@ setup(
             "pytest-randomly",
             "hypothesis",
             "mypy==1.10.1",
+            "pyright==1.1.414",
             "ruff",
             "build",
             "setuptools>=64,<81",

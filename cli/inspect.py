@@ -11,7 +11,7 @@ import click
 from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
 
-from . import output
+from . import checks, directories, output
 from .options import open_source, source_options
 from .output import json_option
 
@@ -25,24 +25,37 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]]+:\d{1,5}")
     type=float,
     nargs=2,
     metavar="RANDOM EXPERT",
-    help="Returns of a random policy and an expert, for the score.  [default: D4RL's, where the name tells]",
+    help="Returns of a random policy and an expert, for a score from 0 to 100.",
 )
-@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for a server.")
+@click.option(
+    "--d4rl-score",
+    "is_d4rl",
+    is_flag=True,
+    help="The file is one of D4RL's own: give its score, by D4RL's returns for the environment in its name.",
+)
+@click.option("--timeout", default=10.0, show_default=True, type=checks.seconds, help="Seconds to wait for a server.")
 @json_option
-def inspect(as_json: bool, reference_returns: tuple[float, float] | None, timeout: float, **options: Any) -> None:
-    """Summarize a data set, or the tables of a server.
+def inspect(
+    as_json: bool, reference_returns: tuple[float, float] | None, is_d4rl: bool, timeout: float, **options: Any
+) -> None:
+    """Summarize a data set, the tables of a server, or a directory that convert --out wrote.
 
-    SRC is a data set (see `rlds2reverb --help`) or HOST:PORT of a Reverb server. The whole data set is read once;
-    nothing is judged: `rlds2reverb validate` does that.
+    SRC is a data set (see `rlds2reverb --help`), HOST:PORT of a Reverb server, or such a directory. The whole data set
+    is read once; nothing is judged: `rlds2reverb validate` does that.
     """
     if _ADDRESS.fullmatch(options["source"]) and not Path(options["source"]).exists():
         _inspect_server(options["source"], timeout, as_json=as_json)
+        return
+    if directories.is_ours(options["source"]):
+        found = directories.described(options["source"], verify=False)
+        output.print_json(found) if as_json else output.print_facts(options["source"], directories.facts(found))
         return
     source = open_source(options)
     with output.StepProgress(source) as progress:
         summary = summarize(
             source,
             reference_returns=reference_returns or None,
+            is_d4rl=is_d4rl,
             on_episode=lambda episode: progress("read", episode),
         )
     if as_json:

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from rlds2reverb.episodes import find_problems
-from rlds2reverb.errors import Problem, SourceError
+from rlds2reverb.errors import CheckpointError, Problem, SourceError
 
-from . import output
+from . import checks, directories, output
 from .options import open_source, source_options, transform_options, transformed
 from .output import json_option
 
@@ -20,18 +20,26 @@ INVALID = 2
 @click.command()
 @source_options
 @transform_options
-@click.option("--max-problems", default=20, show_default=True, help="How many problems to list.")
+@click.option(
+    "--max-problems", default=20, type=checks.at_least_0, show_default=True, help="How many problems to list."
+)
 @json_option
 def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     """Check every episode of a data set and list what is wrong.
 
-    Each problem comes with its episode, step and field. Exit code 2 if there is any, 0 if there is none.
+    Each problem comes with its episode, step and field, after the warnings about the data set as a whole. The files of
+    a directory that convert --out wrote are compared with their checksums. Exit code 2 if there is any problem, else 0.
     """
+    if directories.is_ours(options["source"]):
+        return _validate_directory(options["source"], as_json=as_json)
     problems: list[Problem] = []
+    warnings: tuple[str, ...] = ()
     num_problems = num_episodes = num_steps = open_ends = 0
     refusal = ""
     try:
-        source, _ = transformed(open_source(options), options)
+        opened = open_source(options)
+        warnings = opened.warnings
+        source, _ = transformed(opened, options)
         with output.StepProgress(source) as progress:
             for episode in source:
                 progress("check", episode)
@@ -53,6 +61,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 "open_ends": open_ends,
                 "num_problems": num_problems + bool(refusal),
                 "problems": [asdict(problem) for problem in problems],
+                "warnings": list(warnings),
                 "refused": refusal or None,
             }
         )
@@ -66,6 +75,25 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     if open_ends:
         print(f"note: open ends in {output.counted(open_ends, 'episode')}; kept as truncated")
     counts = {"episode": num_episodes, "step": num_steps, "problem": num_problems + bool(refusal)}
+    if warnings:
+        counts["warning"] = len(warnings)
     counted = ", ".join(output.counted(number, word) for word, number in counts.items())
     print(f"{options['source']}: {'valid' if valid else 'INVALID'} ({counted})")
     return 0 if valid else INVALID
+
+
+def _validate_directory(source: str, *, as_json: bool) -> int:
+    """Compares the files of a directory of ours with their sha256, and says what is in it."""
+    refusal, found = "", {}
+    try:
+        found = directories.described(source, verify=True)
+    except CheckpointError as error:
+        refusal = str(error)
+    if as_json:
+        output.print_json({"source": source, "valid": not refusal, "refused": refusal or None, **found})
+    elif refusal:
+        output.fail(refusal)
+        print(f"{source}: INVALID")
+    else:
+        output.print_facts(f"{source}: valid, every file is as it was written", directories.facts(found))
+    return INVALID if refusal else 0

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
+#: Values of at most this many words, such as commands and paths, stay on one line, to be copied.
+_WORDS_OF_A_COMMAND = 4
 
 
 def number_text(value: float) -> str:
@@ -17,7 +19,7 @@ def number_text(value: float) -> str:
 
 
 def facts_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
-    """Returns a title and a line for each name and value; long values continue on lines of their own.
+    """Returns a title and a line for each name and value; sentences continue on lines of their own.
 
     >>> print(facts_text("hopper.hdf5", [("episodes", "2"), ("return", "mean 1.5")]))
     hopper.hdf5
@@ -27,7 +29,9 @@ def facts_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
     margin = max((len(name) for name, _ in facts), default=0) + 4
     lines = [title]
     for name, value in facts:
-        wrapped = textwrap.wrap(value, WIDTH - margin, break_on_hyphens=False) or [""]
+        wrapped = [value]
+        if len(value.split()) > _WORDS_OF_A_COMMAND:
+            wrapped = textwrap.wrap(value, WIDTH - margin, break_on_hyphens=False, break_long_words=False)
         lines += [f"  {name}".ljust(margin) + wrapped[0], *(" " * margin + line for line in wrapped[1:])]
     return "\n".join(lines)
 

@@ -164,14 +164,16 @@ def summarize(
     source: Source,
     *,
     reference_returns: tuple[float, float] | None = None,
+    is_d4rl: bool = False,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> Summary:
     """Reads a source once and returns its summary.
 
     Args:
       source: the data set; what is wrong with episodes is counted, not raised.
-      reference_returns: returns of a random policy and of an expert, for the normalised score; by default D4RL's
-        own if the source's name has the environment in it.
+      reference_returns: returns of a random policy and of an expert, for the normalised score.
+      is_d4rl: whether the data are D4RL's own, so that D4RL's returns hold for the environment in the name. Without it
+        they are used for data sets of TFDS's D4RL builders alone: a file of that name may come from anywhere.
       on_episode: called with each episode, for progress.
 
     Raises:
@@ -199,7 +201,8 @@ def summarize(
             returns.append(episode.total_reward)
             lengths.append(float(episode.num_transitions))
             specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(step_spec_of(episode.steps))}
-    environment = None if reference_returns else d4rl_environment(source.name)
+    known = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
+    environment = d4rl_environment(source.name) if known and not reference_returns else None
     reference = reference_returns or (REFERENCE_RETURNS[environment] if environment else None)
     return Summary(
         name=source.name,

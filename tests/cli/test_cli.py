@@ -29,8 +29,8 @@ def call(capsys, *arguments):
 
 
 def test_inspect_says_what_is_in_a_file(data, capsys):
-    code, out, err = call(capsys, "inspect", data / HOPPER)
-    assert (code, err) == (0, "")
+    code, out, err = call(capsys, "inspect", data / HOPPER, "--d4rl-score")
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
     assert "2 (2 terminal, 0 truncated, 0 open)" in out and "911 (913 steps with the final observations)" in out
     assert "D4RL's constants for its own hopper" in out and "['observation']  float32 [11]  none" in out
     assert re.search(r"xxh128 [0-9a-f]{32}", out)
@@ -57,6 +57,33 @@ def test_inspect_warns_of_the_fault_of_the_tfds_builder(data, capsys):
     assert "warning:" in err and "rebuild from the D4RL HDF5 file" in err
 
 
+@pytest.mark.parametrize("name", ["d4rl/hopper_medium-v2.hdf5", HOPPER])
+def test_no_score_of_d4rl_is_given_for_a_file_because_of_its_name(data, capsys, name):
+    _, out, _ = call(capsys, "inspect", data / name)
+    assert "score" not in out
+    _, out, _ = call(capsys, "inspect", data / "rlds_prepared/d4rl_mujoco_hopper/v0-medium/1.2.0")
+    assert "D4RL's constants for its own hopper" in out
+
+
+def test_inspect_and_validate_know_our_own_directories(data, capsys, tmp_path):
+    out_directory = tmp_path / "out"
+    assert call(capsys, "convert", data / HOPPER, "--out", out_directory, "--sampler", "uniform")[0] == 0
+    code, out, err = call(capsys, "inspect", out_directory)
+    assert (code, err) == (0, "") and "a directory of rlds2reverb, to start servers from" in out
+    assert "hopper_medium-v2.hdf5, 2 episodes read" in out and "911 in each table" in out and "sampler uniform" in out
+    document = json.loads(call(capsys, "inspect", out_directory, "--json")[1])
+    assert document["items"] == 911 and document["tables"][0]["name"] == "replay"
+    code, out, _ = call(capsys, "validate", out_directory)
+    assert code == 0 and "valid, every file is as it was written" in out
+    (chunks,) = out_directory.glob("checkpoints/*/chunks.tfrecord")
+    content = bytearray(chunks.read_bytes())
+    content[100] ^= 1
+    chunks.write_bytes(content)
+    code, out, err = call(capsys, "validate", out_directory)
+    assert code == 2 and "chunks.tfrecord is damaged" in err and "INVALID" in out
+    assert json.loads(call(capsys, "validate", out_directory, "--json")[1])["valid"] is False
+
+
 # --- validate
 
 
@@ -74,6 +101,14 @@ def test_invalid_data_are_listed_with_exit_code_2(data, capsys):
     found = json.loads(out)
     assert code == 2 and not found["valid"] and found["num_problems"] == 1
     assert found["problems"] == [{"episode": 1, "step": 14, "field": "reward", "message": "step['reward'] holds NaN."}]
+
+
+def test_validate_reports_the_warnings_of_the_source(data, capsys):
+    path = data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0"
+    code, out, err = call(capsys, "validate", path)
+    assert code == 0 and "rebuild from the D4RL HDF5 file" in err and "1 warning)" in out
+    (warning,) = json.loads(call(capsys, "validate", path, "--json")[1])["warnings"]
+    assert "rebuild from the D4RL HDF5 file" in warning
 
 
 def test_refused_data_are_exit_code_2_as_well(data, capsys):
