@@ -157,10 +157,12 @@ __all__ = [
 quiet_libraries()
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'rlds2reverb' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"rlds2reverb.{_HOME_OF[name]}"), name)
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'rlds2reverb' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"rlds2reverb.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,17 +1,21 @@
 """What is installed is whole: every module is there, the command works, and types fit. CI runs it against the wheel."""
 
 import importlib
+import json
 import pkgutil
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import pytest
 import rlds2reverb.adders
 import rlds2reverb.cli
 
 import rlds2reverb
 import rlds2reverb.replay
+import rlds2reverb.sampling
 
 #: What a user writes, with a type for everything that is passed on.
 SCRIPT = """
@@ -46,13 +50,53 @@ def test_the_command_converts_and_describes_itself(data, tmp_path):
     assert (tmp_path / "out/rlds2reverb.json").is_file()
 
 
+PUBLIC = {
+    "rlds2reverb": rlds2reverb,
+    "rlds2reverb.adders": rlds2reverb.adders,
+    "rlds2reverb.replay": rlds2reverb.replay,
+    "rlds2reverb.sampling": rlds2reverb.sampling,
+}
+
+
+def public_names(module):
+    """Names in `__all__`, or else those without an underscore that are not modules."""
+    found = [name for name in vars(module) if name[0] != "_" and not isinstance(vars(module)[name], types.ModuleType)]
+    return sorted(set(getattr(module, "__all__", found)) - {"annotations"})
+
+
+def script_of_every_name():
+    """A script that uses each public name, and one that does not exist, to see that the checker resolves them."""
+    lines = [f"import {module}" for module in PUBLIC]
+    lines += [f"{module}.{name}" for module, contents in PUBLIC.items() for name in public_names(contents)]
+    return "\n".join([*lines, "rlds2reverb.no_such_name", ""]), len(lines) + 1
+
+
 def test_a_users_script_passes_a_type_check(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments = ["--ignore-missing-imports", "--disable-error-code", "import-untyped", "--follow-imports", "silent"]
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", *arguments, "--cache-dir", str(tmp_path / "cache"), "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "mypy", *arguments, "--cache-dir", str(tmp_path / "cache")]
+    checked = subprocess.run([*command, "script.py"], cwd=tmp_path, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    script, last_line = script_of_every_name()
+    (tmp_path / "names.py").write_text(script)
+    checked = subprocess.run([*command, "names.py"], cwd=tmp_path, capture_output=True, text=True)
+    found = [line for line in checked.stdout.splitlines() if "error:" in line]
+    assert len(found) == 1 and found[0].startswith(f"names.py:{last_line}: error: Module has no attribute"), (
+        checked.stdout
+    )
+
+
+@pytest.mark.slow
+def test_pyright_resolves_every_public_name(tmp_path):
+    """As an editor does."""
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
+    try:
+        subprocess.run([*command[:3], "--version"], capture_output=True, check=True, timeout=100)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip("pyright is not installed, or cannot fetch what it needs")
+    script, last_line = script_of_every_name()
+    (tmp_path / "names.py").write_text(script)
+    checked = subprocess.run([*command, "names.py"], cwd=tmp_path, capture_output=True, text=True)
+    errors = [found for found in json.loads(checked.stdout)["generalDiagnostics"] if found["severity"] == "error"]
+    assert [found["range"]["start"]["line"] + 1 for found in errors] == [last_line], errors
+    assert "no_such_name" in errors[0]["message"]
