@@ -106,7 +106,7 @@ table_options = _all(
         default=0,
         show_default=True,
         type=checks.at_least_0,
-        help="An item leaves after it was sampled this often; 0 never.",
+        help="An item is removed after this many samples; 0 for never.",
     ),
     click.option(
         "--rate-limiter",

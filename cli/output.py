@@ -55,7 +55,7 @@ def counted(number: int, word: str) -> str:
 
 
 def say(sentence: str) -> None:
-    """A line about what goes on, on stderr, where it does not get into the results."""
+    """Prints a line on stderr, apart from the results."""
     print(sentence, file=sys.stderr, flush=True)
 
 

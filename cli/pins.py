@@ -55,11 +55,11 @@ def pins_of(root: str, *, extras: frozenset[str] = frozenset()) -> Iterator[Pin]
     queue = deque([(root, extras)])
     seen: set[object] = set()
     while queue:
-        holder, wanted = queue.popleft()
-        if (canonicalize_name(holder), wanted) in seen:
+        holder, with_extras = queue.popleft()
+        if (canonicalize_name(holder), with_extras) in seen:
             continue
-        seen.add((canonicalize_name(holder), wanted))
-        for requirement in _requirements(holder, wanted):
+        seen.add((canonicalize_name(holder), with_extras))
+        for requirement in _requirements(holder, with_extras):
             name = requirement.name
             if name == "tensorflow" and installed_version(name) is None and installed_version("tensorflow-cpu"):
                 name = "tensorflow-cpu"
