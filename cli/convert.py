@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,16 +251,17 @@ def _ingest(source: Source, destination: Any, adder: ItemAdder, options: dict[st
     if as_json:
         output.print_json(report.as_dict())
     else:
-        _print(report, destination, options)
+        _print(report, destination, options, source.warnings)
 
 
-def _print(report: IngestReport, destination: Any, options: dict[str, Any]) -> None:
+def _print(report: IngestReport, destination: Any, options: dict[str, Any], warned: Sequence[str]) -> None:
     length = output.counted(options["sequence_length"], "step")
     if options["whole_episodes"]:
         length = "a whole episode"
     elif options["n_step"] is not None:
         length = f"a transition over {output.counted(options['n_step'], 'step')}"
-    facts = report.facts()
+    # The warnings of the source were printed when it was opened.
+    facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in warned]
     facts.insert(1, ("at", str(destination)))
     if isinstance(destination, Path):
         facts.insert(2, ("serve", f"rlds2reverb serve --from {destination}"))

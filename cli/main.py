@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlds2reverb.errors import CheckpointError, DamagedFile, InvalidEpisode, SourceError, StorageFull
+from rlds2reverb.errors import CheckpointError, DamagedFile, InvalidEpisode, SourceError, SpecMismatch, StorageFull
 
 from .output import fail, print_json
 from .quiet import silence_logs
@@ -92,6 +92,8 @@ def _meaning(error: BaseException) -> tuple[int | None, str]:
         return MAY_BE_RETRIED, str(error)
     if isinstance(error, (SourceError, InvalidEpisode, CheckpointError, DamagedFile)):
         return INVALID_DATA, str(error)
+    if isinstance(error, SpecMismatch) and error.details != str(error):
+        return USER_ERROR, f"{error} {error.details}"
     if isinstance(error, ImportError):
         return USER_ERROR, f"{error}; 'rlds2reverb doctor' says what is wrong with the installation"
     return (USER_ERROR if isinstance(error, (ValueError, OSError, MemoryError)) else None), str(error)

@@ -56,6 +56,11 @@ reading_options = _all(
         is_flag=True,
         help="D4RL without timeouts: cut where an observation is not the next_observations before it.",
     ),
+    click.option(
+        "--one-step",
+        is_flag=True,
+        help="D4RL, logs: each row is an episode of one transition, for data that were shuffled or relabelled.",
+    ),
 )
 
 source_options = _all(click.argument("source", metavar="SRC"), reading_options)
@@ -98,9 +103,7 @@ table_options = _all(
         callback=checks.selector,
         help="Which item leaves a full table; as --sampler.",
     ),
-    click.option(
-        "--max-size", type=checks.at_least_1, help="The most items in a table.  [default: no limit]"
-    ),
+    click.option("--max-size", type=checks.at_least_1, help="The most items in a table.  [default: no limit]"),
     click.option(
         "--max-times-sampled",
         default=0,
@@ -164,7 +167,7 @@ SOURCE_ONLY = {
     "infos",
     "max_episode_steps",
 }
-SOURCE_ONLY |= {"split_at_discontinuity"}
+SOURCE_ONLY |= {"split_at_discontinuity", "one_step"}
 
 
 def require_item_options(options: dict[str, Any]) -> None:
@@ -212,7 +215,8 @@ def open_source(options: dict[str, Any]) -> Source:
             infos=options["infos"],
             max_episode_steps=options["max_episode_steps"],
             split_at_discontinuity=options["split_at_discontinuity"],
-            **({"download": True} if options["download"] else {}),
+            one_step=options["one_step"],
+            download=options["download"],
         )
     for warning in source.warnings:
         warn(warning)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb.episodes import find_problems
+from rlds2reverb.episodes import discontinuity_place, find_problems, notes
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
 
 from . import checks, directories, output
@@ -34,8 +34,8 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
         return _validate_directory(options["source"], as_json=as_json)
     problems: list[Problem] = []
     warnings: tuple[str, ...] = ()
-    num_problems = num_episodes = num_steps = open_ends = 0
-    refusal = ""
+    num_problems = num_episodes = num_steps = open_ends = no_successor = num_jumps = 0
+    first_jump = refusal = ""
     try:
         opened = open_source(options)
         warnings = opened.warnings
@@ -48,9 +48,13 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 num_problems += len(found)
                 num_episodes, num_steps = num_episodes + 1, num_steps + episode.num_steps
                 open_ends += episode.open_end
+                no_successor += episode.no_successor
+                num_jumps += len(episode.discontinuities)
+                first_jump = first_jump or discontinuity_place(episode)
     except SourceError as error:
         refusal = str(error)
     valid = not num_problems and not refusal
+    found_notes = notes(no_successor, num_jumps, first_jump)
     if as_json:
         output.print_json(
             {
@@ -62,6 +66,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 "num_problems": num_problems + bool(refusal),
                 "problems": [asdict(problem) for problem in problems],
                 "warnings": list(warnings),
+                "notes": list(found_notes),
                 "refused": refusal or None,
             }
         )
@@ -74,6 +79,8 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
         output.fail(refusal)
     if open_ends:
         print(f"note: open ends in {output.counted(open_ends, 'episode')}; kept as truncated")
+    for note in found_notes:
+        print(f"note: {note}")
     counts = {"episode": num_episodes, "step": num_steps, "problem": num_problems + bool(refusal)}
     if warnings:
         counts["warning"] = len(warnings)

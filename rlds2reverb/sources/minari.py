@@ -64,7 +64,9 @@ def open_minari(location: str | Path, *, download: bool = False) -> Source:
         import minari
         from minari.dataset.minari_storage import MinariStorage
     except ImportError as error:
-        raise SourceError("Minari data sets need the minari package: pip install 'rlds2reverb[minari]'") from error
+        raise SourceError(
+            "Minari data sets need the minari package: run pip install '.[minari]' in the checkout"
+        ) from error
     directory = location if isinstance(location, Path) else _installed(location)
     metadata = _checked_metadata(directory)
     groups = [_checked_file(file) for file in sorted((directory / "data").glob("*.hdf5"))]
@@ -122,8 +124,8 @@ def _installed(name: str) -> Path:
                 minari.download_dataset(name)
         except ImportError as error:
             raise SourceError(
-                "Minari's downloads need huggingface_hub: pip install 'huggingface_hub<1' (later versions need another "
-                "typing_extensions than TF-Agents); or download elsewhere and give the directory"
+                "Minari's downloads need huggingface_hub: run pip install '.[minari]' in the checkout, or download "
+                "elsewhere and give the directory"
             ) from error
         except Exception as error:  # no network, no such data set: the hub has no common type for them
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
