@@ -21,6 +21,7 @@ help:  ## what there is
 LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs cli -name '*.py' 2>/dev/null | sort | cksum | cut -d' ' -f1)
 
 install: $(LINKED)  ## make .venv
+	@:
 
 $(LINKED): $(VENV)/.installed
 	@if ls $(VENV)/.linked-* >/dev/null 2>&1; then requirements/install.sh --link $(VENV); fi

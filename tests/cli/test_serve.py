@@ -200,4 +200,4 @@ def test_the_command_names_a_checkpoint_that_it_passed_over(tmp_path, capsys, mo
 def test_the_command_says_which_tables_take_anything(served, capsys, monkeypatch):
     answers(monkeypatch, served, signal.SIGTERM, "one", "last")
     command.serve_until_end(served, checkpoint_secs=0.001)
-    assert "table 'replay': 0 of at most 1,000,000 items, of any shape: without a" in capsys.readouterr().err
+    assert "table 'replay': 0 of at most 2,147,483,647 items, of any shape: without a" in capsys.readouterr().err

@@ -374,7 +374,9 @@ def test_a_data_set_that_grew_does_not_go_into_a_directory_that_is_complete(tmp_
 def test_an_adder_of_the_same_name_that_makes_other_items_is_told_apart(tmp_path):
     many = [episode(9, terminal=True)]
     ingest(many, tmp_path / "out", adder=Ending(2))
-    with pytest.raises(CheckpointError, match="out exists already, written with other arguments .example was"):
+    with pytest.raises(
+        CheckpointError, match="out exists already, written with other arguments: the first episode gave other items"
+    ):
         ingest(many, tmp_path / "out", adder=Ending(5))
 
 
@@ -385,14 +387,15 @@ def test_a_directory_without_items_is_not_written(tmp_path):
 
 
 def test_a_directory_is_not_touched_by_looking_at_it(tmp_path):
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/note.txt").touch()
     for attempt in (
-        lambda: ingest([episode(2, terminal=True)], tmp_path / "empty"),
-        lambda: ReplayServer(None, data=tmp_path / "empty"),
+        lambda: ingest([episode(2, terminal=True)], tmp_path / "others"),
+        lambda: ReplayServer(None, data=tmp_path / "others"),
     ):
         with pytest.raises(CheckpointError):
             attempt()
-        assert not any((tmp_path / "empty").iterdir())
+        assert [path.name for path in (tmp_path / "others").iterdir()] == ["note.txt"]
 
 
 def test_forgetting_a_run_forgets_its_journal(tmp_path):

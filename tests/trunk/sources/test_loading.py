@@ -268,7 +268,7 @@ def test_a_minari_file_with_a_link_is_refused(data, tmp_path):
 
 def test_without_minari_the_extra_is_named(data, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "minari", None)
-    with pytest.raises(SourceError, match=r"pip install 'rlds2reverb\[minari\]'"):
+    with pytest.raises(SourceError, match=r"run pip install '\.\[minari\]'"):
         minari.open_minari(data / "minari/mujoco/hopper/dev-v0")
 
 
