@@ -8,9 +8,9 @@ PYTHON ?= $(shell for p in python3.11 python3.10 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 DATA := tests/data/d4rl/hopper_medium-v2.hdf5
-# Both cores, in a random order; another seed is another order.
+# Four processes, since tests wait for servers; in a random order, and another seed is another order.
 SEED ?= 0
-TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
+TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
 .PHONY: help install demo test test-slow lint types wheel-test bench lock clean
 

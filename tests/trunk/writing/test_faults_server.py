@@ -48,6 +48,11 @@ from rlds2reverb.trajectories import trajectory_spec
 NUM_ITEMS = 100 * 149
 
 
+def slow(*held_at):
+    """A stage and an episode at which a run is held, for the slow tests only."""
+    return pytest.param(held_at, marks=pytest.mark.slow)
+
+
 def running(tmp_path, name="root"):
     return ReplayServer([TableConfig()], checkpoint_root=tmp_path / name)
 
@@ -394,7 +399,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("held_at", [("check", 50), ("try", 0), ("write", 0), ("write", 55), ("write", 99)])
+@pytest.mark.parametrize(
+    "held_at", [slow("check", 50), slow("try", 0), slow("write", 0), ("write", 55), slow("write", 99)]
+)
 @pytest.mark.parametrize("field", OTHERS)
 def test_a_server_that_comes_back_with_another_signature_is_refused_and_gets_nothing(tmp_path, held_at, field):
     spec, message = OTHERS[field]
@@ -502,7 +509,7 @@ def test_an_ingester_outlasts_a_stop_that_is_shorter_than_its_time_out(tmp_path,
     assert stored(hear(to_server)) == wanted
 
 
-@pytest.mark.parametrize("writer", ["bulk", "public"])
+@pytest.mark.parametrize("writer", ["bulk", pytest.param("public", marks=pytest.mark.slow)])
 def test_a_program_ends_by_itself_when_its_server_is_stopped(tmp_path, stoppable, writer):
     pid, _, port = stoppable
     program = textwrap.dedent(
