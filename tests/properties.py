@@ -1,10 +1,10 @@
-"""How many examples a property test tries: few in the fast tests, ten times as many in the slow ones."""
+"""How many examples a property test tries: few in the fast tests, twenty times as many in the slow ones."""
 
 import os
 
 from hypothesis import HealthCheck, settings
 
-_TIMES = 10 if os.environ.get("THOROUGH") == "1" else 1
+_TIMES = 10 if os.environ.get("THOROUGH") == "1" else 0.5
 
 settings.register_profile(
     "tests",
@@ -12,11 +12,11 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
     print_blob=False,
-    max_examples=40 * _TIMES,
+    max_examples=int(40 * _TIMES),
 )
 settings.load_profile("tests")
 
 
 def examples(count: int) -> settings:
-    """Settings for a test that tries so many examples in the fast tests."""
-    return settings(max_examples=count * _TIMES)
+    """Settings for a test that tries half of `count` examples in the fast tests, and ten times `count` in the slow ones."""
+    return settings(max_examples=int(count * _TIMES))
