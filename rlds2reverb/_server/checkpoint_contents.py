@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from reverb.cc import schema_pb2
 
 from rlds2reverb._encoding import tfrecords
-from rlds2reverb._internals.reverb import PriorityTableCheckpoint
+from rlds2reverb._internals.reverb import ChunkData, PrioritizedItem, PriorityTableCheckpoint
 from rlds2reverb.errors import CheckpointError
 
 _BLOCK_BYTES = 1 << 20
@@ -31,10 +30,10 @@ def require_consistent(checkpoint: Path) -> None:
     expected: dict[str, int] = {}
     for table in _messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint):
         expected[table.table_name] = table.rate_limiter.insert_count - table.rate_limiter.delete_count
-    chunks = {chunk.chunk_key for chunk in _messages(checkpoint / "chunks.tfrecord", schema_pb2.ChunkData)}
+    chunks = {chunk.chunk_key for chunk in _messages(checkpoint / "chunks.tfrecord", ChunkData)}
     found: Counter[str] = Counter()
     keys: set[tuple[str, int]] = set()
-    for item in _messages(checkpoint / "items.tfrecord", schema_pb2.PrioritizedItem):
+    for item in _messages(checkpoint / "items.tfrecord", PrioritizedItem):
         found[item.table] += 1
         keys.add((item.table, item.key))
         if any(part.chunk_key not in chunks for column in item.flat_trajectory.columns for part in column.chunk_slices):

@@ -13,13 +13,13 @@ from typing import Any
 
 import grpc
 import numpy as np
-from reverb.cc import schema_pb2
 from reverb.reverb_types import TableInfo
 
 from rlds2reverb._internals.reverb import (
     SERVICE_PATH,
     CheckpointResponse,
     InsertStreamResponse,
+    KeyWithPriority,
     MutatePrioritiesRequest,
     ServerInfoResponse,
     to_table_info,
@@ -116,7 +116,7 @@ class ServerConnection:
           ServerUnavailable: if it is not done in time.
         """
         updates = [
-            schema_pb2.KeyWithPriority(key=key, priority=priority)
+            KeyWithPriority(key=key, priority=priority)
             for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True)
         ]
         request = MutatePrioritiesRequest(table=table, updates=updates)

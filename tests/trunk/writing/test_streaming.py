@@ -17,10 +17,10 @@ def test_two_million_rows_are_summarised_in_a_tenth_of_their_size(tmp_path):
     path = tmp_path / "large.hdf5"
     block = np.random.default_rng(0).normal(size=(100_000, 34)).astype(np.float32)
     with h5py.File(path, "w") as file:
-        for name in ("observations", "next_observations"):
+        for name, rows in (("observations", block), ("next_observations", np.roll(block, -1, axis=0))):
             column = file.create_dataset(name, (NUM_ROWS, 34), "f4", chunks=(1000, 34))
-            for start in range(0, NUM_ROWS, len(block)):
-                column[start : start + len(block)] = block
+            for start in range(0, NUM_ROWS, len(rows)):
+                column[start : start + len(rows)] = rows
         file["actions"] = np.zeros((NUM_ROWS, 6), np.float32)
         file["rewards"] = np.ones(NUM_ROWS, np.float32)
         file["terminals"] = np.zeros(NUM_ROWS, bool)
