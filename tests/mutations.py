@@ -130,9 +130,9 @@ MUTATIONS = [
     Mutation(
         "the bootstrap at a truncation is lost",
         "adders/steps.py",
-        "    return tf.cast(columns[fields.REWARD][:-1], dtype), own * tf.cast(goes_on, dtype)",
+        "    return own * tf.cast(goes_on, dtype)",
         "    last = tf.concat([tf.ones_like(own[:-1]), tf.zeros_like(own[-1:])], 0)\n"
-        "    return tf.cast(columns[fields.REWARD][:-1], dtype), own * tf.cast(goes_on, dtype) * last",
+        "    return own * tf.cast(goes_on, dtype) * last",
         "tests/adders/test_n_step.py",
     ),
 ]
