@@ -30,9 +30,7 @@ def compose(*adders: EpisodeAdder) -> EpisodeAdder:
     for adder in adders[:-1]:
         if adder.ends_chain:
             raise ValueError(f"{type(adder).__name__} cuts episodes into items, so that nothing can follow it")
-    parts = [
-        part for adder in adders for part in (adder.adders if isinstance(adder, (_Chain, Prioritized)) else (adder,))
-    ]
+    parts = [part for adder in adders for part in _parts(adder)]
     num_priorities = sum(isinstance(part, InitialPriorities) for part in parts)
     if num_priorities > 1:
         raise ValueError(f"compose got {num_priorities} InitialPriorities, expected at most one")

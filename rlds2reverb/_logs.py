@@ -7,10 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-
-_BAD_BIT = 1  # of std::ios_base::iostate in libstdc++: a stream that has it writes nothing
 
 
 def asked_for() -> bool:
@@ -28,21 +25,3 @@ def quiet_libraries() -> None:
         from gym_notices.notices import notices  # gym prints the notice of its version when it is imported
 
         notices.clear()
-
-
-def quiet_reverb() -> None:
-    """Stops Reverb's lines about what it is doing, which it writes to the C++ stream `std::clog`.
-
-    Fatal errors go to another stream and stay. Call it after Reverb is imported, since its C++ library is needed.
-    """
-    if asked_for():
-        return
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # another C++ library: its lines stay
-        library = ctypes.CDLL("libstdc++.so.6")
-        clear = library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate
-        clear.argtypes, clear.restype = [ctypes.c_void_p, ctypes.c_int], None
-        stream = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4clog"))
-        table = ctypes.c_void_p.from_address(stream).value or 0
-        # The offset of an ostream's state lies three words before its table of virtual functions.
-        state = stream + ctypes.c_ssize_t.from_address(table - 3 * ctypes.sizeof(ctypes.c_void_p)).value
-        clear(state, _BAD_BIT)

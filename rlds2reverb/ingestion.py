@@ -147,7 +147,14 @@ def ingest(
     source = load(source)
     conversion = make_conversion(source, adder or Windows(), priority, on_invalid=on_invalid, layout=layout)
     encoder = _encoder(conversion, names, options, number_items=to_directory)
-    description = _description(source, conversion, configs, [on_invalid, layout, *_values(options)])
+    arguments = {
+        "on_invalid": on_invalid,
+        "layout": layout,
+        "writer": options.writer,
+        "chunk_length": options.chunk_length,
+        "key_seed": options.key_seed,
+    }
+    description = _description(source, conversion, configs, arguments)
     example = keys.seed(conversion.example.digest, conversion.example.priorities.tobytes())
     report = IngestReport(source.name, names, writer=options.writer)
     for warning in source.warnings:
@@ -230,12 +237,8 @@ def _encoder(
     )
 
 
-def _values(options: IngestOptions) -> list[Any]:
-    return [options.writer, options.chunk_length, options.key_seed]
-
-
 def _description(
-    source: Source, conversion: ItemConversion, configs: Sequence[TableConfig], arguments: list[Any]
+    source: Source, conversion: ItemConversion, configs: Sequence[TableConfig], arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns what distinguishes one run from another, as plain values for JSON."""
     description = {
@@ -244,7 +247,7 @@ def _description(
         "tables": [config.as_dict() for config in configs],
         "adder": _name(conversion.adder),
         "priority": _name(conversion.priority),
-        "options": arguments,
+        **arguments,
     }
     return dict(json.loads(json.dumps(description)))
 

@@ -1,10 +1,11 @@
-"""What we use of dm-reverb beyond its public interface: its messages, its gRPC methods, and one destructor.
+"""What we use of dm-reverb beyond its public interface: its messages, its gRPC methods, a destructor, its log lines.
 
 The field numbers that `_encoding.messages` writes are Reverb's own as well, and fixed to the same version.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from importlib.metadata import version
 from typing import Any
@@ -15,11 +16,10 @@ from reverb.cc import schema_pb2
 from reverb.cc.checkpointing import checkpoint_pb2
 from reverb.reverb_types import TableInfo
 
-from rlds2reverb._logs import quiet_reverb
+from rlds2reverb import _logs
 
 from .versions import require_version
 
-quiet_reverb()
 require_version("dm-reverb", version("dm-reverb"), "0.14.0")
 
 #: What each path of a gRPC method begins with.
@@ -93,3 +93,27 @@ def to_table_info(message: Any) -> TableInfo:
 def never_delete(writer: reverb.TrajectoryWriter) -> None:
     """Keeps a writer's C++ object until the process ends: its destructor waits for a server that may be gone."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer._writer))
+
+
+_BAD_BIT = 1  # of std::ios_base::iostate in libstdc++: a stream that has it writes nothing
+
+
+def _quiet_reverb() -> None:
+    """Stops Reverb's lines about what it is doing, which it writes to the C++ stream `std::clog`.
+
+    Fatal errors go to another stream and stay. Other C++ code that writes to `std::clog` falls silent as well.
+    """
+    if _logs.asked_for():
+        return
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # another C++ library: its lines stay
+        library = ctypes.CDLL("libstdc++.so.6")
+        clear = library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate
+        clear.argtypes, clear.restype = [ctypes.c_void_p, ctypes.c_int], None
+        stream = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4clog"))
+        table = ctypes.c_void_p.from_address(stream).value or 0
+        # The offset of an ostream's state lies three words before its table of virtual functions.
+        state = stream + ctypes.c_ssize_t.from_address(table - 3 * ctypes.sizeof(ctypes.c_void_p)).value
+        clear(state, _BAD_BIT)
+
+
+_quiet_reverb()

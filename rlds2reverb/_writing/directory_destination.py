@@ -53,8 +53,6 @@ _PART_BYTES = 64 << 20
 _MAX_WAITING = 3
 #: Errors that come again when the same call is made again: what was written before them is of no use.
 _LASTING = (CheckpointError, InvalidEpisode, KeyCollision, SpecMismatch)
-#: In the order in which a description lists them.
-_OPTIONS = ("on_invalid", "layout", "writer", "chunk_length", "key_seed")
 #: What the arguments of `ingest` are called on the command line.
 _COMMAND_LINE = {
     "source": "SRC",
@@ -128,7 +126,8 @@ class DirectoryDestination:
 
     def _keep_or_remove(self, error: BaseException) -> None:
         """Removes what a failed run has written, unless it can be continued, and adds to the message which it is."""
-        if isinstance(error, _LASTING) or not self._journal.is_file():
+        is_lasting = isinstance(error, _LASTING) or type(error) is ValueError  # too many items, a bad priority
+        if is_lasting or not self._journal.is_file():
             shutil.rmtree(self._partial, ignore_errors=True)
             outcome = f"nothing is left in {self._partial}"
         else:
@@ -232,7 +231,7 @@ class DirectoryDestination:
 
         Raises:
           StorageFull: if there is no space.
-          CheckpointError: if a table has no room for the items.
+          CheckpointError: if the directory is complete already.
         """
         if self._complete:
             raise CheckpointError(
@@ -364,8 +363,8 @@ def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def _arguments(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a description with options and fields of tables and adder under their names; the items come last."""
-    arguments = {name: value for name, value in description.items() if name not in ("tables", "options", "example")}
+    """Returns a description with the fields of tables and adder under their names; the items come last."""
+    arguments = {name: value for name, value in description.items() if name not in ("tables", "example")}
     if adder := re.fullmatch(r"(\w+)\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\)", str(description.get("adder"))):
         fields = (field.split("=") for field in adder[2].split(", "))
         arguments.update({"adder": adder[1], **{f"{name} of adder {adder[1]}": value for name, value in fields}})
@@ -373,6 +372,4 @@ def _arguments(description: dict[str, Any]) -> dict[str, Any]:
     arguments["tables"] = [table["name"] for table in tables]
     for table in tables:
         arguments.update({f"{field} of table {table['name']!r}": value for field, value in table.items()})
-    options = description.get("options", [])
-    arguments.update(options if isinstance(options, dict) else zip(_OPTIONS, options, strict=False))
     return {**arguments, "example": description.get("example")}
