@@ -92,6 +92,8 @@ class IngestReport:
             ("items", f"{self.items:,} in each table"),
             ("speed", speed if written else "nothing was written, all was there"),
         ]
+        if any(size != self.items for size in self.table_sizes.values()):
+            facts.append(("now", ", ".join(f"{name}: {size:,} items" for name, size in self.table_sizes.items())))
         if self.memory_bytes:
             facts.append(("memory", f"about {bytes_text(self.memory_bytes)} in the server"))
         facts.append(("fingerprint", f"xxh128 {self.fingerprint}"))

@@ -458,6 +458,7 @@ def test_eviction_is_counted_where_it_is_allowed():
         ):
             report = ingest(many, server.address, "items", options=IngestOptions(allow_eviction=True))
         assert (report.items, report.table_sizes, len(report.warnings)) == (12, {"items": 10}, 1)
+        assert ("now", "items: 10 items") in report.facts()
 
 
 def test_an_adder_that_makes_more_items_than_rows_does_not_fill_a_table_in_silence():

@@ -466,6 +466,17 @@ def test_a_run_with_more_items_than_its_table_holds_leaves_nothing(tmp_path):
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_a_failed_run_that_fails_again_each_time_says_that_nothing_is_left(tmp_path):
+    def priority(episode, items):
+        return -1.0 if episode.index == 90 else 1.0
+
+    nothing = rf"the priority of item 0 of episode 90 is -1.*; nothing is left in {tmp_path}/data.partial$"
+    with pytest.raises(ValueError, match=nothing):
+        ingest(data_set(), tmp_path / "data", priority=priority)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_a_failed_run_that_can_be_continued_says_so_and_is_continued(tmp_path, wanted):
     kept = f"gone; what was written is kept in {tmp_path}/data.partial: the same call continues it$"
     with pytest.raises(BrokenSource, match=kept):
