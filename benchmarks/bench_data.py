@@ -9,18 +9,16 @@ import numpy as np
 
 from rlds2reverb.episodes import from_transitions
 
-LENGTH = 1000
 
-
-def float_episodes(count: int) -> list[dict]:
-    """Smooth random walks of HalfCheetah's shape, all truncated."""
+def float_episodes(count: int, length: int = 1000) -> list[dict]:
+    """Smooth random walks of HalfCheetah's shape, all truncated, of `length` transitions each."""
     random = np.random.default_rng(0)
 
     def walk(width: int, rows: int) -> np.ndarray:
         return (np.cumsum(random.normal(size=(rows, width)), axis=0) / 30).astype(np.float32)
 
     return [
-        from_transitions(walk(17, LENGTH + 1), walk(6, LENGTH), rewards=walk(1, LENGTH)[:, 0], terminated=False)
+        from_transitions(walk(17, length + 1), walk(6, length), rewards=walk(1, length)[:, 0], terminated=False)
         for _ in range(count)
     ]
 
@@ -44,13 +42,14 @@ def image_episodes(count: int, length: int = 200) -> list[dict]:
 
 def write_d4rl(path: Path, episodes: list[dict]) -> None:
     """The same episodes as a D4RL file, compressed as D4RL's own are."""
+    ends = [np.arange(len(steps["reward"]) - 1) == len(steps["reward"]) - 2 for steps in episodes]
     rows = {
         "observations": [steps["observation"][:-1] for steps in episodes],
         "next_observations": [steps["observation"][1:] for steps in episodes],
         "actions": [steps["action"][:-1] for steps in episodes],
         "rewards": [steps["reward"][:-1] for steps in episodes],
-        "terminals": [np.zeros(LENGTH, bool) for _ in episodes],
-        "timeouts": [np.arange(LENGTH) == LENGTH - 1 for _ in episodes],
+        "terminals": [np.zeros_like(end) for end in ends],
+        "timeouts": ends,
     }
     with h5py.File(path, "w") as file:
         for name, parts in rows.items():
