@@ -68,8 +68,20 @@ class _Chain(EpisodeAdder):
             columns = adder.checked_rows(columns)  # one before it may have left no rows
         return columns
 
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        for adder in self.adders:
+            columns, num_steps = adder.batch_rows(columns, num_steps)
+        return columns, num_steps
+
     def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self.adders[-1].item_bounds(num_rows)
+
+    def batch_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return self.adders[-1].batch_bounds(num_rows)
+
+    @property
+    def takes_batches(self) -> bool:
+        return all(adder.takes_batches for adder in self.adders)
 
     def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         self.item_spec(spec_of_elements(columns))

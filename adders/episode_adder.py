@@ -12,8 +12,9 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
-from rlds2reverb.items import Items
+from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.sources.rlds_episodes import columns_dataset
 from rlds2reverb.specs import ArraySpec, Nest, to_tensor_spec
 
@@ -29,6 +30,8 @@ class EpisodeAdder(abc.ABC):
     the last row holds the final observation. Episodes without steps give no items.
 
     A new adder says how columns become rows (`row_spec`, `rows`) and which runs of rows are items (`item_bounds`).
+    Where episodes are short, most of the time goes into one call for each; an adder that has `batch_rows` and
+    `batch_bounds` instead of `rows` and `item_bounds` is called once for many.
     """
 
     #: Whether an item is one row, without a time axis.
@@ -46,14 +49,37 @@ class EpisodeAdder(abc.ABC):
           ValueError: if a field is missing or of the wrong kind.
         """
 
-    @abc.abstractmethod
     def rows(self, columns: Nest) -> Nest:
         """Rows `[R, ...]` of the columns `[N, ...]` of one episode, of one step or more; traced by TensorFlow."""
+        num_steps = _num_rows(columns)[None]
+        return self.batch_rows(columns, num_steps)[0]
+
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """Returns the rows of several episodes, and how many each has; bit for bit those of each episode alone.
+
+        Args:
+          columns: of all episodes, one after the other.
+          num_steps: int64 `[E]`, the steps of each; 0 where an adder before this one left none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither rows nor batch_rows; one of them is needed")
 
     def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The first row and the number of rows of each item, int64 `[M]`: here one item of all rows."""
-        count = tf.cast(num_rows > 0, tf.int64)
-        return tf.zeros([count], tf.int64), tf.fill([count], num_rows)
+        starts, lengths, _ = self.batch_bounds(tf.cast(num_rows, tf.int64)[None])
+        return starts, lengths
+
+    def batch_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the same for episodes that have `num_rows` int64 `[E]` each, and how many items each has, `[E]`."""
+        has_rows = num_rows > 0
+        starts = tf.cumsum(num_rows, exclusive=True)
+        return starts[has_rows], num_rows[has_rows], tf.cast(has_rows, tf.int64)
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether the rows and items of several episodes can be made at once, with `batch_rows` and `batch_bounds`."""
+        own = type(self)
+        is_kept = own.rows is EpisodeAdder.rows and own.item_bounds is EpisodeAdder.item_bounds
+        return is_kept and own.batch_rows is not EpisodeAdder.batch_rows
 
     @property
     def item_length(self) -> int | None:
@@ -96,6 +122,19 @@ class EpisodeAdder(abc.ABC):
             return self._dataset(episode_columns(episodes))
         raise TypeError(f"got a {type(episodes).__name__}, expected a tf.data.Dataset of episodes or an Episode")
 
+    def of_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
+        """See `rlds2reverb.items.BatchAdder`."""
+        if self.crosses_episodes or not self.takes_batches:
+            return None
+        columns = tree.map_structure(tf.convert_to_tensor, batch.steps)
+        graph = _graph_of(self, columns, "batch")
+        try:
+            made = graph(columns, tf.convert_to_tensor(batch.num_steps))
+        except tf.errors.InvalidArgumentError:
+            return None  # made of each episode alone, the error names the one that it is in
+        rows, num_rows, starts, lengths, num_items = tree.map_structure(lambda tensor: tensor.numpy(), made)
+        return ItemBatch(Items(rows, starts, lengths, self.squeeze), num_rows, num_items)
+
     def _items(self, episode: Episode) -> Items:
         if self.crosses_episodes:
             raise ValueError(f"the items of {self} run on over the ends of episodes; take them from a data set")
@@ -103,9 +142,8 @@ class EpisodeAdder(abc.ABC):
         if len(sizes) > 1:
             raise ValueError(f"episode {episode.index} has columns of {sorted(sizes)} rows, expected equal ones")
         columns = tree.map_structure(tf.convert_to_tensor, episode.steps)
-        self.item_spec(spec_of_columns(columns))
         try:
-            made = _graph_of(self, columns)(columns)
+            made = _graph_of(self, columns, "episode")(columns)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(f"episode {episode.index}: {_reason(error)}") from error
         rows, starts, lengths = tree.map_structure(lambda tensor: tensor.numpy(), made)
@@ -127,9 +165,18 @@ class EpisodeAdder(abc.ABC):
         rows = self.checked_rows(columns)
         return rows, *self.item_bounds(_num_rows(rows))
 
+    @tf.autograph.experimental.do_not_convert
+    def _bounded_batch(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Any, ...]:
+        """Rows of several episodes, the number of rows of each, and the bounds of the items among them."""
+        rows, num_rows = self.batch_rows(columns, num_steps)
+        _require_rows(rows, self.row_spec(spec_of_columns(columns)))
+        return rows, num_rows, *self.batch_bounds(num_rows)
+
     def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         item_spec = self.item_spec(spec_of_elements(columns))
-        if type(self).item_bounds is EpisodeAdder.item_bounds and self.item_length is None:
+        own = type(self)
+        bounds = own.item_bounds, own.batch_bounds
+        if bounds == (EpisodeAdder.item_bounds, EpisodeAdder.batch_bounds) and self.item_length is None:
             return whole_rows(self, columns).filter(lambda rows: _num_rows(rows) > 0)
         parts = columns.map(self._bounded_rows, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         if self.squeeze:
@@ -151,16 +198,28 @@ _GRAPHS: OrderedDict[Any, tuple[EpisodeAdder, Any]] = OrderedDict()
 _MAX_GRAPHS = 128
 
 
-def _graph_of(adder: EpisodeAdder, columns: Nest) -> Any:
-    """Returns `_bounded_rows` traced for any number of steps: the same graph, to the bit, for every episode."""
-    spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), columns)
-    key: Any = (adder, repr(adder), repr(spec))
+def _graph_of(adder: EpisodeAdder, columns: Nest, kind: str) -> Any:
+    """Returns `_bounded_rows` of an 'episode', or `_bounded_batch` of a 'batch', traced for any number of steps.
+
+    It is the same graph, to the bit, for every episode.
+
+    Raises:
+      ValueError: if a field is missing or of the wrong kind.
+    """
+    described = repr([(path, column.shape[1:], column.dtype.name) for path, column in tree.flatten_with_path(columns)])
+    key: Any = (adder, repr(adder), kind, described)
     try:
         hash(key)
     except TypeError:  # a user's own class that can be changed is equal to itself alone
-        key = (id(adder), repr(spec))
+        key = (id(adder), kind, described)
     if key not in _GRAPHS:
-        graph = tf.function(adder._bounded_rows, autograph=False).get_concrete_function(spec)
+        adder.item_spec(spec_of_columns(columns))
+        spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), columns)
+        if kind == "batch":
+            traced = tf.function(adder._bounded_batch, autograph=False)
+            graph = traced.get_concrete_function(spec, tf.TensorSpec([None], tf.int64))
+        else:
+            graph = tf.function(adder._bounded_rows, autograph=False).get_concrete_function(spec)
         _GRAPHS[key] = adder, graph  # the adder stays, so that nothing else gets its id
         if len(_GRAPHS) > _MAX_GRAPHS:
             _GRAPHS.popitem(last=False)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
-import tree
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
@@ -54,10 +53,11 @@ class EpisodeItems(EpisodeAdder):
         """See `EpisodeAdder.row_spec`."""
         return masked_spec(step_spec, "EpisodeItems")
 
-    def rows(self, columns: Nest) -> Nest:
-        """See `EpisodeAdder.rows`."""
-        num_rows = tf.shape(tree.flatten(columns)[0])[0]
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `EpisodeAdder.batch_rows`."""
         too_long = f"an episode has more rows than the max_length of {self.max_length}; raise it, or cut with Sequence"
-        tf.debugging.assert_less_equal(num_rows, self.max_length, too_long)
-        missing = 0 if self.padding == "none" else tf.maximum(self.max_length - num_rows, 0)
-        return masked(columns, *((missing, 0) if self.padding == "start" else (0, missing)))
+        tf.debugging.assert_less_equal(num_steps, tf.constant(self.max_length, tf.int64), too_long)
+        none = tf.zeros_like(num_steps)
+        is_filled = (num_steps > 0) & (self.padding != "none")
+        missing = tf.where(is_filled, self.max_length - num_steps, none)
+        return masked(columns, num_steps, *((missing, none) if self.padding == "start" else (none, missing)))

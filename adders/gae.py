@@ -9,9 +9,10 @@ import tensorflow as tf
 from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
+from .batches import is_last_transition, of_steps, steps_left
 from .episode_adder import EpisodeAdder
 from .returns import generalized_advantage_estimation
-from .steps import require_single_rewards, transitions, with_added, with_last_zero
+from .steps import require_single_rewards, transitions, with_added
 from .values import ValueFn, require_values, values_of
 
 ADVANTAGE, RETURN = "advantage", "return_"
@@ -51,12 +52,24 @@ class GAE(EpisodeAdder):
         require_values(step_spec, self.value_fn, "GAE")
         return with_added(step_spec, "GAE", **{ADVANTAGE: tf.TensorSpec((), dtype), RETURN: tf.TensorSpec((), dtype)})
 
-    def rows(self, columns: Nest) -> Nest:
-        """See `EpisodeAdder.rows`."""
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `EpisodeAdder.batch_rows`."""
+        left = steps_left(num_steps)
         rewards, discounts = transitions(columns)
         values = values_of(columns, self.value_fn)
         advantages = generalized_advantage_estimation(
-            rewards, discounts, values=values[:-1], next_values=values[1:], gamma=self.gamma, lambda_=self.lambda_
+            rewards,
+            discounts,
+            values=values[:-1],
+            next_values=values[1:],
+            is_last=is_last_transition(left, rewards),
+            gamma=self.gamma,
+            lambda_=self.lambda_,
         )
         returns = advantages + values[:-1]
-        return {**columns, ADVANTAGE: with_last_zero(advantages), RETURN: with_last_zero(returns)}
+        return {**columns, ADVANTAGE: of_steps(advantages, left), RETURN: of_steps(returns, left)}, num_steps
+
+    @property
+    def takes_batches(self) -> bool:
+        """See `EpisodeAdder.takes_batches`; a network may round in other ways in batches of another size."""
+        return super().takes_batches and self.value_fn is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -11,15 +11,17 @@ import tensorflow as tf
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
-from rlds2reverb.items import Items
+from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import Nest
 
+from .batches import is_last_transition, of_steps, steps_left
 from .episode_adder import EpisodeAdder, spec_of_columns, spec_of_elements
 from .n_step import NStep
 from .padding import MASK
 from .returns import td_errors
-from .steps import require_single_rewards, transitions, with_added, with_last_zero
+from .steps import require_single_rewards, transitions, with_added
 from .values import ValueFn, require_values, values_of
 
 PRIORITY = "priority"
@@ -104,18 +106,35 @@ class InitialPriorities(EpisodeAdder):
             require_values(step_spec, self.value_fn, f"InitialPriorities({self.kind!r})")
         return with_added(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
 
-    def rows(self, columns: Nest) -> Nest:
-        """See `EpisodeAdder.rows`."""
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `EpisodeAdder.batch_rows`."""
+        return {**columns, PRIORITY: self._of_steps(columns, num_steps)}, num_steps
+
+    @property
+    def takes_batches(self) -> bool:
+        """See `EpisodeAdder.takes_batches`; networks, and sums of rewards, may round in other ways in batches."""
+        return super().takes_batches and self.value_fn is None and self.kind != "return"
+
+    def _of_steps(self, columns: Nest, num_steps: tf.Tensor) -> tf.Tensor:
         rewards, discounts = transitions(columns)
         num_rows = tf.shape(columns[fields.IS_LAST])[0]
         if self.kind == "constant":
-            return {**columns, PRIORITY: tf.fill([num_rows], tf.constant(self.constant, tf.float32))}
+            return tf.fill([num_rows], tf.constant(self.constant, tf.float32))
         if self.kind == "return":
             share = (tf.reduce_sum(tf.cast(rewards, tf.float64)) - self.lowest) / (self.highest - self.lowest)
-            return {**columns, PRIORITY: tf.fill([num_rows], tf.cast(tf.clip_by_value(share, self.eps, 1), tf.float32))}
+            return tf.fill([num_rows], tf.cast(tf.clip_by_value(share, self.eps, 1), tf.float32))
+        left = steps_left(num_steps)
         values = values_of(columns, self.value_fn)
-        errors = td_errors(rewards, discounts, values=values[:-1], next_values=values[1:], n=self.n, gamma=self.gamma)
-        return {**columns, PRIORITY: self._of_errors(with_last_zero(errors))}
+        errors = td_errors(
+            rewards,
+            discounts,
+            values=values[:-1],
+            next_values=values[1:],
+            is_last=is_last_transition(left, rewards),
+            n=self.n,
+            gamma=self.gamma,
+        )
+        return self._of_errors(of_steps(errors, left))
 
     def _of_errors(self, errors: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.abs(errors) + self.eps, tf.float32)
@@ -163,6 +182,11 @@ class PrioritizedItems(Items):
     priorities: np.ndarray = field(default_factory=lambda: np.zeros(0))
     by: InitialPriorities | None = None
 
+    def part(self, rows: slice, items: slice) -> PrioritizedItems:
+        """See `Items.part`."""
+        part = super().part(rows, items)
+        return PrioritizedItems(part.columns, part.starts, part.lengths, part.squeeze, self.priorities[items], self.by)
+
 
 @dataclass(frozen=True)
 class Prioritized(EpisodeAdder):
@@ -205,18 +229,25 @@ class Prioritized(EpisodeAdder):
         """See `EpisodeAdder.item_bounds`."""
         return self.plain.item_bounds(num_rows)
 
+    def of_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
+        """See `EpisodeAdder.of_batch`."""
+        made = self.with_column.of_batch(batch)
+        return None if made is None else replace(made, items=self._without_column(made.items, batch.steps))
+
     def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         self.item_spec(spec_of_elements(columns))
         return self.plain._dataset(columns)
 
     def _items(self, episode: Episode) -> Items:
-        items = self.with_column._items(episode)
+        return self._without_column(self.with_column._items(episode), episode.steps)
+
+    def _without_column(self, items: Items, steps: Nest) -> PrioritizedItems:
         if not isinstance(items.columns, dict) or PRIORITY not in items.columns:
             raise ValueError(
                 f"the rows of {self.with_column} have no 'priority'; every adder after InitialPriorities has to "
                 "keep the fields that it does not know"
             )
-        names = self.plain.row_spec(spec_of_columns(episode.steps))
+        names = self.plain.row_spec(spec_of_columns(steps))
         kept = {name: nest for name, nest in items.columns.items() if name in names}
         priorities = self.priorities._of_items(items)
         return PrioritizedItems(kept, items.starts, items.lengths, items.squeeze, priorities, self.priorities)
@@ -252,8 +283,12 @@ class _Values(EpisodeAdder):
         require_values(step_spec, self.value_fn, "InitialPriorities")
         return with_added(step_spec, "InitialPriorities", **{_VALUE: tf.TensorSpec((), dtype)})
 
-    def rows(self, columns: Nest) -> Nest:
-        return {**columns, _VALUE: values_of(columns, self.value_fn)}
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        return {**columns, _VALUE: values_of(columns, self.value_fn)}, num_steps
+
+    @property
+    def takes_batches(self) -> bool:
+        return self.value_fn is None
 
 
 @dataclass(frozen=True)
@@ -269,8 +304,8 @@ class _OfTransitions(EpisodeAdder):
         spec = _without_values(self.n_step.row_spec(step_spec))
         return with_added(spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
 
-    def rows(self, columns: Nest) -> Nest:
-        rows = self.n_step.rows(columns)
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        rows, num_rows = self.n_step.batch_rows(columns, num_steps)
         target_discounts = self.n_step.target_discounts(rows[fields.DISCOUNT])
         errors = td_errors(
             rows[fields.REWARD],
@@ -278,10 +313,14 @@ class _OfTransitions(EpisodeAdder):
             values=rows[_VALUE],
             next_values=rows[f"next_{_VALUE}"],
         )
-        return {**_without_values(rows), PRIORITY: self.priorities._of_errors(errors)}
+        return {**_without_values(rows), PRIORITY: self.priorities._of_errors(errors)}, num_rows
 
-    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.n_step.item_bounds(num_rows)
+    def batch_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return self.n_step.batch_bounds(num_rows)
+
+    @property
+    def takes_batches(self) -> bool:
+        return self.n_step.takes_batches
 
 
 def _without_values(rows: Nest) -> Nest:

@@ -13,6 +13,7 @@ from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.specs import Nest
 
+from .batches import is_last_transition, steps_left
 from .episode_adder import EpisodeAdder
 from .recurrence import MOST_STEPS
 from .returns import n_step_returns
@@ -84,47 +85,50 @@ class NStep(EpisodeAdder):
             **{f"next_{name}": spec for name, spec in extras.items()},
         }
 
-    def rows(self, columns: Nest) -> Nest:
-        """See `EpisodeAdder.rows`."""
-        num = tf.shape(columns[fields.IS_LAST])[0] - 1
-        n = min(self.n, MOST_STEPS)
-        few = tf.maximum(tf.minimum(n, num) - 1, 0) if self.grow_at_start else 0
-        first = tf.concat([tf.zeros([few], tf.int32), tf.range(num)], 0)
-        steps = tf.concat([tf.range(1, few + 1), tf.minimum(n, num - tf.range(num))], 0)
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `EpisodeAdder.batch_rows`."""
+        left = steps_left(num_steps)
+        begins = tf.where(left > 0)[:, 0]
+        n = tf.constant(min(self.n, MOST_STEPS), tf.int64)
+        few = tf.maximum(tf.minimum(n, left[0]) - 1, 0) if self.grow_at_start else tf.constant(0, tf.int64)
+        first = tf.concat([tf.zeros([few], tf.int64), begins], 0)
+        steps = tf.concat([tf.range(1, few + 1), tf.minimum(n, tf.gather(left, begins))], 0)
         power = self._gamma_to(steps if self.discount_power == "m" else steps - 1)
         rewards, discounts = _of_one_nest(columns[fields.REWARD], columns[fields.DISCOUNT])
 
+        def is_last(factors: tf.Tensor) -> tf.Tensor | None:
+            return None if num_steps.shape[0] == 1 else is_last_transition(left, factors)
+
         def sums(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
             factors = transition_factors(columns, discounts, returns_dtype(rewards.dtype))
-            return self._sums(*_broadcast(tf.cast(rewards[:-1], factors.dtype), factors), few)
+            own, factors = _broadcast(tf.cast(rewards[:-1], factors.dtype), factors)
+            growing = tf.cumsum(own * tf.math.cumprod(self.gamma * factors, exclusive=True))[:few]
+            found, _ = n_step_returns(own, factors, n=self.n, gamma=self.gamma, is_last=is_last(factors))
+            return tf.concat([growing, tf.gather(found, begins)], 0)
 
         def products(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
-            products = self._products(transition_factors(columns, discounts, returns_dtype(rewards.dtype)), few)
+            factors = transition_factors(columns, discounts, returns_dtype(rewards.dtype))
+            growing = tf.math.cumprod(factors)[:few]
+            _, found = n_step_returns(tf.zeros_like(factors), factors, n=self.n, is_last=is_last(factors))
+            products = tf.concat([growing, tf.gather(found, begins)], 0)
             powers = tf.reshape(power, [-1] + [1] * (products.shape.rank - 1))
             return tf.cast(powers * tf.cast(products, tf.float64), tf.float32)
 
         at_first = {name: columns[name] for name in (fields.OBSERVATION, fields.ACTION, *_extras(columns))}
         at_last = {f"next_{name}": columns[name] for name in (fields.OBSERVATION, *_extras(columns))}
-        return {
+        rows = {
             **tree.map_structure(lambda column: tf.gather(column, first), at_first),
             **tree.map_structure(lambda column: tf.gather(column, first + steps), at_last),
             fields.REWARD: tree.map_structure(sums, rewards, discounts),
             fields.DISCOUNT: tree.map_structure(products, rewards, discounts),
             "value_gamma": tf.cast(self._gamma_to(steps), tf.float32),
         }
+        return rows, tf.maximum(num_steps - 1, 0) + few
 
-    def _sums(self, rewards: tf.Tensor, discounts: tf.Tensor, few: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rewards of all windows, the `few` that grow at the start first."""
-        sums, _ = n_step_returns(rewards, discounts, n=self.n, gamma=self.gamma)
-        if not self.grow_at_start:
-            return sums
-        growing = tf.cumsum(rewards * tf.math.cumprod(self.gamma * discounts, exclusive=True))
-        return tf.concat([growing[:few], sums], 0)
-
-    def _products(self, discounts: tf.Tensor, few: tf.Tensor | int) -> tf.Tensor:
-        """Returns the products of the discounts of all windows."""
-        _, products = n_step_returns(tf.zeros_like(discounts), discounts, n=self.n)
-        return tf.concat([tf.math.cumprod(discounts)[:few], products], 0) if self.grow_at_start else products
+    @property
+    def takes_batches(self) -> bool:
+        """See `EpisodeAdder.takes_batches`; the windows that grow at the start are made of one episode at a time."""
+        return super().takes_batches and not self.grow_at_start
 
     def as_transition(self, items: Nest) -> Transition:
         """Returns a batch of items as TF-Agents' `Transition`, for the `train` of its agents.
@@ -166,9 +170,10 @@ class NStep(EpisodeAdder):
     def _gamma_to(self, power: tf.Tensor) -> tf.Tensor:
         return tf.constant(self.gamma, tf.float64) ** tf.cast(power, tf.float64)
 
-    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def batch_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Every row is an item."""
-        return tf.range(num_rows), tf.ones([num_rows], tf.int64)
+        total = tf.reduce_sum(num_rows)
+        return tf.range(total), tf.ones([total], tf.int64), num_rows
 
 
 def _flat(items: Nest, name: str) -> list[tf.Tensor]:

@@ -8,6 +8,8 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
+from .batches import filled_places
+
 #: True for the rows of an episode, False for those that fill it up.
 MASK = "mask"
 
@@ -33,24 +35,26 @@ def masks(rows: Nest, real: tf.Tensor) -> Nest:
     return {MASK: real, ACTION_TAKEN: real & ~last}
 
 
-def masked(rows: Nest, before: tf.Tensor | int, behind: tf.Tensor | int, *, ended: bool = False) -> Nest:
-    """Returns rows `[R, ...]` with rows of zeros around them, and their masks.
+def masked(
+    rows: Nest, num_rows: tf.Tensor, before: tf.Tensor, behind: tf.Tensor, *, ended: bool = False
+) -> tuple[Nest, tf.Tensor]:
+    """Returns rows `[R, ...]` of episodes with rows of zeros around each, and their masks; and how many each has now.
 
     Args:
-      rows: dict of nests of tensors.
-      before: how many rows to add in front.
-      behind: how many rows to add at the end.
+      rows: dict of nests of tensors, the episodes one after the other.
+      num_rows: int64 `[E]`, the rows of each.
+      before: int64 `[E]`, how many rows to add in front of each.
+      behind: int64 `[E]`, how many rows to add at the end of each.
       ended: whether the added rows are marked as last and terminal, where the rows have such marks.
     """
+    places = filled_places(num_rows, before, behind)
+    real = places >= 0
 
     def fill(path: tuple[str, ...], row: tf.Tensor) -> tf.Tensor:
-        pads = [[before, behind]] + [[0, 0]] * (row.shape.rank - 1)
-        if row.dtype == tf.string:
-            return tf.pad(row, pads, constant_values="")
+        some = tf.gather(row, tf.maximum(places, 0))
         marks = ended and path[0] in (fields.IS_LAST, fields.IS_TERMINAL)
-        return tf.pad(row, pads, constant_values=tf.cast(int(marks), row.dtype))
+        filler = tf.ones_like(some) if marks else tf.zeros_like(some)
+        return tf.where(tf.reshape(real, [-1] + [1] * (row.shape.rank - 1)), some, filler)
 
-    num_rows = tf.shape(tree.flatten(rows)[0])[0]
-    real = tf.pad(tf.fill([num_rows], True), [[before, behind]])
     filled = tree.map_structure_with_path(fill, rows)
-    return {**filled, **masks(filled, real)}
+    return {**filled, **masks(filled, real)}, num_rows + before + behind

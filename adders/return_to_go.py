@@ -9,9 +9,10 @@ import tensorflow as tf
 from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
+from .batches import is_last_transition, of_steps, steps_left
 from .episode_adder import EpisodeAdder
-from .returns import returns_to_go
-from .steps import require_single_rewards, transitions, with_added, with_last_zero
+from .returns import discounted_returns
+from .steps import require_single_rewards, transitions, with_added
 
 RETURN_TO_GO = "return_to_go"
 
@@ -42,7 +43,10 @@ class ReturnToGo(EpisodeAdder):
         dtype = require_single_rewards(step_spec, "ReturnToGo")
         return with_added(step_spec, "ReturnToGo", **{RETURN_TO_GO: tf.TensorSpec((), dtype)})
 
-    def rows(self, columns: Nest) -> Nest:
-        """See `EpisodeAdder.rows`."""
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `EpisodeAdder.batch_rows`."""
+        left = steps_left(num_steps)
         rewards, _ = transitions(columns)
-        return {**columns, RETURN_TO_GO: with_last_zero(returns_to_go(rewards, gamma=self.gamma))}
+        is_last = is_last_transition(left, rewards)
+        returns = discounted_returns(rewards, tf.ones_like(rewards), gamma=self.gamma, is_last=is_last)
+        return {**columns, RETURN_TO_GO: of_steps(returns, left)}, num_steps

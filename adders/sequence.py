@@ -13,6 +13,7 @@ from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
 
+from .batches import numbered
 from .episode_adder import EpisodeAdder, spec_of_elements
 from .padding import masked, masked_spec
 from .steps import require_fields
@@ -91,27 +92,33 @@ class Sequence(EpisodeAdder):
         """See `EpisodeAdder.row_spec`."""
         return masked_spec(step_spec, "Sequence")
 
-    def rows(self, columns: Nest) -> Nest:
-        """See `EpisodeAdder.rows`."""
-        num_rows = tf.shape(tree.flatten(columns)[0])[0]
-        wanted = num_rows
+    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `EpisodeAdder.batch_rows`."""
+        wanted = num_steps
         if self.end in ("zero_pad", "null_padding"):
-            wanted = (self._num_begun(num_rows) - 1) * self._stride + self.length
+            wanted = (self._num_begun(num_steps) - 1) * self._stride + self.length
         elif self.end == "last":
-            wanted = self.length
-        return masked(columns, 0, tf.maximum(wanted - num_rows, 0), ended=self.end == "null_padding")
+            wanted = tf.fill(tf.shape(num_steps), tf.constant(self.length, tf.int64))
+        none = tf.zeros_like(num_steps)
+        behind = tf.where(num_steps > 0, tf.maximum(wanted - num_steps, 0), none)
+        return masked(columns, num_steps, none, behind, ended=self.end == "null_padding")
 
-    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `EpisodeAdder.item_bounds`."""
-        if self.end == "truncate":
-            starts = tf.range(self._num_begun(num_rows)) * self._stride
-            return starts, tf.minimum(num_rows - starts, self.length)
+    def batch_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `EpisodeAdder.batch_bounds`."""
         last = num_rows - self.length
-        starts = tf.range(0, tf.maximum(last + 1, 0), self._stride)
+        if self.end == "truncate":
+            num_items = self._num_begun(num_rows)
+        else:
+            num_items = tf.maximum(last + self._stride, 0) // self._stride
         if self.end in ("write", "last"):
-            missed = (last > 0) & (last % self._stride > 0)
-            starts = tf.concat([starts, tf.repeat(last[None], tf.cast(missed, tf.int32))], 0)
-        return starts, tf.fill(tf.shape(starts), tf.constant(self.length, tf.int64))
+            num_items += tf.cast((last > 0) & (last % self._stride > 0), tf.int64)
+        owner, number = numbered(num_items)
+        starts, lengths = number * self._stride, tf.fill(tf.shape(number), tf.constant(self.length, tf.int64))
+        if self.end in ("write", "last"):
+            starts = tf.minimum(starts, tf.gather(last, owner))
+        elif self.end == "truncate":
+            lengths = tf.minimum(tf.gather(num_rows, owner) - starts, self.length)
+        return starts + tf.gather(tf.cumsum(num_rows, exclusive=True), owner), lengths, num_items
 
     @property
     def _stride(self) -> int:

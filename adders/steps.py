@@ -74,8 +74,3 @@ def with_added(step_spec: Nest, who: str, **added: tf.TensorSpec) -> Nest:
     if taken:
         raise ValueError(f"{who} adds a field {taken[0]!r}, which the steps have already; leave it out or rename it")
     return {**step_spec, **added}
-
-
-def with_last_zero(column: tf.Tensor) -> tf.Tensor:
-    """A column of transitions `[T, ...]` as one of steps `[T + 1, ...]`: 0 at the last step, where it means nothing."""
-    return tf.pad(column, [[0, 1]] + [[0, 0]] * (column.shape.rank - 1))

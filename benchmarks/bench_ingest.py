@@ -38,6 +38,7 @@ from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_re
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._server.connection import confirmed_keys
 from rlds2reverb._writing.conversion import make_conversion
+from rlds2reverb.episode_batches import in_batches
 from rlds2reverb.windows import Windows
 
 
@@ -153,7 +154,8 @@ def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
 def encoded(episodes: list[dict]) -> Iterator[bytes]:
     source = load(episodes)
     conversion = make_conversion(source, Windows(), 1.0, on_invalid="error", layout="columns")
-    for batch in Encoder(conversion.specs, ["replay"]).encode(conversion.block(episode) for episode in source):
+    blocks = (block for episodes in in_batches(source) for block in conversion.blocks(episodes))
+    for batch in Encoder(conversion.specs, ["replay"]).encode(blocks):
         yield from batch.insert_requests()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,10 @@ class Episode:
         """Pairs of adjacent steps: one less than the steps."""
         return max(self.num_steps - 1, 0)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes of all its columns."""
-        return sum(column.nbytes for column in tree.flatten(self.steps))
+        return sum([column.nbytes for _, column in leaves(self.steps)])
 
     @property
     def total_reward(self) -> float:
@@ -220,6 +221,29 @@ def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Probl
         except SpecMismatch as error:
             problems.append(Problem(episode.index, None, fields.STEPS, str(error)))
     return problems
+
+
+def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest | None = None) -> bool:
+    """Returns whether `find_problems` finds something in one of several episodes, whose steps are one after the other.
+
+    Args:
+      steps: columns `[R, ...]` of all episodes.
+      num_steps: int64 `[E]`, the steps of each.
+      step_spec: see `find_problems`.
+    """
+    ends = np.cumsum(num_steps)
+    if not num_steps.all() or any(len(column) != ends[-1] for _, column in leaves(steps)):
+        return True
+    begins_here, ends_here = np.zeros((2, ends[-1]), bool)
+    begins_here[ends - num_steps] = ends_here[ends - 1] = True
+    is_first, is_last, is_terminal = (steps[name] for name in fields.FLAG_FIELDS)
+    if (is_first != begins_here).any() or (is_last != ends_here).any() or (is_terminal & ~is_last).any():
+        return True
+    discount = steps[fields.DISCOUNT]
+    if ((discount < 0) | (discount > 1)).any() or (step_spec is not None and step_spec_of(steps) != step_spec):
+        return True
+    numbers = leaves({name: steps[name] for name in _FINITE_FIELDS})
+    return any(column.dtype.kind in "fc" and not np.isfinite(column).all() for _, column in numbers)
 
 
 def require_same_spec(episode: Episode, step_spec: Nest) -> None:

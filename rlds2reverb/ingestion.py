@@ -155,7 +155,7 @@ def ingest(
         "key_seed": options.key_seed,
     }
     description = _description(source, conversion, configs, arguments)
-    example = keys.seed(conversion.example.digest, conversion.example.priorities.tobytes())
+    example = keys.seed(conversion.example.digests[0], conversion.example.priorities.tobytes())
     report = IngestReport(source.name, names, writer=options.writer)
     for warning in source.warnings:
         report.warn(warning)

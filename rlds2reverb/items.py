@@ -8,8 +8,9 @@ from typing import Protocol
 import numpy as np
 import tree
 
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import Nest, leaves, mapped
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,54 @@ class Items:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @property
+    def num_rows(self) -> int:
+        """The rows of the columns, `R`."""
+        return len(leaves(self.columns)[0][1])
+
+    def part(self, rows: slice, items: slice) -> Items:
+        """Returns some of the items, which lie within some of the rows; both slices have a start and a stop."""
+        columns = mapped(lambda column: column[rows], self.columns)
+        return Items(columns, self.starts[items] - rows.start, self.lengths[items], self.squeeze)
+
+
+@dataclass(frozen=True)
+class ItemBatch:
+    """The items of several episodes, one after the other.
+
+    For example, episodes of 3 and 2 rows with items of two rows each: `items` has 5 rows, starts 0, 1, 3 and lengths
+    2, 2, 2; `num_rows` is [3, 2] and `num_items` [2, 1].
+
+    Attributes:
+      items: of all episodes.
+      num_rows: int64 `[E]`, the rows of each episode.
+      num_items: int64 `[E]`, the items of each episode.
+    """
+
+    items: Items
+    num_rows: np.ndarray
+    num_items: np.ndarray
+
+    def __post_init__(self) -> None:
+        found = self.items.num_rows, len(self.items)
+        expected = int(self.num_rows.sum()), int(self.num_items.sum())
+        if found != expected or len(self.num_rows) != len(self.num_items):
+            raise ValueError(
+                f"a batch has {found} rows and items, its episodes have {expected}; expected equal numbers"
+            )
+
+    @property
+    def first_rows(self) -> np.ndarray:
+        """The first row of each episode, int64 `[E]`."""
+        return np.cumsum(self.num_rows) - self.num_rows
+
+    def of_episode(self, number: int) -> Items:
+        """Returns the items of one of the episodes, counted from 0, as the adder makes them of it alone."""
+        rows, items = int(self.num_rows[:number].sum()), int(self.num_items[:number].sum())
+        return self.items.part(
+            slice(rows, rows + int(self.num_rows[number])), slice(items, items + int(self.num_items[number]))
+        )
+
 
 class ItemAdder(Protocol):
     """What `ingest` takes as `adder`: turns an episode into items, the same ones each time, and knows their spec.
@@ -59,3 +108,13 @@ class ItemAdder(Protocol):
 
     def item_spec(self, step_spec: Nest) -> Nest:
         """Returns the nest of `tf.TensorSpec` of one item, for the table's signature, from a `Source.step_spec`."""
+
+
+class BatchAdder(ItemAdder, Protocol):
+    """An `ItemAdder` that can also take several episodes at once, which is much faster where they are short."""
+
+    def of_batch(self, batch: EpisodeBatch, /) -> ItemBatch | None:
+        """Returns the items of each episode of a batch, bit for bit those that it makes of the episode alone.
+
+        None if it takes one episode at a time after all.
+        """

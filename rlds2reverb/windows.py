@@ -9,8 +9,9 @@ import numpy as np
 import tree
 
 from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
-from rlds2reverb.items import Items
+from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import item_signature
 from rlds2reverb.trajectories import LAST, DiscountSource, require_discount_source, trajectory_columns, trajectory_spec
@@ -52,18 +53,35 @@ class Windows:
 
     def __call__(self, episode: Episode) -> Items:
         """Returns the windows of a valid episode; see `items.ItemAdder`."""
-        return self.of_rows(trajectory_columns(episode.steps, discount_source=self.discount_source))
+        return self.of_batch(EpisodeBatch([episode])).items
+
+    def of_batch(self, batch: EpisodeBatch) -> ItemBatch:
+        """Returns the windows of several valid episodes; see `items.BatchAdder`."""
+        rows = trajectory_columns(batch.steps, discount_source=self.discount_source)
+        return self._of_rows(rows, batch.num_steps)
 
     def of_rows(self, rows: Nest) -> Items:
         """Returns the windows over the trajectories `[N, ...]` of one episode."""
-        num_rows = len(tree.flatten(rows)[0])
-        padded = num_rows + self.length - 1 if self.padding == "tile" and num_rows else num_rows
-        if self.padding == "short" and 0 < num_rows < self.length:
-            padded = self.length
-        if padded > num_rows:
-            rows = _append_boundary_rows(rows, padded - num_rows)
-        starts = np.arange(0, max(padded - self.length + 1, 0), self.stride, dtype=np.int64)
-        return Items(rows, starts, np.full(len(starts), self.length, np.int64))
+        return self._of_rows(rows, np.array([len(tree.flatten(rows)[0])])).items
+
+    def _of_rows(self, rows: Nest, num_rows: np.ndarray) -> ItemBatch:
+        """Returns the windows over the trajectories `[R, ...]` of episodes that have `num_rows` of them each.
+
+        For example, episodes of 3 and 2 rows and windows of 2, with stride 1: `num_items` is [2, 1]; the windows have
+        the numbers 0, 1 and 0 in their episodes, which begin at the rows 0, 0 and 3, so that `starts` is 0, 1, 3.
+        """
+        wanted = num_rows
+        if self.padding == "tile":
+            wanted = np.where(num_rows > 0, num_rows + self.length - 1, 0)
+        elif self.padding == "short":
+            wanted = np.where(num_rows > 0, np.maximum(num_rows, self.length), 0)
+        if (wanted > num_rows).any():
+            rows = _with_boundary_rows(rows, num_rows, wanted - num_rows)
+        num_items = np.maximum(wanted - self.length + self.stride, 0) // self.stride
+        first_rows, first_items = (np.cumsum(counts) - counts for counts in (wanted, num_items))
+        numbers = np.arange(num_items.sum()) - np.repeat(first_items, num_items)
+        starts = np.repeat(first_rows, num_items) + numbers * self.stride
+        return ItemBatch(Items(rows, starts, np.full(len(starts), self.length, np.int64)), wanted, num_items)
 
     def item_spec(self, step_spec: Nest) -> Nest:
         """Returns the `tf.TensorSpec`s `[length, ...]` of one item."""
@@ -85,16 +103,29 @@ class WholeEpisodes:
 
     def __call__(self, episode: Episode) -> Items:
         """Returns a valid episode as one item; see `items.ItemAdder`."""
-        rows = trajectory_columns(episode.steps, discount_source=self.discount_source)
-        return Items(rows, np.zeros(1, np.int64), np.full(1, len(rows.step_type), np.int64))
+        return self.of_batch(EpisodeBatch([episode])).items
+
+    def of_batch(self, batch: EpisodeBatch) -> ItemBatch:
+        """Returns several valid episodes, each as one item; see `items.BatchAdder`."""
+        rows = trajectory_columns(batch.steps, discount_source=self.discount_source)
+        ends = np.cumsum(batch.num_steps)
+        items = Items(rows, ends - batch.num_steps, batch.num_steps)
+        return ItemBatch(items, batch.num_steps, np.ones(len(ends), np.int64))
 
     def item_spec(self, step_spec: Nest) -> Nest:
         """Returns the `tf.TensorSpec`s `[None, ...]` of one item."""
         return item_signature(trajectory_spec(step_spec), None)
 
 
-def _append_boundary_rows(rows: Nest, count: int) -> Nest:
-    """Returns the rows of an episode, followed by rows of zeros with the step types LAST, FIRST."""
-    zeros = tree.map_structure(lambda column: np.zeros((count, *column.shape[1:]), column.dtype), rows)
-    zeros = zeros._replace(step_type=np.full(count, LAST))
-    return tree.map_structure(lambda column, more: np.concatenate([column, more]), rows, zeros)
+def _with_boundary_rows(rows: Nest, num_rows: np.ndarray, num_added: np.ndarray) -> Nest:
+    """Returns the rows of episodes, each followed by added rows of zeros with the step types LAST, FIRST."""
+    places = np.arange(num_rows.sum()) + np.repeat(np.cumsum(num_added) - num_added, num_rows)
+
+    def spread(column: np.ndarray) -> np.ndarray:
+        widened = np.zeros((num_rows.sum() + num_added.sum(), *column.shape[1:]), column.dtype)
+        widened[places] = column
+        return widened
+
+    step_type = np.full(num_rows.sum() + num_added.sum(), LAST)
+    step_type[places] = rows.step_type
+    return tree.map_structure(spread, rows)._replace(step_type=step_type)

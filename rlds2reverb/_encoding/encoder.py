@@ -134,17 +134,15 @@ class Encoder:
         """Batches of a few megabytes with the items of some episodes, in their order."""
         held: list[ItemBlock] = []
         held_bytes = 0
-        for block in blocks:
-            if not len(block.starts):
-                continue
+        for block in self._of_a_batch(blocks):
             together = self._items_of_a_chunk(block)
-            if together is None:
+            if not together.all():
                 if held:
                     yield self._shared_chunks(held)
                 yield self._grid_of_chunks(block)
                 held, held_bytes = [], 0
                 continue
-            for part in self._parts(block, together):
+            for part in self._parts(block, int(together[0])):
                 held.append(part)
                 held_bytes += self._row_bytes * part.num_rows
                 if held_bytes >= self._batch_bytes:
@@ -153,24 +151,46 @@ class Encoder:
         if held:
             yield self._shared_chunks(held)
 
-    def _items_of_a_chunk(self, block: ItemBlock) -> int | None:
+    def _of_a_batch(self, blocks: Iterable[ItemBlock]) -> Iterator[ItemBlock]:
+        """Yields the blocks that have items; those of several episodes only if they fit into one batch as they are."""
+        for block in blocks:
+            is_small = self._row_bytes * len(block.columns[0]) <= self._batch_bytes
+            parts = [block] if is_small and self._items_of_a_chunk(block).all() else block.apart()
+            yield from (part for part in parts if len(part.starts))
+
+    def _items_of_a_chunk(self, block: ItemBlock) -> np.ndarray:
         """Returns how many items share a chunk, so that at most a third of its rows are in the next chunk as well.
 
-        None if that would make a chunk too large: then items take their rows from several chunks.
+        0 if that would make a chunk too large: then items take their rows from several chunks. Int64 `[E]`, for each
+        episode by its first two items; 1 for those without items.
         """
-        length, longest = int(block.lengths[0]), int(block.lengths.max())
-        stride = max(int(block.starts[1] - block.starts[0]), 1) if len(block.starts) > 1 else length
-        if longest * self._row_bytes > _MAX_CHUNK_BYTES:
-            return None
+        has_items = block.num_items > 0
+        first = (np.cumsum(block.num_items) - block.num_items)[has_items]
+        if not len(first):
+            return np.ones(len(has_items), np.int64)
+        second = np.minimum(first + 1, len(block.starts) - 1)
+        length, longest = block.lengths[first], np.maximum.reduceat(block.lengths, first)
+        stride = np.maximum(block.starts[second] - block.starts[first], 1)
+        stride = np.where(block.num_items[has_items] > 1, stride, length)
         if self._chunk_length is not None:
-            return self._chunk_length
-        repeated = max(0, length - stride)
-        wanted = max(_FEWEST_ITEMS, -(-2 * repeated // stride))
-        most = max(1, (_SHARED_CHUNK_BYTES // self._row_bytes - length) // min(stride, length) + 1)
-        return None if most * stride < repeated else min(wanted, most)
+            most = wanted = np.full(len(first), self._chunk_length)
+            is_grid = np.zeros(len(first), bool)
+        else:
+            repeated = np.maximum(length - stride, 0)
+            wanted = np.maximum(_FEWEST_ITEMS, -(-2 * repeated // stride))
+            rows_of_chunk = _SHARED_CHUNK_BYTES // self._row_bytes
+            most = np.maximum((rows_of_chunk - length) // np.minimum(stride, length) + 1, 1)
+            is_grid = most * stride < repeated
+        is_grid |= longest * self._row_bytes > _MAX_CHUNK_BYTES
+        together = np.ones(len(has_items), np.int64)
+        together[has_items] = np.where(is_grid, 0, np.minimum(wanted, most))
+        return together
 
     def _parts(self, block: ItemBlock, together: int) -> Iterator[ItemBlock]:
         """A block cut into parts of about the size of a batch, each of whole chunks."""
+        if len(block.digests) > 1:
+            yield block
+            return
         chunk_bytes = self._row_bytes * block.part(0, together).num_rows
         step = together * max(1, self._batch_bytes // chunk_bytes)
         for begin in range(0, len(block.starts), step):
@@ -191,16 +211,18 @@ class Encoder:
         Chunks of one size are encoded together.
         """
         rows = joined_rows(blocks)
-        sizes = np.array([len(block.starts) for block in blocks])
-        of_block = np.repeat(np.arange(len(blocks)), sizes)
+        sizes = np.concatenate([block.num_items for block in blocks])
+        of_episode = np.repeat(np.arange(len(sizes)), sizes)
         local = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        together = np.array([self._items_of_a_chunk(block) or 1 for block in blocks])
-        numbers = np.array([block.first_item for block in blocks])[of_block] + local
-        begins = np.flatnonzero(local % together[of_block] == 0)
+        together = np.maximum(np.concatenate([self._items_of_a_chunk(block) for block in blocks]), 1)
+        first_items = [np.full(len(block.digests), block.first_item) for block in blocks]
+        numbers = np.concatenate(first_items)[of_episode] + local
+        begins = np.flatnonzero(local % together[of_episode] == 0)
         first_rows, ends = rows.starts[begins], np.maximum.reduceat(rows.starts + rows.lengths, begins)
-        chunk_keys = keys.keys_at(self._seeds(blocks, "chunk", together)[of_block[begins]], numbers[begins])
-        episode_ids = keys.keys_at(self._seeds(blocks, "episode"), np.zeros(len(blocks)))[of_block[begins]]
-        places = np.concatenate([block.starts for block in blocks])[begins]
+        chunk_keys = keys.keys_at(self._seeds(blocks, "chunk", together.tolist())[of_episode[begins]], numbers[begins])
+        episode_ids = keys.keys_at(self._seeds(blocks, "episode"), np.zeros(len(sizes)))[of_episode[begins]]
+        places = [block.starts - np.repeat(block.first_rows, block.num_items) for block in blocks]
+        places = np.concatenate(places)[begins]
         records: list[Records] = []
         order: list[np.ndarray] = []
         for size in np.unique(ends - first_rows):
@@ -211,7 +233,7 @@ class Encoder:
         chunk = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(local))))
         slices = [(chunk_keys[chunk], rows.starts - first_rows[chunk], rows.lengths)]
         priorities = np.concatenate([block.priorities for block in blocks])
-        seeds = [self._seeds(blocks, f"item {table}")[of_block] for table in self.tables]
+        seeds = [self._seeds(blocks, f"item {table}")[of_episode] for table in self.tables]
         items, item_keys = self._items(seeds, numbers, priorities, slices, np.arange(len(local)))
         self.num_items += len(local)
         return EncodedBatch(records, chunk_keys[np.concatenate(order)], [*items], item_keys)
@@ -313,13 +335,8 @@ class Encoder:
         ]
         return records, item_keys
 
-    def _seeds(self, blocks: Sequence[ItemBlock], kind: str, layouts: Iterable[int] | None = None) -> np.ndarray:
-        """Returns a seed for the keys of each block: of items, or of chunks that are laid out in one way."""
-        layouts = [0] * len(blocks) if layouts is None else list(layouts)
-        return np.array(
-            [
-                keys.seed(kind, block.digest, block.episode, int(layout), *self._seed_parts)
-                for block, layout in zip(blocks, layouts, strict=True)
-            ],
-            np.uint64,
-        )
+    def _seeds(self, blocks: Sequence[ItemBlock], kind: str, layouts: Sequence[int] | None = None) -> np.ndarray:
+        """Returns a seed for the keys of each episode: of items, or of chunks that are laid out in one way."""
+        digests = [digest for block in blocks for digest in block.digests]
+        episodes = [number for block in blocks for number in block.episodes.tolist()]
+        return keys.seeds(kind, digests, episodes, layouts or [0] * len(digests), self._seed_parts)

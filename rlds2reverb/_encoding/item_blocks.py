@@ -1,4 +1,4 @@
-"""Blocks of items: consecutive items of one episode, their columns in a flat list, ready to be encoded."""
+"""Blocks of items: those of one episode or of several, their columns in a flat list, ready to be encoded."""
 
 from __future__ import annotations
 
@@ -28,31 +28,65 @@ SizedT = TypeVar("SizedT", bound=Sized)
 
 @dataclass(frozen=True)
 class ItemBlock:
-    """Consecutive items of one episode, in flat columns.
+    """Consecutive items of one episode, or all items of several episodes, in flat columns.
 
     Attributes:
-      columns: arrays `[R, ...]`, those of the whole episode.
+      columns: arrays `[R, ...]`, those of the whole episodes, one after the other.
       starts, lengths: int64 `[M]`, rows of the items.
       priorities: float64 `[M]`.
-      digest: `keys.content_digest` of the episode's items.
-      episode: its number in the data set.
-      first_item: the number of the first item in the episode.
+      digests: `keys.content_digest` of the items of each of the `E` episodes.
+      episodes: int64 `[E]`, their numbers in the data set.
+      num_items: int64 `[E]`, the items of each.
+      first_rows: int64 `[E]`, the first row of each.
+      first_item: the number of the first item in its episode: 0, but for a part of an episode.
     """
 
     columns: Sequence[np.ndarray]
     starts: np.ndarray
     lengths: np.ndarray
     priorities: np.ndarray
-    digest: bytes
-    episode: int
-    first_item: int
+    digests: Sequence[bytes]
+    episodes: np.ndarray
+    num_items: np.ndarray
+    first_rows: np.ndarray
+    first_item: int = 0
+
+    @classmethod
+    def of_one(
+        cls,
+        columns: Sequence[np.ndarray],
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        priorities: np.ndarray,
+        *,
+        digest: bytes = b"",
+        episode: int = 0,
+        first_item: int = 0,
+    ) -> ItemBlock:
+        """Returns the items of one episode; see the class."""
+        one = np.array([episode]), np.array([len(starts)]), np.zeros(1, np.int64)
+        return cls(columns, starts, lengths, priorities, [digest], *one, first_item)
 
     def part(self, begin: int, end: int) -> ItemBlock:
-        """Returns a block of the items from `begin` up to `end`."""
+        """Returns a block of the items of one episode from `begin` up to `end`."""
         cut = slice(begin, end)
-        at = self.first_item + begin
         arrays = (self.starts[cut], self.lengths[cut], self.priorities[cut])
-        return ItemBlock(self.columns, *arrays, self.digest, self.episode, at)
+        first_item, episode = self.first_item + begin, int(self.episodes[0])
+        return ItemBlock.of_one(self.columns, *arrays, digest=self.digests[0], episode=episode, first_item=first_item)
+
+    def apart(self) -> Iterator[ItemBlock]:
+        """Yields a block for each episode, with its own rows alone."""
+        if len(self.digests) == 1:
+            yield self
+            return
+        ends = np.append(self.first_rows[1:], len(self.columns[0])).tolist()
+        item = 0
+        for at, (row, end, num_items) in enumerate(zip(self.first_rows, ends, self.num_items, strict=True)):
+            cut = slice(item, item + num_items)
+            item += num_items
+            arrays = (self.starts[cut] - row, self.lengths[cut], self.priorities[cut])
+            columns = [column[row:end] for column in self.columns]
+            yield ItemBlock.of_one(columns, *arrays, digest=self.digests[at], episode=int(self.episodes[at]))
 
     @property
     def num_rows(self) -> int:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from rlds2reverb.errors import KeyCollision
-from rlds2reverb.items import Items
+from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import leaves
 
 #: Keys are in [2^56, 2^63), where a varint always has 9 bytes.
@@ -27,19 +28,48 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def content_digest(items: Items) -> bytes:
     """Returns a 128-bit hash (XXH3) of the columns of an episode's items and of where each item begins and ends."""
-    digest = xxhash.xxh3_128()
-    for path, column in leaves(items.columns):
-        digest.update(f"{path}{column.dtype.str}{column.shape}".encode())
-        digest.update(np.ascontiguousarray(column).data)
-    digest.update(f"{items.squeeze}{len(items)}".encode())
-    digest.update(np.ascontiguousarray(items.starts).data)
-    digest.update(np.ascontiguousarray(items.lengths).data)
-    return digest.digest()
+    return content_digests(ItemBatch(items, np.array([items.num_rows]), np.array([len(items)])))[0]
+
+
+def content_digests(batch: ItemBatch) -> list[bytes]:
+    """Returns the `content_digest` of the items of each episode of a batch."""
+    items = batch.items
+    columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(items.columns)]
+    starts = items.starts - np.repeat(batch.first_rows, batch.num_items)
+    lengths = np.ascontiguousarray(items.lengths)
+    digests = []
+    row = item = 0
+    for num_rows, num_items in zip(batch.num_rows.tolist(), batch.num_items.tolist(), strict=True):
+        digest = xxhash.xxh3_128()
+        rows, some = slice(row, row + num_rows), slice(item, item + num_items)
+        row, item = rows.stop, some.stop
+        for head, column in columns:
+            part = column[rows]
+            digest.update(f"{head}{part.shape}".encode())
+            digest.update(part.data)
+        digest.update(f"{items.squeeze}{num_items}".encode())
+        digest.update(starts[some].data)
+        digest.update(lengths[some].data)
+        digests.append(digest.digest())
+    return digests
 
 
 def seed(*parts: object) -> int:
     """Returns 64 bits that stand for the parts, for `keys_at`."""
-    text = b"".join(_tagged(part) for part in parts)
+    return _seed_of(b"".join(_tagged(part) for part in parts))
+
+
+def seeds(
+    kind: str, digests: Sequence[bytes], episodes: Sequence[int], layouts: Sequence[int], rest: Any
+) -> np.ndarray:
+    """Returns `seed(kind, digest, episode, layout, *rest)` for each episode, uint64 `[E]`."""
+    begin, end = _tagged(kind), b"".join(_tagged(part) for part in rest)
+    each = zip(digests, episodes, layouts, strict=True)
+    found = [_seed_of(begin + _tagged(one) + _tagged(two) + _tagged(three) + end) for one, two, three in each]
+    return np.array(found, np.uint64)
+
+
+def _seed_of(text: bytes) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import tree
 
 from rlds2reverb._encoding import keys, messages
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, packed_spec
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisode, SpecMismatch
-from rlds2reverb.items import ItemAdder, Items
+from rlds2reverb.items import ItemAdder, ItemBatch, Items
 from rlds2reverb.priorities import Priority, priorities_of
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, leaves, path_name, require_match, step_spec_of
@@ -50,32 +53,51 @@ class ItemConversion:
     signature: Nest
     example: ItemBlock
 
-    def block(self, episode: Episode) -> ItemBlock:
-        """Returns the items of a valid episode, as they are written.
+    def blocks(self, batch: EpisodeBatch) -> list[ItemBlock]:
+        """Returns the items of valid episodes as they are written: one block, or one for each episode.
 
         Raises:
           SpecMismatch: if their columns differ from those of the first episode.
           ValueError: if a priority is not finite or not in [0, 1e12].
         """
-        items = self.adder(episode)
-        spec = step_spec_of(items.columns)
+        of_batch = getattr(self.adder, "of_batch", None)
+        made = of_batch(batch) if of_batch and len(batch.episodes) > 1 else None
+        if made is None:
+            return [self._block([episode], _of_one(self.adder(episode))) for episode in batch.episodes]
+        return [self._block(batch.episodes, made)]
+
+    def _block(self, episodes: Sequence[Episode], made: ItemBatch) -> ItemBlock:
+        spec = step_spec_of(made.items.columns)
         if spec != self.row_spec:
-            holder = f"the first episode (this is episode {episode.index})"
+            holder = f"the first episode (this is episode {episodes[0].index})"
             require_match(spec, self.row_spec, holder=holder, advice="the adder has to make all alike", root="item")
-        return _block(episode, items, self.priority, packed=self.packed)
+        return _block(episodes, made, self.priority, packed=self.packed)
 
 
-def _block(episode: Episode, items: Items, priority: Priority, *, packed: bool) -> ItemBlock:
-    columns = tree.flatten(items.columns)
+def _of_one(items: Items) -> ItemBatch:
+    return ItemBatch(items, np.array([items.num_rows]), np.array([len(items)]))
+
+
+def _block(episodes: Sequence[Episode], made: ItemBatch, priority: Priority, *, packed: bool) -> ItemBlock:
+    columns = tree.flatten(made.items.columns)
     return ItemBlock(
         [pack_columns(columns)] if packed else columns,
-        items.starts,
-        items.lengths,
-        priorities_of(priority, episode, items),
-        keys.content_digest(items),
-        episode.index,
-        0,
+        made.items.starts,
+        made.items.lengths,
+        _priorities(episodes, made, priority),
+        keys.content_digests(made),
+        np.array([episode.index for episode in episodes]),
+        made.num_items,
+        made.first_rows,
     )
+
+
+def _priorities(episodes: Sequence[Episode], made: ItemBatch, priority: Priority) -> np.ndarray:
+    """Returns the priorities of the items of all episodes, float64 `[M]`."""
+    if len(episodes) == 1 or not callable(priority):
+        return priorities_of(priority, episodes[0], made.items)
+    each = [priorities_of(priority, episode, made.of_episode(at)) for at, episode in enumerate(episodes)]
+    return np.concatenate(each)
 
 
 def make_conversion(
@@ -111,7 +133,7 @@ def make_conversion(
         row_spec=row_spec,
         specs=[packed_spec(specs)] if packed else specs,
         signature=packed_signature(Packing(item_spec, items.squeeze)) if packed else item_spec,
-        example=_block(episode, items, priority, packed=packed),
+        example=_block([episode], _of_one(items), priority, packed=packed),
     )
 
 

@@ -93,7 +93,8 @@ def _blocks(made: Iterable[Items], priority: float) -> Iterator[ItemBlock]:
             require_match(got, spec, holder=f"the first episode (this is episode {index})", advice=advice)
         priorities = np.full(len(items), priority)
         columns = tree.flatten(items.columns)
-        yield ItemBlock(columns, items.starts, items.lengths, priorities, keys.content_digest(items), index, 0)
+        digest = keys.content_digest(items)
+        yield ItemBlock.of_one(columns, items.starts, items.lengths, priorities, digest=digest, episode=index)
 
 
 def items_maker(settings: ObserverSettings) -> Callable[[Nest], Items]:

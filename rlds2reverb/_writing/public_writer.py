@@ -87,8 +87,9 @@ class PublicWriter:
         """
         try:
             for block in blocks:
-                with NATIVE_CALLS.under_way():
-                    self._write_one(block)
+                for of_one in block.apart():
+                    with NATIVE_CALLS.under_way():
+                        self._write_one(of_one)
         except Exception as error:  # whatever Reverb's writer met, perhaps at another server
             late = isinstance(error, reverb.errors.DeadlineExceededError)
             # Asked first, since it waits: a server that is being started again may be there after it.
@@ -123,6 +124,7 @@ class PublicWriter:
         )
 
     def _write_one(self, block: ItemBlock) -> None:
+        """Writes the items of one episode."""
         if not len(block.starts):
             return
         if self._longest < block.lengths.max():

@@ -11,7 +11,8 @@ from typing import Any
 
 from rlds2reverb._text import facts_text, number_text
 from rlds2reverb._units import bytes_text
-from rlds2reverb.episodes import Episode, discontinuity_place, notes
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.episodes import discontinuity_place, notes
 from rlds2reverb.errors import Problem
 
 
@@ -119,15 +120,17 @@ class IngestReport:
         self.warnings += (sentence,)
         warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
-    def add_episode(self, episode: Episode) -> None:
-        """Counts an episode that is written."""
-        self.episodes += 1
-        self.steps += episode.num_steps
-        self.bytes += episode.num_bytes
-        self.open_ends += episode.open_end
-        self.no_successor += episode.no_successor
-        self.discontinuities += len(episode.discontinuities)
-        self.first_discontinuity = self.first_discontinuity or discontinuity_place(episode)
+    def add_batch(self, batch: EpisodeBatch) -> None:
+        """Counts episodes that are written."""
+        for episode in batch.episodes:
+            self.episodes += 1
+            self.steps += episode.num_steps
+            self.bytes += episode.num_bytes
+            self.open_ends += episode.open_end
+            self.no_successor += episode.no_successor
+            if episode.discontinuities:
+                self.discontinuities += len(episode.discontinuities)
+                self.first_discontinuity = self.first_discontinuity or discontinuity_place(episode)
 
     def restarted(self) -> IngestReport:
         """A report of the same run that counts from scratch; what was found before the first item stays."""

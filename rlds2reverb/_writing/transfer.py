@@ -10,6 +10,7 @@ from rlds2reverb import fields
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import in_groups
 from rlds2reverb._server.memory import needed_bytes
+from rlds2reverb.episode_batches import EpisodeBatch, in_batches
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisode, Problem, ResumeError
 from rlds2reverb.sources import Source
@@ -74,20 +75,32 @@ class Transfer:
         kept: list[Episode] = []
         kept_bytes = num_steps = 0
         with self.report.stage("check"):
-            for episode in self.source:
-                self.progress("check", episode)
-                problems = find_problems(episode, self.conversion.step_spec)
-                if problems:
-                    raise InvalidEpisode(problems)
-                num_steps += episode.num_steps
-                kept_bytes += episode.num_bytes
+            for batch in in_batches(self._shown("check")):
+                self._require_valid(batch)
+                for episode in batch.episodes:
+                    num_steps += episode.num_steps
+                    kept_bytes += episode.num_bytes
                 if kept_bytes <= _KEPT_BYTES:
-                    kept.append(episode)
+                    kept += batch.episodes
                 else:
                     kept.clear()
         self.num_steps = num_steps
         if kept_bytes <= _KEPT_BYTES:
             self.source = replace(self.source, read=lambda: iter(kept))
+
+    def _shown(self, stage: str) -> Iterator[Episode]:
+        """Yields the episodes of the source, each after it was given to `progress`."""
+        for episode in self.source:
+            self.progress(stage, episode)
+            yield episode
+
+    def _require_valid(self, batch: EpisodeBatch) -> None:
+        if batch.is_valid(self.conversion.step_spec):
+            return
+        for episode in batch.episodes:
+            problems = find_problems(episode, self.conversion.step_spec)
+            if problems:
+                raise InvalidEpisode(problems)
 
     def estimate_memory(self, encoder: Encoder) -> None:
         """Notes in the report about how much memory a server will need, judged by the items of the first episode."""
@@ -118,8 +131,7 @@ class Transfer:
         """Reads the whole data set and returns how many items it gives, without writing any."""
         num_items = 0
         with self.report.stage("check"):
-            for episode in self.source:
-                self.progress("check", episode)
+            for episode in self._shown("check"):
                 if not self._is_left_out(self._problems(episode)):
                     num_items += len(self.conversion.adder(episode))
         return num_items
@@ -155,19 +167,20 @@ class Transfer:
         for group in in_groups(self._timed_episodes(), first_end=saved.seen if saved else 0):
             is_resumed = saved is not None and seen < saved.seen
             blocks = []
-            for episode in group:
+            for batch in in_batches(group):
                 with report.stage("convert"):
-                    seen += 1
-                    if not self._is_to_write(episode):
-                        continue
-                    fingerprint.add(episode)
-                    report.add_episode(episode)
-                    if not is_resumed:
-                        blocks.append(self.conversion.block(episode))
-                        report.items += len(blocks[-1].starts)
-                        report.too_short += not len(blocks[-1].starts)
+                    seen += len(batch.episodes)
+                    kept = self._to_write(batch)
+                    if kept is not None:
+                        fingerprint.add_batch(kept)
+                        report.add_batch(kept)
+                        made = [] if is_resumed else self.conversion.blocks(kept)
+                        report.items += sum(len(block.starts) for block in made)
+                        report.too_short += sum(int((block.num_items == 0).sum()) for block in made)
                         self._require_room()
-                self.progress("resume" if is_resumed else "write", episode)
+                        blocks += made
+                for episode in batch.episodes:
+                    self.progress("resume" if is_resumed else "write", episode)
             if not is_resumed:
                 with report.stage("write"):
                     destination.write(blocks, self._state(seen, fingerprint))
@@ -214,6 +227,14 @@ class Transfer:
             raise InvalidEpisode(problems)
         is_impossible = any(problem.field == fields.STEPS for problem in problems)
         return bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
+
+    def _to_write(self, batch: EpisodeBatch) -> EpisodeBatch | None:
+        """Returns the episodes of a batch that are to be written, if there are any; notes the problems of all."""
+        is_checked = self.on_invalid == "error" and self.is_checked
+        if is_checked or batch.is_valid(self.conversion.step_spec):
+            return batch
+        kept = [episode for episode in batch.episodes if self._is_to_write(episode)]
+        return EpisodeBatch(kept) if kept else None
 
     def _is_to_write(self, episode: Episode) -> bool:
         """Whether an episode is to be written; notes its problems."""

@@ -131,12 +131,16 @@ class Elements:
             for at, rows in enumerate(zip(*columns, strict=True)):
                 starts, lengths = np.zeros(1, np.int64), np.array([len(rows[0])])
                 number = first_number + at
-                yield ItemBlock(rows, starts, lengths, priorities[at : at + 1], b"", number, number)
+                yield ItemBlock.of_one(
+                    rows, starts, lengths, priorities[at : at + 1], episode=number, first_item=number
+                )
             return
         rows = tuple(np.concatenate(column) if self.axis.exists else np.stack(column) for column in columns)
         length = self.axis.length or 1
         starts = np.arange(len(priorities), dtype=np.int64) * length
-        yield ItemBlock(rows, starts, np.full(len(starts), length), priorities, b"", first_number, first_number)
+        yield ItemBlock.of_one(
+            rows, starts, np.full(len(starts), length), priorities, episode=first_number, first_item=first_number
+        )
 
     def element(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
         """The fields of an element that was read, scalars as numpy's scalars."""

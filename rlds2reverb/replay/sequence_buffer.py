@@ -70,6 +70,8 @@ class SequenceReplayBuffer(ReplayBuffer):
             own = [episode] * len(windows)
             priorities, collect_iters = priorities_given(own, self._highest), collect_iters_given(own)
             number = self.push_count
-            block = ItemBlock(columns, windows.starts, windows.lengths, priorities, b"", number, number)
+            block = ItemBlock.of_one(
+                columns, windows.starts, windows.lengths, priorities, episode=number, first_item=number
+            )
             elements = self._elements or Elements(row_spec, self._axis, holder=self._holder)
             return self._add(elements, [block], priorities, collect_iters)

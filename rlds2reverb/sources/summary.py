@@ -11,6 +11,7 @@ import xxhash
 
 from rlds2reverb._text import columns_text, facts_text, number_text
 from rlds2reverb._units import bytes_text
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, discontinuity_place, notes
 from rlds2reverb.specs import describe, leaves, path_name, step_spec_of
 
@@ -146,14 +147,24 @@ class Fingerprint:
 
     def add(self, episode: Episode) -> None:
         """Adds one episode to the hash."""
-        for path, column in leaves(episode.steps):
-            self._hash.update(f"{path}{column.dtype.str}{column.shape}".encode())
-            if column.dtype.kind == "O":
-                for row in column.reshape(-1):
-                    text = row if isinstance(row, bytes) else str(row).encode()
-                    self._hash.update(f"{len(text)}:".encode() + text)
-            else:
-                self._hash.update(np.ascontiguousarray(column).data)
+        self.add_batch(EpisodeBatch([episode]))
+
+    def add_batch(self, batch: EpisodeBatch) -> None:
+        """Adds episodes to the hash, one after the other."""
+        columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(batch.steps)]
+        first_row = 0
+        for num_steps in batch.num_steps.tolist():
+            rows = slice(first_row, first_row + num_steps)
+            first_row = rows.stop
+            for head, column in columns:
+                part = column[rows] if len(batch.episodes) > 1 else column
+                self._hash.update(f"{head}{part.shape}".encode())
+                if part.dtype.kind == "O":
+                    for row in part.reshape(-1):
+                        text = row if isinstance(row, bytes) else str(row).encode()
+                        self._hash.update(f"{len(text)}:".encode() + text)
+                else:
+                    self._hash.update(part.data)
 
     def hexdigest(self) -> str:
         """Returns the fingerprint so far, 32 hexadecimal digits."""

@@ -77,7 +77,7 @@ def test_a_program_ends_well_whose_daemon_threads_still_call():
         server = ReplayServer([TableConfig("other")])
         writer = PublicWriter(server.address, ["other"], {"x": np.zeros(1, np.float32)}, squeeze=True)
         rows = np.arange(5), np.ones(5, np.int64), np.ones(5)
-        block = ItemBlock([np.ones(5, np.float32)], *rows, b"", 0, 0)
+        block = ItemBlock.of_one([np.ones(5, np.float32)], *rows)
         works = [
             lambda: buffer.sample(64, 0),
             lambda: buffer.update({"replay_unique_id": ids, "priority": np.ones(300)}),

@@ -135,7 +135,7 @@ def test_what_is_not_confirmed_is_not_in_the_journal():
 
 @pytest.mark.parametrize("kind", ["bulk", "public"])
 def test_a_restart_after_the_last_item_is_noticed_at_the_end(kind):
-    block = ItemBlock([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5), b"", 0, 0)
+    block = ItemBlock.of_one([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5))
     with ReplayServer([TableConfig()]) as server:
         if kind == "bulk":
             encoder = Encoder([ArraySpec((), np.dtype(np.float32))], ["replay"], squeeze=True)
