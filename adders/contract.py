@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from rlds2reverb.episode_batches import EpisodeBatch, in_batches
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SpecMismatch
 from rlds2reverb.items import Items
@@ -20,9 +21,10 @@ from .episode_adder import EpisodeAdder
 def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
     """Checks that an adder keeps to what `ingest` and users rely on.
 
-    The items of each episode are within its rows, are the same ones when they are made again, and have the adder's
-    `item_spec`; nothing is written into the episode; and the data set of items has `item_spec` as its `element_spec`
-    and holds the same items, in order (floats to rounding: TensorFlow may rewrite a division in one of the two).
+    The items of each episode are within its rows, are the same ones when they are made again, or of several episodes
+    at once (bit for bit), and have the adder's `item_spec`; nothing is written into the episode; and the data set of
+    items has `item_spec` as its `element_spec` and holds the same items, in order (floats to rounding: TensorFlow may
+    rewrite a division in one of the two).
 
     Args:
       adder: the adder.
@@ -41,6 +43,8 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
     if not adder.crosses_episodes:
         for episode in source:
             expected += _checked_items(adder, episode, spec)
+        for batch in in_batches(source):
+            _check_batch(adder, batch)
     dataset = source.to_rlds().apply(adder)
     if not _same_spec(dataset.element_spec, spec):
         raise SpecMismatch(f"the data set's element_spec is {dataset.element_spec}, item_spec says {spec}")
@@ -66,6 +70,24 @@ def _checked_items(adder: EpisodeAdder, episode: Episode, spec: Any) -> list[Any
     for item in items:
         require_match(item, spec, holder="item_spec", advice="make the adder's two agree", root=f"{where}: item")
     return items
+
+
+def _check_batch(adder: EpisodeAdder, batch: EpisodeBatch) -> None:
+    made = adder.of_batch(batch)
+    if made is None:
+        return
+    for number, episode in enumerate(batch.episodes):
+        together, alone = made.of_episode(number), adder(episode)
+        for got, wanted in ((together.columns, alone.columns), (together.starts, alone.starts)):
+            if not _same_bits(got, wanted):
+                raise AssertionError(
+                    f"episode {episode.index}: among others the adder makes other items of it than alone"
+                )
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    pairs = zip(tree.flatten(one), tree.flatten(other), strict=True)
+    return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def _item(items: Items, number: int) -> Any:

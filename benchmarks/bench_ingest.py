@@ -31,6 +31,7 @@ import reverb
 import tensorflow as tf
 import tree
 from bench_data import float_episodes, image_episodes, write_d4rl
+from rlds2reverb.adders import NStep
 from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 
@@ -39,7 +40,10 @@ from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._server.connection import confirmed_keys
 from rlds2reverb._writing.conversion import make_conversion
 from rlds2reverb.episode_batches import in_batches
+from rlds2reverb.items import ItemAdder
 from rlds2reverb.windows import Windows
+
+TWO_STEPS = Windows()
 
 
 def nested(episodes: list[dict]) -> tf.data.Dataset:
@@ -49,8 +53,8 @@ def nested(episodes: list[dict]) -> tf.data.Dataset:
     return dataset.map(lambda steps: {"steps": tf.data.Dataset.from_tensor_slices(steps)})
 
 
-def served(episodes: list[dict], length: int = 2) -> ReplayServer:
-    return ReplayServer([TableConfig()], Windows(length).item_spec(load(episodes[:1]).step_spec))
+def served(episodes: list[dict], adder: ItemAdder = TWO_STEPS) -> ReplayServer:
+    return ReplayServer([TableConfig()], adder.item_spec(load(episodes[:1]).step_spec))
 
 
 def require_items(server: ReplayServer, wanted: int) -> None:
@@ -100,13 +104,15 @@ def our_push(episodes: list[dict]) -> Callable[[], float]:
     return run
 
 
-def our_ingest(source: object, episodes: list[dict], length: int = 2, **options: object) -> Callable[[], float]:
+def our_ingest(
+    source: object, episodes: list[dict], adder: ItemAdder = TWO_STEPS, **options: object
+) -> Callable[[], float]:
     def run() -> float:
-        with served(episodes, length) as server:
+        with served(episodes, adder) as server:
             began = time.perf_counter()
-            ingest(source, server.address, adder=Windows(length), **options)
+            report = ingest(source, server.address, adder=adder, **options)
             taken = time.perf_counter() - began
-            require_items(server, num_items(episodes, length))
+            require_items(server, report.items)
         return taken
 
     return run
@@ -141,7 +147,7 @@ def write_structured(client: reverb.Client, episodes: list[dict], length: int) -
 
 def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
     def run() -> float:
-        with served(episodes, length) as server:
+        with served(episodes, Windows(length)) as server:
             began = time.perf_counter()
             write_structured(server.client, episodes, length)
             taken = time.perf_counter() - began
@@ -231,7 +237,7 @@ class Work:
     name: str
     num_steps: int
     run: Callable[[], float]
-    asked: int | None = None
+    asked: float | None = None
 
 
 def compare(runs: int, *works: Work) -> dict[str, float]:
@@ -244,7 +250,7 @@ def compare(runs: int, *works: Work) -> dict[str, float]:
         work.run()
     rates = np.array([[work.num_steps / work.run() for work in works] for _ in range(runs)])
     for work, rate, ratios in zip(works, rates.T, (rates / rates[:, :1]).T, strict=True):
-        of_peer = f"{np.median(ratios):>7.1f}x  ({ratios.min():.1f} to {ratios.max():.1f})" if work != works[0] else ""
+        of_peer = f"{np.median(ratios):>7.3g}x  ({ratios.min():.3g} to {ratios.max():.3g})" if work != works[0] else ""
         asked = f"asked: {work.asked}" if work.asked else ""
         print(f"{work.name:<56} {np.median(rate):>11,.0f} steps/s {of_peer:<28} {asked}".rstrip(), flush=True)
     return dict(zip([work.name for work in works], np.median(rates, axis=0).tolist(), strict=True))
@@ -292,8 +298,20 @@ def main() -> None:
         compare(
             runs,
             Work("the peer", num_steps(some[:5]), structured_writer(some[:5], length)),
-            Work("ingest, from memory", num_steps(some), our_ingest(some, some, length), asked),
+            Work("ingest, from memory", num_steps(some), our_ingest(some, some, Windows(length)), asked),
         )
+    print("\nshort episodes, items from a D4RL HDF5 file into a table; the peer is the same adder with long episodes")
+    with tempfile.TemporaryDirectory() as name:
+        for adder in (Windows(), NStep(3, 0.99)):
+            compare(runs, *[short_episodes(Path(name), adder, length, steps // 2) for length in (1000, 100, 20, 5)])
+
+
+def short_episodes(folder: Path, adder: ItemAdder, length: int, num_rows: int) -> Work:
+    episodes = float_episodes(num_rows // length, length)
+    path = folder / f"{length}.hdf5"
+    write_d4rl(path, episodes)
+    name = f"{type(adder).__name__}, {len(episodes):,} episodes of {length} transitions"
+    return Work(name, num_steps(episodes), our_ingest(path, episodes, adder), asked=0.5 if length == 20 else None)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 import tree
 
 from rlds2reverb.episodes import Episode, has_problems
-from rlds2reverb.specs import Nest, concatenated, leaves
+from rlds2reverb.specs import Nest, concatenated
 
 #: The most bytes of a batch of several episodes: enough to make calls few, and few enough to stay in the caches.
 _BATCH_BYTES = 1 << 20
@@ -31,7 +31,7 @@ class EpisodeBatch:
         """The steps of all episodes, one after the other: dict of nests of arrays `[R, ...]`."""
         if len(self.episodes) == 1:
             return self.episodes[0].steps
-        columns = zip(*[[leaf for _, leaf in leaves(episode.steps)] for episode in self.episodes], strict=True)
+        columns = zip(*[[column for _, column in episode.columns] for episode in self.episodes], strict=True)
         return tree.unflatten_as(self.episodes[0].steps, [concatenated(column) for column in columns])
 
     @cached_property
@@ -63,8 +63,7 @@ def in_batches(episodes: Iterable[Episode]) -> Iterator[EpisodeBatch]:
 
 def _joinable_spec(episode: Episode) -> tuple[object, ...]:
     """Returns what episodes have to have in common to be joined; nothing if it has no steps or uneven columns."""
-    columns = leaves(episode.steps)
     num_steps = episode.num_steps
-    if not num_steps or any(len(column) != num_steps for _, column in columns):
+    if not num_steps or any(len(column) != num_steps for _, column in episode.columns):
         return ()
-    return tuple([(path, column.dtype, column.shape[1:]) for path, column in columns])
+    return tuple([(path, column.dtype, column.shape[1:]) for path, column in episode.columns])

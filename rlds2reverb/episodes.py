@@ -50,9 +50,14 @@ class Episode:
         return max(self.num_steps - 1, 0)
 
     @cached_property
+    def columns(self) -> list[tuple[tuple[Any, ...], np.ndarray]]:
+        """The arrays of the steps with their paths; see `specs.leaves`."""
+        return leaves(self.steps)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all its columns."""
-        return sum([column.nbytes for _, column in leaves(self.steps)])
+        return sum([column.nbytes for _, column in self.columns])
 
     @property
     def total_reward(self) -> float:

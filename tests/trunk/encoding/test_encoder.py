@@ -16,6 +16,7 @@ from reverb.cc import schema_pb2
 from rlds2reverb._encoding import encoder, keys
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._writing.conversion import make_conversion
+from rlds2reverb.episode_batches import EpisodeBatch, in_batches
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load
 from rlds2reverb.tables import item_signature
@@ -70,7 +71,7 @@ def converted(many, adder, *, packed=False, priority=1.0):
     """How episodes become items, and their blocks."""
     source = load(many)
     conversion = make_conversion(source, adder, priority, on_invalid="keep", layout="packed" if packed else "columns")
-    return conversion, [conversion.block(e) for e in source]
+    return conversion, [block for batch in in_batches(source) for block in conversion.blocks(batch)]
 
 
 def encoded(conversion, blocks, tables=("one",), **options):
@@ -324,3 +325,20 @@ def test_rows_are_repeated_little_however_large_items_are(length, shape):
     batches_of = list(encoded(conversion, blocks))
     assert sum(batch.chunk_bytes for batch in batches_of) < 2 * sum(column.nbytes for column in blocks[0].columns)
     assert_items_are(batches_of, list(naive_items(blocks, False)), ["one"], one_slice=False)
+
+
+@examples(30)
+@given(episodes(max_episodes=6), ADDERS, OPTIONS, st.booleans())
+def test_a_batch_of_episodes_is_encoded_as_each_of_them(many, adder, options, packed):
+    conversion, together = converted(many, adder, packed=packed)
+    alone = [block for e in load(many) for block in conversion.blocks(EpisodeBatch([e]))]
+    got, wanted = (encoded(conversion, blocks, ("one", "two"), **options) for blocks in (together, alone))
+    assert messages(got, "chunks") == messages(wanted, "chunks")
+    assert messages(got, "items") == messages(wanted, "items")
+    for block in together:
+        assert [part.digests for part in block.apart()] == [[digest] for digest in block.digests]
+
+
+def messages(batches, kind):
+    """All encoded messages of a kind, in the order of their bytes: how they are grouped into batches may differ."""
+    return sorted(bytes(record) for batch in batches for records in getattr(batch, kind) for record in records)

@@ -15,6 +15,7 @@ from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._writing.conversion import make_conversion
+from rlds2reverb.episode_batches import in_batches
 from rlds2reverb.errors import KeyCollision
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.items import Items
@@ -32,7 +33,7 @@ def encoded(many, adder=None, tables=("replay",), *, packed=False, **options):
         source, adder or Windows(), 1.0, on_invalid="keep", layout="packed" if packed else "columns"
     )
     encoder = Encoder(conversion.specs, tables, squeeze=conversion.squeeze, **options)
-    batches = list(encoder.encode([conversion.block(e) for e in source]))
+    batches = list(encoder.encode([block for batch in in_batches(source) for block in conversion.blocks(batch)]))
     of_items = [np.concatenate(of) for of in zip(*(batch.item_keys for batch in batches), strict=True)]
     return of_items, np.concatenate([batch.chunk_keys for batch in batches])
 
@@ -266,8 +267,13 @@ def test_a_server_whose_keys_coincide_is_an_error(few_keys):
 
 
 def test_another_seed_helps_where_keys_coincide(monkeypatch, tmp_path):
-    every = keys.seed
-    monkeypatch.setattr(keys, "seed", lambda *parts: every(*parts) if parts[-1] else 0)
+    every = keys.seeds
+
+    def seeds(kind, digests, episodes, layouts, rest):
+        same = np.zeros(len(digests), np.uint64)
+        return every(kind, digests, episodes, layouts, rest) if rest[-1] else same
+
+    monkeypatch.setattr(keys, "seeds", seeds)
     with pytest.raises(KeyCollision):
         ingest(two_episodes(), tmp_path / "out")
     assert ingest(two_episodes(), tmp_path / "other", options=IngestOptions(key_seed=1)).items == 48
