@@ -45,7 +45,14 @@ if TYPE_CHECKING:
         get_rlds_step_features,
         push_rlds_to_reverb,
     )
-    from rlds2reverb.sampling import LinearSchedule, PriorityWriter, SampleInfo, as_experience, sample_dataset
+    from rlds2reverb.sampling import (
+        LinearSchedule,
+        PriorityWriter,
+        SampleInfo,
+        as_experience,
+        mixed_dataset,
+        sample_dataset,
+    )
     from rlds2reverb.sources import Source, Summary, load, summarize
     from rlds2reverb.sources.transforms import apply_transforms
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
@@ -90,7 +97,7 @@ _HOMES = {
         "get_rlds_step_features",
         "push_rlds_to_reverb",
     ),
-    "sampling": ("LinearSchedule", "PriorityWriter", "SampleInfo", "as_experience", "sample_dataset"),
+    "sampling": ("LinearSchedule", "PriorityWriter", "SampleInfo", "as_experience", "mixed_dataset", "sample_dataset"),
     "sources": ("Source", "Summary", "load", "summarize"),
     "sources.transforms": ("apply_transforms",),
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
@@ -143,6 +150,7 @@ __all__ = [
     "ingest",
     "item_signature",
     "load",
+    "mixed_dataset",
     "packed_signature",
     "packing_of",
     "push_rlds_to_reverb",

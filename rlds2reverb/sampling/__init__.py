@@ -2,6 +2,7 @@
 
 from .dataset import SampleInfo, as_experience, sample_dataset
 from .importance import LinearSchedule
+from .mixing import mixed_dataset
 from .priority_writer import PriorityWriter
 
-__all__ = ["LinearSchedule", "PriorityWriter", "SampleInfo", "as_experience", "sample_dataset"]
+__all__ = ["LinearSchedule", "PriorityWriter", "SampleInfo", "as_experience", "mixed_dataset", "sample_dataset"]

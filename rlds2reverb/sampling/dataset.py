@@ -47,6 +47,7 @@ class SampleInfo(NamedTuple):
       weight: float32 `[B]`, the importance weight; see `importance.importance_weights`.
       server: int32 `[B]`, which of the servers has it; priorities are to be written there.
       mask: bool `[B, T]`, false where an item of varying length was padded; () where items are of one size.
+      part: int32 `[B]`, which part of a `mixed_dataset` has it: its place among the sorted names; () without parts.
     """
 
     key: Any
@@ -57,6 +58,7 @@ class SampleInfo(NamedTuple):
     weight: Any
     server: Any
     mask: Any = ()
+    part: Any = ()
 
 
 class _Timed(NamedTuple):
@@ -97,9 +99,11 @@ def sample_dataset(
 ) -> tf.data.Dataset:
     """Batches of a table's items, without an end; packed items come out unpacked.
 
-    Several servers are sampled equally as long as all keep up; where one does not, the others fill in, and the weights
-    take the shares of the batch as they are. A batch without an item of some server (among the first ones, or where
-    that server is much slower) stands for the tables of the others only. A server that gives nothing for the length of
+    Several servers are sampled equally in the long run, as long as all keep up; where one does not, the others fill in.
+    A single batch has the items that were there first: its share of a server may be anything from none to all. The
+    weights take the shares of the batch as they are. A batch without an item of some server (among the first ones, or
+    where that server is much slower) stands for the tables of the others only. For shares that are exact in every
+    batch see `mixed_dataset`. A server that gives nothing for the length of
     the time-out is reported; the others go on, and it takes part again when it is back (gRPC tries every few seconds).
     When none gives anything, iterating raises `tf.errors.OpError` with a sentence that says why: no server answers, or
     the table's rate limiter waits for items. Only time counts in which a batch is waited for,
