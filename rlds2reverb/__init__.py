@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlds2reverb._encoding.packing import Packing, packed_signature, packing_of, unpack
     from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb._writing.report import IngestReport
+    from rlds2reverb.episode_batches import EpisodeBatch
     from rlds2reverb.episodes import Episode
     from rlds2reverb.errors import (
         CheckpointError,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         TooManyDraws,
     )
     from rlds2reverb.ingestion import IngestOptions, ingest
-    from rlds2reverb.items import ItemAdder, Items
+    from rlds2reverb.items import BatchAdder, ItemAdder, ItemBatch, Items
     from rlds2reverb.priorities import ByReturn
     from rlds2reverb.rlds_to_reverb import (
         convert_rlds_to_trajectories,
@@ -68,6 +69,7 @@ _HOMES = {
     "_encoding.packing": ("Packing", "packed_signature", "packing_of", "unpack"),
     "_server.replay_server": ("ReplayServer",),
     "_writing.report": ("IngestReport",),
+    "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
     "errors": (
         "CheckpointError",
@@ -89,7 +91,7 @@ _HOMES = {
         "TooManyDraws",
     ),
     "ingestion": ("IngestOptions", "ingest"),
-    "items": ("ItemAdder", "Items"),
+    "items": ("BatchAdder", "ItemAdder", "ItemBatch", "Items"),
     "priorities": ("ByReturn",),
     "rlds_to_reverb": (
         "convert_rlds_to_trajectories",
@@ -107,15 +109,18 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BatchAdder",
     "ByReturn",
     "CheckpointError",
     "DamagedFile",
     "Episode",
+    "EpisodeBatch",
     "InUse",
     "IngestOptions",
     "IngestReport",
     "InvalidEpisode",
     "ItemAdder",
+    "ItemBatch",
     "Items",
     "KeyCollision",
     "LimitReached",
