@@ -11,6 +11,7 @@ import click
 from rlds2reverb.sources.transforms import REWARD_RECIPES, ScaleRewards, Transform
 from rlds2reverb.tables import RateLimiter, Selector
 
+_UNIT_SECS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _ADDRESS = re.compile(r"(.+):(\d{1,5})")
 
 
@@ -57,6 +58,20 @@ def parse_reward(text: str) -> Transform:
     return ScaleRewards(scale, shift or 0.0)
 
 
+class Duration(click.ParamType):
+    """A time such as 600, 600s, 10m or 1.5h, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the seconds; fails if the text is not a duration above 0."""
+        found = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", str(value).strip())
+        secs = float(found[1]) * _UNIT_SECS[found[2]] if found else 0.0
+        if secs <= 0:
+            self.fail(f"{value!r} is not a duration above 0, expected such as 600, 90s, 10m or 2h", param, ctx)
+        return secs
+
+
 selector = _check(Selector.parse)
 rate_limiter = _check(RateLimiter.parse)
 address = _check(_require_address)
@@ -66,5 +81,6 @@ reward = _check(parse_reward)
 at_least_0 = click.IntRange(min=0)
 at_least_1 = click.IntRange(min=1)
 port = click.IntRange(1, 65535)
+duration = Duration()
 seconds = click.FloatRange(min=0, min_open=True)
 fraction = click.FloatRange(0, 1)

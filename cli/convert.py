@@ -15,7 +15,6 @@ from rlds2reverb.sources import Source
 
 from . import checks, output
 from .options import (
-    SERVER_ONLY,
     GroupedCommand,
     adder_of,
     item_options,
@@ -23,6 +22,7 @@ from .options import (
     open_source,
     reading_options,
     require_item_options,
+    require_table_options,
     require_unused,
     signature_of,
     source_options,
@@ -51,7 +51,8 @@ _HEADINGS = {
     "Tables and the server (--serve, --out)": names_of(table_options),
     "Writing": ["chunk_length", "writer", "key_seed", "timeout", "allow_eviction", "force"],
 }
-_WITH_DIRECTORY = {"port", "checkpoint_root", "no_verify", "append"}
+_SERVE_ONLY = {"port", "checkpoint_root", "checkpoint_secs", "no_verify", "append"}
+_NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"}
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -142,16 +143,19 @@ def convert(
 
     Give one of --to, for a server that is running and has the table; --serve, which starts one with a table made for
     the data; or --out, for a directory to start servers from. The table's options (--sampler and on) are for the
-    latter two. A run that was killed continues when it is started again with the same arguments.
+    latter two. A run that was killed continues when it is started again with the same arguments. With --serve and
+    --checkpoint-root, checkpoints are written once the data are in and at the end; between, see --checkpoint-every.
     """
     if bool(address) + serve + bool(out) != 1:
         raise click.UsageError("give one of --to HOST:PORT, --serve and --out DIRECTORY")
+    if not serve:
+        require_unused(_SERVE_ONLY, "is for --serve")
     if address:
-        require_unused(SERVER_ONLY, "is for --serve and --out; a running server has its tables already")
+        require_unused(_NEW_TABLES_ONLY, "is for --serve and --out; a running server has its tables already")
     if out:
-        require_unused(_WITH_DIRECTORY, "is for --serve")
         require_unused({"timeout", "writer", "force"}, "is for writing to a server")
         _require_vacant(out)
+    require_table_options(options)
     require_item_options(options)
     with sigterm_as_exception():
         source = open_source(options)
@@ -185,7 +189,7 @@ def _serve(
         _save(statistics, save_statistics)
         if server.has_checkpoints:
             write_checkpoint(server)
-        serve_until_end(server)
+        serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
 
 def _require_vacant(out: Path) -> None:

@@ -125,6 +125,14 @@ table_options = _all(
         type=click.Path(path_type=Path, file_okay=False),
         help="Directory for checkpoints, a new one or one of an earlier server; it starts from the newest in there.",
     ),
+    click.option(
+        "--checkpoint-every",
+        "checkpoint_secs",
+        metavar="DURATION",
+        type=checks.duration,
+        help="With --checkpoint-root: while serving, write a checkpoint this often, such as 600 (seconds) or 10m.  "
+        "[default: at the end]",
+    ),
     click.option("--no-verify", is_flag=True, help="Start from a checkpoint that does not match its manifest."),
 )
 
@@ -152,8 +160,6 @@ item_options = _all(
     ),
 )
 
-SERVER_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter", "port"}
-SERVER_ONLY |= {"checkpoint_root", "no_verify", "append"}
 SOURCE_ONLY = {
     "sequence_length",
     "whole_episodes",
@@ -168,6 +174,12 @@ SOURCE_ONLY = {
     "max_episode_steps",
 }
 SOURCE_ONLY |= {"split_at_discontinuity", "one_step"}
+
+
+def require_table_options(options: dict[str, Any]) -> None:
+    """Raises `click.UsageError` if one of the `table_options` was given that does nothing without another."""
+    if options["checkpoint_root"] is None:
+        require_unused({"checkpoint_secs"}, "is for --checkpoint-root")
 
 
 def require_item_options(options: dict[str, Any]) -> None:

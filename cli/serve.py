@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from .options import (
     item_options,
     open_source,
     reading_options,
+    require_table_options,
     require_unused,
     signature_of,
     start_server,
@@ -32,25 +32,10 @@ if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
 
 
-_UNIT_SECS = {"": 1, "s": 1, "m": 60, "h": 3600}
 #: Between two attempts to write the last checkpoint to a disk that is full.
 _RETRY_SECS = 5.0
 #: Handlers of signals run after a sleep.
 _LONGEST_SLEEP_SECS = 0.2
-
-
-class Duration(click.ParamType):
-    """A time such as 600, 600s, 10m or 1.5h, as seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the seconds; fails if the text is not a duration above 0."""
-        found = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", str(value).strip())
-        secs = float(found[1]) * _UNIT_SECS[found[2]] if found else 0.0
-        if secs <= 0:
-            self.fail(f"{value!r} is not a duration above 0, expected such as 600, 90s, 10m or 2h", param, ctx)
-        return secs
 
 
 @click.command()
@@ -61,19 +46,12 @@ class Duration(click.ParamType):
     type=click.Path(path_type=Path, file_okay=False),
     help="Start with the data of a directory that convert --out wrote; it stays as it is.",
 )
-@click.option(
-    "--checkpoint-every",
-    "checkpoint_secs",
-    metavar="DURATION",
-    type=Duration(),
-    help="With --checkpoint-root: write a checkpoint this often, such as 600 (seconds) or 10m.  [default: at the end]",
-)
 @click.option("--force", is_flag=True, help="With --from: even if the data need more memory than there is.")
 @click.option("--like", "source", metavar="SRC", help="Give the tables this data set's signature.  [default: none]")
 @item_options
 @cast_floats_option
 @reading_options
-def serve(cast_floats: bool, checkpoint_secs: float | None, **options: Any) -> None:
+def serve(cast_floats: bool, **options: Any) -> None:
     """Start a Reverb server and run until Ctrl-C or SIGTERM.
 
     With --checkpoint-root it starts from the newest good checkpoint in there, and writes one when it ends. If the disk
@@ -81,8 +59,7 @@ def serve(cast_floats: bool, checkpoint_secs: float | None, **options: Any) -> N
     checkpoint is lost if the process is killed: see --checkpoint-every. Reverb listens on all interfaces and asks
     nobody who they are: keep the port behind a firewall.
     """
-    if options["checkpoint_root"] is None:
-        require_unused({"checkpoint_secs"}, "is for --checkpoint-root")
+    require_table_options(options)
     if options["data"] and options["source"]:
         raise click.UsageError("give --from or --like, not both: data have their own signature")
     if not options["data"]:
@@ -94,7 +71,7 @@ def serve(cast_floats: bool, checkpoint_secs: float | None, **options: Any) -> N
         _say_memory(options["data"])
         _say_not_used(options["data"], options["checkpoint_root"])
     with start_server(options, _signature(options, cast_floats=cast_floats)) as server:
-        serve_until_end(server, checkpoint_secs=checkpoint_secs)
+        serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
 
 def _say_memory(data: Path) -> None:

@@ -243,6 +243,9 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
     ("arguments", "message"),
     [
         (["convert", "HOPPER", "--out", "x", "--port", "5"], "--port is for --serve"),
+        (["convert", "HOPPER", "--out", "x", "--checkpoint-every", "5"], "--checkpoint-every is for --serve"),
+        (["convert", "HOPPER", "--to", "localhost:1", "--checkpoint-every", "5"], "--checkpoint-every is for --serve"),
+        (["convert", "HOPPER", "--serve", "--checkpoint-every", "5d"], "'5d' is not a duration above 0"),
         (["convert", "HOPPER", "--out", "x", "--timeout", "5"], "--timeout is for writing to a server"),
         (["convert", "HOPPER", "--out", "x", "--gamma", "0.9"], "--gamma is for --n-step"),
         (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "Invalid value for '--n-step': 0 is not in the range"),

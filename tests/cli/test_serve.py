@@ -11,7 +11,7 @@ from itertools import chain
 import click
 import pytest
 from faults import damage_file, data_set, hear, mounted, process, serve_on_full_disk
-from rlds2reverb.cli import run
+from rlds2reverb.cli import checks, run
 from rlds2reverb.cli import serve as command
 
 import rlds2reverb
@@ -43,7 +43,7 @@ def answers(monkeypatch, server, *outcomes):
     """Has checkpoints end one way after the other; a signal number is raised, then the next outcome counts."""
     left = iter(outcomes)
 
-    def checkpoint():
+    def checkpoint(*_):
         outcome = next(left)
         while isinstance(outcome, signal.Signals):
             signal.raise_signal(outcome)
@@ -64,17 +64,18 @@ def answers(monkeypatch, server, *outcomes):
     ("text", "secs"), [("600", 600), ("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 ", 2), ("0.1", 0.1)]
 )
 def test_a_duration_is_a_number_and_a_unit(text, secs):
-    assert command.Duration().convert(text, None, None) == secs
+    assert checks.duration.convert(text, None, None) == secs
 
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "-5", "ten", "5d", "1e3", "nan", "m"])
 def test_what_is_not_a_duration_is_refused(text):
     with pytest.raises(click.BadParameter, match=r"is not a duration above 0, expected such as 600, 90s, 10m or 2h"):
-        command.Duration().convert(text, None, None)
+        checks.duration.convert(text, None, None)
 
 
-def test_checkpoints_need_a_root(capsys):
-    assert run(["serve", "--checkpoint-every", "10m"]) == 1
+@pytest.mark.parametrize("arguments", [["serve"], ["convert", "no.hdf5", "--serve"]])
+def test_checkpoints_need_a_root(arguments, capsys):
+    assert run([*arguments, "--checkpoint-every", "10m"]) == 1
     assert "--checkpoint-every is for --checkpoint-root" in capsys.readouterr().err
 
 
@@ -83,6 +84,17 @@ def test_checkpoints_are_written_at_intervals_and_at_the_end(served, monkeypatch
     command.serve_until_end(served, checkpoint_secs=0.001)
     said = re.findall("checkpoint (.*)", capsys.readouterr().err)
     assert (said, next(left)) == (["one", "two", "three", "last"], "never")
+
+
+def test_convert_writes_checkpoints_when_the_data_are_in_at_intervals_and_at_the_end(
+    data, tmp_path, monkeypatch, capsys
+):
+    left = answers(monkeypatch, ReplayServer, "filled", "one", signal.SIGTERM, "two", "last", "never")
+    source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
+    options = ["--checkpoint-root", str(tmp_path / "root"), "--checkpoint-every", "0.001s"]
+    assert run(["convert", str(source), "--serve", *options]) == 0
+    said = re.findall("(?:^checkpoint|^serving) (\\S+)", capsys.readouterr().err, re.M)
+    assert (said, next(left)) == (["filled", "on", "one", "two", "last"], "never")
 
 
 def test_a_checkpoint_that_fails_on_the_way_is_left_to_the_next_time(served, monkeypatch, capsys):
