@@ -1,8 +1,7 @@
 """Targets for trajectories of another policy than the one that is learned, without a loop over their steps.
 
-Shapes and indices are those of `returns`: `rewards[t]` follows `actions[t]` taken at `s_t` and leads to `s_{t+1}`;
-`discounts[t]` belongs to the same transition and is 0 where `s_{t+1}` is terminal; gamma_t is `gamma * discounts[t]`.
-`ratios[t]` is pi(a_t | s_t) / mu(a_t | s_t), for pi, the policy that is learned, and mu, the one that acted.
+Shapes, indices and gamma_t are those of `returns`. `ratios[t]` is pi(a_t | s_t) / mu(a_t | s_t), for pi, the policy
+that is learned, and mu, the one that acted.
 """
 
 from __future__ import annotations
@@ -52,22 +51,23 @@ def v_trace(
         v_t     = V(s_t) + delta_t + gamma_t * c_t * (v_{t+1} - V(s_{t+1})),   v_T = V(s_T)
         A_t     = rho_t * (r_t + gamma_t * v_{t+1} - V(s_t))
 
-    Espeholt et al. (2018), "IMPALA", eq. 1 and the recursion of remark 1, lambda as in remark 2, and section 4.2. On
-    data of the policy itself, with lambda 1, v_t is the discounted return.
+    Espeholt et al. (2018), "IMPALA", section 4.1: eq. 1 by the recursion of remark 1, with the lambda of remark 2; and
+    section 4.2 for A_t. On data of the policy itself, with lambda 1 and clip_c of at least 1, v_t is the discounted
+    return with the value behind it (eq. 2).
 
     Args:
-      rewards: float `[T]`.
-      discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state.
-      values: `[T]`, V(s_0) .. V(s_{T-1}).
+      rewards: see `returns.td_errors`.
+      discounts: see `returns.td_errors`.
+      values: see `returns.td_errors`.
       ratios: `[T]`, at least 0; `exp(log pi - log mu)` of the actions that were taken.
       bootstrap_value: see `returns.td_errors`.
       next_values: see `returns.td_errors`.
-      is_last: bool `[T]`, True where the transition is the last of its episode, with `next_values`: behind it v is the
-        next value. Only needed for truncations inside the chunk.
+      is_last: see `returns.generalized_advantage_estimation`; behind such a transition v is the next value.
       gamma: in [0, 1].
       lambda_: in [0, 1].
       clip_rho: at least clip_c; the larger it is, the closer is the fixed point to the value of pi.
-      clip_c: at least 0; the smaller it is, the lower the variance.
+      clip_c: at least 0; the smaller it is, the lower the variance and the slower the learning. The fixed point is the
+        same.
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
@@ -110,18 +110,17 @@ def retrace(
         delta_t = r_t + gamma_t * E_pi[Q(s_{t+1}, .)] - Q(s_t, a_t),   c_t = lambda * min(1, ratios_t)
         Q_t     = Q(s_t, a_t) + delta_t + gamma_t * c_{t+1} * (Q_{t+1} - Q(s_{t+1}, a_{t+1}))
 
-    Munos et al. (2016), "Safe and Efficient Off-Policy Reinforcement Learning", eq. 3 with the traces of
-    Retrace(lambda), section 3. The first step of a sum has no trace: its action is given. lambda 0 gives the one-step
+    Munos et al. (2016), "Safe and Efficient Off-Policy Reinforcement Learning", eq. 3 with the c_t that is given below
+    it for Retrace(lambda). The first step of a sum has no trace: its action is given. lambda 0 gives the one-step
     targets.
 
     Args:
-      rewards: float `[T]`.
-      discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state.
+      rewards: see `returns.lambda_returns`.
+      discounts: see `returns.lambda_returns`.
       values: `[T]`, Q(s_t, a_t) of the actions that were taken.
       next_values: `[T]`, the mean of Q(s_{t+1}, .) over the actions of pi.
       ratios: `[T]`, at least 0; `ratios[t]` is of the action taken at s_t, so that `ratios[0]` is not used.
-      is_last: bool `[T]`, True where the transition is the last of its episode: behind it is its next value alone.
-        Only needed for truncations inside the chunk.
+      is_last: see `returns.lambda_returns`.
       gamma: in [0, 1].
       lambda_: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
