@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 @click.option(
     "--save-statistics",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write means, stds and scales that were used to a JSON file.",
+    help="Write what was changed to a JSON file, with the means, stds and scales that were used.",
 )
 @click.option("--append", is_flag=True, help="With --serve: add to the items of a checkpoint.")
 @item_options
@@ -223,12 +224,14 @@ def _save(statistics: dict[str, Any], path: Path | None) -> None:
 
 
 def _ingest(source: Source, destination: Any, adder: ItemAdder, options: dict[str, Any], *, as_json: bool) -> None:
+    from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions, ingest
 
     to_directory = isinstance(destination, Path)
     was_there = to_directory and destination.exists()
     try:
-        with output.StepProgress(source) as progress:
+        with output.StepProgress(source) as progress, warnings.catch_warnings():
+            warnings.simplefilter("ignore", IngestWarning)  # the report that is printed has them
             report = ingest(
                 source,
                 destination,

@@ -15,7 +15,7 @@ from rlds2reverb._logs import quiet_libraries
 if TYPE_CHECKING:
     from rlds2reverb._encoding.packing import Packing, packed_signature, packing_of, unpack
     from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb._writing.report import IngestReport
+    from rlds2reverb._writing.report import IngestReport, IngestWarning
     from rlds2reverb.episode_batches import EpisodeBatch
     from rlds2reverb.episodes import Episode
     from rlds2reverb.errors import (
@@ -68,7 +68,7 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 _HOMES = {
     "_encoding.packing": ("Packing", "packed_signature", "packing_of", "unpack"),
     "_server.replay_server": ("ReplayServer",),
-    "_writing.report": ("IngestReport",),
+    "_writing.report": ("IngestReport", "IngestWarning"),
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
     "errors": (
@@ -118,6 +118,7 @@ __all__ = [
     "InUse",
     "IngestOptions",
     "IngestReport",
+    "IngestWarning",
     "InvalidEpisode",
     "ItemAdder",
     "ItemBatch",

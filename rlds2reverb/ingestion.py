@@ -115,7 +115,7 @@ def ingest(
       progress: called with 'check', 'resume' or 'write' and each episode.
 
     Returns:
-      `IngestReport`.
+      `IngestReport`. Its warnings and notes are `IngestWarning`s of Python as well.
 
     Raises:
       InvalidEpisode: with on_invalid='error', at the first episode with problems; nothing is written.
@@ -156,7 +156,7 @@ def ingest(
     }
     description = _description(source, conversion, configs, arguments)
     example = keys.seed(conversion.example.digests[0], conversion.example.priorities.tobytes())
-    report = IngestReport(source.name, names, writer=options.writer)
+    report = IngestReport(source.name, names, writer=options.writer, statistics=source.statistics)
     for warning in source.warnings:
         report.warn(warning)
     transfer = Transfer(source, conversion, on_invalid, resume, report, progress)
@@ -169,6 +169,7 @@ def ingest(
             transfer.run(directory)
         transfer.report.memory_bytes = CheckpointRoot(destination, make=False).described()["memory_bytes"]
         transfer.report.table_sizes = dict.fromkeys(names, transfer.report.items)
+        transfer.report.warn_of_notes()
         return transfer.report
     for name in names:
         require_table(infos, name, conversion.signature)
@@ -189,6 +190,7 @@ def ingest(
         _write_to_server(transfer, client, encoder, journal, timeout_secs=timeout_secs)
     infos = table_infos(client, timeout_secs=timeout_secs)
     transfer.report.table_sizes = {name: infos[name].current_size for name in names}
+    transfer.report.warn_of_notes()
     return transfer.report
 
 

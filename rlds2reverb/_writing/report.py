@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +14,11 @@ from rlds2reverb._units import bytes_text
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import discontinuity_place, notes
 from rlds2reverb.errors import Problem
+from rlds2reverb.sources.transforms import changes
+
+
+class IngestWarning(RuntimeWarning):
+    """What `ingest` warns of: each warning and note of its report, once."""
 
 
 @dataclass
@@ -40,6 +45,7 @@ class IngestReport:
       writer: 'bulk' or 'public'.
       warnings: sentences that the user should see.
       table_sizes: items in each table at the end, those of other writers included.
+      statistics: what transforms changed before, in sum; see `sources.transforms.apply_transforms`.
       fingerprint: XXH3-128 over the content of what was written; see `sources.summary.Fingerprint`.
     """
 
@@ -64,6 +70,7 @@ class IngestReport:
     restarts: int = 0
     writer: str = "bulk"
     warnings: tuple[str, ...] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     table_sizes: dict[str, int] = field(default_factory=dict)
 
@@ -75,8 +82,9 @@ class IngestReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what the data set holds and the tables do not; see `episodes.notes`."""
-        return notes(self.no_successor, self.discontinuities, self.first_discontinuity)
+        """What the data set holds and the tables do not (see `episodes.notes`), and the notes of transforms."""
+        of_data = notes(self.no_successor, self.discontinuities, self.first_discontinuity)
+        return (*of_data, *self.statistics.get("notes", ()))
 
     def __str__(self) -> str:
         return facts_text(f"{self.source} converted", self.facts())
@@ -93,6 +101,7 @@ class IngestReport:
             ("items", f"{self.items:,} in each table"),
             ("speed", speed if written else "nothing was written, all was there"),
         ]
+        facts += [("changed", sentence) for sentence in changes(self.statistics)]
         if any(size != self.items for size in self.table_sizes.values()):
             facts.append(("now", ", ".join(f"{name}: {size:,} items" for name, size in self.table_sizes.items())))
         if self.memory_bytes:
@@ -113,12 +122,17 @@ class IngestReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts, for JSON."""
-        return {**asdict(self), "steps_per_second": self.steps_per_second}
+        return {**asdict(self), "notes": list(self.notes), "steps_per_second": self.steps_per_second}
 
     def warn(self, sentence: str) -> None:
         """Adds a warning, and gives it as a Python warning as well."""
         self.warnings += (sentence,)
-        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+        warnings.warn(sentence, IngestWarning, stacklevel=3)
+
+    def warn_of_notes(self) -> None:
+        """Gives each note as a Python warning as well; to be called once, when all is written."""
+        for sentence in self.notes:
+            warnings.warn(sentence, IngestWarning, stacklevel=3)
 
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Counts episodes that are written."""
@@ -141,6 +155,7 @@ class IngestReport:
             restarts=self.restarts,
             writer=self.writer,
             warnings=self.warnings,
+            statistics=self.statistics,
             seconds=self.seconds,
         )
 

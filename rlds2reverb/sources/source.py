@@ -36,6 +36,7 @@ class Source:
       num_rows: how many rows are stored, if known: a measure of progress.
       warnings: sentences that the user should see.
       metadata: what the source says of itself, such as D4RL's `metadata/algorithm`: names and plain values.
+      statistics: what transforms changed, in sum; see `transforms.apply_transforms`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Source:
     num_rows: int | None = None
     warnings: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[Episode]:
         return self.read()

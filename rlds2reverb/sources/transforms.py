@@ -6,7 +6,7 @@ it once when it is fitted; everything else happens as episodes go by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -32,23 +32,50 @@ class Transform(Protocol):
 def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[Source, dict[str, Any]]:
     """Returns a source whose episodes went through the transforms, in order, and what was done in sum.
 
-    Episodes without steps pass unchanged. The statistics say what the raw data went through: rewards that were scaled
-    by 2 and then by 3 have a `reward_scale` of 6, so that `(raw - reward_shift) * reward_scale` is the reward that
-    comes out. So do mean and std of observations that were normalised twice. `notes` is a list of sentences, there if
-    a transform had something to say.
+    Episodes without steps pass unchanged. The statistics say what the raw data went through, in earlier calls as well:
+    rewards that were scaled by 2 and then by 3 have a `reward_scale` of 6, so that `(raw - reward_shift) *
+    reward_scale` is the reward that comes out. So do mean and std of observations that were normalised twice. The new
+    source has the same `statistics`, and `ingest` puts them into its report. Each is there if its transform was:
+
+    | statistic | transform |
+    |---|---|
+    | `float_dtype` | `CastFloats`: the last one |
+    | `action_limit` | `ClipActions`: the smallest |
+    | `observation_mean`, `_std`, `_eps` | `NormalizeObservations` |
+    | `reward_scale`, `reward_shift` | `ScaleRewards`, `ScaleRewardsByReturns` |
+    | `left_out` | `LeaveOut`: paths, of all of them |
+    | `cut_at_terminal` | `CutAtTerminal`: True |
+    | `notes` | sentences of any that had something to say |
     """
-    statistics: dict[str, Any] = {}
+    statistics = dict(source.statistics)
     for transform in transforms:
         function, fitted = transform.fit(source)
-        source = _mapped(source, function)
         statistics = _in_sum(statistics, fitted)
+        source = replace(_mapped(source, function), statistics=statistics)
     return source, statistics
+
+
+def changes(statistics: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each kind of change in the statistics of `apply_transforms`, the first one first."""
+    sentences: dict[str, Callable[[], str]] = {
+        "left_out": lambda: f"without {', '.join(statistics['left_out'])}",
+        "cut_at_terminal": lambda: "episodes cut at their first terminal step",
+        "float_dtype": lambda: f"floats cast to {statistics['float_dtype']}",
+        "reward_scale": lambda: f"(reward - {statistics['reward_shift']:.7g}) * {statistics['reward_scale']:.7g}",
+        "observation_eps": lambda: f"(observation - mean) / (std + {statistics['observation_eps']:.7g})",
+        "action_limit": lambda: f"actions clipped to +-{statistics['action_limit']:.9g}",
+    }
+    return [sentences[name]() for name in statistics if name in sentences]
 
 
 def _in_sum(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
     """Returns the statistics of transforms, the earlier ones in sum and one more, in sum."""
     summed = {**before, **fitted}
     notes = [*before.get("notes", []), *fitted.get("notes", [])]
+    if "left_out" in before and "left_out" in fitted:
+        summed["left_out"] = before["left_out"] + fitted["left_out"]
+    if "action_limit" in before and "action_limit" in fitted:
+        summed["action_limit"] = min(before["action_limit"], fitted["action_limit"])
     if "reward_scale" in before and "reward_scale" in fitted:
         # ((r - b) * a - d) * c = (r - (b + d / a)) * (a * c)
         scale, shift = before["reward_scale"], fitted["reward_shift"]
@@ -110,7 +137,7 @@ class CastFloats:
             rest = {name: nest for name, nest in episode.steps.items() if name != fields.DISCOUNT}
             return _with(episode, **tree.map_structure(cast, rest))
 
-        return apply, {}
+        return apply, {"float_dtype": dtype.name}
 
 
 @dataclass(frozen=True)
@@ -133,7 +160,7 @@ class ClipActions:
         def apply(episode: Episode) -> Episode:
             return _with(episode, **{fields.ACTION: tree.map_structure(clip, episode.steps[fields.ACTION])})
 
-        return apply, {}
+        return apply, {"action_limit": limit}
 
 
 @dataclass(frozen=True)
@@ -318,7 +345,7 @@ class LeaveOut:
                 steps = _without(steps, path.split("/"), path)
             return replace(episode, steps=steps)
 
-        return apply, {}
+        return apply, {"left_out": list(self.paths)}
 
 
 def _without(nest: Nest, keys: list[str], path: str) -> Nest:
@@ -350,4 +377,4 @@ class CutAtTerminal:
             is_last = np.arange(terminal[0] + 1) == terminal[0]
             return replace(episode, steps={**steps, fields.IS_LAST: is_last})
 
-        return apply, {}
+        return apply, {"cut_at_terminal": True}

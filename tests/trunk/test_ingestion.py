@@ -2,7 +2,7 @@
 
 import json
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tf_agents.replay_buffers.reverb_replay_buffer import ReverbReplayBuffer
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
-from rlds2reverb import create_trajectory_data_spec
+from rlds2reverb import IngestWarning, create_trajectory_data_spec
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._server.clients import connect
 from rlds2reverb._server.replay_server import ReplayServer
@@ -27,7 +27,7 @@ from rlds2reverb.errors import CheckpointError, InvalidEpisode, ServerUnavailabl
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.items import Items
 from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, apply_transforms
+from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, NormalizeObservations, apply_transforms
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
@@ -84,7 +84,7 @@ EVERYTHING = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*end in the same observation:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::rlds2reverb.IngestWarning")
 @pytest.mark.parametrize(("name", "at_most"), EVERYTHING)
 def test_every_data_set_comes_back_bit_for_bit(data, name, at_most):
     source = load(data / name)
@@ -459,6 +459,24 @@ def test_eviction_is_counted_where_it_is_allowed():
             report = ingest(many, server.address, "items", options=IngestOptions(allow_eviction=True))
         assert (report.items, report.table_sizes, len(report.warnings)) == (12, {"items": 10}, 1)
         assert ("now", "items: 10 items") in report.facts()
+
+
+def test_warnings_and_notes_are_python_warnings_once_each(tmp_path):
+    now = np.stack([np.arange(3.0), np.full(3, 5.0)], 1)
+    log = {"observations": now, "actions": np.arange(3), "rewards": np.ones(3), "terminated": False}
+    transformed, statistics = apply_transforms(load([log, log]), [NormalizeObservations()])
+    source = replace(transformed, warnings=("look here",))
+    with served(source) as server:
+        for destination in (tmp_path / "out", tmp_path / "out", server.address):  # the second finds all there
+            with pytest.warns(IngestWarning) as caught:
+                report = ingest(source, destination, "items")
+            told = [str(warning.message) for warning in caught]
+            assert told == [*report.warnings, *report.notes] == [*report.warnings, *report.as_dict()["notes"]]
+            assert {warning.filename for warning in caught} == {__file__}
+            assert told[0] == "look here" and told[1].startswith("2 transitions are left out")
+            assert told[2:] == ["step['observation'] is constant at [1], and is normalised to zeros there"]
+            assert report.as_dict()["statistics"] == statistics
+            assert ("changed", "(observation - mean) / (std + 0.001)") in report.facts()
 
 
 def test_an_adder_that_makes_more_items_than_rows_does_not_fill_a_table_in_silence():

@@ -11,10 +11,12 @@ from rlds2reverb.sources.transforms import (
     CastFloats,
     ClipActions,
     CutAtTerminal,
+    LeaveOut,
     NormalizeObservations,
     ScaleRewards,
     ScaleRewardsByReturns,
     apply_transforms,
+    changes,
 )
 
 
@@ -119,6 +121,35 @@ def test_statistics_are_those_of_all_transforms_in_sum():
     assert statistics["notes"] == [
         "rewards were scaled by 0; reward_scale and reward_shift are those of what came after"
     ]
+
+
+def test_every_transform_is_in_the_statistics_in_sum():
+    steps = {**episode(3, terminal=True), "qpos": np.arange(3), "qvel": np.arange(3)}
+    chosen = [LeaveOut(("qpos",)), CastFloats("float64"), CutAtTerminal(), ClipActions(0.25), ScaleRewards(2.0, 1.0)]
+    again = [LeaveOut(("qvel",)), CastFloats("float32"), ClipActions(0.125), NormalizeObservations(0.5)]
+    first, before = apply_transforms(load([steps]), chosen)
+    assert first.statistics == before and "observation_mean" not in before
+    source, statistics = apply_transforms(first, again)
+    assert source.statistics == statistics and next(iter(source)).steps["action"].max() <= 0.75
+    numbers = {name: value for name, value in statistics.items() if name not in ("observation_mean", "observation_std")}
+    assert numbers == {
+        "left_out": ["qpos", "qvel"],
+        "float_dtype": "float32",
+        "cut_at_terminal": True,
+        "action_limit": 0.75,
+        "reward_scale": 2.0,
+        "reward_shift": 1.0,
+        "observation_eps": 0.5,
+    }
+    assert changes(statistics) == [
+        "without qpos, qvel",
+        "floats cast to float32",
+        "episodes cut at their first terminal step",
+        "actions clipped to +-0.75",
+        "(reward - 1) * 2",
+        "(observation - mean) / (std + 0.5)",
+    ]
+    assert apply_transforms(source, [])[1] == statistics and changes({}) == []
 
 
 @pytest.mark.parametrize("nested", [False, True])
