@@ -27,8 +27,10 @@ INVALID = 2
 def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     """Check every episode of a data set and list what is wrong.
 
-    Each problem comes with its episode, step and field, after the warnings about the data set as a whole. The files of
-    a directory that convert --out wrote are compared with their checksums. Exit code 2 if there is any problem, else 0.
+    Each problem comes with its episode, step and field, after the warnings about the data set as a whole. Notes name
+    what is no problem and is lost all the same: transitions without a successor, next_observations that are not the
+    observation of the next row (more than 1 % of them are a problem). The files of a directory that convert --out wrote
+    are compared with their checksums. Exit code 2 if there is any problem, else 0.
     """
     if directories.is_ours(options["source"]):
         return _validate_directory(options["source"], as_json=as_json)
@@ -36,10 +38,11 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     warnings: tuple[str, ...] = ()
     num_problems = num_episodes = num_steps = open_ends = no_successor = num_jumps = 0
     first_jump = refusal = ""
+    statistics: dict[str, Any] = {}
     try:
         opened = open_source(options)
         warnings = opened.warnings
-        source, _ = transformed(opened, options)
+        source, statistics = transformed(opened, options)
         with output.StepProgress(source) as progress:
             for episode in source:
                 progress("check", episode)
@@ -54,7 +57,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     except SourceError as error:
         refusal = str(error)
     valid = not num_problems and not refusal
-    found_notes = notes(no_successor, num_jumps, first_jump)
+    found_notes = [*notes(no_successor, num_jumps, first_jump), *statistics.get("notes", [])]
     if as_json:
         output.print_json(
             {
@@ -63,10 +66,12 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 "episodes": num_episodes,
                 "steps": num_steps,
                 "open_ends": open_ends,
+                "no_successor": no_successor,
+                "discontinuities": num_jumps,
                 "num_problems": num_problems + bool(refusal),
                 "problems": [asdict(problem) for problem in problems],
                 "warnings": list(warnings),
-                "notes": list(found_notes),
+                "notes": found_notes,
                 "refused": refusal or None,
             }
         )
@@ -78,14 +83,14 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
     if refusal:
         output.fail(refusal)
     if open_ends:
-        print(f"note: open ends in {output.counted(open_ends, 'episode')}; kept as truncated")
+        found_notes.insert(0, f"open ends in {output.counted(open_ends, 'episode')}; kept as truncated")
     for note in found_notes:
         print(f"note: {note}")
     counts = {"episode": num_episodes, "step": num_steps, "problem": num_problems + bool(refusal)}
-    if warnings:
-        counts["warning"] = len(warnings)
+    counts |= {word: len(said) for word, said in (("warning", warnings), ("note", found_notes)) if said}
     counted = ", ".join(output.counted(number, word) for word, number in counts.items())
-    print(f"{options['source']}: {'valid' if valid else 'INVALID'} ({counted})")
+    verdict = ("valid, with notes" if found_notes else "valid") if valid else "INVALID"
+    print(f"{options['source']}: {verdict} ({counted})")
     return 0 if valid else INVALID
 
 

@@ -6,11 +6,15 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
 import click
+import h5py
+import minari
+import numpy as np
 import pytest
 import reverb
 from rlds2reverb.cli import run
@@ -23,6 +27,31 @@ def call(capsys, *arguments):
     code = run([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+@pytest.fixture
+def rows_file(tmp_path):
+    """Writes a D4RL file of 400 rows that count up, in episodes of 100; the third column is 7 throughout."""
+
+    def write(*, jump_at=(), shuffled=False):
+        now = np.arange(400, dtype=np.float64) + 10
+        following = now + 1
+        following[list(jump_at)] += 0.5
+        rows = {
+            "observations": np.stack([now, now, np.full(400, 7.0)], 1),
+            "next_observations": np.stack([now + 1, following, np.full(400, 7.0)], 1),
+            "actions": np.sin(now)[:, None],
+            "rewards": now,
+            "terminals": np.zeros(400, bool),
+            "timeouts": np.arange(400) % 100 == 99,
+        }
+        order = np.random.default_rng(0).permutation(400) if shuffled else slice(None)
+        with h5py.File(tmp_path / "rows.hdf5", "w") as file:
+            for name, column in rows.items():
+                file[name] = column[order]
+        return tmp_path / "rows.hdf5"
+
+    return write
 
 
 # --- inspect
@@ -84,6 +113,22 @@ def test_inspect_and_validate_know_our_own_directories(data, capsys, tmp_path):
     assert json.loads(call(capsys, "validate", out_directory, "--json")[1])["valid"] is False
 
 
+def test_nothing_is_downloaded_without_download(data, capsys, tmp_path, monkeypatch):
+    asked = []
+
+    def download(name):
+        asked.append(name)
+        shutil.copytree(data / "minari" / name, tmp_path / name)
+
+    monkeypatch.setattr(minari, "download_dataset", download)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    code, _, err = call(capsys, "inspect", "mujoco/hopper/dev-v0")
+    assert (code, asked) == (1, []) and "on the command line --download" in err
+    for _ in range(2):  # the second time it is there
+        code, out, _ = call(capsys, "convert", "mujoco/hopper/dev-v0", "--download", "--out", tmp_path / "out")
+        assert (code, asked) == (0, ["mujoco/hopper/dev-v0"]) and "episodes     8\n" in out
+
+
 # --- validate
 
 
@@ -130,9 +175,36 @@ def test_an_open_end_is_valid_and_noted(data, capsys):
     assert (
         code == 0
         and "note: open ends in 1 episode; kept as truncated" in out
-        and "(4 episodes, 56 steps, 0 problems)" in out
+        and "valid, with notes (4 episodes, 56 steps, 0 problems, 1 note)" in out
     )
     assert json.loads(call(capsys, "validate", path, "--json")[1])["open_ends"] == 1
+
+
+def test_resets_without_a_flag_are_valid_and_noted_and_refused_when_they_are_many(capsys, rows_file):
+    path = rows_file(jump_at=[149, 224])
+    code, out, err = call(capsys, "validate", path)
+    assert (code, err) == (0, "") and "valid, with notes (4 episodes, 404 steps, 0 problems, 1 note)" in out
+    assert out.startswith("note: in 2 rows inside episodes next_observations is not the observation of the next row")
+    assert "first in row 149 (episode 1)" in out and "--split-at-discontinuity" in out
+    found = json.loads(call(capsys, "validate", path, "--json")[1])
+    assert found["valid"] and (found["discontinuities"], found["no_successor"], len(found["notes"])) == (2, 0, 1)
+    code, out, _ = call(capsys, "validate", path, "--split-at-discontinuity")
+    assert code == 0 and out.endswith("valid (6 episodes, 406 steps, 0 problems)\n")
+    code, out, err = call(capsys, "validate", rows_file(jump_at=range(0, 55, 5)))
+    assert code == 2 and "more than 1% of the rows" in err and "first in row 0 (episode 0)" in err
+    assert "INVALID" in out and "1 problem" in out
+
+
+def test_shuffled_rows_are_taken_one_by_one_when_asked_for(capsys, rows_file, tmp_path):
+    path = rows_file(shuffled=True)
+    code, out, err = call(capsys, "validate", path)
+    assert code == 2 and "on the command line --one-step" in err and "INVALID" in out
+    code, out, _ = call(capsys, "validate", path, "--one-step")
+    assert code == 0 and out.endswith("valid (400 episodes, 800 steps, 0 problems)\n")
+    code, out, err = call(capsys, "convert", path, "--one-step", "--out", tmp_path / "out")
+    assert (code, err) == (0, "") and "400 in each table" in out
+    code, _, err = call(capsys, "convert", path, "--one-step", "--max-episode-steps", 3, "--out", tmp_path / "other")
+    assert code == 1 and "one_step=True ends an episode after each row; leave out max_episode_steps" in err
 
 
 def test_only_so_many_problems_are_listed(data, capsys):
@@ -176,6 +248,30 @@ def test_convert_reports_in_json_and_takes_its_options(data, capsys, server, tmp
     assert report["items"] == size(server) == size(server, "other") > 0
     saved = json.loads(statistics.read_text())
     assert (saved["reward_scale"], saved["reward_shift"], len(saved["observation_mean"])) == (0.5, 1.0, 11)
+    assert report["statistics"] == saved and (saved["float_dtype"], saved["action_limit"]) == ("float32", 1 - 1e-5)
+
+
+def test_notes_and_changes_are_printed_once(capsys, rows_file, tmp_path):
+    options = ("--cast-floats", "--normalize-observations", "--clip-actions", "--reward", "iql_antmaze")
+    path = rows_file(jump_at=[149])
+    code, out, err = call(capsys, "convert", path, *options, "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    out = " ".join(out.split())
+    for sentence in (
+        "note in 1 rows inside episodes next_observations is not",
+        "note step['observation'] is constant at [2], and is normalised to zeros there",
+        "changed floats cast to float32 changed (reward - 1) * 1 changed (observation - mean) / (std + 0.001) changed "
+        "actions clipped to +-0.99999 ",
+    ):
+        assert out.count(sentence) == 1
+    code, out, _ = call(capsys, "validate", path, *options)
+    assert code == 0 and "note: step['observation'] is constant at [2]" in out and "0 problems, 2 notes)" in out
+
+
+def test_a_warning_of_the_source_is_printed_once(data, capsys, tmp_path):
+    path = data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0"
+    code, out, err = call(capsys, "convert", path, "--out", tmp_path / "out")  # a Python warning would be an error
+    assert code == 0 and err.count("rebuild from the D4RL HDF5 file") == 1 and "rebuild" not in out
 
 
 def test_convert_writes_a_directory_once(data, capsys, tmp_path):
