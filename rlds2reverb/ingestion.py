@@ -18,6 +18,7 @@ from rlds2reverb._encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.clients import Server, connect, require_table, table_infos
 from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb._server.held_items import require_same_items
 from rlds2reverb._server.memory import require_memory
 from rlds2reverb._writing.bulk_writer import BulkWriter
 from rlds2reverb._writing.compatibility import TrialItem, why_bulk_writing_fails
@@ -120,7 +121,8 @@ def ingest(
     Raises:
       InvalidEpisode: with on_invalid='error', at the first episode with problems; nothing is written.
       SourceError: if the source cannot be opened or read.
-      SpecMismatch: if a table's signature differs from the items, or an episode from the first.
+      SpecMismatch: if a table's signature differs from the items, or an episode from the first; if a table without a
+        signature holds an item of other columns (where it can be looked at; else the report has a warning).
       ServerUnavailable: if the server does not answer or take items in time; what it confirmed is in the journal.
       ServerRestarted: if the server is restarted again and again.
       ResumeError: if the data set is not the one of the run that is to be resumed.
@@ -173,6 +175,10 @@ def ingest(
         return transfer.report
     for name in names:
         require_table(infos, name, conversion.signature)
+    for warning in require_same_items(
+        client.server_address, infos, names, conversion.signature, timeout_secs=timeout_secs
+    ):
+        report.warn(warning)
     journal = Journal(description, client.server_address, example=example, warn=report.warn)
     with journal.locked():
         if on_invalid == "error":
@@ -290,6 +296,7 @@ def _open_writer(
         infos = connection.table_infos(timeout_secs=timeout_secs)
     for name in report.tables:  # another server may have come, with other tables
         require_table(infos, name, conversion.signature)
+    require_same_items(address, infos, report.tables, conversion.signature, timeout_secs=timeout_secs)
     if report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint
         _fall_back_to_public_writer_at_need(transfer, client, timeout_secs)
     writer: BulkWriter | PublicWriter

@@ -47,6 +47,17 @@ _MESSAGES: dict[str, list[tuple[str, int, Any, bool]]] = {
         ("updates", 2, _SCHEMA + "KeyWithPriority", True),
         ("delete_keys", 3, _Field.TYPE_UINT64, True),
     ],
+    "SampleStreamRequest": [
+        ("table", 1, _Field.TYPE_STRING, False),
+        ("num_samples", 2, _Field.TYPE_INT64, False),
+        ("rate_limiter_timeout", 3, _SCHEMA + "Timeout", False),
+    ],
+    "SampleEntry": [
+        ("info", 1, _SCHEMA + "SampleInfo", False),
+        ("data", 2, _SCHEMA + "ChunkData", True),
+        ("end_of_sequence", 3, _Field.TYPE_BOOL, False),
+    ],
+    "SampleStreamResponse": [("entries", 1, ".rlds2reverb.SampleEntry", True)],
     "CheckpointResponse": [("checkpoint_path", 1, _Field.TYPE_STRING, False)],
     "ServerInfoResponse": [
         ("tables_state_id", 1, _SCHEMA + "Uint128", False),
@@ -81,6 +92,8 @@ _CLASSES = _message_classes()
 InsertStreamRequest = _CLASSES["InsertStreamRequest"]
 InsertStreamResponse = _CLASSES["InsertStreamResponse"]
 MutatePrioritiesRequest = _CLASSES["MutatePrioritiesRequest"]
+SampleStreamRequest = _CLASSES["SampleStreamRequest"]
+SampleStreamResponse = _CLASSES["SampleStreamResponse"]
 CheckpointResponse = _CLASSES["CheckpointResponse"]
 ServerInfoResponse = _CLASSES["ServerInfoResponse"]
 

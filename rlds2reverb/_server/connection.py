@@ -7,7 +7,7 @@ of the process: a connection that was lost blocks them for up to two minutes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from rlds2reverb._internals.reverb import (
     InsertStreamResponse,
     KeyWithPriority,
     MutatePrioritiesRequest,
+    SampleStreamRequest,
+    SampleStreamResponse,
     ServerInfoResponse,
     to_table_info,
 )
@@ -130,6 +132,24 @@ class ServerConnection:
         """
         request = MutatePrioritiesRequest(table=table, delete_keys=keys)
         self._answered("MutatePriorities", request, timeout_secs, "delete items")
+
+    def sample(self, table: str, *, timeout_secs: float) -> Generator[Any, None, None]:
+        """Takes one sample of a table, and yields its parts: the first has the `info`, each some chunks (`data`).
+
+        The server does not keep the request for later than the time-out. Ending the iteration ends the call.
+
+        Raises:
+          grpc.RpcError: if the server gives none, or not in time.
+        """
+        request = SampleStreamRequest(table=table, num_samples=1)
+        request.rate_limiter_timeout.milliseconds = max(1, int(1000 * timeout_secs))
+        requests = iter([request.SerializeToString()])
+        call = self._channel.stream_stream(SERVICE_PATH + "SampleStream")(requests, timeout=timeout_secs)
+        try:
+            for response in call:
+                yield from SampleStreamResponse.FromString(response).entries
+        finally:
+            call.cancel()
 
     def _answered(self, method: str, request: Any, timeout_secs: float, what: str) -> bytes:
         try:

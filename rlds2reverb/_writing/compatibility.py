@@ -12,6 +12,7 @@ import reverb
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.connection import ServerConnection, server_state_id
+from rlds2reverb._server.held_items import counts_samples
 from rlds2reverb._server.native_calls import NATIVE_CALLS, call_with_deadline
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import ServerUnavailable
@@ -125,9 +126,8 @@ def _answers_clients(client: reverb.Client) -> bool:
 
 def _is_usable(info: Any) -> bool:
     """Whether a table is empty, gives an item as soon as it has one, and keeps it for others."""
-    limiter = info.rate_limiter_info
-    is_free = limiter.min_size_to_sample <= 1 and limiter.max_diff > 1e300 and limiter.min_diff < -1e300
-    return bool(is_free and info.current_size == 0 and info.max_times_sampled == 0)
+    gives_at_once = info.rate_limiter_info.min_size_to_sample <= 1
+    return bool(gives_at_once and info.current_size == 0 and not counts_samples(info))
 
 
 def _tried(address: str, table: str, trial: TrialItem, timeout_secs: float) -> str | None:

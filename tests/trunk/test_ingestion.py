@@ -297,7 +297,7 @@ def test_addresses_have_to_be_host_and_port(address):
 
 
 def test_a_server_is_taken_in_any_form():
-    server = reverb.Server([ONCE.build()], port=None)
+    server = reverb.Server([TableConfig("items").build()], port=None)
     for form in (server, server.localhost_client(), server.port, str(server.port), f"localhost:{server.port}"):
         assert ingest([episode(2, terminal=True)], form, "items").items == 1
     server.stop()
