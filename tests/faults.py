@@ -264,6 +264,7 @@ def stored(checkpoint: Path) -> tuple[dict[int, bytes], dict[int, bytes]]:
     chunks = [schema_pb2.ChunkData.FromString(record) for record in _records(checkpoint / "chunks.tfrecord")]
     for item in items:
         item.ClearField("inserted_at")
+        item.ClearField("times_sampled")  # one may have been looked at; see `held_items`
     items_by_key = {item.key: item.SerializeToString(deterministic=True) for item in items}
     distinct_chunks = {(chunk.chunk_key, chunk.SerializeToString(deterministic=True)) for chunk in chunks}
     chunks_by_key = dict(distinct_chunks)

@@ -109,7 +109,7 @@ def test_items_of_the_same_columns_are_added(server, table, arguments):
         ("packed", {}, r"have 6 columns \(.*\), .* has 1 column \(int32 \[2, 7\]\); .* give the other layout"),
         ("packed", {"layout": "packed", "adder": Windows(3)}, r"item is int32 \[3, 7\], .* wants int32 \[2, 7\]"),
         ("rows", {"layout": "packed"}, r"item is int32 \[2, 7\], .* wants float32 \[\]"),
-        ("episodes", {}, r"is int32 \[2\], .* wants int32 \[[46]\]"),
+        ("episodes", {}, r"is int32 \[2\], .* wants int32 \[\d\]"),
         ("long", {"adder": Windows(5)}, r"is int32 \[5\], .* wants int32 \[5900\]"),
         ("legacy", {}, r"is int32 \[2\], .* wants int32 \[1\]"),
     ],
