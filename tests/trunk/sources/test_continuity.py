@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from oracles import episode
 
 from rlds2reverb._writing.report import IngestReport
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import find_problems
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import d4rl, load, summarize
@@ -66,7 +67,7 @@ def test_an_unflagged_reset_is_counted_and_named_and_stays_valid():
     assert "first in row 199 (episode 2)" in warning and "--split-at-discontinuity" in warning
     report = IngestReport("rows", ("replay",))
     for each in source:
-        report.add_episode(each)
+        report.add_batch(EpisodeBatch([each]))
     assert (report.discontinuities, report.first_discontinuity) == (2, "row 199 (episode 2)")
     assert report.notes == summary.warnings
     assert [each.num_transitions for each in load(rows, split_at_discontinuity=True)] == [50, 50, 100, 25, 75, 100]

@@ -5,6 +5,7 @@ import pytest
 from oracles import assert_equal_nests, episode
 
 from rlds2reverb._writing.report import IngestReport
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import load, summarize
 from rlds2reverb.sources.transforms import CastFloats, apply_transforms
@@ -78,7 +79,7 @@ def test_a_transition_without_a_successor_is_counted(log, lost):
     transformed, _ = apply_transforms(source, [CastFloats()])
     report = IngestReport("logs", ("replay",))
     for each in transformed:
-        report.add_episode(each)
+        report.add_batch(EpisodeBatch([each]))
     assert summary.no_successor == report.no_successor == 2 * lost
     assert summary.transitions == 2 * (3 - lost if "actions" in log else 2)
     assert summary.warnings == report.notes
