@@ -107,23 +107,73 @@ def from_transitions(
     if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
         final_observation = mapped(lambda column: column[-1], observations)
         observations = mapped(lambda column: column[:-1], observations)
-    if final_observation is None and terminated:
-        final_observation = mapped(_nothing, observations)
-    added = final_observation is not None
-    num_steps = num_transitions + added
-    discount = np.ones(num_steps, np.float32)
-    flags = {name: np.zeros(num_steps, bool) for name in fields.FLAG_FIELDS}
-    if num_steps:
-        flags[fields.IS_FIRST][0] = True
-        flags[fields.IS_LAST][-1] = True
-        flags[fields.IS_TERMINAL][-1] = terminated
-    if terminated:
-        discount[-2:] = 0
-    rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
-    if added:
-        observations = tree.map_structure(_append, observations, final_observation)
-        rest = mapped(lambda column: _append(column, _nothing(column)), rest)
-    return {fields.OBSERVATION: observations, **rest, fields.DISCOUNT: discount, **flags}
+    if final_observation is not None:
+        final_observation = tree.map_structure(_as_row_of, observations, final_observation)
+    lengths = np.array([num_transitions])
+    ended = np.array([terminated])
+    return joined_transitions(
+        observations, actions, rewards=rewards, num_transitions=lengths, terminated=ended,
+        final_observations=final_observation, extras=extras,
+    )[0]  # fmt: skip
+
+
+def joined_transitions(
+    observations: Nest,
+    actions: Nest,
+    *,
+    rewards: np.ndarray,
+    num_transitions: np.ndarray,
+    terminated: np.ndarray,
+    final_observations: Nest | None = None,
+    extras: dict[str, Nest] | None = None,
+) -> tuple[dict[str, Nest], np.ndarray]:
+    """Returns the RLDS steps of several episodes, one after the other, each as `from_transitions` makes them.
+
+    For example, two episodes of 2 and 1 transitions with final observations become 3 and 2 steps: the rows 0 1 2 of
+    the transitions go to the places 0 1 3, and the final observations to the places 2 and 4.
+
+    Args:
+      observations: nest of arrays `[T, ...]`, all episodes one after the other.
+      actions: nest of arrays `[T, ...]`.
+      rewards: float `[T]`.
+      num_transitions: int64 `[E]`, the transitions of each episode.
+      terminated: bool `[E]`.
+      final_observations: nest of arrays `[E, ...]`, or None if there are none.
+      extras: more columns `[T, ...]`.
+
+    Returns:
+      The columns `[R, ...]`, and the steps of each episode, int64 `[E]`.
+    """
+    is_added = terminated if final_observations is None else np.ones(len(terminated), bool)
+    num_steps = num_transitions + is_added
+    places = np.arange(len(rewards)) + np.repeat(np.cumsum(is_added) - is_added, num_transitions)
+    ends = np.cumsum(num_steps)
+    total = int(num_steps.sum())
+
+    def spread(column: np.ndarray) -> np.ndarray:
+        steps = np.full((total, *column.shape[1:]), b"" if column.dtype == object else 0, column.dtype)
+        steps[places] = column
+        return steps
+
+    def with_finals(column: np.ndarray, finals: np.ndarray) -> np.ndarray:
+        steps = spread(column)
+        steps[ends - 1] = finals
+        return steps
+
+    if final_observations is None:
+        steps = mapped(spread, observations)
+    else:
+        steps = tree.map_structure(with_finals, observations, final_observations)
+    discount = np.ones(total, np.float32)
+    flags = {name: np.zeros(total, bool) for name in fields.FLAG_FIELDS}
+    has_steps = num_steps > 0
+    flags[fields.IS_FIRST][(ends - num_steps)[has_steps]] = True
+    flags[fields.IS_LAST][ends[has_steps] - 1] = True
+    flags[fields.IS_TERMINAL][ends[terminated] - 1] = True
+    discount[ends[terminated] - 1] = 0
+    discount[ends[terminated & (num_steps > 1)] - 2] = 0
+    rest = mapped(spread, {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})})
+    return {fields.OBSERVATION: steps, **rest, fields.DISCOUNT: discount, **flags}, num_steps
 
 
 def one_step_episodes(
@@ -201,12 +251,13 @@ def _nothing(column: np.ndarray) -> np.ndarray:
     return np.full(column.shape[1:], b"" if column.dtype == object else 0, column.dtype)
 
 
-def _append(column: np.ndarray, row: Any) -> np.ndarray:
+def _as_row_of(column: np.ndarray, row: Any) -> np.ndarray:
+    """Returns a final observation as a column of one row; `SpecMismatch` if it is not like the others."""
     row = np.asarray(row, object if column.dtype == object else None)
     if row.shape != column.shape[1:] or row.dtype != column.dtype:
         others = f"{column.dtype} {list(column.shape[1:])}"
         raise SpecMismatch(f"the final observation is {describe(row)}, the others are {others}; make them alike")
-    return np.concatenate([column, row[None]])
+    return row[None]
 
 
 def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Problem]:

@@ -25,6 +25,9 @@ _PROBLEMS_KEPT = 20
 #: The most bytes of a data set that the check keeps in memory, so that it is read once.
 _KEPT_BYTES = 512 << 20
 
+#: Items of the first episode from which the memory of the server is estimated.
+_EXAMPLE_ITEMS = 4096
+
 #: Called with a stage ('check', 'resume' or 'write') and each episode that went through it.
 Progress = Callable[[str, Episode], None]
 
@@ -105,9 +108,9 @@ class Transfer:
     def estimate_memory(self, encoder: Encoder) -> None:
         """Notes in the report about how much memory a server will need, judged by the items of the first episode."""
         num_steps = self.num_steps if self.is_checked else self.source.num_rows
-        example = self.conversion.example
-        if num_steps is None or not len(example.starts):
+        if num_steps is None or not len(self.conversion.example.starts):
             return
+        example = self.conversion.example.part(0, _EXAMPLE_ITEMS)
         batches = list(encoder.encode([example]))
         for_example = needed_bytes(
             items=sum(batch.num_items for batch in batches) * len(encoder.tables),
@@ -115,7 +118,7 @@ class Transfer:
             chunk_bytes=sum(batch.chunk_bytes for batch in batches),
             columns=len(self.conversion.specs),
         )
-        self.report.memory_bytes = for_example * num_steps // len(example.columns[0])
+        self.report.memory_bytes = for_example * num_steps // example.num_rows
 
     def fits_surely(self, num_items: int) -> bool:
         """Whether the data set surely gives at most `num_items` items, if no more than one starts at a row.

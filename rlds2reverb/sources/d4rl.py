@@ -15,7 +15,7 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
-from rlds2reverb.episodes import Episode, from_transitions, one_step_episodes
+from rlds2reverb.episodes import Episode, joined_transitions, one_step_episodes
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import concatenated
 
@@ -262,34 +262,37 @@ def cut_episodes(rows: TransitionRows) -> Iterator[Episode]:
             yield from _one_step_episodes(block, stop - len(block[REWARDS]))
         return
     check = ContinuityCheck(rows.name, rows.num_rows, f"{ONE_STEP}; {SPLIT}")
-    for index, (part, open_end, jumps) in enumerate(_parts(rows, blocks)):
-        episode = _episode(part, index, open_end=open_end, discontinuities=jumps)
-        check.add(episode, len(part[REWARDS]))
+    for episode, num_rows in _whole_episodes(rows, blocks):
+        check.add(episode, num_rows)
         yield episode
 
 
-def _parts(
+def _whole_episodes(
     rows: TransitionRows, blocks: Iterator[tuple[int, dict[str, np.ndarray]]]
-) -> Iterator[tuple[dict[str, np.ndarray], bool, tuple[int, ...]]]:
-    """Yields the columns of each episode, whether the rows just stop in it, and its discontinuities."""
-    parts: list[dict[str, np.ndarray]] = []
-    length = 0
+) -> Iterator[tuple[Episode, int]]:
+    """Yields each episode, and how many rows it has in the source."""
+    held: list[dict[str, np.ndarray]] = []  # the rows of an episode that goes on in the next block
+    num_held = index = 0
     jumps: list[int] = []
     for stop, block in blocks:
-        begin, num_rows = 0, len(block[REWARDS])
+        num_rows = len(block[REWARDS])
         start = stop - num_rows
-        ends = list(_ends(rows, block, stop, length))
-        jumps += [start + jump for jump in _jumps(block, ends, parts[-1] if parts else None)]
-        for end in ends:
-            parts.append({name: values[begin : end + 1] for name, values in block.items()})
-            inside, jumps = _split(jumps, start + end)
-            yield _join(parts), False, tuple(inside)
-            parts, begin, length = [], end + 1, 0
+        ends = list(_ends(rows, block, stop, num_held))
+        jumps += [start + jump for jump in _jumps(block, ends, held[-1] if held else None)]
+        begin = 0
+        if ends:
+            begin = ends[-1] + 1
+            lengths = np.diff(ends, prepend=-1 - num_held)
+            part = _join([*held, {name: values[:begin] for name, values in block.items()}])
+            yield from _episodes(part, lengths, index, first_row=start - num_held, jumps=jumps)
+            jumps = [jump for jump in jumps if jump >= start + begin]
+            index, held, num_held = index + len(lengths), [], 0
         if begin < num_rows:
-            parts.append({name: values[begin:] for name, values in block.items()})
-            length += num_rows - begin
-    if parts:
-        yield _join(parts), True, tuple(jumps)
+            held.append({name: values[begin:] for name, values in block.items()})
+            num_held += num_rows - begin
+    if held:
+        lengths = np.array([num_held])
+        yield from _episodes(_join(held), lengths, index, first_row=stop - num_held, jumps=jumps, open_end=True)
 
 
 def _jumps(block: dict[str, np.ndarray], ends: list[int], before: dict[str, np.ndarray] | None) -> list[int]:
@@ -300,11 +303,6 @@ def _jumps(block: dict[str, np.ndarray], ends: list[int], before: dict[str, np.n
     if before is not None and len(differing_rows(before[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
         jumps.insert(0, -1)
     return list(jumps)
-
-
-def _split(rows: list[int], last: int) -> tuple[list[int], list[int]]:
-    """Returns the rows up to `last`, and those after it."""
-    return [row for row in rows if row <= last], [row for row in rows if row > last]
 
 
 def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
@@ -343,18 +341,43 @@ def _join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
 
 
-def _episode(part: dict[str, np.ndarray], index: int, *, open_end: bool, discontinuities: tuple[int, ...]) -> Episode:
+def _episodes(
+    part: dict[str, np.ndarray],
+    lengths: np.ndarray,
+    first_index: int,
+    *,
+    first_row: int,
+    jumps: list[int],
+    open_end: bool = False,
+) -> Iterator[tuple[Episode, int]]:
+    """Yields the episodes of rows that are whole ones, and how many rows each has.
+
+    Args:
+      part: columns of the rows.
+      lengths: int64 `[E]`, the rows of each episode.
+      first_index: of the first episode.
+      first_row: of the first row in the source.
+      jumps: discontinuities, rows of the source.
+      open_end: whether the rows just stop in the last episode.
+    """
+    ends = np.cumsum(lengths)
     following = part.get(NEXT_OBSERVATIONS)
-    steps = from_transitions(
+    steps, num_steps = joined_transitions(
         part[OBSERVATIONS],
         part[ACTIONS],
         rewards=part[REWARDS],
-        terminated=bool(part[TERMINALS][-1]),
-        final_observation=None if following is None else following[-1],
+        num_transitions=lengths,
+        terminated=part[TERMINALS][ends - 1],
+        final_observations=None if following is None else following[ends - 1],
         extras=_extras(part),
     )
-    no_successor = len(steps[fields.IS_FIRST]) == len(part[REWARDS])
-    return Episode(steps, index, open_end, no_successor, discontinuities)
+    row = step = 0
+    for number, (length, count) in enumerate(zip(lengths.tolist(), num_steps.tolist(), strict=True)):
+        cut = slice(step, step + count)
+        inside = [jump for jump in jumps if row <= jump - first_row < row + length] if jumps else ()
+        own = {name: column[cut] for name, column in steps.items()}
+        yield Episode(own, first_index + number, open_end, count == length, tuple(inside)), length
+        row, step = row + length, step + count
 
 
 def _one_step_episodes(block: dict[str, np.ndarray], first_row: int) -> Iterator[Episode]:
