@@ -1,10 +1,10 @@
 """How much memory servers and conversions take.
 
-    python benchmarks/bench_memory.py [--episodes 50] [--large-steps 10000000]
+    python benchmarks/bench_memory.py [--episodes 50] [--endless-steps 3000000] [--large-steps 10000000]
 
-Each table is filled in a server process of its own, whose resident memory is read before and after. Then a D4RL file
-of `--large-steps` rows is made and converted to a directory by a process whose peak is read; it needs about 6 GB of
-disk. `--large-steps 0` leaves that out.
+Each table is filled in a server process of its own, whose resident memory is read before and after. Then D4RL files
+are made and converted by processes whose peak is read: one of `--endless-steps` rows without an end, which is a single
+episode, and one of `--large-steps` rows in episodes of 1,000, which needs about 6 GB of disk. 0 leaves either out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,46 +100,81 @@ def estimate(episodes: list[dict], folder: Path) -> None:
         )
 
 
-def write_large(path: Path, num_steps: int) -> None:
+def write_rows(path: Path, num_steps: int, *, episode_steps: int | None, following: bool = True) -> None:
+    """Writes a D4RL file of random rows, with `next_observations` if `following`; without `episode_steps` none ends."""
     random = np.random.default_rng(0)
     block = 100_000
+    last = random.random((1, 17), np.float32)
     with h5py.File(path, "w") as file:
-        widths = {"observations": (17,), "next_observations": (17,), "actions": (6,), "rewards": ()}
+        widths = {"observations": (17,), "actions": (6,), "rewards": ()}
+        if following:
+            widths["next_observations"] = (17,)
         for name, shape in widths.items():
             file.create_dataset(name, (num_steps, *shape), np.float32, chunks=(1000, *shape))
         for name in ("terminals", "timeouts"):
             file.create_dataset(name, (num_steps,), bool, chunks=(1000,))
         for begin in range(0, num_steps, block):
             rows = min(block, num_steps - begin)
+            states = np.concatenate([last, random.random((rows, 17), np.float32)])
+            last = states[-1:]
+            columns = {"observations": states[:-1], "next_observations": states[1:]}
             for name, shape in widths.items():
-                file[name][begin : begin + rows] = random.random((rows, *shape), np.float32)
+                values = columns[name] if name in columns else random.random((rows, *shape), np.float32)
+                file[name][begin : begin + rows] = values
+            at = np.arange(begin, begin + rows)
             file["terminals"][begin : begin + rows] = np.zeros(rows, bool)
-            file["timeouts"][begin : begin + rows] = np.arange(begin, begin + rows) % 1000 == 999
+            file["timeouts"][begin : begin + rows] = at % episode_steps == episode_steps - 1 if episode_steps else False
 
 
-def convert(path: Path, out: Path, told: Any) -> None:
+def convert(path: Path, destination: Path | str) -> tuple[int, int, Any]:
+    """Bytes of memory of this process before and at most, and the report."""
     start = status("VmRSS")
-    report = ingest(path, out)
-    told.put((start, status("VmHWM"), report.steps, report.steps_per_second))
+    report = ingest(path, destination)
+    return start, status("VmHWM"), report
+
+
+def converted(path: Path, destination: Path | str) -> tuple[int, int, Any]:
+    """As `convert`, in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(convert, path, destination).result()
+
+
+def endless(folder: Path, num_steps: int) -> None:
+    path = folder / "endless.hdf5"
+    print(f"\na D4RL file of {num_steps:,} rows without an end, one episode")
+
+    def show(what: str, start: int, peak: int, report: Any) -> None:
+        times = (peak - start) / report.bytes
+        print(
+            f"{what:<40} {start / 1e6:>6,.0f} MB at the start, {peak / 1e6:>6,.0f} MB at most: {times:.1f} times the "
+            f"{report.bytes / report.steps:.0f} bytes of a step",
+            flush=True,
+        )
+
+    write_rows(path, num_steps, episode_steps=None, following=False)
+    show("to a directory", *converted(path, folder / "endless"))
+    memory_of(None, lambda address: show("to a server", *converted(path, address)))
+    write_rows(path, num_steps, episode_steps=None)
+    show("with next_observations, to a directory", *converted(path, folder / "following"))
+    path.unlink()
 
 
 def large(folder: Path, num_steps: int) -> None:
-    path, out = folder / "large.hdf5", folder / "large"
-    write_large(path, num_steps)
-    context = multiprocessing.get_context("spawn")
-    told = context.Queue()
-    process = context.Process(target=convert, args=(path, out, told))
-    process.start()
-    start, peak, steps, rate = told.get()
-    process.join()
+    path = folder / "large.hdf5"
+    write_rows(path, num_steps, episode_steps=1000)
+    start, peak, report = converted(path, folder / "large")
     print(f"\na D4RL file of {num_steps:,} rows ({path.stat().st_size / 1e9:.1f} GB) to a directory")
-    print(f"{steps:,} steps at {rate:,.0f} steps/s; resident memory: {start / 1e6:,.0f} MB at the start", end=", ")
-    print(f"{peak / 1e6:,.0f} MB at most (asked: under 1,000)")
+    print(
+        f"{report.steps:,} steps at {report.steps_per_second:,.0f} steps/s; resident memory: {start / 1e6:,.0f} MB",
+        end="",
+    )
+    print(f" at the start, {peak / 1e6:,.0f} MB at most (asked: under 1,000)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--endless-steps", type=int, default=3_000_000)
     parser.add_argument("--large-steps", type=int, default=10_000_000)
     arguments = parser.parse_args()
     compare("floats of HalfCheetah's shape", speed.float_episodes(arguments.episodes))
@@ -146,6 +182,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     try:
         estimate(speed.float_episodes(arguments.episodes), folder)
+        if arguments.endless_steps:
+            endless(folder, arguments.endless_steps)
         if arguments.large_steps:
             large(folder, arguments.large_steps)
     finally:
