@@ -34,9 +34,16 @@ setup(
         "rlds2reverb.sampling",
         "rlds2reverb.replay",
         "rlds2reverb.adders",
+        "rlds2reverb.learners",
+        "rlds2reverb.learners.agents",
         "rlds2reverb.cli",
     ],
-    package_dir={"rlds2reverb": "rlds2reverb", "rlds2reverb.adders": "adders", "rlds2reverb.cli": "cli"},
+    package_dir={
+        "rlds2reverb": "rlds2reverb",
+        "rlds2reverb.adders": "adders",
+        "rlds2reverb.learners": "learners",
+        "rlds2reverb.cli": "cli",
+    },
     package_data={"rlds2reverb": ["py.typed"]},
     install_requires=[
         "tensorflow==2.15.1",

@@ -131,5 +131,9 @@ def test_every_package_is_listed_in_setup_py():
         pytest.skip("the sources are not here: an installed wheel is tested")
     listed = ast.literal_eval(setup.read_text().partition("packages=")[2].partition("],")[0] + "]")
     rooms = {module for module, path in FILES.items() if path.name == "__init__.py"}
-    branches = {f"rlds2reverb.{branch}" for branch in BRANCHES if (ROOT / branch / "__init__.py").is_file()}
+    branches = {
+        ".".join(["rlds2reverb", *path.parent.relative_to(ROOT).parts])
+        for branch in BRANCHES
+        for path in (ROOT / branch).rglob("__init__.py")
+    }
     assert sorted(listed) == sorted({"rlds2reverb"} | rooms | branches)

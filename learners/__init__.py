@@ -1,0 +1,1 @@
+"""Training: from tables and data sets to a trained agent."""

@@ -1,0 +1,31 @@
+"""Agents for offline data, each a `tf_agents.agents.TFAgent`.
+
+Every `train` takes `weights` and gives the TD error of each item in `LossInfo.extra["td_error"]` where the algorithm
+has a critic. `make_agent` makes one by name.
+"""
+
+from .adam import Adam
+from .networks import MLP, GaussianActor, TanhActor, critic_values
+from .offline_agent import Batch, OfflineAgent
+from .policies import ActorPolicy
+from .registry import AGENTS, hyperparameters, make_agent
+from .spaces import BoundedActions, DiscreteActions, Observations
+from .td3_bc import TD3BCAgent
+
+__all__ = [
+    "AGENTS",
+    "MLP",
+    "ActorPolicy",
+    "Adam",
+    "Batch",
+    "BoundedActions",
+    "DiscreteActions",
+    "GaussianActor",
+    "Observations",
+    "OfflineAgent",
+    "TD3BCAgent",
+    "TanhActor",
+    "critic_values",
+    "hyperparameters",
+    "make_agent",
+]

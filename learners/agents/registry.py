@@ -1,0 +1,58 @@
+"""Agents by name."""
+
+import difflib
+import inspect
+from typing import Any
+
+from .offline_agent import OfflineAgent
+from .td3_bc import TD3BCAgent
+
+#: The class of each name.
+AGENTS: dict[str, type[OfflineAgent]] = {
+    "td3": TD3BCAgent,
+    "td3_bc": TD3BCAgent,
+}
+
+#: What a name sets, where it is its class with other defaults.
+PRESETS: dict[str, dict[str, Any]] = {
+    "td3": {"alpha": None},
+}
+
+
+def make_agent(name: str, time_step_spec: Any, action_spec: Any, **overrides: Any) -> OfflineAgent:
+    """Returns a new agent with its published defaults.
+
+    Args:
+      name: one of `AGENTS`.
+      time_step_spec: TimeStep of specs, of the data and the environment.
+      action_spec: BoundedTensorSpec of the action.
+      **overrides: hyperparameters of the class, in the place of its defaults; `observation_mean`, `observation_std`
+        and `seed` too.
+
+    Raises:
+      ValueError: if there is no such agent.
+      TypeError: if the agent has no such hyperparameter.
+    """
+    if name not in AGENTS:
+        raise ValueError(
+            f"expected one of the agents {', '.join(sorted(AGENTS))}, got {name!r}{_nearest(name, AGENTS)}"
+        )
+    known = hyperparameters(name)
+    for each in overrides:
+        if each not in known:
+            raise TypeError(
+                f"expected a hyperparameter of {name} ({', '.join(sorted(known))}), got {each!r}{_nearest(each, known)}"
+            )
+    return AGENTS[name](time_step_spec, action_spec, **{**PRESETS.get(name, {}), **overrides})
+
+
+def hyperparameters(name: str) -> dict[str, Any]:
+    """Returns the keyword arguments of an agent with their defaults, for a name of `AGENTS`."""
+    parameters = inspect.signature(AGENTS[name].__init__).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return {**defaults, **PRESETS.get(name, {})}
+
+
+def _nearest(name: str, known: Any) -> str:
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""

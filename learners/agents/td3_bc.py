@@ -1,0 +1,127 @@
+"""TD3+BC, and TD3 itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from .adam import Adam
+from .networks import MLP, TanhActor, critic_values
+from .offline_agent import Batch, OfflineAgent
+from .spaces import BoundedActions, Observations
+
+
+@gin.configurable(module="rlds2reverb")
+class TD3BCAgent(OfflineAgent):
+    """TD3+BC (Fujimoto & Gu 2021); with `alpha=None` TD3 (Fujimoto, van Hoof & Meger 2018).
+
+        y      = r + gamma * discount * min_i Q'_i(s', clip(pi'(s') + clip(noise)))
+        critic = sum_i mean((Q_i(s, a) - y)^2)
+        actor  = -lambda * mean(Q_1(s, pi(s))) + mean((pi(s) - a)^2),   lambda = alpha / mean|Q_1(s, pi(s))|
+
+    The actor and all targets move once in `policy_delay` critic updates. TD3 has -mean(Q_1(s, pi(s))) alone.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: int = 0,
+        hidden_sizes: Sequence[int] = (256, 256),
+        actor_learning_rate: float = 3e-4,
+        critic_learning_rate: float = 3e-4,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+        policy_noise: float = 0.2,
+        noise_clip: float = 0.5,
+        policy_delay: int = 2,
+        exploration_noise: float = 0.1,
+        alpha: float | None = 2.5,
+    ) -> None:
+        """Makes the networks and their targets.
+
+        The defaults are those of TD3+BC's table 3 (Fujimoto & Gu 2021, appendix C), which are TD3's, unless another
+        source is named.
+
+        Args:
+          time_step_spec: of the data.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: subtracted from observations; None for no normalisation.
+          observation_std: what observations are divided by; the paper has the standard deviation + 1e-3.
+          seed: of the weights and the noise.
+          hidden_sizes: features of the hidden layers of actor and critics.
+          actor_learning_rate: Adam's step size.
+          critic_learning_rate: Adam's step size.
+          discount: gamma.
+          target_update_rate: share of the online weights in a target update.
+          policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
+          noise_clip: the largest such noise.
+          policy_delay: critic updates for each update of actor and targets.
+          exploration_noise: standard deviation of the collect policy's noise.
+          alpha: weight of the critic against behavioural cloning; None is TD3 itself.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        features, width = observations.size, actions.size
+        self._actor_network = MLP([features, *hidden_sizes, width], seed=seed, name="actor")
+        self._critic = MLP([features + width, *hidden_sizes, 1], seed=seed, copies=2, name="critic")
+        self._target_actor = TanhActor(self._actor_network.copy())
+        self._target_critic = self._critic.copy()
+        self._actor_optimizer = Adam([self._actor_network.flat], actor_learning_rate)
+        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
+        self._discount = discount
+        self._target_update_rate = target_update_rate
+        self._policy_noise, self._noise_clip = policy_noise, noise_clip
+        self._policy_delay = policy_delay
+        self._alpha = alpha
+        actor = TanhActor(self._actor_network, exploration_noise=exploration_noise)
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+
+    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        targets = self.critic_targets(batch)
+        with tf.GradientTape() as tape:
+            critic_loss, td = self.critic_loss(batch, targets)
+        self._critic_optimizer.minimize(critic_loss, tape)
+        is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
+        actor_loss = tf.cond(is_due, lambda: self._update_actor(batch), lambda: tf.constant(0.0))
+        extra = {
+            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "q_mean": tf.reduce_mean(targets + td),
+        }
+        return critic_loss + actor_loss, extra
+
+    def critic_targets(self, batch: Batch) -> tf.Tensor:
+        """Returns float32 [B]: r + gamma * discount * the smaller target value of the smoothed target action."""
+        noise = self._policy_noise * tf.random.stateless_normal(tf.shape(batch.action), self.noise_seed(0))
+        noise = tf.clip_by_value(noise, -self._noise_clip, self._noise_clip)
+        action = tf.clip_by_value(self._target_actor.mode(batch.next_observation) + noise, -1.0, 1.0)
+        values = critic_values(self._target_critic, batch.next_observation, action)
+        return batch.reward + self._discount * batch.discount * tf.reduce_min(values, axis=0)
+
+    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
+        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
+
+    def actor_loss(self, batch: Batch) -> tf.Tensor:
+        """Returns float32 []."""
+        action = self._actor.mode(batch.observation)
+        value = critic_values(self._critic, batch.observation, action, only=0)
+        if self._alpha is None:
+            return -tf.reduce_mean(value)
+        scale = self._alpha / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
+        return -scale * tf.reduce_mean(value) + tf.reduce_mean(tf.square(action - batch.action))
+
+    def _update_actor(self, batch: Batch) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = self.actor_loss(batch)
+        self._actor_optimizer.minimize(loss, tape)
+        self._target_actor.network.track(self._actor_network, self._target_update_rate)
+        self._target_critic.track(self._critic, self._target_update_rate)
+        return loss
