@@ -35,6 +35,7 @@ setup(
         "rlds2reverb.replay",
         "rlds2reverb.adders",
         "rlds2reverb.learners",
+        "rlds2reverb.learners.hooks",
         "rlds2reverb.learners.agents",
         "rlds2reverb.cli",
     ],

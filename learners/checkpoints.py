@@ -1,0 +1,172 @@
+"""The learner's checkpoints: complete or not there, checked before they are believed, the last ones and the best kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from rlds2reverb._arguments import require_count
+from rlds2reverb._server import sealed_json
+from rlds2reverb.errors import CheckpointError, DamagedFile
+
+_LOG = logging.getLogger(__name__)
+_MANIFEST = "manifest.json"
+_PREFIX = "state"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is complete.
+
+    Attributes:
+      path: its directory.
+      step: iterations that were done.
+      manifest: what else was written with it: plain names and values.
+    """
+
+    path: Path
+    step: int
+    manifest: dict[str, Any] = field(repr=False)
+
+
+class Checkpoints:
+    """The checkpoints of a run, each a directory `<iterations>` with TensorFlow's files and a manifest.
+
+    One is written under another name, synced and renamed, so that it is complete or not there, whenever the process is
+    killed. The manifest has a checksum of each file: one that was damaged since is passed over, by name in the log.
+    """
+
+    def __init__(self, root: Path, trackables: dict[str, Any], *, keep: int = 3):
+        """Nothing is written or read yet; what an earlier process left half-written is removed.
+
+        Args:
+          root: of the checkpoints; made if it is missing.
+          trackables: what TensorFlow saves and restores, by name: agents, data set iterators, variables.
+          keep: how many of the last ones are kept, at least 1; the best is kept besides.
+        """
+        require_count("keep", keep)
+        self._root, self._keep = Path(root), keep
+        self._state = tf.train.Checkpoint(**trackables)
+        self._root.mkdir(parents=True, exist_ok=True)
+        for left in self._root.glob("*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def save(self, step: int, manifest: dict[str, Any], *, is_best: bool = False) -> Checkpoint:
+        """Writes a checkpoint, and removes those that are not kept.
+
+        Args:
+          step: iterations done.
+          manifest: to be written with it.
+          is_best: whether it is the best so far, which is kept until there is a better one.
+
+        Raises:
+          CheckpointError: if a weight is not finite; nothing is written then.
+        """
+        wrong = [v.name for v in _variables(self._state) if not bool(tf.reduce_all(tf.math.is_finite(v)))]
+        if wrong:
+            raise CheckpointError(f"no checkpoint at iteration {step}: {wrong[0]} is not finite")
+        name = f"{step:010d}"
+        partial, path = self._root / f"{name}.partial", self._root / name
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        self._state.write(str(partial / _PREFIX))
+        files = {file.name: _digest(file) for file in sorted(partial.iterdir())}
+        best = step if is_best else self._best_step()
+        sealed_json.save(partial / _MANIFEST, {**manifest, "step": step, "best": best, "files": files})
+        for file in partial.iterdir():
+            sealed_json.sync(file)
+        sealed_json.sync(partial)
+        if path.exists():  # the same iterations again: what was there goes first
+            path.rename(partial.with_name(f"{name}.old.partial"))
+        partial.rename(path)
+        sealed_json.sync(self._root)
+        self._remove_old(best)
+        return Checkpoint(path, step, manifest)
+
+    def opened(self, path: str | Path | None = None) -> Checkpoint | None:
+        """Returns the newest good checkpoint, or the one at a path, for `restore`; None if there is none.
+
+        Raises:
+          CheckpointError: if the one at the path is not there or is damaged, or all are.
+        """
+        if path is not None:
+            return _opened(Path(path))
+        paths = sorted((one for one in self._root.iterdir() if one.name.isdigit()), reverse=True)
+        for one in paths:
+            try:
+                return _opened(one)
+            except CheckpointError as error:
+                _LOG.warning("%s; the one before it is taken", error)
+        if paths:
+            raise CheckpointError(
+                f"none of the {len(paths)} checkpoints in {self._root} is good; delete them to begin from scratch"
+            )
+        return None
+
+    def restore(self, found: Checkpoint) -> None:
+        """Gives the trackables the values that a checkpoint has.
+
+        Raises:
+          CheckpointError: if it lacks one of them, being of another agent.
+        """
+        try:
+            self._state.read(str(found.path / _PREFIX)).assert_existing_objects_matched()
+        except (AssertionError, ValueError) as error:
+            raise CheckpointError(f"{found.path} is of another agent: {str(error).splitlines()[0]}") from error
+
+    def _best_step(self) -> int | None:
+        """Returns the step of the best one so far, which every manifest names."""
+        for path in sorted(self._root.glob("[0-9]" * 10), reverse=True):
+            try:
+                best: int | None = (sealed_json.load(path / _MANIFEST) or {}).get("best")
+            except DamagedFile:
+                continue
+            return best
+        return None
+
+    def _remove_old(self, best: int | None) -> None:
+        names = sorted(one.name for one in self._root.glob("[0-9]" * 10))
+        for name in names[: -self._keep]:
+            if best is None or int(name) != best:
+                shutil.rmtree(self._root / name, ignore_errors=True)
+        for left in self._root.glob("*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _opened(path: Path) -> Checkpoint:
+    """Returns a checkpoint whose files have their checksums; raises `CheckpointError` otherwise, naming the file."""
+    try:
+        manifest = sealed_json.load(path / _MANIFEST)
+    except DamagedFile as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+    if manifest is None:
+        raise CheckpointError(f"there is no checkpoint at {path}: {_MANIFEST} is missing")
+    for name, digest in manifest["files"].items():
+        file = path / name
+        if not file.is_file() or _digest(file) != digest:
+            what = "is not what was written" if file.is_file() else "is missing"
+            raise CheckpointError(f"checkpoint {path} is damaged: {name} {what}")
+    return Checkpoint(path, manifest["step"], manifest)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _variables(state: tf.train.Checkpoint) -> list[tf.Variable]:
+    """Returns the floating variables that a checkpoint would have."""
+    found = []
+    for root in vars(state).values():
+        if isinstance(root, tf.Module):
+            found += [variable for variable in root.variables if variable.dtype.is_floating]
+    return found

@@ -1,0 +1,194 @@
+"""Where the learner's batches come from: a data set of samples, or items that lie on the training device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import reverb
+import tensorflow as tf
+import tree
+from tf_agents.trajectories import Trajectory, Transition
+
+from rlds2reverb._arguments import require_count
+from rlds2reverb.errors import SourceError, SpecMismatch
+from rlds2reverb.items import Items
+from rlds2reverb.sampling import as_experience
+from rlds2reverb.specs import Nest, describe, path_name
+
+
+class Feed(Protocol):
+    """What gives a batch for each iteration, in the graph."""
+
+    #: Spec of the experience of one batch: a nest of `tf.TensorSpec` `[B, ...]`.
+    experience_spec: Nest
+    #: Whether the batches come with a `SampleInfo`: keys, weights, owners.
+    has_info: bool
+
+    def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
+        """Returns the experience of an iteration, and its `SampleInfo` or (); traced by TensorFlow."""
+
+
+class DatasetFeed:
+    """Batches of a data set, in its order: `sample_dataset(...)`, or anything that gives batches of experience."""
+
+    def __init__(self, dataset: tf.data.Dataset):
+        """Nothing is read before the first iteration.
+
+        Args:
+          dataset: endless, of `reverb.ReplaySample`, of pairs (experience, info), or of experience alone: batches of
+            TF-Agents' `Trajectory` `[B, T, ...]` or `Transition` `[B, ...]`.
+
+        Raises:
+          TypeError: if it is not a data set.
+        """
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(f"dataset is a {type(dataset).__name__}, expected a tf.data.Dataset or ResidentItems")
+        spec = dataset.element_spec
+        if isinstance(spec, reverb.ReplaySample):
+            dataset = dataset.map(as_experience)
+            spec = dataset.element_spec
+        is_pair = isinstance(spec, tuple) and not hasattr(spec, "_fields") and len(spec) == 2
+        self._dataset = dataset if is_pair else dataset.map(lambda experience: (experience, ()))
+        self.experience_spec, info = self._dataset.element_spec
+        self.has_info = hasattr(info, "key")
+        self._iterator: Any = None
+
+    def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
+        """See `Feed.next`; batches are in the data set's order, whatever the iteration is."""
+        if self._iterator is None:
+            with tf.init_scope():
+                self._iterator = iter(self._dataset)
+        experience, info = next(self._iterator)
+        return experience, info
+
+
+class ResidentItems:
+    """Items of a data set held as tensors, and drawn uniformly, with replacement, in the graph.
+
+    The draws of an iteration follow from the seed and its number alone, so that a run that is continued draws what it
+    would have drawn. There is no server, and nothing is copied to the device in a step.
+    """
+
+    has_info = False
+
+    def __init__(
+        self,
+        items: Items,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        as_experience: Callable[[Nest], Nest] | None = None,
+    ):
+        """Puts the items on the device.
+
+        Args:
+          items: of all episodes, such as `gathered_items` gives them; all of one length, at least one.
+          batch_size: items in a batch, at least 1.
+          seed: of the draws, in [0, 2^31).
+          as_experience: makes experience of a batch of items, such as `NStep.as_transition`; None if they are
+            experience already.
+
+        Raises:
+          ValueError: if there are no items, they differ in length, or a number is out of its range.
+        """
+        require_count("batch_size", batch_size)
+        require_count("seed", seed, 0, 2**31 - 1)
+        if not len(items):
+            raise ValueError("there are no items to train from; are all episodes shorter than an item?")
+        lengths = np.unique(items.lengths)
+        if len(lengths) > 1:
+            raise ValueError(
+                f"items have {lengths.min()} to {lengths.max()} rows, expected one length; sample them from a table"
+            )
+        self._columns = tree.map_structure(tf.constant, items.columns)
+        every = np.arange(len(items))
+        self._starts = None if np.array_equal(items.starts, every) else tf.constant(items.starts, tf.int64)
+        self._length = None if items.squeeze else int(lengths[0])
+        self.num_items, self._batch_size, self._seed = len(items), batch_size, seed
+        self._as_experience = as_experience or (lambda batch: batch)
+        self.experience_spec = (
+            tf.function(self.next).get_concrete_function(tf.TensorSpec([], tf.int64)).structured_outputs[0]
+        )
+
+    def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
+        """See `Feed.next`."""
+        seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(iteration, tf.int64)])
+        drawn = tf.random.stateless_uniform([self._batch_size], seed, maxval=self.num_items, dtype=tf.int64)
+        rows = drawn if self._starts is None else tf.gather(self._starts, drawn)
+        if self._length is not None:
+            rows = rows[:, None] + tf.range(self._length, dtype=tf.int64)
+        batch = tree.map_structure(lambda column: tf.gather(column, rows), self._columns)
+        return self._as_experience(batch), ()
+
+
+def gathered_items(parts: Any) -> Items:
+    """Returns the items of several episodes as one, the rows one after the other.
+
+    Args:
+      parts: iterable of `Items`, such as `map(adder, source)`.
+
+    Raises:
+      SourceError: if there is no episode.
+    """
+    made = list(parts)
+    if not made:
+        raise SourceError("there are no episodes to train from")
+    bases = np.cumsum([0] + [items.num_rows for items in made])
+    return Items(
+        tree.map_structure(lambda *columns: np.concatenate(columns), *[items.columns for items in made]),
+        np.concatenate([items.starts + base for items, base in zip(made, bases, strict=False)]),
+        np.concatenate([items.lengths for items in made]),
+        made[0].squeeze,
+    )
+
+
+def require_experience(spec: Nest, agent: Any) -> None:
+    """Checks the experience of a data set against what an agent is trained on.
+
+    Args:
+      spec: nest of `tf.TensorSpec` of a batch.
+      agent: a `TFAgent`.
+
+    Raises:
+      SpecMismatch: naming each field that differs, what it is, and what the agent expects.
+    """
+    wanted = agent.collect_data_spec
+    if isinstance(spec, Transition):
+        pairs = [
+            ("observation", spec.time_step.observation, wanted.observation),
+            ("action", spec.action_step.action, wanted.action),
+            ("reward", spec.next_time_step.reward, wanted.reward),
+            ("discount", spec.next_time_step.discount, wanted.discount),
+            ("next_observation", spec.next_time_step.observation, wanted.observation),
+        ]
+        axes = 1
+    elif isinstance(spec, Trajectory):
+        names = ("step_type", "observation", "action", "next_step_type", "reward", "discount")
+        pairs = [(name, getattr(spec, name), getattr(wanted, name)) for name in names]
+        axes = 2
+    else:
+        return  # somebody's own experience: the agent checks it itself
+    wrong = [sentence for name, got, want in pairs for sentence in _differences(name, got, want, axes)]
+    if wrong:
+        raise SpecMismatch(
+            f"the data do not fit the agent: {'; '.join(wrong)}; make the agent from the data's spec, or convert the "
+            "data again"
+        )
+
+
+def _differences(name: str, got: Nest, want: Nest, axes: int) -> list[str]:
+    have = {path: leaf for path, leaf in tree.flatten_with_path(got)}
+    expected = {path: leaf for path, leaf in tree.flatten_with_path(want)}
+    sentences = []
+    for path in sorted({*have, *expected}, key=repr):
+        place = path_name(path, name)
+        if path not in have or path not in expected:
+            sentences.append(f"{place} is {'missing' if path not in have else 'not of the agent'}")
+            continue
+        one, other = have[path], expected[path]
+        row = tf.TensorSpec(one.shape[axes:], one.dtype)
+        if row.dtype != other.dtype or not row.shape.is_compatible_with(other.shape):
+            sentences.append(f"{place} is {describe(row)}, the agent expects {describe(other)}")
+    return sentences

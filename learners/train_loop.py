@@ -1,0 +1,161 @@
+"""The inside of the loop: several iterations in one call of a graph, which reads its batches itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+
+from .feeds import Feed
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """What some iterations gave.
+
+    Attributes:
+      num_iterations: how many were done; fewer than asked for if one was not finite, which is the last one then.
+      is_finite: whether losses and weights are finite after all of them.
+      metrics: the mean of each scalar over the iterations, `loss` among them.
+      last: the same of the last iteration alone.
+      info: `SampleInfo` of arrays `[num_iterations * B]`; () if the batches have none.
+      td_errors: float32 `[num_iterations * B]`; None if the agent has none.
+      data_wait_secs: seconds in which the iterations waited for batches.
+    """
+
+    num_iterations: int
+    is_finite: bool
+    metrics: dict[str, float]
+    last: dict[str, float]
+    info: Any
+    td_errors: np.ndarray | None
+    data_wait_secs: float
+
+
+def metrics_of(loss: tf_agent.LossInfo) -> dict[str, tf.Tensor]:
+    """Returns the scalars of an agent's loss info by name: `loss`, and those in its `extra`."""
+    metrics = {"loss": tf.cast(tf.reduce_mean(loss.loss), tf.float32)}
+    for name, value in _extra(loss).items():
+        if isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating:
+            metrics[name] = tf.cast(value, tf.float32)
+    return metrics
+
+
+def td_errors_of(loss: tf_agent.LossInfo) -> tf.Tensor | None:
+    """Returns the TD errors of a batch's items, float32 `[B]`, if the agent's loss info has them."""
+    found = _extra(loss).get("td_error", ())
+    if not isinstance(found, tf.Tensor) or not found.shape.rank:
+        return None
+    errors = tf.abs(tf.cast(found, tf.float32))
+    return tf.reduce_mean(tf.reshape(errors, [tf.shape(errors)[0], -1]), 1)
+
+
+def _extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
+    extra = loss.extra
+    if hasattr(extra, "_asdict"):
+        extra = extra._asdict()
+    return dict(extra) if isinstance(extra, dict) else {}
+
+
+class TrainLoop:
+    """Runs iterations of an agent in a graph, as many in a call as it is asked for, without tracing again."""
+
+    def __init__(
+        self,
+        agent: tf_agent.TFAgent,
+        feed: Feed,
+        *,
+        jit_compile: bool = False,
+        strategy: tf.distribute.Strategy | None = None,
+    ):
+        """Nothing is traced yet.
+
+        Args:
+          agent: to be trained.
+          feed: of its batches.
+          jit_compile: whether XLA compiles an iteration.
+          strategy: of distribution, or None.
+        """
+        self._agent, self._feed, self._strategy = agent, feed, strategy
+        self._train = tf.function(agent.train, jit_compile=True) if jit_compile else agent.train
+        self._run = tf.function(self._iterations, autograph=False)
+
+    def __call__(self, first_iteration: int, num_iterations: int) -> CallResult:
+        """Does iterations, up to the first that leaves a loss or a weight that is not finite."""
+        _ = self._outputs  # traced before the loop that needs them
+        done, is_finite, sums, last, infos, errors, waited = self._run(
+            tf.constant(first_iteration, tf.int64), tf.constant(num_iterations, tf.int64)
+        )
+        num = int(done)
+        return CallResult(
+            num,
+            bool(is_finite),
+            {name: float(value) / max(num, 1) for name, value in sums.items()},
+            {name: float(value) for name, value in last.items()},
+            tf.nest.map_structure(lambda column: column.numpy(), infos),
+            None if isinstance(errors, tuple) else errors.numpy(),
+            float(waited),
+        )
+
+    def _iterations(self, first: tf.Tensor, num: tf.Tensor) -> Any:
+        """Traced: the loop. Its state are the scalars; keys and TD errors of all iterations are stacked."""
+        metrics, info, errors = self._outputs
+        stacks = [
+            tf.TensorArray(leaf.dtype, size=0, dynamic_size=True, element_shape=leaf.shape)
+            for leaf in tf.nest.flatten((info, errors))
+        ]
+        zeros = {name: tf.zeros([], tf.float32) for name in metrics}
+
+        def is_to_go_on(done: tf.Tensor, finite: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (done < num) & finite
+
+        def iterate(
+            done: tf.Tensor, _: tf.Tensor, sums: Any, last: Any, stacks: Any, waited: tf.Tensor
+        ) -> tuple[Any, ...]:
+            secs, (experience, info) = self._timed_next(first + done)
+            loss = self._train(experience, weights=getattr(info, "weight", None))
+            found = metrics_of(loss)
+            errors = td_errors_of(loss)
+            rows = tf.nest.flatten((info if self._feed.has_info else (), () if errors is None else errors))
+            place = tf.cast(done, tf.int32)
+            stacks = [stack.write(place, row) for stack, row in zip(stacks, rows, strict=True)]
+            sums = {name: sums[name] + value for name, value in found.items()}
+            with tf.control_dependencies([loss.loss]):
+                finite = self._is_finite(found["loss"])
+            return done + 1, finite, sums, found, stacks, waited + secs
+
+        state = (tf.constant(0, tf.int64), tf.constant(True), zeros, zeros, stacks, tf.zeros([], tf.float64))
+        done, finite, sums, last, stacks, waited = tf.while_loop(is_to_go_on, iterate, state, parallel_iterations=1)
+        flat = [stack.concat() for stack in stacks]
+        infos, errors = tf.nest.pack_sequence_as((info, errors), flat)
+        return done, finite, sums, last, infos, errors, waited
+
+    @cached_property
+    def _outputs(self) -> tuple[dict[str, tf.TensorSpec], Any, Any]:
+        """The specs of an iteration's metrics, info and TD errors, without doing one."""
+
+        def once() -> Any:
+            experience, info = self._feed.next(tf.constant(0, tf.int64))
+            loss = self._train(experience, weights=getattr(info, "weight", None))
+            errors = td_errors_of(loss)
+            return metrics_of(loss), info if self._feed.has_info else (), () if errors is None else errors
+
+        return tf.function(once, autograph=False).get_concrete_function().structured_outputs
+
+    def _timed_next(self, iteration: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Returns the seconds that the next batch took, and the batch."""
+        before = tf.timestamp()
+        with tf.control_dependencies([before]):
+            batch = self._feed.next(iteration)
+        with tf.control_dependencies(tf.nest.flatten(batch)):
+            after = tf.timestamp()
+        return after - before, batch
+
+    def _is_finite(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns whether the loss and all weights are finite; a gradient that is not spoils a weight at once."""
+        sums = [tf.reduce_sum(tf.cast(weight, tf.float32)) for weight in self._agent.trainable_variables]
+        return tf.reduce_all(tf.math.is_finite(tf.stack([loss, *sums])))
