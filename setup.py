@@ -15,6 +15,9 @@ if not ((3, 10) <= sys.version_info[:2] <= (3, 11) and sys.platform == "linux"):
 # "hf" is what Minari downloads with. To be installed together with the rest: alone it would raise typing-extensions.
 MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
 
+# Environments to evaluate in. MuJoCo's own version is pinned as well: another one, and returns differ a little.
+EVAL = ["gymnasium[mujoco]==1.3.0", "mujoco==3.3.7"]
+
 setup(
     name="rlds2reverb",
     version="0.1.0",
@@ -69,9 +72,11 @@ setup(
         "absl-py",
         "click>=8.1,<9",
         "rich>=13,<15",
+        "matplotlib>=3.8,<4",  # learning curves
     ],
     extras_require={
         "minari": MINARI,
+        "eval": EVAL,
         "dev": [
             "pytest>=8,<9",
             "pytest-timeout",
@@ -85,6 +90,7 @@ setup(
             "setuptools>=64,<81",
             "wheel",
             *MINARI,
+            *EVAL,
         ],
     },
     entry_points={"console_scripts": ["rlds2reverb=rlds2reverb.cli:main", "r2r=rlds2reverb.cli:main"]},

@@ -18,7 +18,9 @@ from .stopping import Terminated
 OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED, INTERRUPTED = 0, 1, 2, 75, 130
 
 
-_COMMANDS = ("convert", "inspect", "validate", "serve", "doctor", "demo")
+#: The module and the function of each command.
+_COMMANDS = {name: (name, name) for name in ("convert", "inspect", "validate", "serve", "doctor", "demo")}
+_COMMANDS |= {"eval": ("evaluate", "evaluate"), "plot": ("plot", "plot")}
 
 
 class _LazyGroup(click.Group):
@@ -30,7 +32,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"rlds2reverb.cli.{cmd_name}"), cmd_name)
+        module, function = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"rlds2reverb.cli.{module}"), function)
         return command
 
 

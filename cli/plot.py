@@ -1,0 +1,94 @@
+"""`rlds2reverb plot`: learning curves of training runs, as a PNG file and a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlds2reverb._text import columns_text, number_text
+
+from . import output
+from .output import json_option
+from .quiet import quiet_imports, status
+
+if TYPE_CHECKING:
+    from rlds2reverb.learners.curves import Curve
+
+
+@click.command()
+@click.argument(
+    "folders",
+    metavar="RUN...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--out",
+    metavar="PNG",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write, such as curves.png.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["auto", "return", "score"]),
+    default="auto",
+    show_default=True,
+    help="What to draw; auto is the score where every run has one.",
+)
+@click.option("--title", help="Of the figure.  [default: the environment]")
+@json_option
+def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, as_json: bool) -> None:
+    """Draw the learning curves of training runs, whether they have ended or not.
+
+    Runs that differ in their seed alone become one curve with a band of one standard deviation. Under the curves stand
+    the share of the time that was spent waiting for data, and the priorities, if they were logged.
+
+    The table has the mean ± std of the last five evaluations of every run, and the best
+    evaluation of each run, averaged.
+    """
+    if out.suffix.lower() != ".png":
+        raise click.BadParameter(f"'{out}' does not end with .png", param_hint="'--out'")
+    if not out.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no directory '{out.parent}'", param_hint="'--out'")
+    with status("drawing"), quiet_imports():
+        from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
+        from rlds2reverb.learners.run_directory import load_run
+
+        curves = learning_curves([load_run(folder) for folder in dict.fromkeys(folders)], metric=metric)
+        save_png(draw_curves(curves, title=title), out)
+    if as_json:
+        output.print_json({"out": str(out), "curves": [_as_dict(curve) for curve in curves]})
+        return
+    headings = ("curve", "runs", "steps", f"last five {curves[0].metric}s", "best")
+    print(output.printable(columns_text(headings, [_row(curve) for curve in curves])))
+    print(output.printable(f"\nwrote {out}"))
+
+
+def _row(curve: Curve) -> tuple[str, ...]:
+    mean, std = curve.last
+    return (
+        curve.label,
+        str(len(curve.runs)),
+        f"{curve.steps[-1]:,}",
+        f"{number_text(round(mean, 1))} ± {number_text(round(std, 1))}",
+        number_text(round(curve.best, 1)),
+    )
+
+
+def _as_dict(curve: Curve) -> dict[str, object]:
+    mean, std = curve.last
+    return {
+        "label": curve.label,
+        "runs": [str(run.path) for run in curve.runs],
+        "metric": curve.metric,
+        "behaviour": curve.behaviour,
+        "last_five": {"mean": mean, "std": std},
+        "best": curve.best,
+        "steps": curve.steps.tolist(),
+        "mean": curve.mean.tolist(),
+        "std": curve.std.tolist(),
+    }
