@@ -19,7 +19,7 @@ OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED, INTERRUPTED = 0, 1, 2, 75, 130
 
 
 #: The module and the function of each command.
-_COMMANDS = {name: (name, name) for name in ("convert", "inspect", "validate", "serve", "doctor", "demo")}
+_COMMANDS = {name: (name, name) for name in ("convert", "inspect", "validate", "serve", "train", "doctor", "demo")}
 _COMMANDS |= {"eval": ("evaluate", "evaluate"), "plot": ("plot", "plot")}
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._server.locks import FileLock
 from rlds2reverb.errors import CheckpointError, SpecMismatch
 
 from .checkpoints import Checkpoint, Checkpoints
 from .feeds import DatasetFeed, Feed, ResidentItems, require_experience
 from .hooks import LearnerHook, UpdatePrioritiesHook, merge_hooks
 from .monitor import Monitor
+from .run_directory import RunDirectory
 from .train_loop import CallResult, TrainLoop, metrics_of, td_errors_of
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ class Learner:
 
     Attributes:
       agent: that is trained.
-      root_dir: where checkpoints are written.
+      root_dir: where checkpoints and logs are written.
+      run: the `RunDirectory` there.
       last_iter: the number of the last iteration in 'after_iter' hooks, counted from 0; elsewhere how many are done.
       learn_info: what the last iteration gave: `loss` and the agent's other scalars.
       priority_info: `info` and `td_error` of the last call's items; empty where an agent or a data set has none.
@@ -71,7 +72,7 @@ class Learner:
         identity: dict[str, Any] | None = None,
         keep_checkpoints: int = 3,
         trackables: dict[str, Any] | None = None,
-        log: Any = None,
+        on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
         """Checks that data and agent fit, and takes the directory; nothing is trained yet.
 
@@ -89,7 +90,7 @@ class Learner:
             are refused.
           keep_checkpoints: see `Checkpoints`.
           trackables: what is saved besides the agent, by name.
-          log: called with the iterations done and a dict of numbers, whenever `LogShowHook` is; None for logging.
+          on_log: called with the iterations done and the numbers that are logged; None for a line by `logging`.
 
         Raises:
           InUse: if another learner uses the directory.
@@ -105,9 +106,7 @@ class Learner:
         if priorities is not None and not feed.has_info:
             raise SpecMismatch("priorities are given, but the batches have no keys; sample them with sample_dataset")
         self._resources = ExitStack()
-        self.root_dir.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.root_dir / "lock", f"another learner uses {self.root_dir}")
-        self._resources.enter_context(lock)
+        self.run = self._resources.enter_context(RunDirectory(self.root_dir))
         self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
         self._train_eagerly = tf.function(agent.train)
         self._identity = dict(identity or {})
@@ -119,7 +118,7 @@ class Learner:
             self.register_hook(hook)
         self._priorities = UpdatePrioritiesHook(priorities) if priorities is not None else None
         self._done, self._in_iteration = 0, False
-        self._log = log or _log_line
+        self._on_log = on_log or _log_line
         self.learn_info: dict[str, float] = {}
         self.priority_info: dict[str, Any] = {}
         self.log_buffer: dict[str, float] = {}
@@ -286,9 +285,12 @@ class Learner:
 
     def show_log(self) -> None:
         """Gives the log buffer and the rates to the log, and empties the buffer."""
-        numbers = {**self.log_buffer, **self.monitor.rates()}
+        numbers = {**self.log_buffer, **self.monitor.rates(), **self.monitor.taken_secs()}
         self.latest.update(numbers)
-        self._log(self._done, numbers)
+        self.run.log(self._done, numbers)
+        if self.priority_info:
+            self.run.log_priorities(self._done, self.priority_info["td_error"])
+        self._on_log(self._done, numbers)
         self.log_buffer, self._log_counts = {}, {}
 
     def record_evaluation(self, evaluation: Any) -> None:
@@ -300,7 +302,9 @@ class Learner:
             if value is not None:
                 numbers[f"evaluation/{key}"] = float(value)
         self.latest.update(numbers)
-        self._log(self._done, numbers)
+        if hasattr(evaluation, "returns"):
+            self.run.log_evaluation(self._done, evaluation)
+        self._on_log(self._done, numbers)
         self._is_new_best = mean > self._best_return
         self._best_return = max(self._best_return, mean)
         self._saved_at = None  # a checkpoint of this iteration does not know it
@@ -337,6 +341,7 @@ class Learner:
         self._checkpoints.restore(found)
         manifest = found.manifest
         self._done = self._saved_at = found.step
+        self.run.cut_after(found.step)
         states = manifest.get("hooks", {})
         for at, hook in enumerate(self._hooks):
             if states.get(f"{at} {hook.name}"):

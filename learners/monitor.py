@@ -14,13 +14,22 @@ class Monitor:
         """Nothing is known yet."""
         self._calls: deque[tuple[int, float, float]] = deque(maxlen=_CALLS)
         self._skip = True
+        self._train_secs = self._wait_secs = 0.0
 
     def add(self, num_iterations: int, secs: float, data_wait_secs: float) -> None:
         """Adds a call; the first one, which traces the graph, is left out."""
+        self._train_secs += max(secs - data_wait_secs, 0.0)
+        self._wait_secs += data_wait_secs
         if self._skip:
             self._skip = False
             return
         self._calls.append((num_iterations, secs, data_wait_secs))
+
+    def taken_secs(self) -> dict[str, float]:
+        """Returns `train_secs` and `data_wait_secs` since it was asked last."""
+        taken = {"train_secs": self._train_secs, "data_wait_secs": self._wait_secs}
+        self._train_secs = self._wait_secs = 0.0
+        return taken
 
     @property
     def steps_per_sec(self) -> float:
