@@ -5,9 +5,12 @@ has a critic. `make_agent` makes one by name.
 """
 
 from .adam import Adam
+from .bc import BCAgent
+from .iql import IQLAgent
 from .networks import MLP, GaussianActor, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .policies import ActorPolicy
+from .rebrac import ReBRACAgent
 from .registry import AGENTS, hyperparameters, make_agent
 from .spaces import BoundedActions, DiscreteActions, Observations
 from .td3_bc import TD3BCAgent
@@ -17,12 +20,15 @@ __all__ = [
     "MLP",
     "ActorPolicy",
     "Adam",
+    "BCAgent",
     "Batch",
     "BoundedActions",
     "DiscreteActions",
     "GaussianActor",
+    "IQLAgent",
     "Observations",
     "OfflineAgent",
+    "ReBRACAgent",
     "TD3BCAgent",
     "TanhActor",
     "critic_values",

@@ -25,6 +25,7 @@ class MLP(tf.Module):
         copies: int | None = None,
         layer_norm: bool = False,
         init: str = "fan_in",
+        hidden_bias: float | None = None,
         final_scale: float | None = None,
         name: str = "mlp",
     ) -> None:
@@ -37,28 +38,32 @@ class MLP(tf.Module):
           layer_norm: whether each hidden ReLU is followed by layer normalisation with scale and offset.
           init: "fan_in", weights and biases uniform within 1/sqrt(inputs), as PyTorch does by itself; or "orthogonal",
             orthogonal weights times sqrt(2), biases zero.
+          hidden_bias: what every bias of the hidden layers starts at; None leaves them to `init`.
           final_scale: the last layer's weights and biases are uniform within this ("fan_in"), or its orthogonal
             weights are multiplied by it; None treats the last layer like the others.
           name: name of the module and its variable.
+
+        Raises:
+          ValueError: if `init` is neither of the two.
         """
         super().__init__(name=name)
+        if init not in ("fan_in", "orthogonal"):
+            raise ValueError(f"expected init 'fan_in' or 'orthogonal', got {init!r}")
         self._copies = copies
         self._layer_norm = layer_norm
         self._num_layers = len(sizes) - 1
         rng = np.random.default_rng([seed, *name.encode()])
-        networks = [_draw(rng, sizes, layer_norm, init, final_scale) for _ in range(copies or 1)]
-        stacked = [np.stack(each) if copies else each[0] for each in zip(*networks, strict=True)]
-        self._shapes = [each.shape for each in stacked]
-        self._sizes = [each.size for each in stacked]
-        self.flat = tf.Variable(np.concatenate([each.ravel() for each in stacked]), name=name)
+        networks = [_draw(rng, sizes, layer_norm, init, hidden_bias, final_scale) for _ in range(copies or 1)]
+        self._shapes = [each.shape for each in networks[0]]
+        self.flat = tf.Variable(np.concatenate([each.ravel() for network in networks for each in network]), name=name)
 
-    def layers(self) -> list[list[tf.Tensor]]:
-        """Returns for each layer [weights, bias] or [weights, bias, scale, offset]; [copies, ...] where there are."""
-        parts = iter(
-            tf.reshape(part, shape) for part, shape in zip(tf.split(self.flat, self._sizes), self._shapes, strict=True)
-        )
+    def layers(self) -> list[list[list[tf.Tensor]]]:
+        """Returns for each copy (one if there are none) and layer [weights, bias] or [weights, bias, scale, offset]."""
+        shapes = self._shapes * (self._copies or 1)
+        split = tf.split(self.flat, [int(np.prod(shape)) for shape in shapes])
+        parts = iter(tf.reshape(part, shape) for part, shape in zip(split, shapes, strict=True))
         counts = [4 if self._layer_norm else 2] * (self._num_layers - 1) + [2]
-        return [list(itertools.islice(parts, count)) for count in counts]
+        return [[list(itertools.islice(parts, count)) for count in counts] for _ in range(self._copies or 1)]
 
     def __call__(self, x: tf.Tensor, *, only: int | None = None) -> tf.Tensor:
         """Returns float32 [B, out], or [copies, B, out].
@@ -67,20 +72,26 @@ class MLP(tf.Module):
           x: float32 [B, in]; with copies the same input for all, or [copies, B, in].
           only: index of the one copy to compute, which gives [B, out]; None for all.
         """
-        *hidden, last = self.layers()
-        if only is not None:
-            *hidden, last = [[part[only] for part in layer] for layer in [*hidden, last]]
-        for layer in hidden:
-            x = tf.nn.relu(_linear(x, *layer[:2]))
-            if self._layer_norm:
-                x = _normalise(x) * layer[2][..., None, :] + layer[3][..., None, :]
-        return _linear(x, *last)
+        networks = self.layers()
+        if self._copies is None or only is not None:
+            return self._forward(networks[only or 0], x)
+        inputs = tf.unstack(x) if x.shape.rank == 3 else [x] * self._copies
+        return tf.stack([self._forward(*each) for each in zip(networks, inputs, strict=True)])
+
+    def _forward(self, layers: list[list[tf.Tensor]], x: tf.Tensor) -> tf.Tensor:
+        """Returns [B, out] of one network."""
+        *hidden, last = layers
+        for weights, bias, *norm in hidden:
+            x = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights), bias))
+            if norm:
+                x = _normalise(x) * norm[0] + norm[1]
+        return tf.nn.bias_add(tf.matmul(x, last[0]), last[1])
 
     def copy(self) -> "MLP":
         """Returns a network of the same weights with a variable of its own: a target network."""
         twin = object.__new__(MLP)
         tf.Module.__init__(twin, name=f"target_{self.name}")
-        for each in ("_copies", "_layer_norm", "_shapes", "_num_layers", "_sizes"):
+        for each in ("_copies", "_layer_norm", "_shapes", "_num_layers"):
             setattr(twin, each, getattr(self, each))
         twin.flat = tf.Variable(self.flat.read_value(), trainable=False, name=f"target_{self.name}")
         return twin
@@ -119,11 +130,20 @@ class TanhActor(tf.Module):
         noise = self._noise * tf.random.stateless_normal(tf.shape(mode), seed)
         return tf.clip_by_value(mode + noise, -1.0, 1.0)
 
+    def smoothed(self, observation: tf.Tensor, seed: tf.Tensor, *, noise: float, clip: float) -> tf.Tensor:
+        """Returns TD3's target action, float32 [B, A]: the mode with noise of at most `clip`, within [-1, 1].
+
+        Fujimoto, van Hoof & Meger (2018), eq. 14. `noise` is the standard deviation, `seed` is [2] integers.
+        """
+        mode = self.mode(observation)
+        drawn = tf.clip_by_value(noise * tf.random.stateless_normal(tf.shape(mode), seed), -clip, clip)
+        return tf.clip_by_value(mode + drawn, -1.0, 1.0)
+
 
 class GaussianActor(tf.Module):
     """A Gaussian with mean tanh(network) and standard deviations that do not depend on the observation."""
 
-    def __init__(self, network: MLP, size: int, *, log_std_bounds: tuple[float, float] = (-20.0, 2.0)) -> None:
+    def __init__(self, network: MLP, size: int, *, log_std_bounds: tuple[float, float] = (-5.0, 2.0)) -> None:
         """Keeps the network and makes the log standard deviations, all 0.
 
         Args:
@@ -153,17 +173,18 @@ class GaussianActor(tf.Module):
         return tf.clip_by_value(mode + std * tf.random.stateless_normal(tf.shape(mode), seed), -1.0, 1.0)
 
 
-def _linear(x: tf.Tensor, weights: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    return tf.matmul(x, weights) + (bias if bias.shape.rank == 1 else bias[:, None, :])
-
-
 def _normalise(x: tf.Tensor) -> tf.Tensor:
     mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
     return (x - mean) * tf.math.rsqrt(variance + LAYER_NORM_EPSILON)
 
 
 def _draw(
-    rng: np.random.Generator, sizes: Sequence[int], layer_norm: bool, init: str, final_scale: float | None
+    rng: np.random.Generator,
+    sizes: Sequence[int],
+    layer_norm: bool,
+    init: str,
+    hidden_bias: float | None,
+    final_scale: float | None,
 ) -> list[np.ndarray]:
     """Returns the weights of one network, layer by layer."""
     drawn: list[Any] = []
@@ -171,12 +192,14 @@ def _draw(
         is_last = index == len(sizes) - 2
         scale = final_scale if is_last else None
         if init == "orthogonal":
-            drawn += [_orthogonal(rng, rows, columns) * (np.sqrt(2) if scale is None else scale), np.zeros(columns)]
-        elif init == "fan_in":
-            bound = 1 / np.sqrt(rows) if scale is None else scale
-            drawn += [rng.uniform(-bound, bound, (rows, columns)), rng.uniform(-bound, bound, columns)]
+            weights = _orthogonal(rng, rows, columns) * (np.sqrt(2) if scale is None else scale)
+            bias = np.zeros(columns)
         else:
-            raise ValueError(f"expected init 'fan_in' or 'orthogonal', got {init!r}")
+            bound = 1 / np.sqrt(rows) if scale is None else scale
+            weights, bias = rng.uniform(-bound, bound, (rows, columns)), rng.uniform(-bound, bound, columns)
+        if hidden_bias is not None and not is_last:
+            bias = np.full(columns, hidden_bias)
+        drawn += [weights, bias]
         if layer_norm and not is_last:
             drawn += [np.ones(columns), np.zeros(columns)]
     return [np.asarray(each, np.float32) for each in drawn]

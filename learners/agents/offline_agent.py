@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tf_agents.agents import data_converter, tf_agent
-from tf_agents.trajectories import trajectory
+from tf_agents.trajectories import time_step, trajectory
 
 from .policies import ActorPolicy
 from .spaces import BoundedActions, DiscreteActions, Observations
@@ -24,6 +24,9 @@ class Batch(NamedTuple):
         the agent's own gamma of the bootstrap.
       next_observation: float32 [B, D], normalised.
       weights: float32 [B], what each item's loss is multiplied by.
+      next_action: like `action`, what the data did at `next_observation`; None where the experience does not have it.
+      next_action_mask: float32 [B], 0 where the episode ends at `next_observation`, so that `next_action` has no
+        meaning; None with `next_action`.
     """
 
     observation: tf.Tensor
@@ -32,6 +35,8 @@ class Batch(NamedTuple):
     discount: tf.Tensor
     next_observation: tf.Tensor
     weights: tf.Tensor
+    next_action: tf.Tensor | None = None
+    next_action_mask: tf.Tensor | None = None
 
 
 class OfflineAgent(tf_agent.TFAgent):
@@ -100,19 +105,27 @@ class OfflineAgent(tf_agent.TFAgent):
           experience: `Transition` [B, ...] or `Trajectory` [B, 2, ...] in the environment's units.
           weights: float32 [B] or [], or None for 1.
         """
+        next_action = mask = None
         if isinstance(experience, trajectory.Trajectory):
+            next_action = self._unit_action(tf.nest.map_structure(lambda action: action[:, 1], experience.action))
+            mask = 1.0 - tf.cast(tf.equal(experience.step_type[:, 1], time_step.StepType.LAST), tf.float32)
             experience = self._as_transition(experience)
         end = experience.next_time_step
         reward = tf.cast(end.reward, tf.float32)
         weights = tf.ones_like(reward) if weights is None else tf.cast(weights, tf.float32) + tf.zeros_like(reward)
         return Batch(
             observation=self._observations(experience.time_step.observation),
-            action=self._actions.to_unit(tf.nest.flatten(experience.action_step.action)[0]),
+            action=self._unit_action(experience.action_step.action),
             reward=reward,
             discount=tf.cast(end.discount, tf.float32),
             next_observation=self._observations(end.observation),
             weights=weights,
+            next_action=next_action,
+            next_action_mask=mask,
         )
+
+    def _unit_action(self, action: Any) -> tf.Tensor:
+        return self._actions.to_unit(tf.nest.flatten(action)[0])
 
     def noise_seed(self, draw: int) -> tf.Tensor:
         """Returns int64 [2], a seed that no other draw, train step or agent seed has."""

@@ -4,11 +4,17 @@ import difflib
 import inspect
 from typing import Any
 
+from .bc import BCAgent
+from .iql import IQLAgent
 from .offline_agent import OfflineAgent
+from .rebrac import ReBRACAgent
 from .td3_bc import TD3BCAgent
 
 #: The class of each name.
 AGENTS: dict[str, type[OfflineAgent]] = {
+    "bc": BCAgent,
+    "iql": IQLAgent,
+    "rebrac": ReBRACAgent,
     "td3": TD3BCAgent,
     "td3_bc": TD3BCAgent,
 }

@@ -78,6 +78,7 @@ class TD3BCAgent(OfflineAgent):
         self._policy_noise, self._noise_clip = policy_noise, noise_clip
         self._policy_delay = policy_delay
         self._alpha = alpha
+        self._last_actor_loss = tf.Variable(0.0, trainable=False, name="last_actor_loss")
         actor = TanhActor(self._actor_network, exploration_noise=exploration_noise)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
@@ -87,7 +88,7 @@ class TD3BCAgent(OfflineAgent):
             critic_loss, td = self.critic_loss(batch, targets)
         self._critic_optimizer.minimize(critic_loss, tape)
         is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
-        actor_loss = tf.cond(is_due, lambda: self._update_actor(batch), lambda: tf.constant(0.0))
+        actor_loss = tf.cond(is_due, lambda: self._update_actor(batch), self._last_actor_loss.read_value)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
             "critic_loss": critic_loss,
@@ -98,9 +99,9 @@ class TD3BCAgent(OfflineAgent):
 
     def critic_targets(self, batch: Batch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the smaller target value of the smoothed target action."""
-        noise = self._policy_noise * tf.random.stateless_normal(tf.shape(batch.action), self.noise_seed(0))
-        noise = tf.clip_by_value(noise, -self._noise_clip, self._noise_clip)
-        action = tf.clip_by_value(self._target_actor.mode(batch.next_observation) + noise, -1.0, 1.0)
+        action = self._target_actor.smoothed(
+            batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
+        )
         values = critic_values(self._target_critic, batch.next_observation, action)
         return batch.reward + self._discount * batch.discount * tf.reduce_min(values, axis=0)
 
@@ -124,4 +125,5 @@ class TD3BCAgent(OfflineAgent):
         self._actor_optimizer.minimize(loss, tape)
         self._target_actor.network.track(self._actor_network, self._target_update_rate)
         self._target_critic.track(self._critic, self._target_update_rate)
+        self._last_actor_loss.assign(loss)
         return loss

@@ -1,0 +1,81 @@
+"""Behavioural cloning of continuous actions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from .adam import Adam
+from .networks import MLP, GaussianActor, TanhActor
+from .offline_agent import Batch, OfflineAgent
+from .spaces import BoundedActions, Observations
+
+
+@gin.configurable(module="rlds2reverb")
+class BCAgent(OfflineAgent):
+    """Behavioural cloning: the actor is fitted to the data's actions.
+
+        deterministic: loss = mean(w * mean_over_actions((pi(s) - a)^2))
+        gaussian:      loss = -mean(w * log pi(a | s))
+
+    The first is the "BC" that TD3+BC is compared with (Fujimoto & Gu 2021, eq. 3 without Q); the second is IQL's actor
+    with all advantage weights 1 (Kostrikov et al. 2021, eq. 7 with beta = 0). Top-x % cloning is this agent on chosen
+    episodes.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: int = 0,
+        hidden_sizes: Sequence[int] = (256, 256),
+        learning_rate: float = 3e-4,
+        distribution: str = "deterministic",
+        exploration_noise: float = 0.1,
+    ) -> None:
+        """Makes the network.
+
+        The defaults are those of TD3+BC's actor (Fujimoto & Gu 2021, table 3).
+
+        Args:
+          time_step_spec: of the data.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: subtracted from observations; None for no normalisation.
+          observation_std: what observations are divided by.
+          seed: of the weights.
+          hidden_sizes: features of the hidden layers.
+          learning_rate: Adam's step size.
+          distribution: "deterministic" or "gaussian".
+          exploration_noise: standard deviation of the collect policy's noise, if deterministic.
+
+        Raises:
+          ValueError: if `distribution` is neither of the two.
+        """
+        if distribution not in ("deterministic", "gaussian"):
+            raise ValueError(f"expected distribution 'deterministic' or 'gaussian', got {distribution!r}")
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        network = MLP([observations.size, *hidden_sizes, actions.size], seed=seed, name="actor")
+        actor: TanhActor | GaussianActor
+        if distribution == "gaussian":
+            actor = GaussianActor(network, actions.size)
+        else:
+            actor = TanhActor(network, exploration_noise=exploration_noise)
+        self._optimizer = Adam(actor.trainable_variables, learning_rate)
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+
+    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(batch.weights * self.losses(batch))
+        self._optimizer.minimize(loss, tape)
+        return loss, {"actor_loss": loss}
+
+    def losses(self, batch: Batch) -> tf.Tensor:
+        """Returns float32 [B], the loss of each item without its weight."""
+        if isinstance(self._actor, GaussianActor):
+            return -self._actor.log_prob(batch.observation, batch.action)
+        return tf.reduce_mean(tf.square(self._actor.mode(batch.observation) - batch.action), axis=-1)

@@ -1,0 +1,132 @@
+"""Implicit Q-learning."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from .adam import Adam
+from .networks import MLP, GaussianActor, critic_values
+from .offline_agent import Batch, OfflineAgent
+from .spaces import BoundedActions, Observations
+
+
+@gin.configurable(module="rlds2reverb")
+class IQLAgent(OfflineAgent):
+    """IQL (Kostrikov, Nair & Levine 2021, "Offline Reinforcement Learning with Implicit Q-Learning").
+
+        value  = mean(|expectile - 1(u < 0)| * u^2),  u = min_i Q'_i(s, a) - V(s)          (eq. 5)
+        critic = sum_i mean((r + gamma * discount * V(s') - Q_i(s, a))^2)                   (eq. 6)
+        actor  = -mean(min(exp(temperature * (min_i Q'_i(s, a) - V(s))), 100) * log pi(a|s))  (eq. 7)
+
+    Each update moves V, then the actor, then the critics with the new V, then the critics' targets; so do the authors.
+    Rewards are as the data have them: for the D4RL locomotion tasks the paper multiplies them by
+    1000 / (best return - worst return), for AntMaze it subtracts 1 (section 5.1).
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: int = 0,
+        hidden_sizes: Sequence[int] = (256, 256),
+        actor_learning_rate: float = 3e-4,
+        critic_learning_rate: float = 3e-4,
+        value_learning_rate: float = 3e-4,
+        num_updates: int | None = 1_000_000,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+        expectile: float = 0.7,
+        temperature: float = 3.0,
+        max_weight: float = 100.0,
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+    ) -> None:
+        """Makes the networks; the critics have a target.
+
+        The defaults are those of the D4RL locomotion tasks: paper, section 5 and appendix B; what it does not say
+        (weights of 100 at most, orthogonal weights, bounds of log std) is as in the authors' code.
+
+        Args:
+          time_step_spec: of the data.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: subtracted from observations; None, as in the paper, for no normalisation.
+          observation_std: what observations are divided by.
+          seed: of the weights.
+          hidden_sizes: features of the hidden layers of all networks.
+          actor_learning_rate: Adam's step size at the start.
+          critic_learning_rate: Adam's step size.
+          value_learning_rate: Adam's step size.
+          num_updates: updates after which the actor's cosine schedule is at 0; None keeps its learning rate.
+          discount: gamma.
+          target_update_rate: share of the online weights in a target update.
+          expectile: of the values, in (0, 1); 0.5 is the mean, 0.9 the paper's for AntMaze.
+          temperature: the paper's beta; 10 for AntMaze, 0.5 for kitchen and Adroit.
+          max_weight: largest weight of the actor's log likelihood.
+          log_std_bounds: smallest and largest log standard deviation of the actor.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        features, width = observations.size, actions.size
+
+        def network(name: str, inputs: int, outputs: int, copies: int | None = None) -> MLP:
+            return MLP([inputs, *hidden_sizes, outputs], seed=seed, copies=copies, init="orthogonal", name=name)
+
+        actor = GaussianActor(network("actor", features, width), width, log_std_bounds=log_std_bounds)
+        self._critic = network("critic", features + width, 1, copies=2)
+        self._target_critic = self._critic.copy()
+        self._value = network("value", features, 1)
+        self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate, decay_steps=num_updates)
+        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
+        self._value_optimizer = Adam([self._value.flat], value_learning_rate)
+        self._discount = discount
+        self._target_update_rate = target_update_rate
+        self._expectile = expectile
+        self._temperature = temperature
+        self._max_weight = max_weight
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+
+    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        q = tf.reduce_min(critic_values(self._target_critic, batch.observation, batch.action), axis=0)
+        with tf.GradientTape() as tape:
+            value_loss = self.value_loss(batch, q)
+        self._value_optimizer.minimize(value_loss, tape)
+        both = critic_values(self._value, tf.concat([batch.observation, batch.next_observation], axis=0))
+        value, next_value = tf.split(both, 2)
+        with tf.GradientTape() as tape:
+            actor_loss = self.actor_loss(batch, q - value)
+        self._actor_optimizer.minimize(actor_loss, tape)
+        targets = batch.reward + self._discount * batch.discount * next_value
+        with tf.GradientTape() as tape:
+            critic_loss, td = self.critic_loss(batch, targets)
+        self._critic_optimizer.minimize(critic_loss, tape)
+        self._target_critic.track(self._critic, self._target_update_rate)
+        extra = {
+            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
+            "critic_loss": critic_loss,
+            "value_loss": value_loss,
+            "actor_loss": actor_loss,
+            "q_mean": tf.reduce_mean(q),
+            "value_mean": tf.reduce_mean(value),
+            "advantage_mean": tf.reduce_mean(q - value),
+        }
+        return critic_loss + value_loss + actor_loss, extra
+
+    def value_loss(self, batch: Batch, q: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [], the expectile loss of V(s) against q [B]."""
+        difference = q - critic_values(self._value, batch.observation)
+        side = tf.where(difference < 0, 1.0 - self._expectile, self._expectile)
+        return tf.reduce_mean(batch.weights * side * tf.square(difference))
+
+    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss of both critics, float32 [], and Q - targets, float32 [2, B]."""
+        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
+
+    def actor_loss(self, batch: Batch, advantage: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [], the log likelihood of the data's actions, weighted by advantages [B], with a minus."""
+        weight = tf.minimum(tf.exp(self._temperature * advantage), self._max_weight)
+        return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))

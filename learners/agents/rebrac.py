@@ -1,0 +1,154 @@
+"""ReBRAC."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from .adam import Adam
+from .networks import MLP, TanhActor, critic_values
+from .offline_agent import Batch, OfflineAgent
+from .spaces import BoundedActions, Observations
+
+
+@gin.configurable(module="rlds2reverb")
+class ReBRACAgent(OfflineAgent):
+    """ReBRAC (Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcement Learning").
+
+        a~     = clip(pi'(s') + clip(noise))
+        y      = r + gamma * discount * (min_i Q'_i(s', a~) - critic_penalty * |a~ - a'|^2)
+        critic = sum_i mean((Q_i(s, a) - y)^2)
+        actor  = mean(actor_penalty * |pi(s) - a|^2 - lambda * min_i Q_i(s, pi(s))),  lambda = 1 / mean|min_i Q_i|
+
+    a' is what the data did at s', so experience are trajectories of two steps; at the end of an episode, where there is
+    no a', the critic has no penalty. The paper's batches have 1024 items.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: int = 0,
+        hidden_sizes: Sequence[int] = (256, 256, 256),
+        actor_learning_rate: float = 1e-3,
+        critic_learning_rate: float = 1e-3,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+        policy_noise: float = 0.2,
+        noise_clip: float = 0.5,
+        policy_delay: int = 2,
+        exploration_noise: float = 0.1,
+        actor_penalty: float = 0.1,
+        critic_penalty: float = 0.01,
+    ) -> None:
+        """Makes the networks and their targets.
+
+        The defaults are those of the D4RL locomotion tasks: paper, appendix on hyperparameters, and the authors' code
+        (layer norm in the critics alone, after ReLU; hidden biases 0.1, last layers uniform within 0.001 and 0.003).
+
+        Args:
+          time_step_spec: of the data.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: subtracted from observations; None, as in the paper, for no normalisation.
+          observation_std: what observations are divided by.
+          seed: of the weights and the noise.
+          hidden_sizes: features of the hidden layers of actor and critics.
+          actor_learning_rate: Adam's step size.
+          critic_learning_rate: Adam's step size.
+          discount: gamma; the paper has 0.999 for AntMaze.
+          target_update_rate: share of the online weights in a target update.
+          policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
+          noise_clip: the largest such noise.
+          policy_delay: critic updates for each update of actor and targets.
+          exploration_noise: standard deviation of the collect policy's noise.
+          actor_penalty: the paper's beta_1. It is chosen for each task; this is hopper-medium-expert's.
+          critic_penalty: the paper's beta_2. It is chosen for each task; this is hopper-medium-expert's.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        features, width = observations.size, actions.size
+        self._actor_network = MLP(
+            [features, *hidden_sizes, width], seed=seed, hidden_bias=0.1, final_scale=1e-3, name="actor"
+        )
+        self._critic = MLP(
+            [features + width, *hidden_sizes, 1],
+            seed=seed,
+            copies=2,
+            layer_norm=True,
+            hidden_bias=0.1,
+            final_scale=3e-3,
+            name="critic",
+        )
+        self._target_actor = TanhActor(self._actor_network.copy())
+        self._target_critic = self._critic.copy()
+        self._actor_optimizer = Adam([self._actor_network.flat], actor_learning_rate)
+        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
+        self._discount = discount
+        self._target_update_rate = target_update_rate
+        self._policy_noise, self._noise_clip = policy_noise, noise_clip
+        self._policy_delay = policy_delay
+        self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
+        self._last_actor_loss = tf.Variable(0.0, trainable=False, name="last_actor_loss")
+        actor = TanhActor(self._actor_network, exploration_noise=exploration_noise)
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+
+    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        targets = self.critic_targets(batch)
+        with tf.GradientTape() as tape:
+            critic_loss, td = self.critic_loss(batch, targets)
+        self._critic_optimizer.minimize(critic_loss, tape)
+        is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
+        actor_loss = tf.cond(is_due, lambda: self._update_actor(batch), self._last_actor_loss.read_value)
+        extra = {
+            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "q_mean": tf.reduce_mean(targets + td),
+        }
+        return critic_loss + actor_loss, extra
+
+    def critic_targets(self, batch: Batch) -> tf.Tensor:
+        """Returns float32 [B].
+
+        Raises:
+          ValueError: if the critic has a penalty and the experience has no next actions.
+        """
+        action = self._target_actor.smoothed(
+            batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
+        )
+        value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
+        if self._critic_penalty:
+            if batch.next_action is None:
+                raise ValueError(
+                    "expected experience with next actions for rebrac's critic penalty, got transitions; "
+                    "give trajectories of two steps (Windows(2)), or set critic_penalty=0"
+                )
+            distance = tf.reduce_sum(tf.square(action - batch.next_action), axis=-1)
+            value -= self._critic_penalty * batch.next_action_mask * distance
+        return batch.reward + self._discount * batch.discount * value
+
+    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
+        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
+
+    def actor_loss(self, batch: Batch) -> tf.Tensor:
+        """Returns float32 []."""
+        action = self._actor.mode(batch.observation)
+        value = tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
+        scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
+        distance = tf.reduce_sum(tf.square(action - batch.action), axis=-1)
+        return tf.reduce_mean(self._actor_penalty * distance - scale * value)
+
+    def _update_actor(self, batch: Batch) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = self.actor_loss(batch)
+        self._actor_optimizer.minimize(loss, tape)
+        self._target_actor.network.track(self._actor_network, self._target_update_rate)
+        self._target_critic.track(self._critic, self._target_update_rate)
+        self._last_actor_loss.assign(loss)
+        return loss
