@@ -90,7 +90,7 @@ _NORMALISE = ("td3_bc",)
 @transform_options
 @json_option
 def train(as_json: bool, **options: Any) -> int:
-    """Trains an agent from a data set, evaluates it, and leaves everything in a directory.
+    r"""Trains an agent from a data set, evaluates it, and leaves everything in a directory.
 
     \b
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --env Hopper-v5 --root_dir runs/iql
@@ -125,10 +125,10 @@ class _Training:
 
     def run(self) -> int:
         import tensorflow as tf
-
         from rlds2reverb.adders import NStep
         from rlds2reverb.learners import Learner
         from rlds2reverb.learners.agents import make_agent
+
         from rlds2reverb.sources.transforms import CastFloats, apply_transforms
 
         from . import training

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tree
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners import ResidentItems, gathered_items
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, ingest, sample_dataset
 from rlds2reverb import packed_signature as signature_of_packed
 from rlds2reverb._encoding.packing import Packing
-from rlds2reverb.adders import NStep
 from rlds2reverb.errors import SourceError, SpecMismatch
-from rlds2reverb.learners import ResidentItems, gathered_items
 from rlds2reverb.sampling import LinearSchedule
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
@@ -88,7 +88,7 @@ def behaviour_of(source: Source) -> Behaviour:
     return Behaviour(np.array(returns), fingerprint.hexdigest(), as_float(mean), as_float(std), low, high)
 
 
-def best_episodes(source: Source, percent: float, returns: Sequence[float]) -> Source:
+def best_episodes(source: Source, percent: float, returns: np.ndarray) -> Source:
     """Returns the episodes of the highest returns: so many percent of them, one at least.
 
     Chen et al. (2021), "Decision Transformer", section 5.1, clone the best 10 %, 25 % and so on.
@@ -163,7 +163,7 @@ def batches_of(
     server: Any, adder: NStep, batch_size: int, *, prioritized: bool, num_iterations: int, resources: ExitStack
 ) -> tuple[tf.data.Dataset, PriorityWriter | None]:
     """Returns the batches of a table as experience, and what writes priorities back if they are to be."""
-    beta = LinearSchedule(0.4, 1.0, num_iterations) if prioritized else 0.0
+    beta: Any = LinearSchedule(0.4, 1.0, num_iterations) if prioritized else 0.0
     samples = sample_dataset(server, "replay", batch_size, beta=beta, prefetch=4)
     if isinstance(samples.element_spec.data, dict):
         samples = samples.map(lambda sample: sample._replace(data=adder.as_transition(sample.data)))

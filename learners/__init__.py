@@ -2,8 +2,8 @@
 
 from .checkpoints import Checkpoint, Checkpoints
 from .dataloader import Dataloader, setup_dataloader
-from .feeds import DatasetFeed, ResidentItems, gathered_items, require_experience
 from .evaluation import Evaluation, Evaluator, load_policy, read_reference_returns
+from .feeds import DatasetFeed, ResidentItems, gathered_items, require_experience
 from .learner import Learner, TrainingDiverged
 from .run_directory import RunDirectory, load_run
 

@@ -1,4 +1,4 @@
-"""The learner's checkpoints: complete or not there, checked before they are believed, the last ones and the best kept."""
+"""The learner's checkpoints: there whole or not at all, checked before they are believed, the best one kept."""
 
 from __future__ import annotations
 
@@ -119,6 +119,11 @@ class Checkpoints:
             self._state.read(str(found.path / _PREFIX)).assert_existing_objects_matched()
         except (AssertionError, ValueError) as error:
             raise CheckpointError(f"{found.path} is of another agent: {str(error).splitlines()[0]}") from error
+
+    def best(self) -> Checkpoint | None:
+        """Returns the best checkpoint, or None if there is none."""
+        step = self._best_step()
+        return None if step is None else _opened(self._root / f"{step:010d}")
 
     def _best_step(self) -> int | None:
         """Returns the step of the best one so far, which every manifest names."""

@@ -102,7 +102,7 @@ class ResidentItems:
             raise ValueError(
                 f"items have {lengths.min()} to {lengths.max()} rows, expected one length; sample them from a table"
             )
-        self._columns = tree.map_structure(tf.constant, items.columns)
+        self._packed = _PackedColumns(items.columns)
         every = np.arange(len(items))
         self._starts = None if np.array_equal(items.starts, every) else tf.constant(items.starts, tf.int64)
         self._length = None if items.squeeze else int(lengths[0])
@@ -119,8 +119,34 @@ class ResidentItems:
         rows = drawn if self._starts is None else tf.gather(self._starts, drawn)
         if self._length is not None:
             rows = rows[:, None] + tf.range(self._length, dtype=tf.int64)
-        batch = tree.map_structure(lambda column: tf.gather(column, rows), self._columns)
-        return self._as_experience(batch), ()
+        return self._as_experience(self._packed.at(rows)), ()
+
+
+class _PackedColumns:
+    """Columns `[R, ...]` on the device, those of one dtype side by side, so that a batch is one gather a dtype."""
+
+    def __init__(self, columns: Nest):
+        self._structure = columns = tree.map_structure(np.asarray, columns)
+        flat = tree.flatten(columns)
+        self._shapes = [column.shape[1:] for column in flat]
+        self._dtypes = [column.dtype for column in flat]
+        by_dtype: dict[np.dtype, list[np.ndarray]] = {}
+        for column in flat:
+            by_dtype.setdefault(column.dtype, []).append(column.reshape(len(column), -1))
+        self._matrices = {dtype: tf.constant(np.concatenate(parts, 1)) for dtype, parts in by_dtype.items()}
+        self._structure = tree.map_structure(lambda _: None, columns)
+
+    def at(self, rows: tf.Tensor) -> Nest:
+        """Returns the columns at some rows, bit for bit."""
+        gathered = {dtype: tf.gather(matrix, rows) for dtype, matrix in self._matrices.items()}
+        ends = dict.fromkeys(gathered, 0)
+        parts = []
+        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
+            begin = ends[dtype]
+            ends[dtype] = begin + int(np.prod(shape))
+            part = gathered[dtype][..., begin : ends[dtype]]
+            parts.append(tf.reshape(part, [*rows.shape, *shape]))
+        return tree.unflatten_as(self._structure, parts)
 
 
 def gathered_items(parts: Any) -> Items:
@@ -179,8 +205,8 @@ def require_experience(spec: Nest, agent: Any) -> None:
 
 
 def _differences(name: str, got: Nest, want: Nest, axes: int) -> list[str]:
-    have = {path: leaf for path, leaf in tree.flatten_with_path(got)}
-    expected = {path: leaf for path, leaf in tree.flatten_with_path(want)}
+    have = dict(tree.flatten_with_path(got))
+    expected = dict(tree.flatten_with_path(want))
     sentences = []
     for path in sorted({*have, *expected}, key=repr):
         place = path_name(path, name)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
+from tf_agents.policies.policy_saver import PolicySaver
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb.errors import CheckpointError, SpecMismatch
@@ -54,6 +57,7 @@ class Learner:
       monitor: rates over the last calls: `steps_per_sec`, `data_wait_share`, ...
       load_path: of the checkpoint that was loaded, or ''.
       replay_checkpoint: path of the server's checkpoint that goes with the next one of the learner.
+      best_return: the best mean return of an evaluation; -inf before the first.
       stop_reason: why `start` came back before its end, or ''.
     """
 
@@ -101,7 +105,7 @@ class Learner:
         require_count("steps_per_call", steps_per_call)
         self.agent, self.name, self.root_dir = agent, name, Path(root_dir)
         self._strategy, self._steps_per_call = strategy, steps_per_call
-        feed: Feed = dataset if isinstance(dataset, ResidentItems) else DatasetFeed(dataset)
+        feed = _feed_of(dataset)
         require_experience(feed.experience_spec, agent)
         if priorities is not None and not feed.has_info:
             raise SpecMismatch("priorities are given, but the batches have no keys; sample them with sample_dataset")
@@ -126,7 +130,7 @@ class Learner:
         self.monitor = Monitor()
         self.load_path = self.replay_checkpoint = self.stop_reason = ""
         self._log_counts: dict[str, int] = {}
-        self._best_return = -np.inf
+        self.best_return = -np.inf
         self._saved_at: int | None = None
         self._is_new_best = False
 
@@ -305,9 +309,10 @@ class Learner:
         if hasattr(evaluation, "returns"):
             self.run.log_evaluation(self._done, evaluation)
         self._on_log(self._done, numbers)
-        self._is_new_best = mean > self._best_return
-        self._best_return = max(self._best_return, mean)
-        self._saved_at = None  # a checkpoint of this iteration does not know it
+        if mean > self.best_return:
+            self.best_return, self._is_new_best, self._saved_at = mean, True, None
+            if self.rank == 0:
+                self.save_checkpoint()
 
     def save_checkpoint(self) -> Checkpoint | None:
         """Writes a checkpoint, unless that of this iteration is there; see `Checkpoints.save`."""
@@ -316,7 +321,7 @@ class Learner:
         manifest = {
             "identity": self._identity,
             "hooks": {f"{at} {hook.name}": hook.state_dict() for at, hook in enumerate(self._hooks)},
-            "best_return": None if np.isinf(self._best_return) else self._best_return,
+            "best_return": None if np.isinf(self.best_return) else self.best_return,
             "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
             "replay_checkpoint": self.replay_checkpoint,
         }
@@ -347,11 +352,40 @@ class Learner:
             if states.get(f"{at} {hook.name}"):
                 hook.load_state_dict(states[f"{at} {hook.name}"])
         best = manifest.get("best_return")
-        self._best_return = -np.inf if best is None else best
+        self.best_return = -np.inf if best is None else best
         self.latest = dict(manifest.get("latest", {}))
         self.replay_checkpoint = manifest.get("replay_checkpoint", "")
         self.load_path = str(found.path)
         return True
+
+    def export_policy(self, path: str | Path) -> Path:
+        """Writes the greedy policy as a SavedModel that loads without this package; what is there is replaced.
+
+        Args:
+          path: of its directory.
+        """
+        path = Path(path)
+        partial = path.with_name(f"{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        with warnings.catch_warnings():  # of Keras and PolicySaver, about metrics that a policy does not have
+            warnings.simplefilter("ignore")
+            PolicySaver(self.agent.policy, batch_size=None).save(str(partial))
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+        return path
+
+    def export_best_policy(self, path: str | Path) -> Path | None:
+        """Writes the policy of the best evaluation; None if there was none. The agent is then as it was before."""
+        best = self._checkpoints.best()
+        if best is None:
+            return None
+        now = [variable.numpy() for variable in self.agent.variables]
+        self._checkpoints.restore(best)
+        try:
+            return self.export_policy(path)
+        finally:
+            for variable, value in zip(self.agent.variables, now, strict=True):
+                variable.assign(value)
 
     def _require_same_run(self, found: Checkpoint, *, override: bool) -> None:
         saved = found.manifest.get("identity", {})
@@ -390,6 +424,12 @@ class Learner:
             yield
         finally:
             put_back()
+
+
+def _feed_of(dataset: tf.data.Dataset | ResidentItems) -> Feed:
+    if isinstance(dataset, ResidentItems):
+        return dataset
+    return DatasetFeed(dataset)
 
 
 def _parted(batch: Any) -> tuple[Any, Any]:
