@@ -62,7 +62,7 @@ bench: install  ## how fast, against the reference
 	@$(BIN)/python benchmarks/bench_sample.py
 
 lock: install  ## write the lock files again, with the newest versions (needs uv)
-	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari \
+	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari --extra eval \
 		--override requirements/overrides.txt --python-version $$v --python-platform x86_64-manylinux_2_28 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade -o requirements/py$${v/./}.lock; done
 

@@ -77,6 +77,7 @@ def _findings(port: int, *, quick: bool, timeout_secs: float) -> Iterator[Findin
         ("python", _platform),
         ("requirements", _pins),
         ("minari (optional)", _minari),
+        ("evaluation (optional)", _evaluation),
         (f"port {port}", functools.partial(_port, port)),
         ("exposure", functools.partial(_exposure, port)),
     ]
@@ -112,7 +113,8 @@ def _pins() -> Iterator[Finding]:
         mend = "pip uninstall tensorflow tensorflow-cpu, then install one of them"
         yield Finding("tensorflow and tensorflow-cpu", "broken", "both are installed", mend)
     num_others = 0
-    extras = frozenset({"minari"} if installed_version("minari") else ())
+    optional = {"minari": "minari", "mujoco": "eval"}
+    extras = frozenset(extra for name, extra in optional.items() if installed_version(name))
     for pin in pins_of("rlds2reverb", extras=extras):
         ours = pin.needed_by.startswith("rlds2reverb ")
         num_others += not ours
@@ -134,6 +136,17 @@ def _minari() -> Iterator[Finding]:
     else:
         seen = version or "not installed; it reads Minari data sets"
         yield Finding("minari (optional)", "ok" if version else "note", seen, mend)
+
+
+def _evaluation() -> Iterator[Finding]:
+    from .pins import installed_version
+
+    missing = [name for name in ("gymnasium", "mujoco") if not installed_version(name)]
+    mend = "pip install '.[eval]', in the checkout" if missing else ""
+    seen = f"gymnasium {installed_version('gymnasium')}, mujoco {installed_version('mujoco')}"
+    if missing:
+        seen = f"{' and '.join(missing)} not installed; policies are evaluated in their environments"
+    yield Finding("evaluation (optional)", "note" if missing else "ok", seen, mend)
 
 
 def _trials(timeout_secs: float) -> Iterator[Finding]:

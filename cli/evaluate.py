@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._text import columns_text, number_text
+from rlds2reverb._text import columns_text
 from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 
 from . import checks, output
@@ -83,8 +83,8 @@ def evaluate(folder: Path, which: str | None, as_json: bool, **options: Any) -> 
             {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
         )
         return
-    last = f" to {seeds[-1]}" if len(seeds) > 1 else ""
-    print(output.printable(f"{folder}: {environment}, {output.counted(len(seeds), 'episode')}, seed {seeds[0]}{last}"))
+    range_text = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    print(output.printable(f"{folder}: {environment}, {output.counted(len(seeds), 'episode')}, {range_text}"))
     print(_table(found, behaviour, references))
     for name, _, result in found:
         if result.num_clipped:
@@ -145,10 +145,10 @@ def _table(
     rows = []
     for name, step, result in found:
         score = "-" if result.score is None else f"{result.score:.1f}"
-        mean_return = f"{number_text(round(result.mean, 1))} ± {number_text(round(result.std, 1))}"
-        length = number_text(round(float(result.lengths.mean()), 1))
+        mean_return = f"{result.mean:,.1f} ± {result.std:,.1f}"
+        length = f"{result.lengths.mean():,.1f}"
         rows.append((name, "-" if step is None else f"{step:,}", mean_return, score, length))
     if behaviour is not None:
         score = "-" if references is None else f"{d4rl_score(behaviour, references):.1f}"
-        rows.append(("the data", "-", number_text(round(behaviour, 1)), score, "-"))
+        rows.append(("the data", "-", f"{behaviour:,.1f}", score, "-"))
     return columns_text(("policy", "step", "return", "score", "length"), rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlds2reverb._text import columns_text, number_text
+from rlds2reverb._text import columns_text
 
 from . import output
 from .output import json_option
@@ -74,8 +74,8 @@ def _row(curve: Curve) -> tuple[str, ...]:
         curve.label,
         str(len(curve.runs)),
         f"{curve.steps[-1]:,}",
-        f"{number_text(round(mean, 1))} ± {number_text(round(std, 1))}",
-        number_text(round(curve.best, 1)),
+        f"{mean:,.1f} ± {std:,.1f}",
+        f"{curve.best:,.1f}",
     )
 
 

@@ -336,7 +336,7 @@ class _BatchedPolicy:
         """Returns actions `[N, ...]` and the next state of the policy."""
         import tensorflow as tf
 
-        time_step = type(self._time_step_spec)(
+        time_step = self._time_step_spec._replace(
             step_type=tf.constant(step_types),
             reward=self._rewards,
             discount=self._discounts,

@@ -250,7 +250,7 @@ def load_run(path: str | Path) -> Run:
       DamagedFile: if a file in it is damaged.
     """
     folder = Path(path)
-    names = (_CONFIG, _PROGRESS, _EVALUATIONS)
+    names = (_CONFIG, _PROGRESS, _EVALUATIONS, _PRIORITIES)
     if not any((folder / name).is_file() for name in names):
         raise ValueError(f"{path} has none of {', '.join(names)}, expected the root_dir of a training run")
     config: Any = {}

@@ -51,6 +51,16 @@ def test_a_pin_of_ours_that_does_not_hold_is_named_with_its_mend(capsys, monkeyp
     assert both["state"] == "broken" and both["mend"].startswith("pip uninstall tensorflow tensorflow-cpu")
 
 
+def test_a_missing_extra_is_a_note_with_the_command_that_installs_it(capsys, monkeypatch):
+    assert doctor(capsys, "--quick")[1]["evaluation (optional)"]["seen"].startswith("gymnasium 1.3.0, mujoco 3.")
+    real = pins.installed_version
+    monkeypatch.setattr(pins, "installed_version", lambda name: None if name == "mujoco" else real(name))
+    code, findings = doctor(capsys, "--quick")
+    evaluation = findings["evaluation (optional)"]
+    assert code == 0 and evaluation["state"] == "note" and evaluation["mend"].startswith("pip install '.[eval]'")
+    assert evaluation["seen"].startswith("mujoco not installed")
+
+
 def test_a_pin_of_what_we_require_is_checked_as_well(capsys, monkeypatch, tmp_path):
     distribution(tmp_path, "typing_extensions", "4.12.2")
     distribution(tmp_path, "ml_dtypes", "0.5.4")  # what JAX of today brings

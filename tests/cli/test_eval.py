@@ -1,0 +1,115 @@
+"""`rlds2reverb eval`: what a user sees of the policies of a run."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from policies import PENDULUM, LinearPolicy, save_policy
+from rlds2reverb.cli import run
+from rlds2reverb.learners.run_directory import RunDirectory
+
+
+def call(capsys, *arguments):
+    code = run(["eval", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with a last and a best policy for Pendulum-v1, of which the best stays within its bounds."""
+    folder = tmp_path_factory.mktemp("runs") / "iql"
+    with RunDirectory(folder) as directory:
+        directory.write_config(
+            {"algo": "iql", "seed": 0},
+            data={"behaviour_return": -514.7},
+            environment="Pendulum-v1",
+            reference_returns=(-1226.85, -151.27),
+        )
+    save_policy(PENDULUM, folder / "policy", step=20_000)
+    save_policy(LinearPolicy(np.zeros((3, 1))), folder / "best_policy", step=15_000)
+    return folder
+
+
+def test_last_and_best_are_reported_by_name_with_step_score_and_the_data(trained, capsys):
+    code, out, err = call(capsys, trained, "--episodes", 2)
+    title, _, last, best, data = out.splitlines()
+    assert code == 0 and title == f"{trained}: Pendulum-v1, 2 episodes, seeds 1000 to 1001"
+    assert last.split()[:2] == ["last", "20,000"] and best.split()[:2] == ["best", "15,000"]
+    assert data.split() == ["the", "data", "-", "-514.7", "66.2", "-"]
+    assert "of 400 actions of the policy 'last' were out of" in err and "'best'" not in err
+    assert max(map(len, out.splitlines()[1:])) <= 80
+
+
+def test_one_policy_as_json(trained, capsys):
+    arguments = (trained, "--best", "--json", "--episodes", 1, "--seed", 3, "--max-episode-steps", 10)
+    code, out, err = call(capsys, *arguments)
+    document = json.loads(out)
+    (best,) = document["policies"]
+    assert (code, err) == (0, "") and document["environment"] == "Pendulum-v1"
+    assert document["behaviour_return"] == -514.7 and best["policy"] == "best" and best["step"] == 15_000
+    assert best["lengths"] == [10] and best["seeds"] == [3] and best["num_clipped"] == 0
+    assert best["reference_returns"] == [-1226.85, -151.27] and best["returns"] == [best["mean"]]
+    assert out == call(capsys, *arguments)[1]
+
+
+def test_a_saved_policy_alone_needs_an_environment(trained, capsys):
+    code, _, err = call(capsys, trained / "policy")
+    assert code == 1 and "names no environment; give --env" in err
+    code, out, _ = call(capsys, trained / "policy", "--env", "Pendulum-v1", "--episodes", 1, "--max-episode-steps", 5)
+    assert code == 0 and "1 episode, seed 1000\n" in out and out.splitlines()[2].split()[:2] == ["policy", "20,000"]
+
+
+def score_of(capsys, *arguments):
+    code, out, err = call(capsys, *arguments, "--last", "--json", "--episodes", 1, "--max-episode-steps", 5)
+    assert code == 0, err
+    return json.loads(out)["policies"][0]["reference_returns"]
+
+
+def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys, tmp_path):
+    references = tmp_path / "references.json"
+    references.write_text('{"measured": {"Pendulum-v1": {"ref_min": -1000, "ref_max": -100}}}')
+    assert score_of(capsys, trained, "--reference-returns", -5, 5) == [-5, 5]
+    assert score_of(capsys, trained, "--references", references) == [-1000, -100]
+    code, _, err = call(capsys, trained, "--references", references, "--d4rl-score")
+    assert code == 1 and "give one of --reference-returns, --references and --d4rl-score" in err
+    code, _, err = call(capsys, trained, "--d4rl-score")
+    assert code == 1 and "D4RL has no reference returns of Pendulum-v1; give --reference-returns" in err
+    code, _, err = call(capsys, trained, "--reference-returns", 1, 1)
+    assert code == 1 and "the two reference returns are both 1" in err
+
+
+def test_the_references_of_a_run_are_not_those_of_another_environment(trained, capsys):
+    pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install '.[eval]'")
+    code, _, err = call(capsys, trained, "--env", "Hopper-v5", "--d4rl-score")
+    assert (
+        code == 1 and "the policy takes float32 [3] as observation, the environment Hopper-v5 gives float64 [11]" in err
+    )
+
+
+def test_what_cannot_be_evaluated_is_refused(trained, tmp_path, capsys):
+    code, _, err = call(capsys, tmp_path)
+    assert code == 1 and "expected the root_dir of a training run" in err
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = call(capsys, tmp_path)
+    assert code == 1 and "has no policy yet, expected" in err and "best_policy/; it is written when" in err
+    code, _, err = call(capsys, tmp_path, "--best")
+    assert code == 1 and f"expected {tmp_path}/best_policy/;" in err
+    code, _, err = call(capsys, trained, "--env", "Pendulumm-v1")
+    assert code == 1 and "Gymnasium has no environment 'Pendulumm-v1'" in err
+    (tmp_path / "config.json").write_text("{")
+    assert call(capsys, tmp_path)[0] == 2
+
+
+def test_wrong_use_is_refused_before_tensorflow_is_loaded(trained, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    program = (
+        "import sys; from rlds2reverb.cli import run\n"
+        "codes = [run(arguments.split('|')) for arguments in sys.argv[1:]]\n"
+        "print(codes, 'tensorflow' in sys.modules)"
+    )
+    calls = [f"eval|{trained}|--episodes|0", f"eval|{tmp_path}", f"plot|{trained}", f"plot|{trained}|--out|a.jpg"]
+    out = subprocess.run([sys.executable, "-c", program, *calls], capture_output=True, text=True, check=True)
+    assert out.stdout == "[1, 1, 1, 1] False\n"

@@ -1,0 +1,244 @@
+"""The directory of a run: what is logged is there whole, after a kill -9 too, and a resumed run continues it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
+from rlds2reverb.learners.evaluation import Evaluation
+from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory, load_run
+
+from rlds2reverb.errors import DamagedFile, InUse
+
+
+def evaluation(*returns, reference_returns=None, num_clipped=0):
+    lengths = np.full(len(returns), 7)
+    seeds = tuple(range(len(returns)))
+    return Evaluation(np.array(returns, np.float64), lengths, seeds, reference_returns, num_clipped)
+
+
+def tensorboard_scalars(folder):
+    """The steps of each tag, as in the event files; `DataLossError` where one is torn."""
+    found = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(event.step)
+    return found
+
+
+# --- CSV
+
+
+def test_columns_may_be_added_and_rows_before_them_have_nothing_there(tmp_path):
+    log = CsvLog(tmp_path / "log.csv")
+    log.append(10, {"loss": 0.1, "q": np.float32(2)})
+    log.append(20, {"loss": None, "a, b": 1e300})
+    log.append(30, {"q": tf.constant(3)})
+    assert (tmp_path / "log.csv").read_text() == 'step,loss,q,"a, b"\n10,0.1,2,\n20,,,1e+300\n30,,3,\n'
+    found = read_csv_log(tmp_path / "log.csv")
+    np.testing.assert_equal(found["loss"], [0.1, np.nan, np.nan])
+    np.testing.assert_equal(found["a, b"], [np.nan, 1e300, np.nan])
+    assert found["step"].tolist() == [10, 20, 30] and sorted(os.listdir(tmp_path)) == ["log.csv"]
+
+
+def test_numbers_come_back_exactly_with_nan_and_infinity(tmp_path):
+    numbers = [0.1 + 0.2, 2.0**60, -0.0, 5e-324, np.nan, np.inf, -np.inf]
+    log = CsvLog(tmp_path / "log.csv")
+    for step, number in enumerate(numbers):
+        log.append(step, {"x": number})
+    np.testing.assert_array_equal(read_csv_log(tmp_path / "log.csv")["x"], numbers)
+
+
+def test_what_is_no_number_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="'loss' is 'high', expected a number"):
+        CsvLog(tmp_path / "log.csv").append(0, {"loss": "high"})
+    assert not (tmp_path / "log.csv").exists()
+
+
+def test_an_unfinished_last_line_is_dropped_wherever_it_was_torn(tmp_path):
+    path = tmp_path / "log.csv"
+    log = CsvLog(path)
+    log.append(1, {"loss": 0.5})
+    log.append(2, {"loss": 0.25})
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        rows = max(0, whole[:size].count(b"\n") - 1)
+        assert len(read_csv_log(path).get("step", ())) == rows, "a reader sees whole rows only"
+        CsvLog(path).append(3, {"loss": 0.75})
+        assert read_csv_log(path)["loss"].tolist() == [*[0.5, 0.25][:rows], 0.75]
+
+
+def test_rows_after_a_step_are_cut_and_of_two_of_one_step_the_last_counts(tmp_path):
+    log = CsvLog(tmp_path / "log.csv")
+    log.cut_after(0)
+    for step in (10, 20, 30):
+        log.append(step, {"loss": step})
+    log.cut_after(20)
+    log.append(20, {"loss": 7})
+    assert read_csv_log(tmp_path / "log.csv")["loss"].tolist() == [10, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loss,step\n1,2\n", "begins with 'loss', expected a file whose first column is 'step'"),
+        ("step,loss\n1,2\n3\n", "is damaged at line 3, expected 2 numbers"),
+        ("step,loss\n1,x\n", "is damaged at line 2"),
+        ("step,loss\n-1,2\n", "is damaged at line 2"),
+        ("step,loss\n\0,2\n", "is damaged"),
+        (b"step,\xff\n", "is damaged"),
+        ('step,"lo\n1,2\n', "is damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused(text, message, tmp_path):
+    (tmp_path / "progress.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    for reading in (CsvLog, read_csv_log):
+        with pytest.raises(DamagedFile, match=message):
+            reading(tmp_path / "progress.csv")
+    with pytest.raises(DamagedFile, match=message):
+        RunDirectory(tmp_path)
+    (tmp_path / "progress.csv").unlink()
+    RunDirectory(tmp_path).close()  # the lock was given back
+
+
+# --- One learner a directory, and kill -9
+
+
+def test_a_directory_in_use_is_refused_and_names_who_has_it(tmp_path):
+    with RunDirectory(tmp_path / "a/run") as run:
+        with pytest.raises(InUse, match=rf"run is in use by process {os.getpid()} on .*choose another root_dir"):
+            RunDirectory(tmp_path / "a/run")
+        run.log_priorities(1, [1.0])
+    RunDirectory(tmp_path / "a/run").close()
+    run.close()
+    assert sorted(path.name for path in (tmp_path / "a/run").iterdir()) == ["priorities.csv"]
+
+
+def test_a_killed_learner_leaves_whole_rows_and_a_free_directory(tmp_path):
+    program = (
+        "import sys, itertools\n"
+        "from rlds2reverb.learners.run_directory import RunDirectory\n"
+        "run = RunDirectory(sys.argv[1])\n"
+        "for step in itertools.count(): run.log_priorities(step, [step])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE) as learner:
+        path = tmp_path / "priorities.csv"
+        while learner.poll() is None and (not path.exists() or path.stat().st_size < 20_000):
+            pass
+        assert learner.poll() is None, learner.stderr.read().decode()
+        with pytest.raises(InUse, match=f"in use by process {learner.pid} on"):
+            RunDirectory(tmp_path)
+        learner.send_signal(signal.SIGKILL)
+        learner.wait()
+    with RunDirectory(tmp_path) as run:
+        seen = load_run(tmp_path).priority_steps
+        assert len(seen) > 10 and seen.tolist() == list(range(len(seen)))
+        run.log_priorities(len(seen), [1.0])
+    assert load_run(tmp_path).priority_steps.tolist() == list(range(len(seen) + 1))
+
+
+# --- What a run leaves
+
+
+def test_the_configuration_is_written_with_versions_data_and_the_line_that_repeats_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with RunDirectory("my run") as run:
+        run.write_config(
+            {"algo": "iql", "seed": np.int64(3), "root_dir": Path("my run"), "hidden": (256, 256), "beta": np.ones(2)},
+            data={"source": "x.hdf5", "fingerprint": "xxh128 00", "behaviour_return": 12.5},
+            environment="Pendulum-v1",
+            reference_returns=(-1200, -150),
+            command="rlds2reverb train --algo iql",
+        )
+    found = load_run("my run")
+    assert found.configuration == {
+        "algo": "iql",
+        "seed": 3,
+        "root_dir": "my run",
+        "hidden": [256, 256],
+        "beta": [1.0, 1.0],
+    }
+    assert found.environment == "Pendulum-v1" and found.reference_returns == (-1200.0, -150.0)
+    assert found.behaviour_return == 12.5 and found.config["data"]["fingerprint"] == "xxh128 00"
+    assert {"python", "rlds2reverb", "tf-agents", "dm-reverb", "numpy"} <= found.config["versions"].keys()
+    assert Path("my run/repeat.txt").read_text() == f"cd {tmp_path} && rlds2reverb train --algo iql\n"
+
+
+def test_the_line_that_repeats_a_run_is_this_process_by_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/x/rlds2reverb", "train", "--data", "a b.hdf5"])
+    with RunDirectory(tmp_path) as run:
+        run.write_config({})
+    assert (tmp_path / "repeat.txt").read_text().endswith(" && rlds2reverb train --data 'a b.hdf5'\n")
+    found = load_run(tmp_path)
+    assert found.environment is found.reference_returns is found.behaviour_return is None
+
+
+def test_a_setting_that_json_does_not_have_is_refused_by_its_name(tmp_path):
+    with RunDirectory(tmp_path) as run, pytest.raises(TypeError, match=r"configuration\['net'\]\['f'\]\[1\] is <"):
+        run.write_config({"net": {"f": [1, object()]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logs_are_there_for_people_and_for_tensorboard_and_are_cut_for_a_resumed_run(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        for step in (100, 200, 300):
+            run.log(step, {"loss": 1 / step, "q_mean": tf.constant(2.0), "beta": None})
+            run.log_evaluation(step, evaluation(10, 20, reference_returns=(0, 30), num_clipped=4))
+            run.log_priorities(step, tf.constant([0.0, 1.0, 1.5, 1e9]))
+    (events,) = (tmp_path / "train").iterdir()
+    with events.open("ab") as stream:
+        stream.write(b"torn")
+    with RunDirectory(tmp_path) as run:
+        run.cut_after(200)
+        assert tensorboard_scalars(tmp_path / "train")["loss"] == [100, 200]
+        run.log(250, {"loss": 7, "new": 1})
+        run.log_evaluation(250, evaluation(5))
+        run.cut_after(200)
+        run.log(260, {"loss": 8})
+    found = load_run(tmp_path)
+    assert found.progress["step"].tolist() == [100, 200, 260] and found.progress["loss"][-1] == 8
+    columns = {name: column.tolist() for name, column in found.evaluations.items()}
+    assert columns == {
+        "step": [100, 200],
+        "mean": [15, 15],
+        "std": [5, 5],
+        "score": [50, 50],
+        "num_episodes": [2, 2],
+        "num_clipped": [4, 4],
+        "return_0": [10, 10],
+        "return_1": [20, 20],
+    }
+    assert found.priorities.shape == (2, len(PRIORITY_BINS)) and found.priority_steps.tolist() == [100, 200]
+    one = np.searchsorted(PRIORITY_BINS, 1.0)
+    assert PRIORITY_BINS[one] == 1 and found.priorities[0, [0, one, one + 1, -1]].tolist() == [1, 1, 1, 1]
+    tags = tensorboard_scalars(tmp_path / "train")
+    assert tags["loss"] == [100, 200, 260] and tags["evaluation/score"] == [100, 200] and "new" not in tags
+
+
+def test_steps_are_integers_from_0(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        for call in (run.log, run.log_evaluation, run.log_priorities):
+            with pytest.raises(ValueError, match="step is -1, expected an integer from 0"):
+                call(-1, evaluation(1) if call == run.log_evaluation else {})
+        with pytest.raises(ValueError, match="step is True"):
+            run.cut_after(True)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"has none of config.json, progress.csv, .* expected the root_dir"):
+        load_run(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DamagedFile, match="config.json is not valid JSON"):
+        load_run(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(DamagedFile, match="config.json is a list, expected an object"):
+        load_run(tmp_path)

@@ -1,0 +1,58 @@
+"""Small policies of TF-Agents, for tests of what runs policies."""
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.policies import policy_saver, tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step, time_step_spec
+
+
+class LinearPolicy(tf_policy.TFPolicy):
+    """action = observation @ weights + bias, of one array; `num_traces` counts how often it was traced."""
+
+    def __init__(self, weights, bias=0.0, *, action_dtype=tf.float32):
+        weights = np.asarray(weights, np.float32)
+        action_spec = tensor_spec.BoundedTensorSpec([weights.shape[1]], action_dtype, -1e6, 1e6)
+        super().__init__(time_step_spec(tf.TensorSpec([weights.shape[0]], tf.float32)), action_spec)
+        self.weights, self.bias = tf.Variable(weights), tf.Variable(np.float32(bias))
+        self.num_traces = 0
+
+    def _action(self, time_step, policy_state, seed):
+        self.num_traces += 1
+        action = tf.cast(time_step.observation @ self.weights + self.bias, self.action_spec.dtype)
+        return policy_step.PolicyStep(action, policy_state, ())
+
+
+class FunctionPolicy(tf_policy.TFPolicy):
+    """action = function(observation), for any specs."""
+
+    def __init__(self, observation_spec, action_spec, function):
+        super().__init__(time_step_spec(observation_spec), action_spec)
+        self.function = function
+
+    def _action(self, time_step, policy_state, seed):
+        return policy_step.PolicyStep(self.function(time_step.observation), policy_state, ())
+
+
+class CountingPolicy(tf_policy.TFPolicy):
+    """A policy with a state: its action is how often it has been asked in this episode."""
+
+    def __init__(self):
+        super().__init__(
+            time_step_spec(tf.TensorSpec([1], tf.float32)),
+            tensor_spec.BoundedTensorSpec([1], tf.float32, -1e6, 1e6),
+            policy_state_spec=tf.TensorSpec([1], tf.float32),
+        )
+
+    def _action(self, time_step, policy_state, seed):
+        return policy_step.PolicyStep(policy_state, policy_state + 1, ())
+
+
+def save_policy(policy, path, *, step=None, batch_size=None):
+    """Saves a policy as training does, with the step it was saved at."""
+    train_step = None if step is None else tf.Variable(step, dtype=tf.int64)
+    policy_saver.PolicySaver(policy, batch_size=batch_size, train_step=train_step).save(str(path))
+
+
+#: Swings Pendulum-v1 nowhere, but acts by what it observes, out of bounds at times.
+PENDULUM = LinearPolicy([[0.5], [1.0], [0.6]])
