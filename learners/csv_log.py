@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlds2reverb.errors import DamagedFile
+from rlds2reverb.errors import DamagedFile, StorageFull
 
 STEP = "step"
 
@@ -45,6 +46,7 @@ class CsvLog:
 
         Raises:
           TypeError: if a value is not a number.
+          StorageFull: if the disk is full; the file is as it was.
         """
         row = {STEP: str(int(step)), **{name: _text(name, value) for name, value in values.items()}}
         new = [name for name in row if name not in self._columns]
@@ -53,11 +55,12 @@ class CsvLog:
             self._columns = [*self._columns, *new]
             self._replace(rows)
         line = _line([row.get(name, "") for name in self._columns])
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        with open(self._path, "ab", buffering=0) as stream:
+            size = stream.seek(0, os.SEEK_END)
+            if _written(stream, line.encode()) < len(line.encode()):
+                stream.truncate(size)
+                message = f"no space left for {self._path}; free some, and start again to continue"
+                raise StorageFull(errno.ENOSPC, message)
 
     def cut_after(self, step: int) -> None:
         """Removes the rows of later steps, for a run that goes on from this one."""
@@ -114,6 +117,16 @@ def _parsed(path: Path) -> tuple[list[str], list[list[str]]]:
                 f"{path} is damaged at line {number}, expected {len(names)} numbers; mend or remove that line"
             )
     return names, rows
+
+
+def _written(stream: io.FileIO, content: bytes) -> int:
+    """Returns how many bytes the disk had space for."""
+    try:
+        return stream.write(content) or 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return 0
 
 
 def _is_number(cell: str) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -165,7 +165,7 @@ class Evaluator:
         batched = self._of(policy)
         with contextlib.ExitStack() as stack:
             envs = [stack.enter_context(contextlib.closing(self._new_env())) for _ in self.seeds]
-            episodes = _Episodes(envs, batched, self.action_space)
+            episodes = _Episodes(envs, batched, self.observation_spec, self.action_space)
             episodes.reset(self.seeds)
             while episodes.running.any():
                 episodes.step()
@@ -211,14 +211,15 @@ class Evaluator:
 class _Episodes:
     """N environments on their way, and the batch of observations that the policy sees next."""
 
-    def __init__(self, envs: Sequence[Any], policy: _BatchedPolicy, action_space: Any):
+    def __init__(self, envs: Sequence[Any], policy: _BatchedPolicy, observation_spec: Nest, action_space: Any):
         num = len(envs)
         self.returns, self.lengths = np.zeros(num), np.zeros(num, np.int64)
         self.running = np.ones(num, bool)
         self.num_clipped = 0
         self._envs, self._policy, self._space = envs, policy, action_space
+        given = dict(leaves(observation_spec))
         self._columns = [
-            (path, np.zeros((num, *spec.shape), np.dtype(spec.dtype.as_numpy_dtype)))
+            _Column(path, np.zeros((num, *spec.shape), given[path].dtype), np.dtype(spec.dtype.as_numpy_dtype))
             for path, spec in leaves(policy.observation_spec)
         ]
         self._step_types = np.full(num, _FIRST, np.int32)
@@ -232,16 +233,16 @@ class _Episodes:
 
     def step(self) -> None:
         """Makes one step in each episode that has not ended."""
-        observations = [column for _, column in self._columns]
-        raw, self._state = self._policy.act(self._step_types, observations, self._state)
-        actions = self._fitted(raw)
+        observations = [self._cast(column) for column in self._columns]
+        raw_actions, self._state = self._policy.act(self._step_types, observations, self._state)
+        actions = self._fitted(raw_actions)
         for row in np.flatnonzero(self.running):
             observation, reward, terminated, truncated, _ = self._envs[row].step(actions[row])
             if not np.isfinite(reward):
                 raise ValueError(f"the reward is {reward} ({self._where(row)}); mend the environment")
             self.returns[row] += float(reward)
-            self._take(row, observation)
             self.lengths[row] += 1
+            self._take(row, observation)
             self.running[row] = not (terminated or truncated)
         self._step_types = np.where(self.running, _MID, _LAST).astype(np.int32)
 
@@ -265,7 +266,7 @@ class _Episodes:
 
     def _refuse_action(self, actions: np.ndarray) -> None:
         row = self._first_row(~np.isfinite(actions).reshape(len(actions), -1).all(1))
-        seen = all(np.isfinite(column[row]).all() for _, column in self._columns if column.dtype.kind == "f")
+        seen = all(np.isfinite(column.values[row]).all() for column in self._columns)
         cause = "the policy has non-finite weights" if seen else "its observation is not finite either"
         raise ValueError(f"the action is {actions[row]} ({self._where(row)}); {cause}")
 
@@ -276,33 +277,47 @@ class _Episodes:
         return f"episode {row}, step {self.lengths[row]}"
 
     def _take(self, row: int, observation: Any) -> None:
-        for path, column in self._columns:
+        for column in self._columns:
             value = observation
-            for key in path:
+            for key in column.path:
                 value = value[key]
             value = np.asarray(value)
-            if value.shape != column.shape[1:]:
+            expected = column.values
+            fits = value.shape == expected.shape[1:] and np.can_cast(value.dtype, expected.dtype, "same_kind")
+            if not fits:
                 raise SpecMismatch(
-                    f"{path_name(path, 'observation')} has shape {list(value.shape)}, expected the environment's own "
-                    f"{list(column.shape[1:])} ({self._where(row)})"
+                    f"{path_name(column.path, 'observation')} is {describe(value)}, expected the environment's own "
+                    f"{describe(ArraySpec(expected.shape[1:], expected.dtype))} ({self._where(row)})"
                 )
-            if not _put(value, column, row):
-                raise ValueError(
-                    f"{path_name(path, 'observation')} does not fit the policy's {column.dtype} ({self._where(row)}); "
-                    "train on data of the environment's dtype"
-                )
+            column.values[row] = value
+
+    def _cast(self, column: _Column) -> np.ndarray:
+        """Returns observations `[N, ...]` in the dtype of the policy; floats are rounded, the rest stays as it is."""
+        values, dtype = column.values, column.policy_dtype
+        if values.dtype == dtype:
+            return values
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = values.astype(dtype)
+            if values.dtype.kind == dtype.kind == "f":
+                changed = np.isfinite(cast) != np.isfinite(values)
+            else:
+                changed = cast.astype(values.dtype) != values
+        changed_rows = changed.reshape(len(values), -1).any(1) & self.running
+        if changed_rows.any():
+            where = self._where(self._first_row(changed_rows))
+            raise ValueError(
+                f"{path_name(column.path, 'observation')} does not fit the policy's {dtype} ({where}); "
+                "train on data of the environment's dtype"
+            )
+        return cast
 
 
-def _put(value: np.ndarray, column: np.ndarray, row: int) -> bool:
-    """Writes a value into a row of a column; False where that would change it by more than rounding a float."""
-    if value.dtype == column.dtype:
-        column[row] = value
-        return True
-    with np.errstate(over="ignore", invalid="ignore"):
-        column[row] = value.astype(column.dtype)
-        if value.dtype.kind == column.dtype.kind == "f":
-            return bool((np.isfinite(column[row]) == np.isfinite(value)).all())
-        return bool((column[row].astype(value.dtype) == value).all())
+class _Column(NamedTuple):
+    """One leaf of the observations: its path, the values `[N, ...]` of the environments, and what the policy takes."""
+
+    path: tuple[Any, ...]
+    values: np.ndarray
+    policy_dtype: np.dtype
 
 
 class _BatchedPolicy:
@@ -320,11 +335,7 @@ class _BatchedPolicy:
             self._is_saved_for_one_size = time_step.step_type.shape[0] is not None
             self._time_step_spec = tf.nest.map_structure(_without_batch, time_step)
         self.observation_spec = self._time_step_spec.observation
-        self._action = tf.function(policy.action)
-        self._rewards, self._discounts = (
-            tf.fill((batch_size, *spec.shape), tf.cast(value, spec.dtype))
-            for spec, value in ((self._time_step_spec.reward, 0), (self._time_step_spec.discount, 1))
-        )
+        self._function: Any = None
 
     def initial_state(self) -> Any:
         """Returns the state of the policy before the first step; `()` of most."""
@@ -336,14 +347,30 @@ class _BatchedPolicy:
         """Returns actions `[N, ...]` and the next state of the policy."""
         import tensorflow as tf
 
-        time_step = self._time_step_spec._replace(
-            step_type=tf.constant(step_types),
-            reward=self._rewards,
-            discount=self._discounts,
-            observation=tf.nest.pack_sequence_as(self.observation_spec, list(map(tf.constant, observations))),
-        )
-        step = self._action(time_step, state)
-        return step.action.numpy(), step.state
+        tensors = [tf.constant(step_types), *map(tf.constant, observations), *tf.nest.flatten(state)]
+        if self._function is None:
+            self._function = self._traced(tensors, state)
+        action, *next_state = self._function(*tensors)
+        return action.numpy(), tf.nest.pack_sequence_as(state, next_state)
+
+    def _traced(self, tensors: Sequence[Any], state: Any) -> Any:
+        """Returns a function of flat tensors, which is called several times as fast as one of nests."""
+        import tensorflow as tf
+
+        spec, batch_size = self._time_step_spec, self._batch_size
+        num_observations = len(tf.nest.flatten(spec.observation))
+
+        def act(step_type: Any, *others: Any) -> list[Any]:
+            time_step = spec._replace(
+                step_type=step_type,
+                reward=tf.zeros((batch_size, *spec.reward.shape), spec.reward.dtype),
+                discount=tf.ones((batch_size, *spec.discount.shape), spec.discount.dtype),
+                observation=tf.nest.pack_sequence_as(spec.observation, others[:num_observations]),
+            )
+            step = self.policy.action(time_step, tf.nest.pack_sequence_as(state, others[num_observations:]))
+            return [step.action, *tf.nest.flatten(step.state)]
+
+        return tf.function(act).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))
 
 
 def _saved_specs(policy: Any, batch_size: int) -> tuple[Any, Any]:

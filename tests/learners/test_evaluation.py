@@ -155,7 +155,15 @@ def test_integers_that_keep_their_value_are_taken_as_floats():
 
 def test_an_environment_that_observes_another_shape_than_it_says_is_refused():
     made = evaluator(observe=lambda value: np.zeros(1 + int(value == 101)))
-    with pytest.raises(SpecMismatch, match=r"has shape \[2\], expected .* \[1\] \(episode 1, step 0\)"):
+    with pytest.raises(
+        SpecMismatch, match=r"observation is float64 \[2\], expected .* own float64 \[1\] \(episode 1, step 1\)"
+    ):
+        made.evaluate(always(0.5))
+
+
+def test_an_environment_that_observes_another_dtype_than_it_says_is_refused():
+    made = evaluator(observation_space=spaces.Box(0, 9, (1,), np.int64), observe=lambda value: np.array([0.5]))
+    with pytest.raises(SpecMismatch, match=r"is float64 \[1\], expected .* own int64 \[1\] \(episode 0, step 0\)"):
         made.evaluate(always(0.5))
 
 

@@ -1,5 +1,7 @@
 """The directory of a run: what is logged is there whole, after a kill -9 too, and a resumed run continues it."""
 
+import errno
+import io
 import json
 import os
 import signal
@@ -10,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from rlds2reverb.learners import csv_log
 from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
 from rlds2reverb.learners.evaluation import Evaluation
 from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory, load_run
 
-from rlds2reverb.errors import DamagedFile, InUse
+from rlds2reverb.errors import DamagedFile, InUse, StorageFull
 
 
 def evaluation(*returns, reference_returns=None, num_clipped=0):
@@ -85,6 +88,29 @@ def test_rows_after_a_step_are_cut_and_of_two_of_one_step_the_last_counts(tmp_pa
     log.cut_after(20)
     log.append(20, {"loss": 7})
     assert read_csv_log(tmp_path / "log.csv")["loss"].tolist() == [10, 7]
+
+
+@pytest.mark.parametrize("num_bytes", [3, None])
+def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path, monkeypatch, num_bytes):
+    log = CsvLog(tmp_path / "log.csv")
+    log.append(1, {"loss": 0.5})
+
+    def full(path, *arguments, **options):
+        class Full(io.FileIO):
+            def write(self, content):
+                if num_bytes is None:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return super().write(content[:num_bytes])
+
+        return Full(path, "ab")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(csv_log, "open", full, raising=False)
+        with pytest.raises(StorageFull, match="no space left for .*log.csv; free some, and start again"):
+            log.append(2, {"loss": 0.25})
+    assert (tmp_path / "log.csv").read_text() == "step,loss\n1,0.5\n"
+    log.append(2, {"loss": 0.25})
+    assert read_csv_log(tmp_path / "log.csv")["step"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
