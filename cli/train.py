@@ -224,9 +224,8 @@ class _Training:
             return None
         references = self.options["references"]
         pair = read_reference_returns(references, name) if references else None
-        seeds = range(1_000, 1_000 + self.options["episodes"])
         try:
-            return Evaluator(name, seeds=seeds, reference_returns=pair)
+            return Evaluator(name, num_episodes=self.options["episodes"], reference_returns=pair)
         except ImportError as error:
             output.warn(f"no evaluation: {error}")
             return None

@@ -369,7 +369,7 @@ class Learner:
         shutil.rmtree(partial, ignore_errors=True)
         with warnings.catch_warnings():  # of Keras and PolicySaver, about metrics that a policy does not have
             warnings.simplefilter("ignore")
-            PolicySaver(self.agent.policy, batch_size=None).save(str(partial))
+            PolicySaver(self.agent.policy, batch_size=None, train_step=self.agent.train_step_counter).save(str(partial))
         shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)
         return path
