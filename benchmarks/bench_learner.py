@@ -1,0 +1,257 @@
+"""How fast agents are trained: our learner against TF-Agents' own, on the same data and machine, in one run.
+
+    python benchmarks/bench_learner.py [--rounds 5] [--updates 200] [--algos td3 cql]
+
+Data are of HalfCheetah's shape, 17 + 6 floats, batches of 256, networks of 256 x 256. The peer is TF-Agents' agent in
+TF-Agents' `Learner.run`, on the data set of its `ReverbReplayBuffer`. Ours are the same algorithm in `Learner`: from a
+Reverb table, with priorities written back, from resident items, and from one batch in memory, which never waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlds2reverb.cli.quiet import import_quietly, silence_logs
+
+silence_logs()
+import_quietly("tf_agents.agents.cql.cql_sac_agent", "tf_agents.train.learner")
+
+import numpy as np
+import tensorflow as tf
+from bench_data import float_episodes
+from tf_agents.agents.cql import cql_sac_agent
+from tf_agents.agents.ddpg import actor_network, critic_network
+from tf_agents.agents.sac import tanh_normal_projection_network
+from tf_agents.agents.td3 import td3_agent
+from tf_agents.networks import actor_distribution_network
+from tf_agents.replay_buffers import reverb_replay_buffer
+from tf_agents.specs import tensor_spec
+from tf_agents.train import learner as peer_learner
+from tf_agents.trajectories import time_step
+
+from rlds2reverb import (
+    Packing,
+    PriorityWriter,
+    ReplayServer,
+    Selector,
+    TableConfig,
+    Windows,
+    ingest,
+    load,
+    packed_signature,
+    sample_dataset,
+)
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners import Learner, ResidentItems, gathered_items
+from rlds2reverb.learners.agents import make_agent
+
+BATCH_SIZE, SIZES = 256, (256, 256)
+OBSERVATION = tf.TensorSpec([17], tf.float32)
+ACTION = tensor_spec.BoundedTensorSpec([6], tf.float32, -1, 1)
+SPECS = time_step.time_step_spec(OBSERVATION), ACTION
+
+
+def peer_td3() -> Any:
+    adam = tf.keras.optimizers.Adam
+    return td3_agent.Td3Agent(
+        *SPECS,
+        actor_network.ActorNetwork(OBSERVATION, ACTION, fc_layer_params=SIZES),
+        critic_network.CriticNetwork((OBSERVATION, ACTION), joint_fc_layer_params=SIZES),
+        actor_optimizer=adam(3e-4),
+        critic_optimizer=adam(3e-4),
+        target_update_tau=0.005,
+        actor_update_period=2,
+        target_update_period=2,
+        gamma=0.99,
+        train_step_counter=tf.Variable(0, dtype=tf.int64),
+    )
+
+
+def peer_cql() -> Any:
+    adam = tf.keras.optimizers.Adam
+    critic = critic_network.CriticNetwork((OBSERVATION, ACTION), joint_fc_layer_params=SIZES)
+    actor = actor_distribution_network.ActorDistributionNetwork(
+        OBSERVATION,
+        ACTION,
+        fc_layer_params=SIZES,
+        continuous_projection_net=tanh_normal_projection_network.TanhNormalProjectionNetwork,
+    )
+    return cql_sac_agent.CqlSacAgent(
+        *SPECS,
+        critic_network=critic,
+        actor_network=actor,
+        actor_optimizer=adam(3e-5),
+        critic_optimizer=adam(3e-4),
+        alpha_optimizer=adam(3e-4),
+        cql_alpha=5.0,
+        num_cql_samples=10,
+        include_critic_entropy_term=False,
+        use_lagrange_cql_alpha=False,
+        target_update_tau=0.005,
+        gamma=0.99,
+        train_step_counter=tf.Variable(0, dtype=tf.int64),
+    )
+
+
+PEERS: dict[str, Callable[[], Any]] = {"td3": peer_td3, "cql": peer_cql}
+
+
+class Bench:
+    """The servers, and what is timed on them."""
+
+    def __init__(self, updates: int, resources: contextlib.ExitStack):
+        self.updates, self.resources = updates, resources
+        self.adder = NStep(1, 0.99)
+        episodes = float_episodes(50)
+        self.source = load(episodes)
+        self.resident = gathered_items(map(self.adder, self.source))
+        self.uniform = self._filled(Selector("uniform"), self.adder, "packed")
+        self.prioritized = self._filled(Selector("prioritized", 0.6), self.adder, "packed")
+        self.windows = self._filled(Selector("uniform"), Windows(2), "columns")
+
+    def _filled(self, sampler: Selector, adder: Any, layout: str) -> ReplayServer:
+        spec = adder.item_spec(self.source.step_spec)
+        signature = packed_signature(Packing(spec, squeeze=True)) if layout == "packed" else spec
+        server = self.resources.enter_context(ReplayServer([TableConfig(sampler=sampler)], signature))
+        ingest(self.source, server, adder=adder, layout=layout)
+        return server
+
+    def folder(self) -> str:
+        return self.resources.enter_context(tempfile.TemporaryDirectory())
+
+    def peer(self, algo: str) -> Callable[[], float]:
+        agent = PEERS[algo]()
+        agent.initialize()
+        buffer = reverb_replay_buffer.ReverbReplayBuffer(
+            agent.collect_data_spec, table_name="replay", sequence_length=2, server_address=self.windows.address
+        )
+        dataset = buffer.as_dataset(sample_batch_size=BATCH_SIZE, num_steps=2).prefetch(50)
+        learner = peer_learner.Learner(
+            self.folder(),
+            agent.train_step_counter,
+            agent,
+            experience_dataset_fn=lambda: dataset,
+            triggers=[],
+            checkpoint_interval=10**9,
+            summary_interval=10**9,
+        )
+        return self._rate(lambda count: learner.run(iterations=count))
+
+    def ours(self, algo: str, dataset: Any, *, agent: Any = None, priorities: Any = None, jit: bool = False) -> Any:
+        agent = agent or make_agent(algo, *SPECS, hidden_sizes=SIZES)
+        learner = self.resources.enter_context(
+            Learner(self.folder(), agent, dataset, priorities=priorities, jit_compile=jit)
+        )
+        return self._rate(lambda count: learner.start(learner.last_iter + count))
+
+    def samples(self, server: ReplayServer, *, is_packed: bool = True) -> tf.data.Dataset:
+        samples = sample_dataset(server, "replay", BATCH_SIZE, prefetch=4)
+        if not is_packed:
+            return samples
+        return samples.map(lambda sample: sample._replace(data=self.adder.as_transition(sample.data)))
+
+    def items(self) -> ResidentItems:
+        return ResidentItems(self.resident, BATCH_SIZE, as_experience=self.adder.as_transition)
+
+    def one_batch(self) -> tf.data.Dataset:
+        experience, _ = self.items().next(tf.constant(0, tf.int64))
+        return tf.data.Dataset.from_tensors(experience).repeat()
+
+    def _rate(self, run: Callable[[int], Any]) -> Callable[[], float]:
+        run(20)  # traced, and warm
+
+        def timed() -> float:
+            began = time.perf_counter()
+            run(self.updates)
+            return self.updates / (time.perf_counter() - began)
+
+        return timed
+
+
+def floats_of_a_td3_step() -> float:
+    """Floating-point operations of one update: the actor and the targets move in every second one."""
+    actor, critic = 17 * 256 + 256 * 256 + 256 * 6, 23 * 256 + 256 * 256 + 256
+    forward = 2 * BATCH_SIZE
+    targets = forward * (actor + 2 * critic)
+    critics = 3 * forward * 2 * critic
+    actors = 3 * forward * actor + 2 * forward * critic
+    return targets + critics + actors / 2
+
+
+def measured_flops() -> float:
+    """Floating-point operations a second of a matrix product of these sizes."""
+    left, right = tf.random.normal([BATCH_SIZE, 256]), tf.random.normal([256, 256])
+
+    @tf.function
+    def products() -> tf.Tensor:
+        result = left
+        for _ in range(100):
+            result = tf.matmul(result, right) * 1e-2
+        return result
+
+    products()
+    rates = []
+    for _ in range(5):
+        began = time.perf_counter()
+        products()
+        rates.append(100 * 2 * BATCH_SIZE * 256 * 256 / (time.perf_counter() - began))
+    return float(np.median(rates))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--algos", nargs="+", default=["td3", "cql"], choices=sorted(PEERS))
+    arguments = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
+    print(f"updates/s: medians of {arguments.rounds} rounds of {arguments.updates} updates; ratios within a round\n")
+    with contextlib.ExitStack() as resources:
+        bench = Bench(arguments.updates, resources)
+        writer = resources.enter_context(PriorityWriter(bench.prioritized, "replay"))
+        for algo in arguments.algos:
+            compare(
+                arguments.rounds,
+                {
+                    f"{algo}: TF-Agents' agent and Learner (the peer)": bench.peer(algo),
+                    f"{algo}: TF-Agents' agent in our Learner, Reverb table": bench.ours(
+                        algo, bench.samples(bench.windows, is_packed=False), agent=initialized(PEERS[algo]())
+                    ),
+                    f"{algo}: ours, Reverb table                 asked: 3": bench.ours(
+                        algo, bench.samples(bench.uniform)
+                    ),
+                    f"{algo}: ours, prioritized, none written": bench.ours(algo, bench.samples(bench.prioritized)),
+                    f"{algo}: ours, prioritized, written back": bench.ours(
+                        algo, bench.samples(bench.prioritized), priorities=writer
+                    ),
+                    f"{algo}: ours, one batch in memory": bench.ours(algo, bench.one_batch()),
+                    f"{algo}: ours, resident items            asked: 4": bench.ours(algo, bench.items()),
+                    f"{algo}: ours, resident items, XLA": bench.ours(algo, bench.items(), jit=True),
+                },
+            )
+            if algo == "td3":
+                limit = measured_flops() / floats_of_a_td3_step()
+                print(f"the limit, by a matrix product of these sizes: {limit:,.0f} updates/s\n")
+
+
+def initialized(agent: Any) -> Any:
+    agent.initialize()
+    return agent
+
+
+def compare(rounds: int, works: dict[str, Callable[[], float]]) -> None:
+    """Times works in turns; the first is the peer."""
+    rates = np.array([[work() for work in works.values()] for _ in range(rounds)])
+    for name, rate, ratios in zip(works, rates.T, (rates / rates[:, :1]).T, strict=True):
+        print(f"{name:<58} {np.median(rate):>7,.1f}  {np.median(ratios):>5.2f}x ({ratios.min():.2f} to {ratios.max():.2f})")
+
+
+if __name__ == "__main__":
+    main()
