@@ -26,6 +26,9 @@ import_quietly("tf_agents.agents.cql.cql_sac_agent", "tf_agents.train.learner")
 import numpy as np
 import tensorflow as tf
 from bench_data import float_episodes
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners import Learner, ResidentItems, gathered_items
+from rlds2reverb.learners.agents import make_agent
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.agents.ddpg import actor_network, critic_network
 from tf_agents.agents.sac import tanh_normal_projection_network
@@ -48,9 +51,6 @@ from rlds2reverb import (
     packed_signature,
     sample_dataset,
 )
-from rlds2reverb.adders import NStep
-from rlds2reverb.learners import Learner, ResidentItems, gathered_items
-from rlds2reverb.learners.agents import make_agent
 
 BATCH_SIZE, SIZES = 256, (256, 256)
 OBSERVATION = tf.TensorSpec([17], tf.float32)
@@ -250,7 +250,8 @@ def compare(rounds: int, works: dict[str, Callable[[], float]]) -> None:
     """Times works in turns; the first is the peer."""
     rates = np.array([[work() for work in works.values()] for _ in range(rounds)])
     for name, rate, ratios in zip(works, rates.T, (rates / rates[:, :1]).T, strict=True):
-        print(f"{name:<58} {np.median(rate):>7,.1f}  {np.median(ratios):>5.2f}x ({ratios.min():.2f} to {ratios.max():.2f})")
+        spread = f"({ratios.min():.2f} to {ratios.max():.2f})"
+        print(f"{name:<58} {np.median(rate):>7,.1f}  {np.median(ratios):>5.2f}x {spread}")
 
 
 if __name__ == "__main__":

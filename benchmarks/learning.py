@@ -1,0 +1,116 @@
+"""What the agents learn: every agent on every data set with several seeds, as a table and a figure.
+
+    python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--steps 20000] [--out runs]
+
+DATA is a folder of D4RL files with `ref_scores.json`. Each run is `rlds2reverb train` in a process of its own, and is
+continued if it was stopped; runs that are complete are not done again. Reported are, over the seeds, the mean and the
+standard deviation of the mean of the last five evaluations, and the best one, beside the mean return of the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
+from rlds2reverb.learners.run_directory import Run, load_run
+
+ENVIRONMENTS = {
+    "hopper": "Hopper-v5",
+    "halfcheetah": "HalfCheetah-v5",
+    "invertedpendulum": "InvertedPendulum-v5",
+    "pendulum": "Pendulum-v1",
+}
+DATASETS = (
+    "hopper_medium_expert-v2",
+    "hopper_broad-v2",
+    "halfcheetah_broad-v2",
+    "invertedpendulum_expert-v2",
+    "pendulum_mixed-v2",
+)
+#: What is compared: options of `train` by name.
+VARIANTS = {
+    "bc": ["--algo", "bc"],
+    "bc_10": ["--algo", "bc", "--top-percent", "10"],
+    "iql": ["--algo", "iql"],
+    "iql_3step": ["--algo", "iql", "--n-step", "3"],
+    "iql_prioritized": ["--algo", "iql", "--sampler", "prioritized"],
+    "td3_bc": ["--algo", "td3_bc"],
+    "rebrac": ["--algo", "rebrac"],
+    "cql": ["--algo", "cql"],
+    "awac": ["--algo", "awac"],
+}
+
+
+def trained(data: Path, dataset: str, variant: str, seed: int, *, steps: int, out: Path) -> Run:
+    """Returns a run, which is done or finished first if it is not complete."""
+    root = out / dataset / f"{variant}-{seed}"
+    if not (root / "policy").is_dir():
+        every = max(steps // 20, 1)
+        command = [
+            *(sys.executable, "-m", "rlds2reverb.cli", "train", "--data", str(data / f"{dataset}.hdf5")),
+            *("--env", ENVIRONMENTS[dataset.split("_")[0]], "--references", str(data / "ref_scores.json")),
+            *("--root_dir", str(root), "--seed", str(seed), "--steps", str(steps)),
+            *("--eval-every", str(every), "--log-every", str(every), "--checkpoint-every", str(steps)),
+            *VARIANTS[variant],
+        ]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return load_run(root)
+
+
+def row(dataset: str, variant: str, runs: list[Run]) -> dict[str, Any]:
+    """Returns the numbers of one variant on one data set."""
+    returns = [run.evaluations["mean"] for run in runs]
+    last = [float(np.mean(each[-5:])) for each in returns]
+    swing = [float(np.std(each[-5:])) for each in returns]
+    return {
+        "dataset": dataset,
+        "variant": variant,
+        "seeds": len(runs),
+        "data": runs[0].behaviour_return,
+        "last": float(np.mean(last)),
+        "last_std": float(np.std(last)),
+        "swing": float(np.mean(swing)),
+        "best": float(np.mean([np.max(each) for each in returns])),
+    }
+
+
+def line(found: dict[str, Any]) -> str:
+    """Returns a row of numbers as one of the table."""
+    last = f"{found['last']:,.0f} ± {found['last_std']:,.0f}"
+    numbers = [f"{found['data']:,.0f}", last, f"{found['swing']:,.0f}", f"{found['best']:,.0f}"]
+    return f"| {found['dataset']} | {found['variant']} | {' | '.join(numbers)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--datasets", nargs="+", default=list(DATASETS))
+    parser.add_argument("--algos", nargs="+", default=list(VARIANTS), choices=sorted(VARIANTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    arguments = parser.parse_args()
+    rows = []
+    print("| data set | agent | return of the data | last five | swing | best |\n|---|---|---|---|---|---|")
+    for dataset in arguments.datasets:
+        every = []
+        for variant in arguments.algos:
+            runs = [
+                trained(arguments.data, dataset, variant, seed, steps=arguments.steps, out=arguments.out)
+                for seed in range(arguments.seeds)
+            ]
+            every += runs
+            rows.append(row(dataset, variant, runs))
+            print(line(rows[-1]), flush=True)
+        save_png(draw_curves(learning_curves(every), title=dataset), arguments.out / f"{dataset}.png")
+    (arguments.out / "learning.json").write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
