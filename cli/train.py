@@ -152,7 +152,7 @@ class _Training:
             output.warn("the data have actions outside of the bounds; --clip-actions clips them")
         self._read_configs()
         moments = {"observation_mean": behaviour.mean, "observation_std": behaviour.std} if normalise else {}
-        settings = {**moments, "seed": options["seed"], **self._discount(), **self.settings}
+        settings = {**moments, "seed": options["seed"], **self._of_run(), **self.settings}
         agent = make_agent(options["algo"], *specs, **settings)
         batch_size = options["batch_size"] or getattr(agent, "batch_size", 256)
         adder = NStep(options["n_step"], options["gamma"])
@@ -195,11 +195,13 @@ class _Training:
             self._report(learner, own_returns)
         return MAY_BE_RETRIED if learner.stop_reason.startswith("SIG") else OK
 
-    def _discount(self) -> dict[str, Any]:
+    def _of_run(self) -> dict[str, Any]:
+        """Returns the hyperparameters that follow from the run: the discount, and the length of schedules."""
         from rlds2reverb.learners.agents import hyperparameters
 
         known = hyperparameters(self.options["algo"]) if _is_known(self.options["algo"]) else {}
-        return {"discount": self.options["gamma"]} if "discount" in known else {}
+        of_run = {"discount": self.options["gamma"], "num_updates": self.options["steps"]}
+        return {name: value for name, value in of_run.items() if name in known}
 
     def _identity(self, fingerprint: str) -> dict[str, Any]:
         names = ("algo", "n_step", "gamma", "sampler", "top_percent", "reward", "seed", "batch_size")
