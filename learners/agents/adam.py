@@ -30,7 +30,7 @@ class Adam(tf.Module):
           name: name of the module.
         """
         super().__init__(name=name)
-        self.variables_trained = list(variables)
+        self.trained = list(variables)
         self._learning_rate = learning_rate
         self._decay_steps = decay_steps
         self._betas = 0.9, 0.999
@@ -38,7 +38,7 @@ class Adam(tf.Module):
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.moments = [
             [tf.Variable(tf.zeros_like(each), trainable=False, name=f"{kind}/{index}") for kind in ("m", "v")]
-            for index, each in enumerate(self.variables_trained)
+            for index, each in enumerate(self.trained)
         ]
 
     def learning_rate(self) -> tf.Tensor:
@@ -50,14 +50,14 @@ class Adam(tf.Module):
 
     def minimize(self, loss: tf.Tensor, tape: tf.GradientTape) -> None:
         """Makes one update with the gradients of `loss`, which was computed under `tape`."""
-        self.apply(tape.gradient(loss, self.variables_trained))
+        self.apply(tape.gradient(loss, self.trained))
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Makes one update; `gradients` are in the order of the variables."""
         rate = self.learning_rate()
         count = tf.cast(self.step.assign_add(1), tf.float32)
         beta1, beta2 = self._betas
-        for variable, (m, v), gradient in zip(self.variables_trained, self.moments, gradients, strict=True):
+        for variable, (m, v), gradient in zip(self.trained, self.moments, gradients, strict=True):
             tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
                 m=m.handle,

@@ -63,9 +63,10 @@ class BCAgent(OfflineAgent):
         actor: TanhActor | GaussianActor
         if distribution == "gaussian":
             actor = GaussianActor(network, actions.size)
+            self._optimizer = Adam([network.flat, actor.log_std], learning_rate)
         else:
             actor = TanhActor(network, exploration_noise=exploration_noise)
-        self._optimizer = Adam(actor.trainable_variables, learning_rate)
+            self._optimizer = Adam([network.flat], learning_rate)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

@@ -79,7 +79,7 @@ class IQLAgent(OfflineAgent):
         self._critic = network("critic", features + width, 1, copies=2)
         self._target_critic = self._critic.copy()
         self._value = network("value", features, 1)
-        self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate, decay_steps=num_updates)
+        self._actor_optimizer = Adam([actor.network.flat, actor.log_std], actor_learning_rate, decay_steps=num_updates)
         self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
         self._value_optimizer = Adam([self._value.flat], value_learning_rate)
         self._discount = discount

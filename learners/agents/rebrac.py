@@ -122,7 +122,7 @@ class ReBRACAgent(OfflineAgent):
         )
         value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
         if self._critic_penalty:
-            if batch.next_action is None:
+            if batch.next_action is None or batch.next_action_mask is None:
                 raise ValueError(
                     "expected experience with next actions for rebrac's critic penalty, got transitions; "
                     "give trajectories of two steps (Windows(2)), or set critic_penalty=0"

@@ -1,0 +1,81 @@
+"""Slow versions of the agents in numpy, float64, written from the papers, with exact gradients.
+
+Gradients are complex steps, f'(x) = Im f(x + ih) / h: no rounding, one evaluation a parameter. So everything here takes
+complex numbers, and whatever looks at a sign looks at the real part.
+"""
+
+import numpy as np
+
+
+def gradient(f, x):
+    """Returns df/dx [P] of a real function of a vector [P]."""
+    x = x.astype(complex)
+    out = np.zeros(len(x))
+    for i in range(len(x)):
+        x[i] += 1e-30j
+        out[i] = f(x).imag / 1e-30
+        x[i] = x[i].real
+    return out
+
+
+def smaller(a, b):
+    return np.where(a.real <= b.real, a, b)
+
+
+def magnitude(x):
+    return np.where(x.real < 0, -x, x)
+
+
+def clip(x, low, high):
+    return np.where(x.real < low, low, np.where(x.real > high, high, x))
+
+
+def constant(x):
+    """No gradient flows through it."""
+    return x.real
+
+
+def mlp(flat, sizes, x, layer_norm=False):
+    """One network whose weights stand in a vector: weights, bias, and with layer norm scale and offset, by layer."""
+    at = 0
+
+    def take(*shape):
+        nonlocal at
+        at += int(np.prod(shape))
+        return flat[at - int(np.prod(shape)) : at].reshape(shape)
+
+    for rows, columns in zip(sizes[:-2], sizes[1:-1]):
+        x = x @ take(rows, columns) + take(columns)
+        x = np.where(x.real > 0, x, 0)
+        if layer_norm:
+            mean = x.mean(axis=1, keepdims=True)
+            variance = ((x - mean) ** 2).mean(axis=1, keepdims=True)
+            x = (x - mean) / (variance + 1e-6) ** 0.5 * take(columns) + take(columns)
+    out = x @ take(*sizes[-2:]) + take(sizes[-1])
+    assert at == len(flat)
+    return out
+
+
+def twins(flat, sizes, observation, action, layer_norm=False):
+    """Both critics' values, [B] each."""
+    x = np.concatenate([observation, action], axis=1)
+    return [mlp(half, sizes, x, layer_norm)[:, 0] for half in np.split(flat, 2)]
+
+
+class Adam:
+    """Kingma & Ba (2015), algorithm 1, with the efficient order of section 2."""
+
+    def __init__(self, rate):
+        self.rate, self.t, self.m, self.v = rate, 0, 0.0, 0.0
+
+    def __call__(self, x, g, rate=None):
+        self.t += 1
+        self.m = 0.9 * self.m + 0.1 * g
+        self.v = 0.999 * self.v + 0.001 * g**2
+        scale = (1 - 0.999**self.t) ** 0.5 / (1 - 0.9**self.t)
+        return x - (self.rate if rate is None else rate) * scale * self.m / (self.v**0.5 + 1e-8)
+
+
+def log_normal(x, mean, log_std):
+    """The log density of a diagonal Gaussian, [B]."""
+    return (-(((x - mean) / np.exp(log_std)) ** 2) / 2 - log_std - np.log(2 * np.pi) / 2).sum(axis=1)

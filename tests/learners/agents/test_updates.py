@@ -1,0 +1,199 @@
+"""Two updates of each agent are those of slow versions from the papers."""
+
+import agent_oracles as slow
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, columns, transition, two_steps
+
+from rlds2reverb.learners.agents import make_agent
+
+MEAN, STD = np.array([0.1, 0.0, -0.3]), np.array([1.0, 2.0, 0.5])
+HIDDEN = (8, 7)
+ACTOR, CRITIC, VALUE = (OBSERVATION, *HIDDEN, ACTION), (OBSERVATION + ACTION, *HIDDEN, 1), (OBSERVATION, *HIDDEN, 1)
+WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 1.0])
+
+
+def exact(data):
+    """The columns as the paper has them: float64, normalised observations, actions in [-1, 1]."""
+    data = {name: value.astype(float) for name, value in data.items()}
+    for name in ("observation", "next_observation"):
+        data[name] = (data[name] - MEAN) / STD
+    for name in ("action", "next_action"):
+        data[name] = (data[name] - CENTRE) / HALF_WIDTH
+    return data
+
+
+def make(name, **overrides):
+    return make_agent(
+        name,
+        TIME_STEP_SPEC,
+        ACTION_SPEC,
+        hidden_sizes=HIDDEN,
+        observation_mean=MEAN,
+        observation_std=STD,
+        seed=3,
+        **overrides,
+    )
+
+
+def parameters(variable):
+    return variable.numpy().astype(float)
+
+
+def updates(agent, as_experience, count=2):
+    """Yields the exact columns and TD3's noise before each update, and what the update returns."""
+    train = tf.function(agent.train)
+    for step in range(count):
+        data = columns(len(WEIGHTS), seed=step)
+        noise = tf.random.stateless_normal([len(WEIGHTS), ACTION], agent.noise_seed(0)).numpy().astype(float)
+        yield exact(data), noise, train(as_experience(data), tf.constant(WEIGHTS, tf.float32))
+
+
+def check(variable, expected):
+    np.testing.assert_allclose(variable.numpy(), expected, atol=3e-6)
+
+
+def td3_targets(agent, data, noise, actor, critic, layer_norm=False, penalty=0.0):
+    drawn = np.clip(0.2 * noise, -0.5, 0.5)
+    action = np.clip(np.tanh(slow.mlp(actor, agent[0], data["next_observation"])) + drawn, -1, 1)
+    q = np.minimum(*slow.twins(critic, agent[1], data["next_observation"], action, layer_norm))
+    distance = ((action - data["next_action"]) ** 2).sum(axis=1)
+    return data["reward"] + 0.99 * data["discount"] * (q - penalty * distance)
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("td3_bc", 2.5), ("td3", None)])
+def test_td3_bc(name, alpha):
+    agent = make(name)
+    actor, critic = parameters(agent._actor_network.flat), parameters(agent._critic.flat)
+    target_actor, target_critic = actor, critic
+    actor_step, critic_step = slow.Adam(3e-4), slow.Adam(3e-4)
+    for step, (data, noise, info) in enumerate(updates(agent, transition, count=4)):
+        y = td3_targets((ACTOR, CRITIC), data, noise, target_actor, target_critic)
+
+        def critic_loss(w, data=data, y=y):
+            q = slow.twins(w, CRITIC, data["observation"], data["action"])
+            return sum((WEIGHTS * (each - y) ** 2).mean() for each in q)
+
+        td = [each - y for each in slow.twins(critic, CRITIC, data["observation"], data["action"])]
+        np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
+        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        if step % 2 == 0:
+            continue
+
+        def actor_loss(w, data=data, critic=critic):
+            action = np.tanh(slow.mlp(w, ACTOR, data["observation"]))
+            q = slow.twins(critic, CRITIC, data["observation"], action)[0]
+            if alpha is None:
+                return -q.mean()
+            scale = alpha / np.abs(slow.constant(q)).mean()
+            return -scale * q.mean() + ((action - data["action"]) ** 2).mean()
+
+        np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4, atol=1e-5)
+        actor = actor_step(actor, slow.gradient(actor_loss, actor))
+        target_actor = 0.995 * target_actor + 0.005 * actor
+        target_critic = 0.995 * target_critic + 0.005 * critic
+    check(agent._critic.flat, critic)
+    check(agent._actor_network.flat, actor)
+    check(agent._target_actor.network.flat, target_actor)
+    check(agent._target_critic.flat, target_critic)
+    np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
+
+
+def test_rebrac():
+    agent = make("rebrac", critic_penalty=0.5)
+    actor, critic = parameters(agent._actor_network.flat), parameters(agent._critic.flat)
+    target_actor, target_critic = actor, critic
+    actor_step, critic_step = slow.Adam(1e-3), slow.Adam(1e-3)
+    for step, (data, noise, info) in enumerate(updates(agent, two_steps, count=4)):
+        y = td3_targets((ACTOR, CRITIC), data, noise, target_actor, target_critic, layer_norm=True, penalty=0.5)
+
+        def critic_loss(w, data=data, y=y):
+            q = slow.twins(w, CRITIC, data["observation"], data["action"], layer_norm=True)
+            return sum((WEIGHTS * (each - y) ** 2).mean() for each in q)
+
+        np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
+        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        if step % 2 == 0:
+            continue
+
+        def actor_loss(w, data=data, critic=critic):
+            action = np.tanh(slow.mlp(w, ACTOR, data["observation"]))
+            q = slow.smaller(*slow.twins(critic, CRITIC, data["observation"], action, layer_norm=True))
+            distance = ((action - data["action"]) ** 2).sum(axis=1)
+            return (0.1 * distance - q / np.abs(slow.constant(q)).mean()).mean()
+
+        np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4, atol=1e-5)
+        actor = actor_step(actor, slow.gradient(actor_loss, actor))
+        target_actor = 0.995 * target_actor + 0.005 * actor
+        target_critic = 0.995 * target_critic + 0.005 * critic
+    np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
+    np.testing.assert_allclose(agent._actor_optimizer.moments[0][0], actor_step.m, atol=1e-5)
+    np.testing.assert_allclose(agent._target_critic.flat, target_critic, atol=1e-5)
+    np.testing.assert_allclose(agent._target_actor.network.flat, target_actor, atol=1e-5)
+
+
+def test_iql():
+    agent = make("iql", num_updates=4, max_weight=0.02)
+    network, log_std = agent._actor.network.flat, agent._actor.log_std
+    actor = np.concatenate([parameters(network), parameters(log_std)])
+    critic, value = parameters(agent._critic.flat), parameters(agent._value.flat)
+    target_critic = critic
+    actor_step, critic_step, value_step = slow.Adam(3e-4), slow.Adam(3e-4), slow.Adam(3e-4)
+    for step, (data, _, info) in enumerate(updates(agent, transition, count=3)):
+        q = np.minimum(*slow.twins(target_critic, CRITIC, data["observation"], data["action"]))
+
+        def value_loss(w, data=data, q=q):
+            u = q - slow.mlp(w, VALUE, data["observation"])[:, 0]
+            return (WEIGHTS * np.abs(0.7 - (u.real < 0)) * u**2).mean()
+
+        np.testing.assert_allclose(info.extra["value_loss"], value_loss(value), rtol=1e-5)
+        value = value_step(value, slow.gradient(value_loss, value))
+        advantage = q - slow.mlp(value, VALUE, data["observation"])[:, 0]
+        assert 0 < (np.exp(3 * advantage) > 0.02).sum() < len(WEIGHTS), "some weights reach the cap, some do not"
+
+        def actor_loss(w, data=data, advantage=advantage):
+            mean = np.tanh(slow.mlp(w[:-ACTION], ACTOR, data["observation"]))
+            return -(np.minimum(np.exp(3 * advantage), 0.02) * slow.log_normal(data["action"], mean, w[-ACTION:])).mean()
+
+        np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4)
+        rate = 3e-4 * (1 + np.cos(np.pi * step / 4)) / 2
+        actor = actor_step(actor, slow.gradient(actor_loss, actor), rate)
+        y = data["reward"] + 0.99 * data["discount"] * slow.mlp(value, VALUE, data["next_observation"])[:, 0]
+
+        def critic_loss(w, data=data, y=y):
+            both = slow.twins(w, CRITIC, data["observation"], data["action"])
+            return sum((WEIGHTS * (each - y) ** 2).mean() for each in both)
+
+        td = [each - y for each in slow.twins(critic, CRITIC, data["observation"], data["action"])]
+        np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
+        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        target_critic = 0.995 * target_critic + 0.005 * critic
+    check(agent._value.flat, value)
+    check(agent._critic.flat, critic)
+    check(agent._target_critic.flat, target_critic)
+    check(network, actor[:-ACTION])
+    check(log_std, actor[-ACTION:])
+
+
+@pytest.mark.parametrize("distribution", ["deterministic", "gaussian"])
+def test_bc(distribution):
+    agent = make("bc", distribution=distribution)
+    variables = agent._optimizer.trained
+    sizes = np.cumsum([each.shape.num_elements() for each in variables])
+    actor = np.concatenate([parameters(each) for each in variables])
+    adam = slow.Adam(3e-4)
+    for data, _, info in updates(agent, transition):
+
+        def loss(w, data=data):
+            mean = np.tanh(slow.mlp(w[: sizes[0]] if distribution == "gaussian" else w, ACTOR, data["observation"]))
+            if distribution == "gaussian":
+                return -(WEIGHTS * slow.log_normal(data["action"], mean, w[sizes[0] :])).mean()
+            return (WEIGHTS[:, None] * (mean - data["action"]) ** 2).mean()
+
+        np.testing.assert_allclose(info.loss, loss(actor), rtol=1e-5)
+        assert "td_error" not in info.extra
+        actor = adam(actor, slow.gradient(loss, actor))
+    check(variables[0], actor[: sizes[0]])
