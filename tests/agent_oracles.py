@@ -4,6 +4,8 @@ Gradients are complex steps, f'(x) = Im f(x + ih) / h: no rounding, one evaluati
 complex numbers, and whatever looks at a sign looks at the real part.
 """
 
+import itertools
+
 import numpy as np
 
 
@@ -44,7 +46,7 @@ def mlp(flat, sizes, x, layer_norm=False):
         at += int(np.prod(shape))
         return flat[at - int(np.prod(shape)) : at].reshape(shape)
 
-    for rows, columns in zip(sizes[:-2], sizes[1:-1]):
+    for rows, columns in itertools.pairwise(sizes[:-1]):
         x = x @ take(rows, columns) + take(columns)
         x = np.where(x.real > 0, x, 0)
         if layer_norm:

@@ -53,7 +53,4 @@ class ActorPolicy(tf_policy.TFPolicy):
         return policy_step.PolicyStep(action, policy_state, ())
 
     def _distribution(self, time_step: time_step.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        step = self._action(time_step, policy_state)
-        return step._replace(
-            action=tf.nest.map_structure(lambda a: tfp.distributions.Deterministic(loc=a), step.action)
-        )
+        raise NotImplementedError("expected action(), got distribution(); these policies give actions alone")

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tree
 from tf_agents.specs import tensor_spec
 from tf_agents.utils import nest_utils
 
@@ -55,10 +56,9 @@ class Observations(tf.Module):
     def _flat_statistic(self, name: str, value: Any, specs: list[Any]) -> np.ndarray:
         """Returns float32 [D] of one statistic, checked against the spec."""
         try:
-            tf.nest.assert_same_structure(self._spec, value)
+            leaves = [np.asarray(leaf, np.float32) for leaf in tree.flatten_up_to(self._spec, value)]
         except (TypeError, ValueError) as error:
             raise ValueError(f"expected {name} to be a nest like the observation spec; {error}") from error
-        leaves = [np.asarray(leaf, np.float32) for leaf in tf.nest.flatten(value)]
         for each, leaf in zip(specs, leaves, strict=True):
             if leaf.shape != tuple(each.shape):
                 raise ValueError(f"expected {name} of shape {tuple(each.shape)} for {each.name!r}, got {leaf.shape}")

@@ -4,8 +4,17 @@ import agent_oracles as slow
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, columns, transition, two_steps
-
+from agent_data import (
+    ACTION,
+    ACTION_SPEC,
+    CENTRE,
+    HALF_WIDTH,
+    OBSERVATION,
+    TIME_STEP_SPEC,
+    columns,
+    transition,
+    two_steps,
+)
 from rlds2reverb.learners.agents import make_agent
 
 MEAN, STD = np.array([0.1, 0.0, -0.3]), np.array([1.0, 2.0, 0.5])
@@ -155,7 +164,9 @@ def test_iql():
 
         def actor_loss(w, data=data, advantage=advantage):
             mean = np.tanh(slow.mlp(w[:-ACTION], ACTOR, data["observation"]))
-            return -(np.minimum(np.exp(3 * advantage), 0.02) * slow.log_normal(data["action"], mean, w[-ACTION:])).mean()
+            return -(
+                np.minimum(np.exp(3 * advantage), 0.02) * slow.log_normal(data["action"], mean, w[-ACTION:])
+            ).mean()
 
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4)
         rate = 3e-4 * (1 + np.cos(np.pi * step / 4)) / 2

@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, columns, transition, two_steps
+from rlds2reverb.learners.agents import AGENTS, make_agent
+from rlds2reverb.learners.agents.spaces import BoundedActions
+
+CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac"]
+
+
+def make(name, **overrides):
+    return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, **{"hidden_sizes": (8, 8), "seed": 1, **overrides})
+
+
+def values(agent):
+    return [each.numpy() for each in agent.variables]
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_restored_agent_goes_on_bit_for_bit_and_no_global_seed_matters(name, tmp_path):
+    batches = [two_steps(columns(4, seed)) for seed in range(4)]
+    agent, again = make(name), make(name)
+    for batch in batches[:2]:
+        agent.train(batch)
+    path = tf.train.Checkpoint(agent=agent).write(str(tmp_path / "half"))
+    for batch in batches[2:]:
+        agent.train(batch)
+    tf.train.Checkpoint(agent=again).read(path).assert_consumed()
+    tf.random.set_seed(99)
+    for batch in batches[2:]:
+        again.train(batch)
+    for one, two in zip(values(agent), values(again), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert agent.train_step_counter.numpy() == 4
+
+
+@pytest.mark.parametrize("name", ["iql", "rebrac"])
+def test_a_step_compiles_under_xla(name):
+    batch = two_steps(columns(4))
+    plain, compiled = make(name), make(name)
+    expected = plain.train(batch)
+    found = tf.function(compiled.train, jit_compile=True)(batch)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=0.05)  # the noise of rebrac differs
+    assert found.extra.keys() == expected.extra.keys()
+
+
+def test_a_transition_and_a_trajectory_of_the_same_items_are_the_same_batch():
+    data, agent = columns(4), make("iql")
+    one, two = agent.batch(transition(data)), agent.batch(two_steps(data))
+    for name in ("observation", "action", "reward", "discount", "next_observation", "weights"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name), err_msg=name)
+    assert one.next_action is None
+    np.testing.assert_array_equal(two.next_action, agent._actions.to_unit(data["next_action"]))
+    np.testing.assert_array_equal(two.next_action_mask, [0, 1, 1, 1])
+
+
+def test_the_discount_of_an_n_step_transition_is_counted_once():
+    """r + gamma * (product of discounts) * V: with gamma 0.5 and a constant V of 1 that is worked by hand."""
+    agent = make("iql", discount=0.5, target_update_rate=1.0)
+    network, critic = agent._value.flat, agent._critic.flat
+    network.assign([*[0.0] * (network.shape[0] - 1), 1.0])
+    critic.assign(tf.zeros_like(critic))
+    agent._value_optimizer._learning_rate = 0.0
+    data = {**columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}
+    info = agent.train(transition(data))
+    np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5, 12 + 0.5 * 0.81], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_an_item_of_weight_zero_moves_no_critic_but_has_its_td_error(name):
+    data = columns(4)
+    other = {**data, "reward": data["reward"] + [0, 0, 5, 0]}
+    results = []
+    for each in (data, {key: value.astype(np.float32) for key, value in other.items()}):
+        agent = make(name)
+        info = agent.train(two_steps(each), tf.constant([1.0, 1, 0, 1]))
+        results.append((values(agent), info))
+    for one, two in zip(results[0][0], results[1][0], strict=True):
+        np.testing.assert_array_equal(one, two)
+    if name != "bc":
+        td = [info.extra["td_error"].numpy() for _, info in results]
+        assert td[0].dtype == np.float32 and abs(td[0][2] - td[1][2]) > 1
+        np.testing.assert_array_equal(td[0][[0, 1, 3]], td[1][[0, 1, 3]])
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_equal_weights_scale_the_losses(name):
+    batch = two_steps(columns(4))
+    loss = "actor_loss" if name == "bc" else "critic_loss"
+    one = make(name).train(batch).extra[loss]
+    np.testing.assert_allclose(make(name).train(batch, tf.constant(3.0)).extra[loss], 3 * one, rtol=1e-5)
+
+
+def test_rebrac_without_next_actions_is_refused():
+    with pytest.raises(ValueError, match=r"expected experience with next actions .* set critic_penalty=0"):
+        make("rebrac").train(transition(columns(4)))
+    assert np.isfinite(make("rebrac", critic_penalty=0).train(transition(columns(4))).loss)
+
+
+def test_bc_of_an_unknown_distribution_is_refused():
+    with pytest.raises(ValueError, match=r"expected distribution 'deterministic' or 'gaussian', got 'cauchy'"):
+        make("bc", distribution="cauchy")
+
+
+def test_no_two_draws_have_one_seed():
+    one, two = make("td3"), make("td3", seed=2)
+    seeds = {tuple(agent.noise_seed(draw).numpy()) for agent in (one, two) for draw in (0, 1)}
+    one.train_step_counter.assign_add(1)
+    assert len({*seeds, tuple(one.noise_seed(0).numpy())}) == 5
+
+
+def test_initialize_changes_nothing():
+    agent = make("td3")
+    before = values(agent)
+    agent.initialize()
+    for one, two in zip(before, values(agent), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_every_agent_is_one_level_below_its_base():
+    for cls in AGENTS.values():
+        assert [each.__name__ for each in cls.__mro__].index("OfflineAgent") == 1
+
+
+@pytest.mark.parametrize("name", ["td3_bc", "iql", "rebrac"])
+def test_agents_learn_the_better_actions_of_random_data(name):
+    """One step, reward -(a - target(s))^2, random actions: the data's mean reward is about -0.75."""
+    size, rng = 2000, np.random.default_rng(0)
+    observation = rng.uniform(-1, 1, (size, 3)).astype(np.float32)
+    unit = rng.uniform(-1, 1, (size, 2)).astype(np.float32)
+    reward = -np.square(unit - 0.5 * observation[:, :2]).sum(axis=1)
+    data = {
+        "observation": observation,
+        "action": BoundedActions(ACTION_SPEC).to_environment(unit).numpy(),
+        "reward": reward,
+        "discount": np.zeros(size, np.float32),
+        "next_observation": observation,
+        "next_action": np.zeros((size, 2), np.float32),
+    }
+    rates = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}
+    rates |= {"value_learning_rate": 3e-3, "temperature": 10.0} if name == "iql" else {}
+    agent = make(name, hidden_sizes=(32, 32), **rates)
+    batches = tf.nest.map_structure(lambda x: tf.reshape(x, [10, 200, *x.shape[1:]]), two_steps(data))
+
+    @tf.function
+    def run():
+        for step in tf.range(400):
+            agent.train(tf.nest.map_structure(lambda x, at=step % 10: x[at], batches))
+
+    run()
+    chosen = agent._actor.mode(observation).numpy()
+    found = -np.square(chosen - 0.5 * observation[:, :2]).sum(axis=1).mean()
+    assert reward.mean() < -0.7
+    assert found > -0.25
