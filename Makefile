@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.10 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 DATA := tests/data/d4rl/hopper_medium-v2.hdf5
-TRAIN_DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
+TRAIN_DATA := tests/data/d4rl/invertedpendulum_random-v2.hdf5
 # Four processes, since tests wait for servers; in a random order, and another seed is another order.
 SEED ?= 0
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
@@ -40,9 +40,9 @@ $(VENV)/.installed: setup.py pyproject.toml requirements/py310.lock requirements
 demo: install  ## convert a D4RL file, check it bit for bit, train on it
 	@$(BIN)/rlds2reverb demo $(DATA)
 	@rm -rf build/demo
-	@echo; echo "And a policy that is better than the one that made the data (IQL, about a minute):"; echo
-	@$(BIN)/rlds2reverb train --algo iql --data $(TRAIN_DATA) --env Pendulum-v1 --root_dir build/demo \
-	    --references tests/data/d4rl/ref_scores.json --steps 6000 --eval-every 1000 --log-every 1000
+	@echo; echo "Last, an agent from the steps of a random policy, half a minute to a minute:"; echo
+	@$(BIN)/rlds2reverb train --algo iql --data $(TRAIN_DATA) --env InvertedPendulum-v5 --root_dir build/demo \
+	    --references tests/data/d4rl/ref_scores.json --steps 4000 --eval-every 1000 --log-every 1000
 
 test: install  ## the fast tests, in the random order of SEED=0
 	@$(TESTS) -m "not slow" tests

@@ -76,15 +76,45 @@ _NORMALISE = ("td3_bc",)
 @click.option("--top-percent", type=click.FloatRange(0, 100, min_open=True), help="Only the best episodes.")
 @click.option("--jit-compile", is_flag=True, help="Compile the update with XLA.")
 @click.option("--env", "environment", metavar="ID", help="Gymnasium environment to evaluate in, such as Hopper-v5.")
-@click.option("--eval-every", "evaluate_every", default=5_000, show_default=True, type=checks.at_least_1)
-@click.option("--eval-episodes", "episodes", default=10, show_default=True, type=checks.at_least_1)
+@click.option(
+    "--eval-every",
+    "evaluate_every",
+    default=5_000,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Updates between two evaluations.",
+)
+@click.option(
+    "--eval-episodes",
+    "episodes",
+    default=10,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Episodes of an evaluation, with the seeds 0, 1, ...",
+)
 @click.option(
     "--references",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSON file with returns of a random policy and of an expert, for scores.",
 )
-@click.option("--checkpoint-every", default=10_000, show_default=True, type=checks.at_least_1, metavar="N")
-@click.option("--log-every", default=500, show_default=True, type=checks.at_least_1, metavar="N")
+@click.option(
+    "--checkpoint-every",
+    default=10_000,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Updates between two checkpoints.",
+)
+@click.option(
+    "--log-every",
+    default=500,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Updates between two lines.",
+)
 @click.option("--keep", default=3, show_default=True, type=checks.at_least_1, help="Checkpoints that are kept.")
 @reading_options
 @transform_options
