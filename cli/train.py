@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlds2reverb.learners import Evaluator, Learner
 
 _HEADINGS = {
-    "The run": ["algo", "data", "root_dir", "steps", "seed", "deterministic", "override"],
+    "The run": ["algo", "source", "root_dir", "steps", "seed", "deterministic", "override"],
     "The agent": ["overrides", "configs", "n_step", "gamma", "batch_size", "sampler", "top_percent", "jit_compile"],
     "Evaluation": ["environment", "evaluate_every", "episodes", "references"],
     "Checkpoints and logs": ["checkpoint_every", "log_every", "keep"],
@@ -120,14 +120,14 @@ _NORMALISE = ("td3_bc",)
 @transform_options
 @json_option
 def train(as_json: bool, **options: Any) -> int:
-    r"""Trains an agent from a data set, evaluates it, and leaves everything in a directory.
+    """Trains an agent from a data set, evaluates it, and leaves everything in a directory.
 
     \b
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --env Hopper-v5 --root_dir runs/iql
 
     Uniform batches are drawn from the data set in memory; prioritized ones from a Reverb table that the command
     serves. SIGTERM or Ctrl-C saves and stops (exit code 75); the same command goes on.
-    """
+    """  # noqa: D301
     settings = _parsed_settings(options["overrides"])
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.learners", "rlds2reverb.adders")
     return _Training(options, settings, as_json=as_json).run()
