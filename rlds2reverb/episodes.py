@@ -109,12 +109,16 @@ def from_transitions(
         observations = mapped(lambda column: column[:-1], observations)
     if final_observation is not None:
         final_observation = tree.map_structure(_as_row_of, observations, final_observation)
-    lengths = np.array([num_transitions])
-    ended = np.array([terminated])
-    return joined_transitions(
-        observations, actions, rewards=rewards, num_transitions=lengths, terminated=ended,
-        final_observations=final_observation, extras=extras,
-    )[0]  # fmt: skip
+    steps, _ = joined_transitions(
+        observations,
+        actions,
+        rewards=rewards,
+        num_transitions=np.array([num_transitions]),
+        terminated=np.array([terminated], bool),
+        final_observations=final_observation,
+        extras=extras,
+    )
+    return steps
 
 
 def joined_transitions(

@@ -123,9 +123,16 @@ MUTATIONS = [
     Mutation(
         "a truncated episode loses its final observation",
         "rlds2reverb/sources/d4rl.py",
-        "final_observation=None if following is None else following[-1],",
-        "final_observation=None,",
+        "final_observations=None if following is None else following[ends - 1],",
+        "final_observations=None,",
         "tests/trunk/sources/test_d4rl.py",
+    ),
+    Mutation(
+        "windows run on into the next episode of a batch",
+        "adders/n_step.py",
+        "return None if num_steps.shape[0] == 1 else is_last_transition(left, factors)",
+        "return None",
+        "tests/adders/test_batches.py",
     ),
     Mutation(
         "the bootstrap at a truncation is lost",
