@@ -18,6 +18,7 @@ class Adam(tf.Module):
         variables: Sequence[tf.Variable],
         learning_rate: float,
         *,
+        epsilon: float = 1e-8,
         decay_steps: int | None = None,
         name: str = "adam",
     ) -> None:
@@ -26,6 +27,7 @@ class Adam(tf.Module):
         Args:
           variables: what is trained.
           learning_rate: the step size at the start.
+          epsilon: what is added to the root of the second moment.
           decay_steps: number of updates after which the learning rate is 0; None keeps it.
           name: name of the module.
         """
@@ -34,7 +36,7 @@ class Adam(tf.Module):
         self._learning_rate = learning_rate
         self._decay_steps = decay_steps
         self._betas = 0.9, 0.999
-        self._epsilon = 1e-8
+        self._epsilon = epsilon
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.moments = [
             [tf.Variable(tf.zeros_like(each), trainable=False, name=f"{kind}/{index}") for kind in ("m", "v")]

@@ -4,7 +4,11 @@ import difflib
 import inspect
 from typing import Any
 
+from .awac import AWACAgent
 from .bc import BCAgent
+from .cql import CQLAgent
+from .discrete_bc import DiscreteBCAgent
+from .dqn import DQNAgent
 from .iql import IQLAgent
 from .offline_agent import OfflineAgent
 from .rebrac import ReBRACAgent
@@ -12,7 +16,13 @@ from .td3_bc import TD3BCAgent
 
 #: The class of each name.
 AGENTS: dict[str, type[OfflineAgent]] = {
+    "awac": AWACAgent,
     "bc": BCAgent,
+    "cql": CQLAgent,
+    "discrete_bc": DiscreteBCAgent,
+    "discrete_cql": DQNAgent,
+    "double_dqn": DQNAgent,
+    "dqn": DQNAgent,
     "iql": IQLAgent,
     "rebrac": ReBRACAgent,
     "td3": TD3BCAgent,
@@ -21,6 +31,9 @@ AGENTS: dict[str, type[OfflineAgent]] = {
 
 #: What a name sets, where it is its class with other defaults.
 PRESETS: dict[str, dict[str, Any]] = {
+    # Adam as in the authors' batch_rl/multi_head/quantile_agent.py, the weight as in their README for 10 % of the data.
+    "discrete_cql": {"conservative_weight": 1.0, "learning_rate": 5e-5, "adam_epsilon": 3.125e-4},
+    "double_dqn": {"double": True},
     "td3": {"alpha": None},
 }
 

@@ -5,7 +5,7 @@ from agent_data import ACTION_SPEC, TIME_STEP_SPEC, columns, transition, two_ste
 from rlds2reverb.learners.agents import AGENTS, make_agent
 from rlds2reverb.learners.agents.spaces import BoundedActions
 
-CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac"]
+CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac"]
 
 
 def make(name, **overrides):
@@ -34,7 +34,7 @@ def test_a_restored_agent_goes_on_bit_for_bit_and_no_global_seed_matters(name, t
     assert agent.train_step_counter.numpy() == 4
 
 
-@pytest.mark.parametrize("name", ["iql", "rebrac"])
+@pytest.mark.parametrize("name", ["iql", "rebrac", "cql", "awac"])
 def test_a_step_compiles_under_xla(name):
     batch = two_steps(columns(4))
     plain, compiled = make(name), make(name)

@@ -1,0 +1,138 @@
+"""Advantage-weighted actor-critic."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from .adam import Adam
+from .networks import MLP, GaussianActor, critic_values
+from .offline_agent import Batch, OfflineAgent
+from .spaces import BoundedActions, Observations
+
+
+@gin.configurable(module="rlds2reverb")
+class AWACAgent(OfflineAgent):
+    """AWAC (Nair, Gupta, Dalal & Levine 2020, "AWAC: Accelerating Online RL with Offline Datasets").
+
+        y      = r + gamma * discount * min_i Q'_i(s', a'),  a' ~ pi(s')
+        critic = sum_i mean((Q_i(s, a) - y)^2)                                            (eq. 12)
+        actor  = -mean(weight * log pi(a|s)),  weight = exp(A / lambda_) / Z                (eq. 13)
+        A      = min_i Q_i(s, a) - min_i Q_i(s, a_pi),  a_pi ~ pi(s)
+
+    The paper leaves out Z, the weights' normalisation; the authors' code does not: it divides by the mean of the batch
+    (softmax times B), and so does this class unless `normalize_weights` is off. The actor's loss is of the critics
+    before their update, as in the authors' code. Sampled actions are clipped to the bounds.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: int = 0,
+        actor_hidden_sizes: Sequence[int] = (256, 256, 256, 256),
+        hidden_sizes: Sequence[int] = (256, 256),
+        actor_learning_rate: float = 3e-4,
+        critic_learning_rate: float = 3e-4,
+        actor_weight_decay: float = 1e-4,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+        lambda_: float = 1.0,
+        normalize_weights: bool = True,
+        max_weight: float = 100.0,
+        log_std_bounds: tuple[float, float] = (-6.0, 0.0),
+    ) -> None:
+        """Makes the networks; the critics have a target.
+
+        The defaults are those of the authors' script for the MuJoCo tasks (rlkit, examples/awac/mujoco/awac1.py), which
+        goes with batches of 1024.
+
+        Args:
+          time_step_spec: of the data.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: subtracted from observations; None for no normalisation.
+          observation_std: what observations are divided by.
+          seed: of the weights and the noise.
+          actor_hidden_sizes: features of the actor's hidden layers.
+          hidden_sizes: features of the critics' hidden layers.
+          actor_learning_rate: Adam's step size.
+          critic_learning_rate: Adam's step size.
+          actor_weight_decay: times the actor's weights, added to their gradients.
+          discount: gamma.
+          target_update_rate: share of the online weights in a target update.
+          lambda_: the temperature of the weights; 1 is the script's default, and its sweep has 2.
+          normalize_weights: whether the weights of a batch are divided by their mean.
+          max_weight: largest weight if they are not normalised; not in the paper.
+          log_std_bounds: smallest and largest log standard deviation of the actor; clipped here, a sigmoid there.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        features, width = observations.size, actions.size
+        actor_network = MLP(
+            [features, *actor_hidden_sizes, width], seed=seed, hidden_bias=0.0, final_scale=1e-3, name="actor"
+        )
+        actor = GaussianActor(actor_network, width, log_std_bounds=log_std_bounds)
+        self._critic = MLP(
+            [features + width, *hidden_sizes, 1], seed=seed, copies=2, hidden_bias=0.0, final_scale=3e-3, name="critic"
+        )
+        self._target_critic = self._critic.copy()
+        self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate)
+        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
+        self._actor_weight_decay = actor_weight_decay
+        self._discount = discount
+        self._target_update_rate = target_update_rate
+        self._lambda = lambda_
+        self._normalize_weights = normalize_weights
+        self._max_weight = max_weight
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+
+    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        targets = self.critic_targets(batch)
+        with tf.GradientTape() as critic_tape:
+            q_both = critic_values(self._critic, batch.observation, batch.action)
+            td = q_both - targets
+            critic_loss = tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0))
+        q = tf.reduce_min(q_both, axis=0)
+        advantage = q - self.values(batch)
+        with tf.GradientTape() as actor_tape:
+            actor_loss = self.actor_loss(batch, advantage)
+        self._critic_optimizer.minimize(critic_loss, critic_tape)
+        variables = self._actor_optimizer.trained
+        gradients = actor_tape.gradient(actor_loss, variables)
+        decay = self._actor_weight_decay
+        self._actor_optimizer.apply([g + decay * w for g, w in zip(gradients, variables, strict=True)])
+        self._target_critic.track(self._critic, self._target_update_rate)
+        extra = {
+            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "q_mean": tf.reduce_mean(q),
+            "advantage_mean": tf.reduce_mean(advantage),
+        }
+        return critic_loss + actor_loss, extra
+
+    def critic_targets(self, batch: Batch) -> tf.Tensor:
+        """Returns float32 [B]: r + gamma * discount * the smaller target value of an action of the actor."""
+        action = self._actor.sample(batch.next_observation, self.noise_seed(0))
+        values = critic_values(self._target_critic, batch.next_observation, action)
+        return batch.reward + self._discount * batch.discount * tf.reduce_min(values, axis=0)
+
+    def values(self, batch: Batch) -> tf.Tensor:
+        """Returns float32 [B]: V(s), the smaller value of one action of the actor."""
+        action = self._actor.sample(batch.observation, self.noise_seed(1))
+        return tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
+
+    def advantage_weights(self, advantage: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [B], of mean 1 if they are normalised, for advantages [B]."""
+        if self._normalize_weights:
+            return tf.nn.softmax(advantage / self._lambda) * tf.cast(tf.shape(advantage)[0], tf.float32)
+        return tf.minimum(tf.exp(advantage / self._lambda), self._max_weight)
+
+    def actor_loss(self, batch: Batch, advantage: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [], the log likelihood of the data's actions, weighted by advantages [B], with a minus."""
+        weight = tf.stop_gradient(self.advantage_weights(advantage))
+        return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))

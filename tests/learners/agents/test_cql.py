@@ -1,0 +1,178 @@
+"""CQL against a slow version from the paper, and its penalty against that of TF-Agents."""
+
+import agent_oracles as slow
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, columns, transition
+from rlds2reverb.learners.agents import SquashedGaussianActor, conservative_penalty, make_agent
+from rlds2reverb.learners.agents.networks import MLP
+from rlds2reverb.learners.agents.squashed_gaussian import squashed
+from tf_agents.agents.cql import cql_sac_agent
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
+
+SIZE, SAMPLES, HIDDEN = 6, 2, (4, 3)
+ACTOR, CRITIC = (OBSERVATION, *HIDDEN, 2 * ACTION), (OBSERVATION + ACTION, *HIDDEN, 1)
+WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 1.0])
+
+
+def make(**overrides):
+    kwargs = {"hidden_sizes": HIDDEN, "num_samples": SAMPLES, "seed": 3, **overrides}
+    return make_agent("cql", TIME_STEP_SPEC, ACTION_SPEC, **kwargs)
+
+
+def spread(agent):
+    """Larger last layers, so that standard deviations, values and gradients differ."""
+    rng = np.random.default_rng(5)
+    for flat in (agent._actor.network.flat, agent._critic.flat, agent._target_critic.flat):
+        flat.assign_add(rng.normal(0, 0.2, flat.shape))
+
+
+def gaussian(actor, observation):
+    mean, log_std = np.split(slow.mlp(actor, ACTOR, observation), 2, axis=1)
+    return slow.clip(mean, -9, 9), slow.clip(log_std, -5, 2)
+
+
+def act(actor, observation, noise):
+    """Actions and log densities as in SAC's eq. 21, the derivative of tanh as it is."""
+    mean, log_std = gaussian(actor, observation)
+    before = mean + np.exp(log_std) * noise
+    action = np.tanh(before)
+    return action, slow.log_normal(before, mean, log_std) - np.log(1 - action**2).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False}, {"num_bc_updates": 1}],
+    ids=["published", "lagrange", "warm start"],
+)
+def test_updates_are_those_of_the_slow_version(overrides):
+    agent = make(**overrides)
+    spread(agent)
+    alpha = overrides.get("min_q_weight", 5.0)
+    actor, critic, target = (
+        each.flat.numpy().astype(float) for each in (agent._actor.network, agent._critic, agent._target_critic)
+    )
+    log_temperature = log_weight = 0.0
+    actor_step, temperature_step, critic_step, weight_step = (slow.Adam(rate) for rate in (1e-4, 1e-4, 3e-4, 3e-4))
+    train = tf.function(agent.train)
+    for step in range(2):
+        data = columns(SIZE, seed=step)
+        s, end, action = (data[name].astype(float) for name in ("observation", "next_observation", "action"))
+        action = (action - CENTRE) / HALF_WIDTH
+        noise = tf.random.stateless_normal([2, 1 + SAMPLES, SIZE, ACTION], agent.noise_seed(0)).numpy().astype(float)
+        uniform = tf.random.stateless_uniform([SAMPLES, SIZE, ACTION], agent.noise_seed(1), -1, 1).numpy().astype(float)
+        info = train(transition(data), tf.constant(WEIGHTS, tf.float32))
+
+        _, log_prob = act(actor, s, noise[0, 0])
+        log_temperature = temperature_step(log_temperature, -(log_prob.mean() - ACTION))
+        temperature = np.exp(log_temperature)
+
+        def actor_loss(w, step=step, s=s, action=action, noise=noise, critic=critic, temperature=temperature):
+            drawn, log_prob = act(w, s, noise[0, 0])
+            if step < overrides.get("num_bc_updates", 0):
+                mean, log_std = gaussian(w, s)
+                likelihood = slow.log_normal(np.arctanh(action), mean, log_std) - np.log(1 - action**2).sum(axis=1)
+                return (temperature * log_prob - likelihood).mean()
+            return (temperature * log_prob - slow.smaller(*slow.twins(critic, CRITIC, s, drawn))).mean()
+
+        next_action, next_log_prob = act(actor, end, noise[1, 0])
+        value = np.minimum(*slow.twins(target, CRITIC, end, next_action))
+        if not overrides.get("deterministic_backup", True):
+            value = value - temperature * next_log_prob
+        y = data["reward"] + 0.99 * data["discount"] * value
+        drawn = [(each, np.full(SIZE, -ACTION * np.log(2))) for each in uniform]
+        drawn += [act(actor, end, each) for each in noise[1, 1:]] + [act(actor, s, each) for each in noise[0, 1:]]
+
+        def penalties(w, s=s, action=action, drawn=drawn):
+            total = [0, 0]
+            for each, density in drawn:
+                for i, q in enumerate(slow.twins(w, CRITIC, s, each)):
+                    total[i] = total[i] + np.exp(q) / np.exp(density)
+            return [np.log(one) - q for one, q in zip(total, slow.twins(w, CRITIC, s, action), strict=True)]
+
+        weight = np.exp(log_weight) * alpha
+
+        def critic_loss(w, s=s, action=action, y=y, penalties=penalties, weight=weight):
+            q = slow.twins(w, CRITIC, s, action)
+            return sum(
+                (WEIGHTS * ((one - y) ** 2 + weight * penalty)).mean()
+                for one, penalty in zip(q, penalties(w), strict=True)
+            )
+
+        np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=2e-5)
+        np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=2e-5)
+        np.testing.assert_allclose(info.extra["temperature"], temperature, rtol=1e-6)
+        td = [each - y for each in slow.twins(critic, CRITIC, s, action)]
+        np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), rtol=1e-4)
+        if "lagrange_threshold" in overrides:
+            gap = np.mean(penalties(critic)) * alpha - overrides["lagrange_threshold"]
+            log_weight = weight_step(log_weight, -np.exp(log_weight) * gap)
+        actor = actor_step(actor, slow.gradient(actor_loss, actor))
+        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        target = 0.995 * target + 0.005 * critic
+    for name, variable, found in [
+        ("actor", agent._actor_optimizer.moments[0][0], actor_step.m),
+        ("critic", agent._critic_optimizer.moments[0][0], critic_step.m),
+        ("weights of the actor", agent._actor.network.flat, actor),
+        ("weights of the critics", agent._critic.flat, critic),
+        ("target", agent._target_critic.flat, target),
+    ]:
+        np.testing.assert_allclose(variable, found, atol=2e-5, err_msg=name)
+    np.testing.assert_allclose(agent._log_penalty_weight, log_weight, atol=1e-6)
+
+
+def test_the_penalty_is_that_of_tf_agents_for_the_same_values(monkeypatch):
+    """TF-Agents draws uniform actions and those of pi(s) only, and gives the mean over both critics and the batch."""
+    rng = np.random.default_rng(0)
+    q_policy, q_uniform = rng.normal(size=(2, 2, SAMPLES, SIZE)).astype(np.float32)
+    q_data = rng.normal(size=(2, SIZE)).astype(np.float32)
+    log_pi = rng.normal(size=(SAMPLES, SIZE)).astype(np.float32)
+    agent = object.__new__(cql_sac_agent.CqlSacAgent)
+    spec = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, -1.0, 1.0)
+    given = {"num_cql_samples": SAMPLES, "softmax_temperature": 1.0, "debug_summaries": False}
+    given |= {"action_spec": spec, "time_step_spec": TIME_STEP_SPEC, "action_seed_stream": lambda: 0}
+    for name, value in given.items():
+        object.__setattr__(agent, f"_{name}", value)
+    sampled = tf.zeros([SIZE, SAMPLES, ACTION]), tf.constant(log_pi.T)
+    monkeypatch.setattr(
+        cql_sac_agent.CqlSacAgent, "_sample_and_transpose_actions_and_log_probs", lambda *_, **__: sampled
+    )
+    values = iter([q_policy.transpose(0, 2, 1)[..., None], q_uniform.transpose(0, 2, 1)[..., None], q_data[..., None]])
+    monkeypatch.setattr(
+        cql_sac_agent.CqlSacAgent, "_get_q_values", lambda *_, **__: [tf.constant(q) for q in next(values)]
+    )
+    steps = time_step.restart(tf.zeros([SIZE, OBSERVATION]), SIZE)
+    expected = agent._cql_loss(steps, tf.zeros([SIZE, ACTION]))
+
+    log_densities = np.concatenate([np.full((SAMPLES, SIZE), -ACTION * np.log(2), np.float32), log_pi])
+    found = conservative_penalty(np.concatenate([q_uniform, q_policy], axis=1), log_densities, q_data)
+    assert found.shape == (2, SIZE)
+    np.testing.assert_allclose(tf.reduce_mean(found), expected, rtol=1e-5)
+
+
+def test_the_penalty_by_hand():
+    """Two actions of density 1/2 and values 0 and log 3: log(2 + 6) - 1."""
+    found = conservative_penalty(
+        tf.constant([[0.0], [float(np.log(3))]]), tf.fill([2, 1], -np.float32(np.log(2))), tf.constant([1.0])
+    )
+    np.testing.assert_allclose(found, [np.log(8) - 1], rtol=1e-6)
+
+
+def test_densities_of_squashed_actions_integrate_to_one_and_are_finite_at_the_bounds():
+    actor = SquashedGaussianActor(MLP([1, 4, 2], seed=0), log_std_bounds=(-1.0, -1.0))
+    edges = np.linspace(-1, 1, 20001, dtype=np.float32)[:, None]
+    middles = (edges[1:] + edges[:-1]) / 2
+    density = tf.exp(actor.log_prob(tf.ones_like(middles), middles))
+    np.testing.assert_allclose(tf.reduce_sum(density) * 1e-4, 1, rtol=1e-3)
+    assert np.isfinite(actor.log_prob(tf.ones([2, 1]), tf.constant([[-1.0], [1.0]]))).all()
+    action, log_prob = squashed(tf.constant([[9.0]]), tf.constant([[2.0]]), tf.constant([[3.0]]))
+    assert action.numpy() == 1 and np.isfinite(log_prob).all()
+
+
+def test_samples_have_the_mode_as_their_median_and_stay_within_the_bounds():
+    actor = SquashedGaussianActor(MLP([1, 4, 2], seed=0))
+    drawn = actor.sample(tf.ones([2000, 1]), tf.constant([1, 2])).numpy()
+    assert np.abs(drawn).max() <= 1
+    np.testing.assert_allclose(np.median(drawn), actor.mode(tf.ones([1, 1]))[0, 0], atol=0.05)

@@ -1,0 +1,212 @@
+"""Discrete agents against TF-Agents' own and slow versions."""
+
+import agent_oracles as slow
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, columns, transition, two_steps
+from rlds2reverb.learners.agents import CategoricalActor, EpsilonGreedyActor, make_agent
+from rlds2reverb.learners.agents.networks import MLP
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
+from tf_agents.policies import policy_saver
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
+
+SIZE, HIDDEN, COUNT = 6, (6, 5), 4
+NETWORK = (OBSERVATION, *HIDDEN, COUNT)
+WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 1.0])
+NAMES = ["dqn", "double_dqn", "discrete_cql", "discrete_bc"]
+SPEC = tensor_spec.BoundedTensorSpec([], tf.int64, 3, 3 + COUNT - 1, "action")
+SPEC_FROM_0 = tensor_spec.BoundedTensorSpec([], tf.int32, 0, COUNT - 1, "action")
+
+
+def make(name, spec=SPEC, **overrides):
+    return make_agent(name, TIME_STEP_SPEC, spec, **{"hidden_sizes": HIDDEN, "seed": 3, **overrides})
+
+
+def discrete_columns(size=SIZE, seed=0, spec=SPEC):
+    data, rng = columns(size, seed), np.random.default_rng([seed, 1])
+    for name in ("action", "next_action"):
+        data[name] = (spec.minimum + rng.integers(0, COUNT, size)).astype(spec.dtype.as_numpy_dtype)
+    data["reward"] *= 3  # both sides of Huber's corner
+    return data
+
+
+@pytest.mark.parametrize("name", ["dqn", "double_dqn"])
+def test_updates_are_those_of_tf_agents(name):
+    agent = make(name, SPEC_FROM_0, learning_rate=1e-2, target_update_period=2)
+    networks = [q_network.QNetwork(TIME_STEP_SPEC.observation, SPEC_FROM_0, fc_layer_params=HIDDEN) for _ in range(2)]
+    peer = (dqn_agent.DdqnAgent if name == "double_dqn" else dqn_agent.DqnAgent)(
+        TIME_STEP_SPEC,
+        SPEC_FROM_0,
+        q_network=networks[0],
+        target_q_network=networks[1],
+        optimizer=tf.keras.optimizers.Adam(1e-2, epsilon=1.5e-4, jit_compile=False),
+        gamma=0.99,
+        target_update_period=2,
+        train_step_counter=tf.Variable(0, dtype=tf.int64),
+    )
+    rng = np.random.default_rng(0)
+    agent._target_critic.flat.assign_add(rng.normal(0, 0.5, agent._target_critic.flat.shape))
+    for network, ours in zip(networks, (agent._critic, agent._target_critic), strict=True):
+        network.set_weights([part.numpy() for layer in ours.layers()[0] for part in layer])
+    for step in range(5):
+        experience, weights = (
+            transition(discrete_columns(seed=step, spec=SPEC_FROM_0)),
+            tf.constant(WEIGHTS, tf.float32),
+        )
+        found, expected = agent.train(experience, weights), peer.train(experience, weights)
+        np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
+        np.testing.assert_allclose(found.extra["td_error"], np.abs(expected.extra.td_error), atol=2e-5)
+    for network, ours in zip(networks, (agent._critic, agent._target_critic), strict=True):
+        flat = np.concatenate([each.ravel() for each in network.get_weights()])
+        np.testing.assert_allclose(ours.flat, flat, atol=2e-5)
+
+
+def test_discrete_cql_is_the_slow_version():
+    agent = make("discrete_cql", conservative_weight=0.7, learning_rate=1e-2, adam_epsilon=1e-8)
+    critic = agent._critic.flat.numpy().astype(float)
+    target, adam = critic, slow.Adam(1e-2)
+    for step in range(2):
+        data = discrete_columns(seed=step)
+        chosen = data["action"] - SPEC.minimum
+        value = slow.mlp(target, NETWORK, data["next_observation"].astype(float)).max(axis=1)
+        y = data["reward"] + 0.99 * data["discount"] * value
+
+        def loss(w, data=data, chosen=chosen, y=y):
+            values = slow.mlp(w, NETWORK, data["observation"].astype(float))
+            q = values[np.arange(SIZE), chosen]
+            size = slow.magnitude(q - y)
+            huber = np.where(size.real <= 1, size**2 / 2, size - 0.5)
+            return (WEIGHTS * (huber + 0.7 * (np.log(np.exp(values).sum(axis=1)) - q))).mean()
+
+        info = agent.train(transition(data), tf.constant(WEIGHTS, tf.float32))
+        np.testing.assert_allclose(info.loss, loss(critic), rtol=1e-5)
+        critic = adam(critic, slow.gradient(loss, critic))
+    np.testing.assert_allclose(agent._critic.flat, critic, atol=2e-5)
+    np.testing.assert_array_equal(agent._target_critic.flat, target.astype(np.float32))
+
+
+def test_discrete_bc_is_the_slow_version():
+    agent = make("discrete_bc")
+    actor, adam = agent._actor.network.flat.numpy().astype(float), slow.Adam(3e-4)
+    for step in range(2):
+        data = discrete_columns(seed=step)
+        chosen = data["action"] - SPEC.minimum
+
+        def loss(w, data=data, chosen=chosen):
+            p = np.exp(slow.mlp(w, NETWORK, data["observation"].astype(float)))
+            return -(WEIGHTS * np.log(p[np.arange(SIZE), chosen] / p.sum(axis=1))).mean()
+
+        info = agent.train(transition(data), tf.constant(WEIGHTS, tf.float32))
+        np.testing.assert_allclose(info.loss, loss(actor), rtol=1e-5)
+        assert "td_error" not in info.extra
+        actor = adam(actor, slow.gradient(loss, actor))
+    np.testing.assert_allclose(agent._actor.network.flat, actor, atol=3e-6)
+
+
+def test_the_discount_of_an_n_step_transition_is_counted_once():
+    """r + gamma * (product of discounts) * max Q: with gamma 0.5 and values of 1 and 2 that is worked by hand."""
+    agent = make("dqn", discount=0.5)
+    flat, target = agent._critic.flat, agent._target_critic.flat
+    flat.assign(tf.zeros_like(flat))
+    target.assign([*[0.0] * (target.shape[0] - COUNT), 1.0, 2.0, 1.0, 1.0])
+    data = {**discrete_columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}
+    info = agent.train(transition(data))
+    np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5 * 2, 12 + 0.5 * 0.81 * 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_item_of_weight_zero_moves_nothing(name):
+    data = discrete_columns()
+    other = {**data, "reward": data["reward"] + np.float32([0, 0, 0, 5, 0, 0])}
+    other["action"] = data["action"].copy()
+    other["action"][3] = SPEC.minimum if data["action"][3] > SPEC.minimum else SPEC.maximum
+    results = []
+    for each in (data, other):
+        agent = make(name)
+        agent.train(two_steps(each), tf.constant(WEIGHTS, tf.float32))
+        results.append([variable.numpy() for variable in agent.variables])
+    for one, two in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restored_agent_goes_on_bit_for_bit(name, tmp_path):
+    overrides = {} if name == "discrete_bc" else {"target_update_period": 3}
+    agent, again = make(name, **overrides), make(name, **overrides)
+    experience = transition(discrete_columns())
+    for _ in range(2):
+        agent.train(experience)
+    path = tf.train.Checkpoint(agent=agent).write(str(tmp_path / "half"))
+    agent.train(experience)
+    tf.train.Checkpoint(agent=again).read(path).assert_consumed()
+    again.train(experience)
+    for one, two in zip(agent.variables, again.variables, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("name", ["double_dqn", "discrete_bc"])
+def test_a_step_compiles_under_xla(name):
+    experience = transition(discrete_columns())
+    plain, compiled = make(name), make(name)
+    expected = plain.train(experience)
+    found = tf.function(compiled.train, jit_compile=True)(experience)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
+    assert found.extra.keys() == expected.extra.keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agents_learn_the_best_action(name):
+    """One step; the reward is 1 for one action, which depends on the sign of the observation, else 0."""
+    rng, size = np.random.default_rng(0), 512
+    observation = rng.uniform(-1, 1, (size, OBSERVATION)).astype(np.float32)
+    best = np.where(observation[:, 0] > 0, 4, 6)
+    action = np.where(rng.uniform(size=size) < 0.4, best, rng.integers(3, 3 + COUNT, size))
+    data = {**discrete_columns(size), "observation": observation, "action": action.astype(np.int64)}
+    data |= {"reward": (action == best).astype(np.float32), "discount": np.zeros(size, np.float32)}
+    agent, experience = make(name, hidden_sizes=(32,), learning_rate=1e-2), transition(data)
+
+    @tf.function
+    def run():
+        for _ in tf.range(150):
+            agent.train(experience)
+
+    run()
+    step = time_step.restart(tf.constant(observation), size)
+    chosen = agent.policy.action(step).action
+    assert chosen.dtype == tf.int64
+    assert np.mean(chosen.numpy() == best) > 0.9 > 0.6 > np.mean(action == best)
+
+
+@pytest.mark.parametrize("name", ["dqn", "discrete_bc"])
+def test_collect_policies_are_saved_and_stay_within_the_actions(name, tmp_path):
+    agent = make(name, **({"exploration_epsilon": 1.0} if name == "dqn" else {}))
+    policy_saver.PolicySaver(agent.collect_policy).save(str(tmp_path))
+    policy = tf.saved_model.load(str(tmp_path))
+    step = time_step.restart(tf.random.stateless_normal([400, OBSERVATION], [1, 2]), 400)
+    assert sorted(set(policy.action(step).action.numpy())) == [3, 4, 5, 6]
+
+
+def test_epsilon_is_the_share_of_random_actions():
+    network = MLP([1, 4, COUNT], seed=0)
+    observation = tf.ones([4000, 1])
+    best = EpsilonGreedyActor(network, epsilon=0.0)
+    np.testing.assert_array_equal(best.sample(observation, [1, 2]), best.mode(observation))
+    drawn = EpsilonGreedyActor(network, epsilon=0.2).sample(observation, [1, 2])
+    np.testing.assert_allclose(np.mean(drawn != best.mode(observation)), 0.2 * (COUNT - 1) / COUNT, atol=0.02)
+
+
+def test_a_categorical_actor_samples_by_its_probabilities():
+    actor = CategoricalActor(MLP([1, 4, COUNT], seed=0))
+    observation = tf.ones([4000, 1])
+    share = np.bincount(actor.sample(observation, [1, 2]), minlength=COUNT) / 4000
+    found = [float(tf.exp(actor.log_prob(observation[:1], tf.constant([each])))[0]) for each in range(COUNT)]
+    np.testing.assert_allclose(share, found, atol=0.03)
+    assert actor.mode(observation)[0] == np.argmax(found)
+
+
+def test_a_continuous_action_is_refused():
+    with pytest.raises(ValueError, match="expected an integer action"):
+        make("dqn", ACTION_SPEC)
