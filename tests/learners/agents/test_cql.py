@@ -124,7 +124,10 @@ def test_updates_are_those_of_the_slow_version(overrides):
 
 
 def test_the_penalty_is_that_of_tf_agents_for_the_same_values(monkeypatch):
-    """TF-Agents draws uniform actions and those of pi(s) only, and gives the mean over both critics and the batch."""
+    """TF-Agents draws uniform actions and those of pi(s) only, and gives the mean over both critics and the batch.
+
+    The bounds are scalars: with bounds for each action its uniform density counts the actions twice.
+    """
     rng = np.random.default_rng(0)
     q_policy, q_uniform = rng.normal(size=(2, 2, SAMPLES, SIZE)).astype(np.float32)
     q_data = rng.normal(size=(2, SIZE)).astype(np.float32)

@@ -122,7 +122,17 @@ def test_every_agent_is_one_level_below_its_base():
         assert [each.__name__ for each in cls.__mro__].index("OfflineAgent") == 1
 
 
-@pytest.mark.parametrize("name", ["td3_bc", "iql", "rebrac"])
+FAST = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}
+LEARNING = {
+    "td3_bc": FAST,
+    "iql": FAST | {"value_learning_rate": 3e-3, "temperature": 10.0},
+    "rebrac": FAST,
+    "cql": FAST | {"min_q_weight": 0.05, "num_samples": 2},
+    "awac": FAST | {"lambda_": 0.1, "actor_hidden_sizes": (32, 32)},
+}
+
+
+@pytest.mark.parametrize("name", LEARNING)
 def test_agents_learn_the_better_actions_of_random_data(name):
     """One step, reward -(a - target(s))^2, random actions: the data's mean reward is about -0.75."""
     size, rng = 2000, np.random.default_rng(0)
@@ -137,9 +147,7 @@ def test_agents_learn_the_better_actions_of_random_data(name):
         "next_observation": observation,
         "next_action": np.zeros((size, 2), np.float32),
     }
-    rates = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}
-    rates |= {"value_learning_rate": 3e-3, "temperature": 10.0} if name == "iql" else {}
-    agent = make(name, hidden_sizes=(32, 32), **rates)
+    agent = make(name, hidden_sizes=(32, 32), **LEARNING[name])
     batches = tf.nest.map_structure(lambda x: tf.reshape(x, [10, 200, *x.shape[1:]]), two_steps(data))
 
     @tf.function

@@ -24,7 +24,7 @@ def test_a_saved_policy_acts_alike_and_holds_normalisation_and_scale(tmp_path):
     np.testing.assert_allclose(action, unit * [2, 0.5] + [0, 0.5], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["td3", "iql"])
+@pytest.mark.parametrize("name", ["td3", "iql", "cql"])
 def test_the_collect_policy_adds_noise_within_the_bounds(name):
     agent = make(name)
     greedy, noisy = (policy.action(STEPS, seed=1).action for policy in (agent.policy, agent.collect_policy))
