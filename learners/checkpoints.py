@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count
@@ -18,6 +21,7 @@ from rlds2reverb.errors import CheckpointError, DamagedFile
 _LOG = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 _PREFIX = "state"
+_PARTIAL, _REPLACED = ".partial", ".replaced"
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,13 @@ class Checkpoints:
         self._root, self._keep = Path(root), keep
         self._state = tf.train.Checkpoint(**trackables)
         self._root.mkdir(parents=True, exist_ok=True)
-        for left in self._root.glob("*.partial"):
-            shutil.rmtree(left, ignore_errors=True)
+        for replaced in self._root.glob(f"*{_REPLACED}"):  # killed between the two renames of `save`
+            if not replaced.with_suffix("").exists():
+                replaced.rename(replaced.with_suffix(""))
+        self._remove_left()
 
     def save(self, step: int, manifest: dict[str, Any], *, is_best: bool = False) -> Checkpoint:
-        """Writes a checkpoint, and removes those that are not kept.
+        """Writes a checkpoint, and removes those that are not kept, also those of later iterations.
 
         Args:
           step: iterations done.
@@ -68,25 +74,25 @@ class Checkpoints:
         Raises:
           CheckpointError: if a weight is not finite; nothing is written then.
         """
-        wrong = [v.name for v in _variables(self._state) if not bool(tf.reduce_all(tf.math.is_finite(v)))]
+        wrong = [each.name for each in _variables(self._state) if not np.isfinite(each.numpy()).all()]
         if wrong:
             raise CheckpointError(f"no checkpoint at iteration {step}: {wrong[0]} is not finite")
         name = f"{step:010d}"
-        partial, path = self._root / f"{name}.partial", self._root / name
+        partial, path = self._root / f"{name}{_PARTIAL}", self._root / name
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         self._state.write(str(partial / _PREFIX))
         files = {file.name: _digest(file) for file in sorted(partial.iterdir())}
-        best = step if is_best else self._best_step()
+        best = step if is_best else self._best_step(step)
         sealed_json.save(partial / _MANIFEST, {**manifest, "step": step, "best": best, "files": files})
         for file in partial.iterdir():
             sealed_json.sync(file)
         sealed_json.sync(partial)
         if path.exists():  # the same iterations again: what was there goes first
-            path.rename(partial.with_name(f"{name}.old.partial"))
+            path.rename(path.with_suffix(_REPLACED))
         partial.rename(path)
         sealed_json.sync(self._root)
-        self._remove_old(best)
+        self._remove_old(step, best)
         return Checkpoint(path, step, manifest)
 
     def opened(self, path: str | Path | None = None) -> Checkpoint | None:
@@ -97,7 +103,7 @@ class Checkpoints:
         """
         if path is not None:
             return _opened(Path(path))
-        paths = sorted((one for one in self._root.iterdir() if one.name.isdigit()), reverse=True)
+        paths = self._paths()[::-1]
         for one in paths:
             try:
                 return _opened(one)
@@ -118,16 +124,40 @@ class Checkpoints:
         try:
             self._state.read(str(found.path / _PREFIX)).assert_existing_objects_matched()
         except (AssertionError, ValueError) as error:
-            raise CheckpointError(f"{found.path} is of another agent: {str(error).splitlines()[0]}") from error
+            raise CheckpointError(
+                f"{found.path} is of another agent ({str(error).splitlines()[0]}); give another root_dir"
+            ) from error
+
+    @contextmanager
+    def restored(self, found: Checkpoint) -> Iterator[None]:
+        """Gives the trackables the values of a checkpoint while the body runs, and then their own ones back."""
+        now = self._root / f"now{_PARTIAL}"
+        now.mkdir(exist_ok=True)
+        self._state.write(str(now / _PREFIX))
+        try:
+            self.restore(found)
+            yield
+        finally:
+            self._state.read(str(now / _PREFIX))
+            shutil.rmtree(now, ignore_errors=True)
 
     def best(self) -> Checkpoint | None:
-        """Returns the best checkpoint, or None if there is none."""
+        """Returns the best checkpoint; None if there is none, or if it is damaged, which is said in the log."""
         step = self._best_step()
-        return None if step is None else _opened(self._root / f"{step:010d}")
+        try:
+            return None if step is None else _opened(self._root / f"{step:010d}")
+        except CheckpointError as error:
+            _LOG.warning("the best one is lost: %s", error)
+            return None
 
-    def _best_step(self) -> int | None:
-        """Returns the step of the best one so far, which every manifest names."""
-        for path in sorted(self._root.glob("[0-9]" * 10), reverse=True):
+    def _paths(self) -> list[Path]:
+        return sorted(self._root.glob("[0-9]" * 10))
+
+    def _best_step(self, up_to: int | None = None) -> int | None:
+        """Returns the step of the best one so far, or of that at a step, which every manifest names."""
+        for path in reversed(self._paths()):
+            if up_to is not None and int(path.name) > up_to:
+                continue
             try:
                 best: int | None = (sealed_json.load(path / _MANIFEST) or {}).get("best")
             except DamagedFile:
@@ -135,13 +165,19 @@ class Checkpoints:
             return best
         return None
 
-    def _remove_old(self, best: int | None) -> None:
-        names = sorted(one.name for one in self._root.glob("[0-9]" * 10))
-        for name in names[: -self._keep]:
-            if best is None or int(name) != best:
-                shutil.rmtree(self._root / name, ignore_errors=True)
-        for left in self._root.glob("*.partial"):
-            shutil.rmtree(left, ignore_errors=True)
+    def _remove_old(self, step: int, best: int | None) -> None:
+        """Keeps the last ones up to a step, and the best."""
+        steps = [int(path.name) for path in self._paths()]
+        kept = {*[each for each in steps if each <= step][-self._keep :], best}
+        for each in steps:
+            if each not in kept:
+                shutil.rmtree(self._root / f"{each:010d}", ignore_errors=True)
+        self._remove_left()
+
+    def _remove_left(self) -> None:
+        for ending in (_PARTIAL, _REPLACED):
+            for left in self._root.glob(f"*{ending}"):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _opened(path: Path) -> Checkpoint:
@@ -170,8 +206,5 @@ def _digest(path: Path) -> str:
 
 def _variables(state: tf.train.Checkpoint) -> list[tf.Variable]:
     """Returns the floating variables that a checkpoint would have."""
-    found = []
-    for root in vars(state).values():
-        if isinstance(root, tf.Module):
-            found += [variable for variable in root.variables if variable.dtype.is_floating]
-    return found
+    everything = tf.train.TrackableView(state).descendants()
+    return [each for each in everything if isinstance(each, tf.Variable) and each.dtype.is_floating]

@@ -33,35 +33,41 @@ class Feed(Protocol):
 class DatasetFeed:
     """Batches of a data set, in its order: `sample_dataset(...)`, or anything that gives batches of experience."""
 
-    def __init__(self, dataset: tf.data.Dataset):
+    def __init__(self, dataset: tf.data.Dataset | tf.data.Iterator):
         """Nothing is read before the first iteration.
 
         Args:
           dataset: endless, of `reverb.ReplaySample`, of pairs (experience, info), or of experience alone: batches of
-            TF-Agents' `Trajectory` `[B, T, ...]` or `Transition` `[B, ...]`.
+            TF-Agents' `Trajectory` `[B, T, ...]` or `Transition` `[B, ...]`. Or an iterator over one, such as one that
+            a checkpoint has too, so that a run continues with the batch after the last.
 
         Raises:
-          TypeError: if it is not a data set.
+          TypeError: if it is neither.
         """
-        if not isinstance(dataset, tf.data.Dataset):
-            raise TypeError(f"dataset is a {type(dataset).__name__}, expected a tf.data.Dataset or ResidentItems")
-        spec = dataset.element_spec
-        if isinstance(spec, reverb.ReplaySample):
-            dataset = dataset.map(as_experience)
-            spec = dataset.element_spec
-        is_pair = isinstance(spec, tuple) and not hasattr(spec, "_fields") and len(spec) == 2
-        self._dataset = dataset if is_pair else dataset.map(lambda experience: (experience, ()))
-        self.experience_spec, info = self._dataset.element_spec
+        if not isinstance(dataset, (tf.data.Dataset, tf.data.Iterator)):
+            raise TypeError(
+                f"dataset is a {type(dataset).__name__}, expected a tf.data.Dataset, its iterator or ResidentItems"
+            )
+        self._dataset = dataset
+        self._iterator: Any = dataset if isinstance(dataset, tf.data.Iterator) else None
+        self.experience_spec, info = parted(dataset.element_spec)
         self.has_info = hasattr(info, "key")
-        self._iterator: Any = None
 
     def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
         """See `Feed.next`; batches are in the data set's order, whatever the iteration is."""
         if self._iterator is None:
             with tf.init_scope():
                 self._iterator = iter(self._dataset)
-        experience, info = next(self._iterator)
-        return experience, info
+        return parted(next(self._iterator))
+
+
+def parted(batch: Any) -> tuple[Nest, Any]:
+    """Returns the experience and the info of a batch, or of its spec; the info is () if there is none."""
+    if isinstance(batch, reverb.ReplaySample):
+        return as_experience(batch)
+    if isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) == 2:
+        return batch
+    return batch, ()
 
 
 class ResidentItems:
@@ -114,25 +120,29 @@ class ResidentItems:
 
     def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
         """See `Feed.next`."""
-        seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(iteration, tf.int64)])
-        drawn = tf.random.stateless_uniform([self._batch_size], seed, maxval=self.num_items, dtype=tf.int64)
+        drawn = self.drawn(iteration)
         rows = drawn if self._starts is None else tf.gather(self._starts, drawn)
         if self._length is not None:
             rows = rows[:, None] + tf.range(self._length, dtype=tf.int64)
         return self._as_experience(self._packed.at(rows)), ()
+
+    def drawn(self, iteration: tf.Tensor) -> tf.Tensor:
+        """Returns which items an iteration gets: int64 `[batch_size]`, in [0, `num_items`)."""
+        seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(iteration, tf.int64)])
+        return tf.random.stateless_uniform([self._batch_size], seed, maxval=self.num_items, dtype=tf.int64)
 
 
 class _PackedColumns:
     """Columns `[R, ...]` on the device, those of one dtype side by side, so that a batch is one gather a dtype."""
 
     def __init__(self, columns: Nest):
-        self._structure = columns = tree.map_structure(np.asarray, columns)
-        flat = tree.flatten(columns)
+        flat = [np.asarray(column) for column in tree.flatten(columns)]
         self._shapes = [column.shape[1:] for column in flat]
         self._dtypes = [column.dtype for column in flat]
         by_dtype: dict[np.dtype, list[np.ndarray]] = {}
         for column in flat:
-            by_dtype.setdefault(column.dtype, []).append(column.reshape(len(column), -1))
+            width = int(np.prod(column.shape[1:]))
+            by_dtype.setdefault(column.dtype, []).append(column.reshape(len(column), width))
         self._matrices = {dtype: tf.constant(np.concatenate(parts, 1)) for dtype, parts in by_dtype.items()}
         self._structure = tree.map_structure(lambda _: None, columns)
 
@@ -193,7 +203,14 @@ def require_experience(spec: Nest, agent: Any) -> None:
     elif isinstance(spec, Trajectory):
         names = ("step_type", "observation", "action", "next_step_type", "reward", "discount")
         pairs = [(name, getattr(spec, name), getattr(wanted, name)) for name in names]
-        axes = 2
+        # Agents without recurrent networks may take single ones: TF-Agents' BehavioralCloningAgent takes [B].
+        axes = 1 if spec.step_type.shape.rank == 1 else 2
+        length, wanted_length = (*spec.step_type.shape, None)[1], agent.train_sequence_length
+        if axes == 2 and None not in (length, wanted_length) and length != wanted_length:
+            raise SpecMismatch(
+                f"the data do not fit the agent: items have {length} steps, the agent expects {wanted_length}; make "
+                f"them with Windows({wanted_length})"
+            )
     else:
         return  # somebody's own experience: the agent checks it itself
     wrong = [sentence for name, got, want in pairs for sentence in _differences(name, got, want, axes)]

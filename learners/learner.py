@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import shutil
-import signal
-import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,20 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.policies.policy_saver import PolicySaver
 
-from rlds2reverb._arguments import require_count
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.errors import CheckpointError, SpecMismatch
 
 from .checkpoints import Checkpoint, Checkpoints
-from .feeds import DatasetFeed, Feed, ResidentItems, require_experience
-from .hooks import LearnerHook, UpdatePrioritiesHook, merge_hooks
+from .feeds import DatasetFeed, Feed, ResidentItems, parted, require_experience
+from .hooks import POSITIONS, LearnerHook, UpdatePrioritiesHook, merge_hooks
 from .monitor import Monitor
 from .run_directory import RunDirectory
-from .train_loop import CallResult, TrainLoop, metrics_of, td_errors_of
+from .stop_signals import NAMES as STOP_SIGNALS
+from .stop_signals import stopped_by_signals
+from .train_loop import CallResult, TrainLoop, is_of_numbers, metrics_of, td_errors_of
 
 _LOG = logging.getLogger(__name__)
+_EXCEPTION = "exception.txt"
 
 
 class TrainingDiverged(ArithmeticError):
@@ -58,6 +59,7 @@ class Learner:
       load_path: of the checkpoint that was loaded, or ''.
       replay_checkpoint: path of the server's checkpoint that goes with the next one of the learner.
       best_return: the best mean return of an evaluation; -inf before the first.
+      evaluated_at: the iterations that were done at the last evaluation; None before the first.
       stop_reason: why `start` came back before its end, or ''.
     """
 
@@ -65,15 +67,16 @@ class Learner:
         self,
         root_dir: str | Path,
         agent: tf_agent.TFAgent,
-        dataset: tf.data.Dataset | ResidentItems,
+        dataset: tf.data.Dataset | tf.data.Iterator | ResidentItems,
         *,
         priorities: Any = None,
         hooks: Iterable[LearnerHook] = (),
         steps_per_call: int = 100,
-        strategy: tf.distribute.Strategy | None = None,
         jit_compile: bool = False,
         name: str = "learner",
+        rank: int = 0,
         identity: dict[str, Any] | None = None,
+        position: tf.Variable | None = None,
         keep_checkpoints: int = 3,
         trackables: dict[str, Any] | None = None,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
@@ -83,17 +86,20 @@ class Learner:
         Args:
           root_dir: made if it is missing.
           agent: TF-Agents' or one of `rlds2reverb.learners.agents`.
-          dataset: of batches, see `feeds.DatasetFeed`; or `ResidentItems`.
+          dataset: of batches, or an iterator over one, see `feeds.DatasetFeed`; or `ResidentItems`.
           priorities: a `PriorityWriter` that TD errors are written back through, or None.
           hooks: see `LearnerHook`.
           steps_per_call: the most iterations in a call of the graph, at least 1.
-          strategy: of distribution; None for one device. Batches are then those of each replica.
           jit_compile: whether XLA compiles an iteration.
-          name: for messages.
+          name: for the log.
+          rank: the number of this process among those that train together, each in a root_dir of its own; only 0 saves
+            and shows by hooks.
           identity: what the run is about, such as the agent's name and the data's fingerprint; checkpoints of others
-            are refused.
+            are refused. The agent's class is always part of it.
+          position: an int64 variable that is set to the iterations done when a checkpoint is loaded, for what the data
+            set makes of a batch's number, such as the `beta` of `sample_dataset`.
           keep_checkpoints: see `Checkpoints`.
-          trackables: what is saved besides the agent, by name.
+          trackables: what is saved besides the agent, by name, such as the iterator over the data set.
           on_log: called with the iterations done and the numbers that are logged; None for a line by `logging`.
 
         Raises:
@@ -103,24 +109,29 @@ class Learner:
           ValueError: if a number is out of its range.
         """
         require_count("steps_per_call", steps_per_call)
-        self.agent, self.name, self.root_dir = agent, name, Path(root_dir)
-        self._strategy, self._steps_per_call = strategy, steps_per_call
-        feed = _feed_of(dataset)
+        require_count("rank", rank, 0)
+        require_count("keep_checkpoints", keep_checkpoints)
+        self.agent, self.name, self.rank, self.root_dir = agent, name, rank, Path(root_dir)
+        self._steps_per_call, self._position = steps_per_call, position
+        self._feed = feed = _feed_of(dataset)
         require_experience(feed.experience_spec, agent)
         if priorities is not None and not feed.has_info:
             raise SpecMismatch("priorities are given, but the batches have no keys; sample them with sample_dataset")
-        self._resources = ExitStack()
-        self.run = self._resources.enter_context(RunDirectory(self.root_dir))
-        self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
-        self._train_eagerly = tf.function(agent.train)
-        self._identity = dict(identity or {})
-        self._checkpoints = Checkpoints(
-            self.root_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
-        )
         self._hooks: list[LearnerHook] = []
         for hook in hooks:
             self.register_hook(hook)
+        self._resources = ExitStack()
         self._priorities = UpdatePrioritiesHook(priorities) if priorities is not None else None
+        if self._priorities is not None:
+            self.register_hook(self._priorities)
+            self._resources.callback(self._priorities.close)
+        self.run = self._resources.enter_context(RunDirectory(self.root_dir))
+        self._loop = TrainLoop(agent, feed, jit_compile=jit_compile)
+        self._train_one = tf.function(agent.train)
+        self._identity = {"agent": type(agent).__name__, **(identity or {})}
+        self._checkpoints = Checkpoints(
+            self.root_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
+        )
         self._done, self._in_iteration = 0, False
         self._on_log = on_log or _log_line
         self.learn_info: dict[str, float] = {}
@@ -131,6 +142,7 @@ class Learner:
         self.load_path = self.replay_checkpoint = self.stop_reason = ""
         self._log_counts: dict[str, int] = {}
         self.best_return = -np.inf
+        self.evaluated_at: int | None = None
         self._saved_at: int | None = None
         self._is_new_best = False
 
@@ -141,7 +153,7 @@ class Learner:
         self.close()
 
     def close(self) -> None:
-        """Gives the directory back; nothing is saved."""
+        """Gives the directory back; no checkpoint is written."""
         self._resources.close()
 
     @property
@@ -150,10 +162,9 @@ class Learner:
         return self._done - 1 if self._in_iteration else self._done
 
     @property
-    def rank(self) -> int:
-        """The number of this process among those that train together; 0 where it is alone."""
-        resolver = getattr(self._strategy, "cluster_resolver", None)
-        return int(resolver.task_id or 0) if resolver is not None else 0
+    def is_stopped_by_signal(self) -> bool:
+        """Whether SIGTERM or SIGINT ended the run, or is about to."""
+        return self.stop_reason in STOP_SIGNALS
 
     @property
     def policy(self) -> Any:
@@ -171,10 +182,14 @@ class Learner:
         self._hooks = merge_hooks(self._hooks, [hook])
 
     def call_hook(self, position: str) -> None:
-        """Calls the hooks of a position that are due, in the order of their priorities."""
+        """Calls the hooks of a position that are due, in the order of their priorities.
+
+        Raises:
+          ValueError: if there is no such position.
+        """
+        require_one_of("position", position, POSITIONS)
         for hook in self._hooks:
-            is_due = position.endswith("_run") or hook.is_due(self._done)
-            if hook.position == position and is_due:
+            if hook.position == position and hook.is_due(self._done):
                 hook(self)
 
     def train(self, batch: Any, weights: Any = None) -> dict[str, float]:
@@ -189,17 +204,24 @@ class Learner:
           What it gave: `loss` and other scalars.
 
         Raises:
-          TrainingDiverged: if the loss is not finite.
+          TrainingDiverged: if the loss or a weight is not finite.
         """
-        experience, info = _parted(batch)
+        experience, info = parted(batch)
         self.call_hook("before_iter")
         weights = getattr(info, "weight", None) if weights is None else weights
-        loss = self._train_eagerly(experience, weights=weights)
+        info = tf.nest.map_structure(np.asarray, info)
+        keys = np.ravel(getattr(info, "key", ()))
+        try:
+            loss = self._train_one(experience, weights=weights)
+        except tf.errors.InvalidArgumentError as error:
+            if not is_of_numbers(error):
+                raise
+            raise TrainingDiverged(self._why_diverged(self._done, float("nan"), keys, "keys")) from None
         metrics = {key: float(value) for key, value in metrics_of(loss).items()}
         errors = td_errors_of(loss)
         errors = None if errors is None else errors.numpy()
-        info = tf.nest.map_structure(np.asarray, info)
-        self._take(CallResult(1, bool(np.isfinite(metrics["loss"])), metrics, metrics, info, errors, 0.0), 0.0)
+        is_finite = bool(self._loop.is_finite(loss.loss))
+        self._take(CallResult(1, is_finite, metrics, metrics, info, errors, keys, 0.0), 0.0)
         return self.learn_info
 
     def start(self, num_iterations: int) -> None:
@@ -213,22 +235,33 @@ class Learner:
 
         Raises:
           TrainingDiverged: if a loss or a weight is not finite; names the iteration and the keys of its batch.
-          Exception: whatever a hook, the data set or the agent raises, after it was written down in `root_dir`.
+          ValueError: if the data set ends.
+          Exception: whatever a hook, the data set or the agent raises, after it was written to `exception.txt` in
+            `root_dir`.
         """
         require_count("num_iterations", num_iterations)
         self.stop_reason = ""
+        (self.root_dir / _EXCEPTION).unlink(missing_ok=True)
         try:
-            with self._stopped_by_signals():
+            with stopped_by_signals(self.stop):
                 self.call_hook("before_run")
                 while self._done < num_iterations and not self.stop_reason:
                     self.call_hook("before_iter")
+                    if self.stop_reason:
+                        break
                     began = time.perf_counter()
                     result = self._loop(self._done, self._until(num_iterations) - self._done)
                     self._take(result, time.perf_counter() - began)
+                self.flush_priorities()
                 self.call_hook("after_run")
         except Exception:
             self._write_down(traceback.format_exc())
             raise
+
+    def flush_priorities(self) -> None:
+        """Waits until all priorities are on the server."""
+        if self._priorities is not None:
+            self._priorities.flush()
 
     def stop(self, reason: str) -> None:
         """Ends the run after the hooks of this iteration."""
@@ -236,8 +269,17 @@ class Learner:
 
     def _until(self, num_iterations: int) -> int:
         """Returns how many iterations are done when a hook is due, or the run or the call ends."""
-        due = [hook.next_due(self._done) for hook in self._hooks if hook.position.endswith("_iter")]
-        return min([num_iterations, self._done + self._steps_per_call, *due])
+        until = min(num_iterations, self._done + self._steps_per_call)
+        for hook in self._hooks:
+            if hook.position.endswith("_iter"):
+                due = hook.next_due(self._done)
+                if due <= self._done:
+                    raise ValueError(
+                        f"hook {hook.name!r} is due at iteration {due} next, expected one after {self._done}; mend its "
+                        "next_due"
+                    )
+                until = min(until, due)
+        return until
 
     def _take(self, result: CallResult, secs: float) -> None:
         """Notes what iterations gave, and calls the hooks after them."""
@@ -245,16 +287,19 @@ class Learner:
         self._in_iteration = True
         try:
             if not result.is_finite:
-                raise TrainingDiverged(self._why_diverged(result))
+                at, keys, kind = self._done - 1, result.last_keys, "keys"
+                if isinstance(self._feed, ResidentItems) and secs:
+                    keys, kind = self._feed.drawn(tf.constant(at, tf.int64)).numpy(), "items"
+                raise TrainingDiverged(self._why_diverged(at, result.last["loss"], keys, kind))
             self.learn_info = result.last
             is_prioritized = result.td_errors is not None and hasattr(result.info, "key")
             self.priority_info = {"info": result.info, "td_error": result.td_errors} if is_prioritized else {}
             self._note(result.metrics, result.num_iterations)
             if secs:
                 self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
-            if self._priorities is not None:
-                self._priorities(self)
             self.call_hook("after_iter")
+            if self._is_new_best and self.rank == 0:
+                self.save_checkpoint()
         finally:
             self._in_iteration = False
 
@@ -265,27 +310,13 @@ class Learner:
             self._log_counts[key] = before + count
         self.latest.update(metrics)
 
-    def _why_diverged(self, result: CallResult) -> str:
-        keys = ""
-        if hasattr(result.info, "key"):
-            batch = result.info.key[-(len(result.info.key) // result.num_iterations) :]
-            keys = f"; its batch has the keys {', '.join(map(str, batch[:8]))}{', ...' if len(batch) > 8 else ''}"
-        what = (
-            f"the loss is {result.last['loss']}" if not np.isfinite(result.last["loss"]) else "a weight is not finite"
-        )
+    def _why_diverged(self, iteration: int, loss: float, keys: np.ndarray, kind: str) -> str:
+        batch = f"; its batch has the {kind} {', '.join(map(str, keys.tolist()))}" if len(keys) else ""
+        what = "a weight is not finite" if np.isfinite(loss) else f"the loss is {loss}"
         return (
-            f"training diverged at iteration {self._done - 1}: {what}{keys}; look at the data there, take a smaller "
+            f"training diverged at iteration {iteration}: {what}{batch}; look at the data there, take a smaller "
             "learning rate, and continue from the last checkpoint"
         )
-
-    def reduced(self, values: dict[str, float]) -> dict[str, float]:
-        """Returns the means of numbers over all replicas; without a strategy the numbers themselves."""
-        if self._strategy is None or self._strategy.num_replicas_in_sync == 1:
-            return values
-        reduce = tf.distribute.ReduceOp.MEAN
-        return {
-            key: float(self._strategy.reduce(reduce, tf.constant(value), axis=None)) for key, value in values.items()
-        }
 
     def show_log(self) -> None:
         """Gives the log buffer and the rates to the log, and empties the buffer."""
@@ -298,7 +329,10 @@ class Learner:
         self.log_buffer, self._log_counts = {}, {}
 
     def record_evaluation(self, evaluation: Any) -> None:
-        """Notes an evaluation: an `Evaluation`, or a mean return. The next checkpoint knows whether it is the best."""
+        """Notes an evaluation: an `Evaluation`, or a mean return.
+
+        If it is the best so far, a checkpoint is written when the hooks of this iteration are through.
+        """
         mean = float(getattr(evaluation, "mean", evaluation))
         numbers = {"evaluation/mean_return": mean}
         for key in ("std", "score"):
@@ -309,10 +343,9 @@ class Learner:
         if hasattr(evaluation, "returns"):
             self.run.log_evaluation(self._done, evaluation)
         self._on_log(self._done, numbers)
+        self.evaluated_at = self._done
         if mean > self.best_return:
             self.best_return, self._is_new_best, self._saved_at = mean, True, None
-            if self.rank == 0:
-                self.save_checkpoint()
 
     def save_checkpoint(self) -> Checkpoint | None:
         """Writes a checkpoint, unless that of this iteration is there; see `Checkpoints.save`."""
@@ -320,8 +353,9 @@ class Learner:
             return None
         manifest = {
             "identity": self._identity,
-            "hooks": {f"{at} {hook.name}": hook.state_dict() for at, hook in enumerate(self._hooks)},
+            "hooks": {name: hook.state_dict() for name, hook in self._named_hooks().items()},
             "best_return": None if np.isinf(self.best_return) else self.best_return,
+            "evaluated_at": self.evaluated_at,
             "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
             "replay_checkpoint": self.replay_checkpoint,
         }
@@ -343,20 +377,33 @@ class Learner:
         if found is None:
             return False
         self._require_same_run(found, override=override)
+        if self._position is not None:
+            self._position.assign(found.step)
+        self._loop.prepare()  # optimisers of Keras make their variables when they are traced
         self._checkpoints.restore(found)
         manifest = found.manifest
-        self._done = self._saved_at = found.step
+        is_own = found.path.resolve().parent == (self.root_dir / "checkpoints").resolve()
+        self._done, self._saved_at = found.step, found.step if is_own else None
         self.run.cut_after(found.step)
         states = manifest.get("hooks", {})
-        for at, hook in enumerate(self._hooks):
-            if states.get(f"{at} {hook.name}"):
-                hook.load_state_dict(states[f"{at} {hook.name}"])
-        best = manifest.get("best_return")
+        for name, hook in self._named_hooks().items():
+            if states.get(name):
+                hook.load_state_dict(states[name])
+        best = manifest.get("best_return") if is_own else None
         self.best_return = -np.inf if best is None else best
+        self.evaluated_at = manifest.get("evaluated_at")
         self.latest = dict(manifest.get("latest", {}))
         self.replay_checkpoint = manifest.get("replay_checkpoint", "")
         self.load_path = str(found.path)
         return True
+
+    def _named_hooks(self) -> dict[str, LearnerHook]:
+        """Returns the hooks by the names that their states have in a checkpoint: those of one name are numbered."""
+        named: dict[str, LearnerHook] = {}
+        for hook in self._hooks:
+            alike = sum(other.name == hook.name for other in named.values())
+            named[f"{hook.name} {alike + 1}"] = hook
+        return named
 
     def export_policy(self, path: str | Path) -> Path:
         """Writes the greedy policy as a SavedModel that loads without this package; what is there is replaced.
@@ -379,13 +426,8 @@ class Learner:
         best = self._checkpoints.best()
         if best is None:
             return None
-        now = [variable.numpy() for variable in self.agent.variables]
-        self._checkpoints.restore(best)
-        try:
+        with self._checkpoints.restored(best):
             return self.export_policy(path)
-        finally:
-            for variable, value in zip(self.agent.variables, now, strict=True):
-                variable.assign(value)
 
     def _require_same_run(self, found: Checkpoint, *, override: bool) -> None:
         saved = found.manifest.get("identity", {})
@@ -399,45 +441,14 @@ class Learner:
 
     def _write_down(self, text: str) -> None:
         """Keeps what went wrong beside the checkpoints."""
-        (self.root_dir / "exception.txt").write_text(f"after iteration {self._done - 1}\n{text}", encoding="utf-8")
-
-    @contextmanager
-    def _stopped_by_signals(self) -> Iterator[None]:
-        """Lets the first SIGTERM or SIGINT stop the loop, and the second one end the process as it did before."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-        def put_back() -> None:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-        def on_signal(number: int, _: Any) -> None:
-            self.stop(signal.Signals(number).name)
-            for each in before:
-                signal.signal(each, signal.SIG_DFL)
-
-        for number in before:
-            signal.signal(number, on_signal)
-        try:
-            yield
-        finally:
-            put_back()
+        with suppress(OSError):  # such as a full disk, which is what went wrong then
+            (self.root_dir / _EXCEPTION).write_text(f"{self._done} iterations were done\n{text}", encoding="utf-8")
 
 
-def _feed_of(dataset: tf.data.Dataset | ResidentItems) -> Feed:
+def _feed_of(dataset: Any) -> Feed:
     if isinstance(dataset, ResidentItems):
         return dataset
     return DatasetFeed(dataset)
-
-
-def _parted(batch: Any) -> tuple[Any, Any]:
-    if hasattr(batch, "info") and hasattr(batch, "data"):
-        return batch.data, batch.info
-    if isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) == 2:
-        return batch
-    return batch, ()
 
 
 def _log_line(step: int, numbers: dict[str, float]) -> None:

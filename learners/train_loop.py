@@ -24,6 +24,7 @@ class CallResult:
       last: the same of the last iteration alone.
       info: `SampleInfo` of arrays `[num_iterations * B]`; () if the batches have none.
       td_errors: float32 `[num_iterations * B]`; None if the agent has none.
+      last_keys: uint64 `[B]`, of the last iteration's items; empty if its batch had none.
       data_wait_secs: seconds in which the iterations waited for batches.
     """
 
@@ -33,16 +34,23 @@ class CallResult:
     last: dict[str, float]
     info: Any
     td_errors: np.ndarray | None
+    last_keys: np.ndarray
     data_wait_secs: float
+
+
+def is_of_numbers(error: tf.errors.InvalidArgumentError) -> bool:
+    """Returns whether an error of TensorFlow is that of a check for NaN and Inf, which some agents of TF-Agents have."""
+    return " values" in error.message and any(f"had {kind}" in error.message for kind in ("NaN", "Inf", "-Inf"))
 
 
 def metrics_of(loss: tf_agent.LossInfo) -> dict[str, tf.Tensor]:
     """Returns the scalars of an agent's loss info by name: `loss`, and those in its `extra`."""
-    metrics = {"loss": tf.cast(tf.reduce_mean(loss.loss), tf.float32)}
-    for name, value in _extra(loss).items():
-        if isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating:
-            metrics[name] = tf.cast(value, tf.float32)
-    return metrics
+    metrics = {
+        name: tf.cast(value, tf.float32)
+        for name, value in _extra(loss).items()
+        if isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
+    }
+    return {**metrics, "loss": tf.cast(tf.reduce_mean(loss.loss), tf.float32)}
 
 
 def td_errors_of(loss: tf_agent.LossInfo) -> tf.Tensor | None:
@@ -64,32 +72,42 @@ def _extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
 class TrainLoop:
     """Runs iterations of an agent in a graph, as many in a call as it is asked for, without tracing again."""
 
-    def __init__(
-        self,
-        agent: tf_agent.TFAgent,
-        feed: Feed,
-        *,
-        jit_compile: bool = False,
-        strategy: tf.distribute.Strategy | None = None,
-    ):
+    def __init__(self, agent: tf_agent.TFAgent, feed: Feed, *, jit_compile: bool = False):
         """Nothing is traced yet.
 
         Args:
           agent: to be trained.
           feed: of its batches.
           jit_compile: whether XLA compiles an iteration.
-          strategy: of distribution, or None.
         """
-        self._agent, self._feed, self._strategy = agent, feed, strategy
+        self._agent, self._feed = agent, feed
+        with tf.device("CPU"):  # where an iteration is that raises
+            self._at = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
         self._train = tf.function(agent.train, jit_compile=True) if jit_compile else agent.train
         self._run = tf.function(self._iterations, autograph=False)
 
     def __call__(self, first_iteration: int, num_iterations: int) -> CallResult:
-        """Does iterations, up to the first that leaves a loss or a weight that is not finite."""
-        _ = self._outputs  # traced before the loop that needs them
-        done, is_finite, sums, last, infos, errors, waited = self._run(
-            tf.constant(first_iteration, tf.int64), tf.constant(num_iterations, tf.int64)
-        )
+        """Does iterations, up to the first that leaves a loss or a weight that is not finite.
+
+        Raises:
+          ValueError: if the data set ends.
+        """
+        self.prepare()
+        try:
+            done, is_finite, sums, last, infos, errors, waited = self._run(
+                tf.constant(first_iteration, tf.int64), tf.constant(num_iterations, tf.int64)
+            )
+        except tf.errors.OutOfRangeError as error:
+            raise ValueError(
+                f"the data set ended after iteration {first_iteration}, before iteration "
+                f"{first_iteration + num_iterations}; give an endless one, such as dataset.repeat()"
+            ) from error
+        except tf.errors.InvalidArgumentError as error:
+            if not is_of_numbers(error):
+                raise
+            num, nan = int(self._at) - first_iteration + 1, {"loss": float("nan")}
+            return CallResult(num, False, nan, nan, (), None, self._keys.numpy(), 0.0)
         num = int(done)
         return CallResult(
             num,
@@ -98,8 +116,18 @@ class TrainLoop:
             {name: float(value) for name, value in last.items()},
             tf.nest.map_structure(lambda column: column.numpy(), infos),
             None if isinstance(errors, tuple) else errors.numpy(),
+            self._keys.numpy(),
             float(waited),
         )
+
+    @property
+    def num_traces(self) -> int:
+        """How often the loop was traced."""
+        return int(self._run.experimental_get_tracing_count())
+
+    def prepare(self) -> None:
+        """Traces an iteration, if that was not done yet: the loop has to know what it gives. Nothing is trained."""
+        _ = self._outputs
 
     def _iterations(self, first: tf.Tensor, num: tf.Tensor) -> Any:
         """Traced: the loop. Its state are the scalars; keys and TD errors of all iterations are stacked."""
@@ -117,6 +145,11 @@ class TrainLoop:
             done: tf.Tensor, _: tf.Tensor, sums: Any, last: Any, stacks: Any, waited: tf.Tensor
         ) -> tuple[Any, ...]:
             secs, (experience, info) = self._timed_next(first + done)
+            noted = [self._at.assign(first + done)]
+            if self._feed.has_info:
+                noted.append(self._keys.assign(tf.reshape(tf.cast(info.key, tf.uint64), [-1])))
+            with tf.control_dependencies(noted):
+                experience = tf.nest.map_structure(tf.identity, experience)
             loss = self._train(experience, weights=getattr(info, "weight", None))
             found = metrics_of(loss)
             errors = td_errors_of(loss)
@@ -125,7 +158,7 @@ class TrainLoop:
             stacks = [stack.write(place, row) for stack, row in zip(stacks, rows, strict=True)]
             sums = {name: sums[name] + value for name, value in found.items()}
             with tf.control_dependencies([loss.loss]):
-                finite = self._is_finite(found["loss"])
+                finite = self.is_finite(found["loss"])
             return done + 1, finite, sums, found, stacks, waited + secs
 
         state = (tf.constant(0, tf.int64), tf.constant(True), zeros, zeros, stacks, tf.zeros([], tf.float64))
@@ -155,7 +188,7 @@ class TrainLoop:
             after = tf.timestamp()
         return after - before, batch
 
-    def _is_finite(self, loss: tf.Tensor) -> tf.Tensor:
+    def is_finite(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns whether the loss and all weights are finite; a gradient that is not spoils a weight at once."""
         sums = [tf.reduce_sum(tf.cast(weight, tf.float32)) for weight in self._agent.trainable_variables]
-        return tf.reduce_all(tf.math.is_finite(tf.stack([loss, *sums])))
+        return tf.reduce_all(tf.math.is_finite(tf.stack([tf.cast(tf.reduce_mean(loss), tf.float32), *sums])))

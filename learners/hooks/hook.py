@@ -71,7 +71,9 @@ class LearnerHook(Hook):
         return (done // self.every + 1) * self.every
 
     def is_due(self, done: int) -> bool:
-        """Returns whether it is called where so many iterations are done."""
+        """Returns whether it is called where so many iterations are done; around a run it always is."""
+        if self.position.endswith("_run"):
+            return True
         if done == 0:
             return self.position == "before_iter"
         return self.next_due(done - 1) == done
