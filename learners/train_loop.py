@@ -25,7 +25,8 @@ class CallResult:
       info: `SampleInfo` of arrays `[num_iterations * B]`; () if the batches have none.
       td_errors: float32 `[num_iterations * B]`; None if the agent has none.
       last_keys: uint64 `[B]`, of the last iteration's items; empty if its batch had none.
-      data_wait_secs: seconds in which the iterations waited for batches.
+      data_wait_secs: seconds in which the iterations waited for batches; 0 where TensorFlow is deterministic, which has
+        no clock.
     """
 
     num_iterations: int
@@ -62,6 +63,14 @@ def td_errors_of(loss: tf_agent.LossInfo) -> tf.Tensor | None:
     return tf.reduce_mean(tf.reshape(errors, [tf.shape(errors)[0], -1]), 1)
 
 
+def _has_clock() -> bool:
+    try:
+        tf.timestamp()
+    except tf.errors.FailedPreconditionError:  # tf.config.experimental.enable_op_determinism forbids it
+        return False
+    return True
+
+
 def _extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
     extra = loss.extra
     if hasattr(extra, "_asdict"):
@@ -81,6 +90,7 @@ class TrainLoop:
           jit_compile: whether XLA compiles an iteration.
         """
         self._agent, self._feed = agent, feed
+        self._is_timed = _has_clock()
         with tf.device("CPU"):  # where an iteration is that raises
             self._at = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
@@ -180,7 +190,9 @@ class TrainLoop:
         return tf.function(once, autograph=False).get_concrete_function().structured_outputs
 
     def _timed_next(self, iteration: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns the seconds that the next batch took, and the batch."""
+        """Returns the seconds that the next batch took, 0 where time cannot be taken, and the batch."""
+        if not self._is_timed:
+            return tf.zeros([], tf.float64), self._feed.next(iteration)
         before = tf.timestamp()
         with tf.control_dependencies([before]):
             batch = self._feed.next(iteration)

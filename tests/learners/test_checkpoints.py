@@ -1,0 +1,286 @@
+"""Checkpoints: whole or not there, believed only with their checksums, the last ones and the best kept."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from rlds2reverb.learners import Checkpoints, Learner
+from rlds2reverb.learners.hooks import EarlyStopHook, LoadCkptHook, LogShowHook, SaveCkptHook
+from small_agents import MeanAgent, batches
+
+from rlds2reverb.errors import CheckpointError
+
+
+@pytest.fixture
+def value():
+    return tf.Variable([1.0, 2.0], name="value")
+
+
+def steps_in(root):
+    return [int(path.name) for path in sorted(root.iterdir())]
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+# --- The files
+
+
+def test_what_was_saved_comes_back(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value})
+    assert store.opened() is None and store.best() is None
+    saved = store.save(3, {"note": "x"})
+    value.assign([5.0, 6.0])
+    found = store.opened()
+    assert found.step == saved.step == 3 and found.path == tmp_path / "0000000003" and found.manifest["note"] == "x"
+    store.restore(found)
+    assert value.numpy().tolist() == [1.0, 2.0]
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value}, keep=2)
+    for step in (1, 2, 3, 4, 5):
+        store.save(step, {}, is_best=step == 2)
+    assert steps_in(tmp_path) == [2, 4, 5] and store.best().step == 2
+    store.save(6, {}, is_best=True)
+    assert steps_in(tmp_path) == [5, 6] and store.best().step == 6
+    with pytest.raises(ValueError, match="keep is 0"):
+        Checkpoints(tmp_path, {}, keep=0)
+
+
+@pytest.mark.parametrize("name", ["state.index", "state.data-00000-of-00001", "manifest.json"])
+def test_a_damaged_one_is_passed_over_by_name(tmp_path, value, caplog, name):
+    store = Checkpoints(tmp_path, {"value": value}, keep=2)
+    store.save(1, {})
+    store.save(2, {})
+    damage(tmp_path / "0000000002" / name)
+    with caplog.at_level(logging.WARNING):
+        assert store.opened().step == 1
+    assert str(tmp_path / "0000000002") in caplog.text and "the one before it is taken" in caplog.text
+    with pytest.raises(CheckpointError, match="0000000002 is damaged"):
+        store.opened(tmp_path / "0000000002")
+    damage(tmp_path / "0000000001" / "state.index")
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints in .* is good; delete them"):
+        store.opened()
+    with pytest.raises(CheckpointError, match="there is no checkpoint at .*: manifest.json is missing"):
+        store.opened(tmp_path / "nowhere")
+
+
+def test_after_falling_back_the_next_one_replaces_the_damaged(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value}, keep=1)
+    store.save(1, {}, is_best=True)
+    store.save(3, {}, is_best=False)
+    damage(tmp_path / "0000000003" / "state.index")
+    store.restore(store.opened())
+    store.save(2, {})
+    assert steps_in(tmp_path) == [1, 2] and store.opened().step == 2 and store.best().step == 1
+
+
+def test_a_missing_file_and_a_lost_best_are_named(tmp_path, value, caplog):
+    store = Checkpoints(tmp_path, {"value": value})
+    store.save(1, {}, is_best=True)
+    store.save(2, {})
+    (tmp_path / "0000000001" / "state.index").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert store.best() is None
+    assert "the best one is lost" in caplog.text and "state.index is missing" in caplog.text
+
+
+def test_what_was_half_written_is_ignored_and_removed(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value})
+    store.save(1, {})
+    (tmp_path / "0000000002.partial").mkdir()
+    (tmp_path / "0000000002.partial" / "state.index").write_bytes(b"half")
+    assert store.opened().step == 1
+    assert Checkpoints(tmp_path, {"value": value}).opened().step == 1 and steps_in(tmp_path) == [1]
+
+
+def test_one_that_was_being_replaced_is_not_lost(tmp_path, value):
+    Checkpoints(tmp_path, {"value": value}).save(1, {})
+    (tmp_path / "0000000001").rename(tmp_path / "0000000001.replaced")  # killed there
+    store = Checkpoints(tmp_path, {"value": value})
+    assert store.opened().step == 1
+    value.assign([7.0, 8.0])
+    store.save(1, {})
+    assert steps_in(tmp_path) == [1]
+    store.restore(store.opened())
+    assert value.numpy().tolist() == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_never_written(tmp_path, value, bad):
+    store = Checkpoints(tmp_path, {"parts": tf.train.Checkpoint(inner=[value])})
+    value.assign([1.0, bad])
+    with pytest.raises(CheckpointError, match="no checkpoint at iteration 4: value:0 is not finite"):
+        store.save(4, {})
+    assert steps_in(tmp_path) == []
+
+
+def test_values_of_another_checkpoint_for_a_while(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value})
+    first = store.save(1, {})
+    value.assign([3.0, 4.0])
+    with pytest.raises(RuntimeError), store.restored(first):
+        assert value.numpy().tolist() == [1.0, 2.0]
+        raise RuntimeError
+    assert value.numpy().tolist() == [3.0, 4.0] and steps_in(tmp_path) == [1]
+
+
+# --- Of a learner
+
+
+def learner_of(folder, *, agent=None, **arguments):
+    return Learner(folder, agent or MeanAgent(), batches(), **arguments)
+
+
+def test_hooks_logs_and_numbers_go_on_where_they_were(tmp_path):
+    def hooks():
+        return [
+            EarlyStopHook("loss", every=1, patience=4, is_higher_better=False),
+            SaveCkptHook(every=2),
+            LogShowHook(every=1),
+        ]
+
+    undisturbed = hooks()
+    with learner_of(tmp_path / "one", hooks=undisturbed) as learner:
+        learner.start(100)
+        assert learner.stop_reason == "loss has not got better in 4 looks"
+        last, rows = learner.last_iter, (tmp_path / "one" / "progress.csv").read_text().splitlines()
+    with learner_of(tmp_path / "two", hooks=hooks()) as learner:
+        learner.start(3)
+    other, restored, data = EarlyStopHook("q", every=1, priority=1, name="another"), hooks(), iter(batches().skip(2))
+    with Learner(tmp_path / "two", MeanAgent(), data, hooks=[other, *restored, LoadCkptHook()]) as learner:
+        learner.start(2)
+        assert learner.last_iter == 2 and learner.load_path.endswith("0000000002") and learner.latest["loss"] > 0
+        learner.start(100)
+        assert learner.last_iter == last and restored[0].state_dict() == undisturbed[0].state_dict()
+    again = (tmp_path / "two" / "progress.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in again] == [row.split(",")[0] for row in rows]
+
+
+def test_a_checkpoint_of_another_run_is_refused_unless_it_is_overridden(tmp_path):
+    with learner_of(tmp_path, identity={"data": "abc"}, hooks=[SaveCkptHook(position="after_run")]) as learner:
+        learner.start(2)
+    with learner_of(tmp_path, identity={"data": "xyz"}) as learner:
+        with pytest.raises(CheckpointError, match="is of another run: data was abc, is xyz; give another root_dir"):
+            learner.load_checkpoint()
+        assert learner.last_iter == 0
+        assert learner.load_checkpoint(override=True) and learner.last_iter == 2
+
+    class OtherAgent(MeanAgent):
+        def __init__(self):
+            self.more = tf.Variable(0.0)
+            super().__init__()
+
+    with learner_of(tmp_path, agent=OtherAgent(), identity={"data": "abc"}) as learner:
+        with pytest.raises(CheckpointError, match="agent was MeanAgent, is OtherAgent"):
+            learner.load_checkpoint()
+        with pytest.raises(CheckpointError, match="is of another agent"):
+            learner.load_checkpoint(override=True)
+
+
+def test_a_path_of_ones_own_is_loaded_without_its_best_return(tmp_path):
+    with learner_of(tmp_path / "one") as learner:
+        learner.start(2)
+        learner.record_evaluation(5.0)
+        path = learner.save_checkpoint().path
+        assert learner.save_checkpoint() is None  # it is there
+    with learner_of(
+        tmp_path / "two", hooks=[LoadCkptHook(load_path=str(path)), SaveCkptHook(position="after_run")]
+    ) as learner:
+        learner.start(2)
+        assert learner.best_return == -np.inf and steps_in(tmp_path / "two" / "checkpoints") == [2]
+        with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+            learner.load_checkpoint(tmp_path / "nowhere")
+
+
+def test_the_position_of_the_data_is_given_back(tmp_path):
+    position = tf.Variable(0, dtype=tf.int64)
+    with learner_of(tmp_path, position=position, hooks=[SaveCkptHook(position="after_run")]) as learner:
+        assert not learner.load_checkpoint()
+        learner.start(3)
+    with learner_of(tmp_path, position=position) as learner:
+        assert learner.load_checkpoint() and int(position) == 3
+
+
+# --- kill -9
+
+TRAINS = textwrap.dedent(
+    """
+    import sys
+    import numpy as np
+    import tensorflow as tf
+    tf.config.experimental.enable_op_determinism()
+    from rlds2reverb.adders import NStep
+    from rlds2reverb.learners import Learner, ResidentItems, gathered_items
+    from rlds2reverb.learners.agents import make_agent
+    from rlds2reverb.learners.hooks import LearnerHook, SaveCkptHook
+    from small_agents import ACTION_SPEC, TIME_STEP_SPEC, items
+    from rlds2reverb.items import Items
+
+    folder, killed = sys.argv[1], sys.argv[2] == "killed"
+    tf.random.set_seed(0)
+    random = np.random.default_rng(0)
+    columns = {
+        "observation": random.normal(size=(64, 2)), "action": random.uniform(-1, 1, (64, 1)),
+        "reward": random.normal(size=64), "discount": np.ones(64), "next_observation": random.normal(size=(64, 2)),
+    }
+    columns = {name: column.astype(np.float32) for name, column in columns.items()}
+    resident = ResidentItems(
+        Items(columns, np.arange(64), np.ones(64, np.int64), True), 8, as_experience=NStep(1, 0.99).as_transition
+    )
+    agent = make_agent("td3_bc", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8, 8), seed=1)
+
+    class Say(LearnerHook):
+        def __call__(self, learner):
+            print(learner.last_iter, flush=True)
+
+    hooks = [SaveCkptHook(every=3), Say("say", position="after_iter", every=1)]
+    with Learner(folder, agent, resident, hooks=hooks, steps_per_call=5) as learner:
+        learner.load_checkpoint()
+        print("from", learner.last_iter, flush=True)
+        learner.start(60)
+    np.savez(folder + ".npz", *[variable.numpy() for variable in agent.variables])
+    """
+)
+
+
+def process(folder, how):
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__)), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, "-c", TRAINS, str(folder), how], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_twice_ends_with_the_weights_of_one_that_is_not(tmp_path):
+    undisturbed = process(tmp_path / "one", "undisturbed")
+    undisturbed.communicate(timeout=280)
+    random, begins = np.random.default_rng(), []
+    for kill_after in (*random.integers(4, 20, 2), 1000):  # lines, each at any moment of an iteration or a checkpoint
+        run = process(tmp_path / "two", "killed")
+        for number, line in enumerate(run.stdout):
+            begins += [int(line.split()[1])] if line.startswith("from") else []
+            if number == kill_after:
+                run.send_signal(signal.SIGKILL)
+        run.stdout.close()
+        run.wait(timeout=280)
+    assert run.returncode == 0 and 0 == begins[0] < begins[1] < begins[2] and begins[2] % 3 == 0
+    one, two = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
+    assert len(one.files) > 10
+    for name in one.files:
+        np.testing.assert_array_equal(one[name], two[name])
+    assert (
+        json.loads((tmp_path / "two" / "checkpoints" / "0000000060" / "manifest.json").read_text())["content"]["step"]
+        == 60
+    )
