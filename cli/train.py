@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import shutil
 import sys
-import time
+from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from .options import (
     names_of,
     open_source,
     reading_options,
+    require_unused,
     transform_options,
     transformed,
 )
@@ -37,11 +40,19 @@ _HEADINGS = {
 }
 #: Agents whose published results have normalised observations (TD3+BC: Fujimoto & Gu 2021, section 5).
 _NORMALISE = ("td3_bc",)
+#: What --algo takes, known before TensorFlow is loaded.
+ALGORITHMS = ("awac", "bc", "cql", "discrete_bc", "discrete_cql", "double_dqn", "dqn", "iql", "rebrac", "td3", "td3_bc")
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
 @click.option("--algo", required=True, metavar="NAME", help="bc, td3_bc, iql, cql, awac, rebrac, dqn, ...")
-@click.option("--data", "source", required=True, metavar="SRC", help="A data set; see rlds2reverb --help.")
+@click.option(
+    "--data",
+    "source",
+    required=True,
+    metavar="SRC",
+    help="A data set (see rlds2reverb --help), a directory that convert --out wrote, or HOST:PORT of a server.",
+)
 @click.option(
     "--root_dir",
     "--root-dir",
@@ -129,8 +140,48 @@ def train(as_json: bool, **options: Any) -> int:
     serves. SIGTERM or Ctrl-C saves and stops (exit code 75); the same command goes on.
     """  # noqa: D301
     settings = _parsed_settings(options["overrides"])
+    if options["algo"] not in ALGORITHMS:
+        raise click.UsageError(f"there is no algorithm {options['algo']!r}{_nearest(options['algo'], ALGORITHMS)}")
+    if options["deterministic"] and (options["sampler"] == "prioritized" or _is_served(options["source"])):
+        raise click.UsageError("--deterministic is for uniform batches of a data set: a server samples as it goes")
+    if not _is_served(options["source"]):
+        _require_there(options["source"], options["download"])
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.learners", "rlds2reverb.adders")
+    _require_settings(options["algo"], settings)
     return _Training(options, settings, as_json=as_json).run()
+
+
+def _require_there(source: str, is_downloaded: bool) -> None:
+    """Refuses a path that is not there with the nearest name in its folder, before TensorFlow is loaded."""
+    path = Path(source)
+    if path.exists() or is_downloaded or path.suffix not in (".hdf5", ".h5"):
+        return
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise click.UsageError(f"there is no file {source}{_nearest(path.name, names, 'look at the path')}")
+
+
+def _require_settings(algo: str, settings: dict[str, Any]) -> None:
+    from rlds2reverb.learners.agents import hyperparameters
+
+    known = hyperparameters(algo) if _is_known(algo) else {}
+    for name in settings:
+        if known and name not in known:
+            raise click.UsageError(f"{algo} has no hyperparameter {name!r}{_nearest(name, known)}")
+
+
+def _nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; {otherwise or 'expected one of ' + ', '.join(known)}"
+
+
+def _is_served(source: str) -> bool:
+    """Returns whether data are in tables: an address host:port, or a directory that `convert --out` wrote."""
+    path = Path(source)
+    if path.is_dir():
+        return (path / "rlds2reverb.json").is_file()
+    host, _, port = source.rpartition(":")
+    return bool(host) and port.isdigit() and not path.exists()
 
 
 def _parsed_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -147,6 +198,29 @@ def _parsed_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """What is trained from: a data set, or a table of a server.
+
+    Attributes:
+      specs: of time steps and actions.
+      moments: the agent's statistics of observations, by argument.
+      fingerprint: of the data; path or address of a table.
+      behaviour_return: the mean return in the data, if it is known.
+      source: the episodes; None for a table.
+      server: that has the table, or None.
+      table: its name.
+    """
+
+    specs: tuple[Any, Any]
+    moments: dict[str, Any]
+    fingerprint: str
+    behaviour_return: float | None
+    source: Any
+    server: Any = None
+    table: str = ""
+
+
 class _Training:
     """One run of the command."""
 
@@ -158,8 +232,7 @@ class _Training:
         from rlds2reverb.adders import NStep
         from rlds2reverb.learners import Learner
         from rlds2reverb.learners.agents import make_agent
-
-        from rlds2reverb.sources.transforms import CastFloats, apply_transforms
+        from rlds2reverb.learners.hooks import ReplayCheckpointHook
 
         from . import training
         from .main import MAY_BE_RETRIED, OK
@@ -168,62 +241,124 @@ class _Training:
         if options["deterministic"]:
             tf.config.experimental.enable_op_determinism()
         tf.random.set_seed(options["seed"])
-        raw, _ = apply_transforms(open_source(options), [CastFloats()])
-        with status("reading the data"):
-            own_returns = training.behaviour_of(raw).mean_return
-            normalise = options["normalize_observations"] or options["algo"] in _NORMALISE
-            source, _ = transformed(raw, {**options, "normalize_observations": False, "cast_floats": False})
-            behaviour = training.behaviour_of(source)
-            if options["top_percent"] is not None:
-                source = training.best_episodes(source, options["top_percent"], behaviour.returns)
-        evaluator = self._evaluator()
-        specs = training.specs_of(source, behaviour, evaluator.action_space if evaluator else None)
-        if training.num_outside(behaviour, specs[1]):
-            output.warn("the data have actions outside of the bounds; --clip-actions clips them")
         self._read_configs()
-        moments = {"observation_mean": behaviour.mean, "observation_std": behaviour.std} if normalise else {}
-        settings = {**moments, "seed": options["seed"], **self._of_run(), **self.settings}
-        agent = make_agent(options["algo"], *specs, **settings)
-        batch_size = options["batch_size"] or getattr(agent, "batch_size", 256)
-        adder = NStep(options["n_step"], options["gamma"])
         with ExitStack() as resources:
-            writer = None
-            if options["sampler"] == "prioritized":
-                dataset, writer, _ = training.table_of(
-                    source, adder, batch_size, prioritized=True, num_iterations=options["steps"], resources=resources
+            evaluator = self._evaluator()
+            adder = NStep(options["n_step"], options["gamma"])
+            is_served = _is_served(options["source"])
+            prepared = self._of_table(evaluator, resources) if is_served else self._of_data_set(evaluator)
+            if evaluator is not None:
+                training.require_observations(prepared.specs[0], evaluator)
+            settings = {**prepared.moments, "seed": options["seed"], **self._discount(), **self.settings}
+            try:
+                agent = make_agent(options["algo"], *prepared.specs, **settings)
+            except TypeError as error:
+                raise click.UsageError(str(error)) from error
+            batch_size = options["batch_size"] or getattr(agent, "batch_size", 256)
+            writer, position, hooks = None, tf.Variable(0, dtype=tf.int64), self._hooks(evaluator)
+            is_prioritized = options["sampler"] == "prioritized"
+            if is_served or is_prioritized:
+                server, table = prepared.server, prepared.table
+                if server is None:
+                    name = f"{prepared.fingerprint[:16]}-{adder.n}-{adder.gamma}"
+                    root = options["root_dir"] / "replay" / name
+                    server, table = resources.enter_context(training.table_of(prepared.source, adder, checkpoint_root=root)), "replay"  # fmt: skip
+                    hooks += [ReplayCheckpointHook(server, every=options["checkpoint_every"])]
+                    hooks += [ReplayCheckpointHook(server, position="after_run")]
+                dataset: Any
+                dataset, writer = training.batches_of(
+                    server,
+                    table,
+                    batch_size,
+                    adder=adder,
+                    prioritized=is_prioritized,
+                    num_iterations=options["steps"],
+                    position=position,
+                    resources=resources,
                 )
             else:
-                dataset = training.resident_items(source, adder, batch_size, seed=options["seed"])
+                dataset = training.resident_items(prepared.source, adder, batch_size, seed=options["seed"])
             learner = resources.enter_context(
                 Learner(
                     options["root_dir"],
                     agent,
                     dataset,
                     priorities=writer,
-                    hooks=self._hooks(evaluator),
+                    hooks=hooks,
                     jit_compile=options["jit_compile"],
-                    identity=self._identity(behaviour.fingerprint),
+                    identity=self._identity(prepared.fingerprint),
+                    position=position,
                     keep_checkpoints=options["keep"],
                     on_log=_Lines(options["steps"], quiet=self.as_json),
                 )
             )
+            has_run = learner.load_checkpoint(override=options["override"])
             learner.run.write_config(
                 {key: _plain(value) for key, value in {**options, **self.settings}.items()},
                 data={
                     "source": str(options["source"]),
-                    "fingerprint": behaviour.fingerprint,
-                    "behaviour_return": own_returns,
+                    "fingerprint": prepared.fingerprint,
+                    "behaviour_return": prepared.behaviour_return,
                 },
                 environment=evaluator.name if evaluator else None,
                 reference_returns=evaluator.reference_returns if evaluator else None,
             )
-            learner.load_checkpoint(override=options["override"])
-            if learner.load_path:
+            if has_run:
                 output.say(f"continuing from iteration {learner.last_iter:,}")
             learner.start(options["steps"])
             self._export(learner)
-            self._report(learner, own_returns)
-        return MAY_BE_RETRIED if learner.stop_reason.startswith("SIG") else OK
+            self._report(learner, prepared.behaviour_return)
+        return MAY_BE_RETRIED if learner.is_stopped_by_signal else OK
+
+    def _of_data_set(self, evaluator: Evaluator | None) -> _Prepared:
+        from rlds2reverb.sources.transforms import CastFloats, apply_transforms
+
+        from . import training
+
+        options = self.options
+        raw, _ = apply_transforms(open_source(options), [CastFloats()])
+        with status("reading the data"):
+            own_returns = training.behaviour_of(raw).mean_return
+            normalise = options["normalize_observations"] or options["algo"] in _NORMALISE
+            later = ("normalize_observations", "cast_floats", "clip_actions")
+            source, _ = transformed(raw, {**options, **dict.fromkeys(later, False)})
+            behaviour = training.behaviour_of(source)
+            space = evaluator.action_space if evaluator else None
+            specs = training.specs_of(source, behaviour, space, is_clipped=options["clip_actions"])
+            num_outside, num_actions = training.count_outside(source, behaviour, specs[1])
+            if options["top_percent"] is not None:
+                source = training.best_episodes(source, options["top_percent"], behaviour.returns)
+        if num_outside:
+            what = f"{num_outside:,} of {num_actions:,} actions are outside of the bounds"
+            output.warn(
+                f"{what}; they are clipped" if options["clip_actions"] else f"{what}; --clip-actions clips them"
+            )
+        if options["clip_actions"]:
+            source = training.clipped(source, specs[1])
+        moments = {"observation_mean": behaviour.mean, "observation_std": behaviour.std} if normalise else {}
+        return _Prepared(specs, moments, behaviour.fingerprint, own_returns, source)
+
+    def _of_table(self, evaluator: Evaluator | None, resources: ExitStack) -> _Prepared:
+        from . import training
+
+        options = self.options
+        why = "is for a data set; items of a table are as they were converted"
+        require_unused({"top_percent", "n_step", *names_of(reading_options), *names_of(transform_options)}, why)
+        server: Any = options["source"]
+        if Path(server).is_dir():
+            from rlds2reverb._server.replay_server import ReplayServer
+
+            with status(f"serving {server}"):
+                server = resources.enter_context(ReplayServer(None, data=server))
+        served = training.served_items(server, evaluator.action_space if evaluator else None)
+        if options["algo"] in _NORMALISE and "observation_mean" not in self.settings:
+            output.say(
+                f"observations are not normalised: {options['source']} has no statistics; give them with --set "
+                "observation_mean=[...] and --set observation_std=[...]"
+            )
+        fingerprint = str(Path(options["source"]).resolve() if Path(options["source"]).is_dir() else options["source"])
+        specs = (served.time_step_spec, served.action_spec)
+        return _Prepared(specs, {}, fingerprint, None, None, served.server, served.table)
 
     def _of_run(self) -> dict[str, Any]:
         """Returns the hyperparameters that follow from the run: the discount, and the length of schedules."""
@@ -235,9 +370,11 @@ class _Training:
 
     def _identity(self, fingerprint: str) -> dict[str, Any]:
         names = ("algo", "n_step", "gamma", "sampler", "top_percent", "reward", "seed", "batch_size")
+        names += ("clip_actions", "normalize_observations")
         return {
             **{name: self.options[name] for name in names},
             "data": fingerprint,
+            **{f"--config {path.name}": path.read_text() for path in self.options["configs"]},
             **{f"--set {name}": repr(value) for name, value in self.settings.items()},
         }
 
@@ -273,6 +410,7 @@ class _Training:
         ]
         if evaluator is not None:
             hooks.append(EvaluateHook(evaluator.evaluate, every=options["evaluate_every"]))
+            hooks.append(EvaluateHook(evaluator.evaluate, position="after_run"))
         return hooks
 
     def _export(self, learner: Learner) -> None:
@@ -281,12 +419,14 @@ class _Training:
             if learner.export_best_policy(learner.root_dir / "best_policy") is None:
                 shutil.rmtree(learner.root_dir / "best_policy", ignore_errors=True)
 
-    def _report(self, learner: Learner, behaviour_return: float) -> None:
+    def _report(self, learner: Learner, behaviour_return: float | None) -> None:
         from rlds2reverb.learners import load_run
         from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
 
         latest = learner.latest
-        facts = [("updates", f"{learner.last_iter:,}"), ("return of the data", f"{behaviour_return:,.1f}")]
+        facts = [("updates", f"{learner.last_iter:,}")]
+        if behaviour_return is not None:
+            facts.append(("return of the data", f"{behaviour_return:,.1f}"))
         last = latest.get("evaluation/mean_return")
         if last is not None:
             facts += [("last return", f"{last:,.1f}"), ("best return", f"{learner.best_return:,.1f}")]
@@ -299,7 +439,10 @@ class _Training:
         if learner.stop_reason:
             facts.append(("stopped by", f"{learner.stop_reason}; the same command continues"))
         if self.as_json:
-            output.print_json({"iterations": learner.last_iter, "behaviour_return": behaviour_return, **latest})
+            best = learner.best_return if last is not None else None
+            summary = {"root_dir": str(learner.root_dir), "iterations": learner.last_iter}
+            returns = {"behaviour_return": behaviour_return, "best_return": best}
+            output.print_json({**summary, **returns, "stopped_by": learner.stop_reason or None, **latest})
         else:
             output.print_facts(f"{self.options['algo']} trained in {learner.root_dir}", facts)
 
@@ -322,7 +465,6 @@ class _Lines:
     def __init__(self, num_iterations: int, *, quiet: bool):
         self._total, self._quiet = num_iterations, quiet
         self._score = ""
-        self._began, self._first = time.monotonic(), 0
 
     def __call__(self, done: int, numbers: dict[str, float]) -> None:
         if self._quiet:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from tf_agents.trajectories import time_step
 
 from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, ingest, sample_dataset
 from rlds2reverb import packed_signature as signature_of_packed
-from rlds2reverb._encoding.packing import Packing
+from rlds2reverb._encoding.packing import Packing, packing_of
+from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatch
+from rlds2reverb.fields import REWARD
 from rlds2reverb.sampling import LinearSchedule
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
-from rlds2reverb.specs import Nest, to_tensor_spec
+from rlds2reverb.specs import Nest, path_name, to_tensor_spec
 from rlds2reverb.tables import Selector
 
 #: Added to standard deviations (Fujimoto & Gu 2021, section 5: "a small normalization constant" of 1e-3).
@@ -61,11 +64,13 @@ def behaviour_of(source: Source) -> Behaviour:
 
     Raises:
       SpecMismatch: if its actions are a nest, or observations are not numbers.
-      SourceError: if it has no transition.
+      SourceError: if it has no transition, or no rewards.
     """
     fingerprint, returns, actions = Fingerprint(), [], []
     sums: list[Any] = []
     count = 0
+    if REWARD not in source.step_spec:
+        raise SourceError("the data set has no rewards; there is nothing to learn from")
     for episode in source:
         fingerprint.add(episode)
         if not episode.num_transitions:
@@ -94,23 +99,30 @@ def best_episodes(source: Source, percent: float, returns: np.ndarray) -> Source
     Chen et al. (2021), "Decision Transformer", section 5.1, clone the best 10 %, 25 % and so on.
     """
     num = max(1, round(len(returns) * percent / 100))
-    least = np.sort(returns)[-num]
+    best = set(np.argsort(-returns, kind="stable")[:num].tolist())
 
     def read() -> Iterator[Any]:
-        return (one for one in source if one.num_transitions and one.total_reward >= least)
+        numbered = enumerate(one for one in source if one.num_transitions)
+        return (one for number, one in numbered if number in best)
 
     return replace(source, read=read, num_episodes=None, num_rows=None)
 
 
-def specs_of(source: Source, behaviour: Behaviour, action_space: Any = None) -> tuple[Any, Any]:
+def specs_of(
+    source: Source, behaviour: Behaviour, action_space: Any = None, *, is_clipped: bool = False
+) -> tuple[Any, Any]:
     """Returns TF-Agents' time step spec and the bounded action spec of a data set.
 
-    The bounds are those of the environment's action space. Without one they are [-1, 1] where all actions are in it,
-    else the least and the largest of the data; integers begin at 0.
+    The bounds are those of the environment's action space. Without one they are [-1, 1] where all actions are in it or
+    are to be clipped, else the least and the largest of the data; integers begin at 0.
+
+    Raises:
+      SpecMismatch: if actions of the environment are of another shape.
     """
     spec = source.step_spec
     observation = to_tensor_spec(spec["observation"])
     action = spec["action"]
+    _require_shape(action, action_space)
     if np.issubdtype(action.dtype, np.integer):
         highest = int(getattr(action_space, "n", behaviour.high.max() + 1)) - 1
         bounded = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, 0, highest, name="action")
@@ -118,18 +130,127 @@ def specs_of(source: Source, behaviour: Behaviour, action_space: Any = None) -> 
         low, high = np.full(action.shape, -1, action.dtype), np.full(action.shape, 1, action.dtype)
         if action_space is not None:
             low, high = action_space.low, action_space.high
-        elif (behaviour.low < -1).any() or (behaviour.high > 1).any():
+        elif not is_clipped and ((behaviour.low < -1).any() or (behaviour.high > 1).any()):
             low, high = behaviour.low, behaviour.high
         bounded = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
     return time_step.time_step_spec(observation), bounded
 
 
-def num_outside(behaviour: Behaviour, action_spec: Any) -> bool:
-    """Returns whether the data have actions outside of the bounds."""
-    slack = 1e-5 * (action_spec.maximum - action_spec.minimum)
-    return bool(
-        (behaviour.low < action_spec.minimum - slack).any() or (behaviour.high > action_spec.maximum + slack).any()
-    )
+def _require_shape(action: Any, action_space: Any) -> None:
+    if action_space is not None and tuple(action_space.shape) != tuple(action.shape):
+        raise SpecMismatch(
+            f"the data's actions are {tuple(action.shape)}, the environment's {tuple(action_space.shape)}; give the "
+            "environment that the data are of"
+        )
+
+
+def require_observations(time_step_spec: Any, evaluator: Any) -> None:
+    """Checks that policies for the data can act in the environment, before anything is trained.
+
+    Raises:
+      SpecMismatch: if observations of the environment have other shapes.
+    """
+    shapes = [
+        {path: tuple(leaf.shape) for path, leaf in tree.flatten_with_path(spec)}
+        for spec in (time_step_spec.observation, evaluator.observation_spec)
+    ]
+    if shapes[0] != shapes[1]:
+        have, wanted = (
+            ", ".join(f"{path_name(path, 'observation')} {shape}" for path, shape in each.items()) for each in shapes
+        )
+        raise SpecMismatch(
+            f"the data have {have}, {evaluator.name} has {wanted}; give the environment that the data are of"
+        )
+
+
+def count_outside(source: Source, behaviour: Behaviour, action_spec: Any) -> tuple[int, int]:
+    """Returns how many actions of the data are outside of the bounds, and how many there are.
+
+    Args:
+      source: read only if there are any.
+      behaviour: of the source.
+      action_spec: bounded. Actions that are outside by 1e-5 of the range do not count.
+    """
+    slack = 1e-5 * (np.float64(action_spec.maximum) - action_spec.minimum)
+    low, high = action_spec.minimum - slack, action_spec.maximum + slack
+    if (behaviour.low >= low).all() and (behaviour.high <= high).all():
+        return 0, 0
+    num = total = 0
+    for episode in source:
+        actions = episode.steps["action"][:-1].reshape(max(episode.num_transitions, 0), -1)
+        num += int(((actions < np.ravel(low)) | (actions > np.ravel(high))).any(1).sum())
+        total += len(actions)
+    return num, total
+
+
+def clipped(source: Source, action_spec: Any) -> Source:
+    """Returns the episodes with actions that are clipped to the bounds."""
+
+    def clip(episode: Any) -> Any:
+        action = episode.steps["action"]
+        within = np.clip(action, action_spec.minimum, action_spec.maximum).astype(action.dtype)
+        return replace(episode, steps={**episode.steps, "action": within})
+
+    return replace(source, read=lambda: map(clip, source))
+
+
+@dataclass(frozen=True)
+class ServedItems:
+    """The items of a table that is there already.
+
+    Attributes:
+      server: a `ReplayServer` or an address.
+      table: its name.
+      time_step_spec: TF-Agents' spec of the data.
+      action_spec: bounded by the environment's action space, else by [-1, 1].
+    """
+
+    server: Any
+    table: str
+    time_step_spec: Any
+    action_spec: Any
+
+
+def served_items(server: Any, action_space: Any = None) -> ServedItems:
+    """Returns what a server has to train from: transitions of `NStep`, or trajectories of `Windows(2)`.
+
+    Raises:
+      SourceError: if its table is empty, or there are several and none is 'replay'.
+      SpecMismatch: if the items are of another kind.
+      ServerUnavailable: if it does not answer.
+    """
+    client = connect(server)
+    infos, where = table_infos(client), client.server_address
+    name = next(iter(infos)) if len(infos) == 1 else "replay"
+    if name not in infos:
+        raise SourceError(f"{where} has the tables {', '.join(infos)}; expected one, or one named 'replay'")
+    if not infos[name].current_size:
+        raise SourceError(f"table {name!r} at {where} has no items; there is nothing to train from")
+    signature = infos[name].signature
+    packing = packing_of(signature) if signature is not None else None
+    spec = signature if packing is None else packing.item_spec
+    if isinstance(spec, dict) and {"observation", "action", "reward", "discount", "next_observation"} <= set(spec):
+        row = spec
+    elif hasattr(spec, "next_step_type") and tree.flatten(spec.reward)[0].shape[:1] == [2]:
+        row = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), spec)._asdict()
+    else:
+        raise SpecMismatch(
+            f"the items of table {name!r} at {where} are neither transitions (convert --n-step) nor trajectories of two "
+            "steps (convert); convert the data again"
+        )
+    action = row["action"]
+    _require_shape(action, action_space)
+    if action_space is None and not action.dtype.is_floating:
+        raise SpecMismatch(
+            "the items have integers as actions, whose number is unknown; give the environment with --env"
+        )
+    if action.dtype.is_floating:
+        low, high = (-1, 1) if action_space is None else (action_space.low, action_space.high)
+    else:
+        low, high = 0, int(action_space.n) - 1
+    bounded = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
+    observation = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), row["observation"])
+    return ServedItems(server, name, time_step.time_step_spec(observation), bounded)
 
 
 def resident_items(source: Source, adder: NStep, batch_size: int, *, seed: int) -> ResidentItems:
@@ -138,34 +259,54 @@ def resident_items(source: Source, adder: NStep, batch_size: int, *, seed: int) 
     return ResidentItems(made, batch_size, seed=seed, as_experience=adder.as_transition)
 
 
-def table_of(
-    source: Source, adder: NStep, batch_size: int, *, prioritized: bool, num_iterations: int, resources: ExitStack
-) -> tuple[tf.data.Dataset, PriorityWriter | None, ReplayServer]:
-    """Puts the items of a data set into the table of a server of its own; returns batches, and what writes priorities.
+def table_of(source: Source, adder: NStep, *, checkpoint_root: Path) -> ReplayServer:
+    """Returns a server of its own with the items of a data set in a prioritized table, or with those of its checkpoint.
 
-    The exponents are those of prioritized replay (Schaul et al. 2016, table 3, proportional): alpha 0.6, and beta from
-    0.4 to 1 over the run.
+    The exponent is that of prioritized replay (Schaul et al. 2016, table 3, proportional): 0.6.
     """
     spec = adder.item_spec(source.step_spec)
     signature = signature_of_packed(Packing(spec, adder.squeeze))
-    sampler = Selector("prioritized", 0.6) if prioritized else Selector("uniform")
-    server = resources.enter_context(ReplayServer([TableConfig(sampler=sampler)], signature))
-    ingest(source, server, adder=adder, layout="packed")
-    return (
-        *batches_of(
-            server, adder, batch_size, prioritized=prioritized, num_iterations=num_iterations, resources=resources
-        ),
-        server,
-    )
+    checkpoint_root.mkdir(parents=True, exist_ok=True)
+    tables = [TableConfig(sampler=Selector("prioritized", 0.6))]
+    server = ReplayServer(tables, signature, checkpoint_root=checkpoint_root)
+    try:
+        if not table_infos(server.client)["replay"].current_size:
+            ingest(source, server, adder=adder, layout="packed")
+    except BaseException:
+        server.stop()
+        raise
+    return server
 
 
 def batches_of(
-    server: Any, adder: NStep, batch_size: int, *, prioritized: bool, num_iterations: int, resources: ExitStack
+    server: Any,
+    table: str,
+    batch_size: int,
+    *,
+    adder: NStep,
+    prioritized: bool,
+    num_iterations: int,
+    position: tf.Variable,
+    resources: ExitStack,
 ) -> tuple[tf.data.Dataset, PriorityWriter | None]:
-    """Returns the batches of a table as experience, and what writes priorities back if they are to be."""
-    beta: Any = LinearSchedule(0.4, 1.0, num_iterations) if prioritized else 0.0
-    samples = sample_dataset(server, "replay", batch_size, beta=beta, prefetch=4)
+    """Returns the batches of a table as experience, and what writes priorities back if they are to be.
+
+    The exponent of the weights grows from 0.4 to 1 over the run (Schaul et al. 2016, table 3, proportional).
+
+    Args:
+      server: that has the table.
+      table: its name.
+      batch_size: items in a batch.
+      adder: that made the items, if they are dicts.
+      prioritized: whether priorities are written back.
+      num_iterations: of the run.
+      position: int64, the iterations before the first batch.
+      resources: closes the writer.
+    """
+    schedule = LinearSchedule(0.4, 1.0, num_iterations)
+    beta: Any = (lambda number: schedule(number + position)) if prioritized else 0.0
+    samples = sample_dataset(server, table, batch_size, beta=beta, prefetch=4)
     if isinstance(samples.element_spec.data, dict):
         samples = samples.map(lambda sample: sample._replace(data=adder.as_transition(sample.data)))
-    writer = resources.enter_context(PriorityWriter(server, "replay")) if prioritized else None
+    writer = resources.enter_context(PriorityWriter(server, table)) if prioritized else None
     return samples, writer

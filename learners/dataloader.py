@@ -31,7 +31,8 @@ def setup_dataloader(
       is raised where its batch would have been. Close it, or use it in a `with` block.
 
     Raises:
-      ValueError: if a number is out of its range, or chunk_size does not divide batch_size.
+      ValueError: if a number is out of its range, or chunk_size does not divide batch_size; while it is read, if
+        `get_data` gives more than it was asked for.
     """
     return Dataloader(get_data, batch_size, chunk_size, num_workers)
 
@@ -94,4 +95,7 @@ class Dataloader(Iterator[Any]):
 
     def _asked_for(self) -> list[Any]:
         found = self._get_data(self._chunk_size)
-        return [] if found is None else list(found)
+        elements = [] if found is None else list(found)
+        if len(elements) > self._chunk_size:
+            raise ValueError(f"get_data gave {len(elements)} elements, expected at most {self._chunk_size}")
+        return elements

@@ -406,8 +406,9 @@ def test_the_best_is_saved_with_the_state_of_all_hooks_and_exported(tmp_path):
         learner.export_best_policy(tmp_path / "best_policy")
         assert agent.estimate.numpy() == 7.5 and next(returns, None) is None
     time_step = transitions([0.0]).time_step
-    saved = {name: tf.saved_model.load(str(tmp_path / name)).action(time_step).action.numpy() for name in ("policy", "best_policy")}  # fmt: skip
-    assert saved["policy"] == 7.5 and saved["best_policy"] == 4.5
+    for name, estimate in (("policy", 7.5), ("best_policy", 4.5)):
+        saved = tf.saved_model.load(str(tmp_path / name))
+        assert saved.action(time_step).action.numpy() == estimate
     with Learner(tmp_path, MeanAgent(), batches(), hooks=hooks) as learner:
         assert learner.load_checkpoint() and learner.best_return == 5.0 and learner.evaluated_at == 7
         learner.start(7)  # nothing to do, and nothing is evaluated again
