@@ -262,7 +262,8 @@ class _Training:
                 if server is None:
                     name = f"{prepared.fingerprint[:16]}-{adder.n}-{adder.gamma}"
                     root = options["root_dir"] / "replay" / name
-                    server, table = resources.enter_context(training.table_of(prepared.source, adder, checkpoint_root=root)), "replay"  # fmt: skip
+                    own = training.table_of(prepared.source, adder, checkpoint_root=root)
+                    server, table = resources.enter_context(own), "replay"
                     hooks += [ReplayCheckpointHook(server, every=options["checkpoint_every"])]
                     hooks += [ReplayCheckpointHook(server, position="after_run")]
                 dataset: Any
@@ -389,7 +390,7 @@ class _Training:
 
         name = self.options["environment"]
         if name is None:
-            output.say("no evaluation: give --env ID, such as --env Hopper-v5 (pip install 'rlds2reverb[eval]')")
+            output.say("no evaluation: give --env ID, such as --env Hopper-v5 (needs pip install '.[eval]')")
             return None
         references = self.options["references"]
         pair = read_reference_returns(references, name) if references else None

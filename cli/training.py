@@ -235,8 +235,8 @@ def served_items(server: Any, action_space: Any = None) -> ServedItems:
         row = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), spec)._asdict()
     else:
         raise SpecMismatch(
-            f"the items of table {name!r} at {where} are neither transitions (convert --n-step) nor trajectories of two "
-            "steps (convert); convert the data again"
+            f"the items of table {name!r} at {where} are neither transitions (convert --n-step) nor trajectories of "
+            "two steps (convert); convert the data again"
         )
     action = row["action"]
     _require_shape(action, action_space)

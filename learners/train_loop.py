@@ -40,7 +40,7 @@ class CallResult:
 
 
 def is_of_numbers(error: tf.errors.InvalidArgumentError) -> bool:
-    """Returns whether an error of TensorFlow is that of a check for NaN and Inf, which some agents of TF-Agents have."""
+    """Returns whether an error is that of TensorFlow's check for NaN and Inf, which some agents of TF-Agents have."""
     return " values" in error.message and any(f"had {kind}" in error.message for kind in ("NaN", "Inf", "-Inf"))
 
 
