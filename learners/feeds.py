@@ -9,7 +9,7 @@ import numpy as np
 import reverb
 import tensorflow as tf
 import tree
-from tf_agents.trajectories import Trajectory, Transition
+from tf_agents.trajectories import PolicyStep, TimeStep, Trajectory, Transition
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb.errors import SourceError, SpecMismatch
@@ -64,7 +64,11 @@ class DatasetFeed:
 def parted(batch: Any) -> tuple[Nest, Any]:
     """Returns the experience and the info of a batch, or of its spec; the info is () if there is none."""
     if isinstance(batch, reverb.ReplaySample):
-        return as_experience(batch)
+        experience, info = as_experience(batch)
+        if getattr(experience, "_fields", None) == Transition._fields:  # a table gives named tuples of its own
+            now, action, then = experience
+            experience = Transition(TimeStep(*now), PolicyStep(*action), TimeStep(*then))
+        return experience, info
     if isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) == 2:
         return batch
     return batch, ()

@@ -22,11 +22,15 @@ HOOKS: dict[str, Callable[..., LearnerHook]] = {
 #: DI-engine's shorthand: what each name stands for, given its value.
 _SHORTHAND: dict[str, Callable[[Any], LearnerHook]] = {
     "load_ckpt_before_run": lambda path: LoadCkptHook(load_path="latest" if path is True else path),
-    "save_ckpt_after_iter": lambda every: SaveCkptHook(every=every),
+    "save_ckpt_after_iter": lambda every: SaveCkptHook(**_interval(every)),
     "save_ckpt_after_run": lambda _: SaveCkptHook("save_ckpt_after_run", position="after_run"),
-    "log_show_after_iter": lambda every: LogShowHook(every=every),
-    "log_reduce_after_iter": lambda every: LogReduceHook(every=every),
+    "log_show_after_iter": lambda every: LogShowHook(**_interval(every)),
+    "log_reduce_after_iter": lambda every: LogReduceHook(**_interval(every)),
 }
+
+
+def _interval(value: Any) -> dict[str, Any]:
+    return {} if value is True else {"every": value}
 
 
 def register_learner_hook(name: str, hook: HookT) -> HookT:
@@ -52,7 +56,8 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
 
         {"my_save": {"type": "save_ckpt", "priority": 20, "position": "after_iter", "ext_args": {"freq": 10000}}}
 
-    A value of False, None or '' means that there is no such hook. In the long form `name` is the key where it is not
+    A value of False, None or '' means that there is no such hook, True that it has its default interval. In the long
+    form `name` is the key where it is not
     given, and `freq` in `ext_args` is `every`.
 
     Raises:

@@ -1,6 +1,7 @@
 """`rlds2reverb train`: from a data set to a trained agent; given again, it goes on."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -50,9 +51,7 @@ def test_a_data_set_becomes_an_agent_and_the_same_command_goes_on(hopper, root, 
     command = ("--algo", "td3_bc", "--data", hopper, "--root_dir", root, *SMALL)
     code, out, err = call(capsys, *command, "--steps", 40)
     assert code == 0 and out.startswith(f"td3_bc trained in {root}\n  updates             40\n") and "978.3" in out
-    assert (
-        err.splitlines()[0] == "no evaluation: give --env ID, such as --env Hopper-v5 (needs pip install '.[eval]')"
-    )
+    assert err.splitlines()[0] == "no evaluation: give --env ID, such as --env Hopper-v5 (needs pip install '.[eval]')"
     assert any(line.strip().startswith("40 of 40   loss ") for line in err.splitlines())
     names = {path.name for path in root.iterdir() if not path.name.startswith(".")}
     assert names == {"config.json", "repeat.txt", "progress.csv", "train", "checkpoints", "policy"}
@@ -105,6 +104,21 @@ def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, 
         assert code == 0 and "updates  10\n" in out, err
     code, _, err = call(capsys, *options, "--data", tmp_path / "table", "--root_dir", tmp_path / "x", "--clip-actions")
     assert code == 1 and "--clip-actions is for a data set; items of a table are as they were converted" in err
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
+    command = ["--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path, "--steps", 10_000_000, *SMALL]
+    code = (
+        f"import sys; from rlds2reverb.cli import run; sys.exit(run(['train', *{[str(each) for each in command]!r}]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    line = next(line for line in process.stderr if " of 10,000,000   loss" in line)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 75 and "SIGTERM; the same command continues" in out, (line, out)
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert int(saved.name) >= 20 and (tmp_path / "policy").is_dir()
 
 
 # --- What it refuses
