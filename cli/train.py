@@ -249,7 +249,7 @@ class _Training:
             prepared = self._of_table(evaluator, resources) if is_served else self._of_data_set(evaluator)
             if evaluator is not None:
                 training.require_observations(prepared.specs[0], evaluator)
-            settings = {**prepared.moments, "seed": options["seed"], **self._discount(), **self.settings}
+            settings = {**prepared.moments, "seed": options["seed"], **self._of_run(), **self.settings}
             try:
                 agent = make_agent(options["algo"], *prepared.specs, **settings)
             except TypeError as error:

@@ -1,11 +1,27 @@
-"""Training: from tables and data sets to a trained agent."""
+"""Training: from tables and data sets to a trained agent. The names below are imported when they are first used."""
 
-from .checkpoints import Checkpoint, Checkpoints
-from .dataloader import Dataloader, setup_dataloader
-from .evaluation import Evaluation, Evaluator, load_policy, read_reference_returns
-from .feeds import DatasetFeed, ResidentItems, gathered_items, require_experience
-from .learner import Learner, TrainingDiverged
-from .run_directory import RunDirectory, load_run
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoints import Checkpoint, Checkpoints
+    from .dataloader import Dataloader, setup_dataloader
+    from .evaluation import Evaluation, Evaluator, load_policy, read_reference_returns
+    from .feeds import DatasetFeed, ResidentItems, gathered_items, require_experience
+    from .learner import Learner, TrainingDiverged
+    from .run_directory import RunDirectory, load_run
+
+_HOMES = {
+    "checkpoints": ("Checkpoint", "Checkpoints"),
+    "dataloader": ("Dataloader", "setup_dataloader"),
+    "evaluation": ("Evaluation", "Evaluator", "load_policy", "read_reference_returns"),
+    "feeds": ("DatasetFeed", "ResidentItems", "gathered_items", "require_experience"),
+    "learner": ("Learner", "TrainingDiverged"),
+    "run_directory": ("RunDirectory", "load_run"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Checkpoint",
@@ -25,3 +41,15 @@ __all__ = [
     "require_experience",
     "setup_dataloader",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
