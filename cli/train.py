@@ -370,10 +370,9 @@ class _Training:
         return {name: value for name, value in of_run.items() if name in known}
 
     def _identity(self, fingerprint: str) -> dict[str, Any]:
-        names = ("algo", "n_step", "gamma", "sampler", "top_percent", "reward", "seed", "batch_size")
-        names += ("clip_actions", "normalize_observations")
+        names = ("algo", "n_step", "gamma", "sampler", "top_percent", "reward", "seed", "batch_size", "clip_actions")
         return {
-            **{name: self.options[name] for name in names},
+            **{name: self.options[name] for name in (*names, "normalize_observations")},
             "data": fingerprint,
             **{f"--config {path.name}": path.read_text() for path in self.options["configs"]},
             **{f"--set {name}": repr(value) for name, value in self.settings.items()},

@@ -223,7 +223,7 @@ def served_items(server: Any, action_space: Any = None) -> ServedItems:
     infos, where = table_infos(client), client.server_address
     name = next(iter(infos)) if len(infos) == 1 else "replay"
     if name not in infos:
-        raise SourceError(f"{where} has the tables {', '.join(infos)}; expected one, or one named 'replay'")
+        raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; expected one, or one named 'replay'")
     if not infos[name].current_size:
         raise SourceError(f"table {name!r} at {where} has no items; there is nothing to train from")
     signature = infos[name].signature

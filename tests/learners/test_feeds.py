@@ -190,9 +190,8 @@ def test_priorities_on_the_server_are_those_of_the_newest_iteration_of_each_key(
         learner.start(8)
     assert set(map(str, shapes)) == {str((Transition, tf.TensorShape([4])))} and len(newest) > 4
     found = {}
-    for _ in range(400):
-        info = next(served.client.sample("replay", 1))[0].info
-        found[info.key] = info.priority
+    for sample in sample_dataset(served, "replay", 50).take(8):
+        found.update(zip(sample.info.key.numpy().tolist(), sample.info.priority.numpy().tolist(), strict=True))
     both = set(found) & set(newest)
     assert len(both) > 4
     for key in both:
