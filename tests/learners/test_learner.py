@@ -392,21 +392,22 @@ def test_a_second_signal_ends_the_process_also_while_the_graph_waits(tmp_path):
 def test_the_best_is_saved_with_the_state_of_all_hooks_and_exported(tmp_path):
     returns = iter([1.0, 5.0, 3.0, 4.0])
     agent = MeanAgent(rate=1.0)
+    data = tf.data.Dataset.range(100).map(lambda n: transitions([tf.cast(n, tf.float32) / 8]))
     hooks = [
         EvaluateHook(lambda _: next(returns), every=2),
         EvaluateHook(lambda _: next(returns), position="after_run"),
     ]
     with Learner(
-        tmp_path, agent, batches(), hooks=[*hooks, SaveCkptHook(position="after_run")], keep_checkpoints=1
+        tmp_path, agent, data, hooks=[*hooks, SaveCkptHook(position="after_run")], keep_checkpoints=1
     ) as learner:
         learner.start(7)
         assert learner.best_return == 5.0 and learner.latest["evaluation/mean_return"] == 4.0
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [f"{4:010d}", f"{7:010d}"]
         learner.export_policy(tmp_path / "policy")
         learner.export_best_policy(tmp_path / "best_policy")
-        assert agent.estimate.numpy() == 7.5 and next(returns, None) is None
+        assert agent.estimate.numpy() == 6 / 8 and next(returns, None) is None
     time_step = transitions([0.0]).time_step
-    for name, estimate in (("policy", 7.5), ("best_policy", 4.5)):
+    for name, estimate in (("policy", 6 / 8), ("best_policy", 3 / 8)):
         saved = tf.saved_model.load(str(tmp_path / name))
         assert saved.action(time_step).action.numpy() == estimate
     with Learner(tmp_path, MeanAgent(), batches(), hooks=hooks) as learner:
