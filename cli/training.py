@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tree
-from rlds2reverb.adders import NStep
 from rlds2reverb.learners import ResidentItems, gathered_items
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
@@ -253,19 +252,19 @@ def served_items(server: Any, action_space: Any = None) -> ServedItems:
     return ServedItems(server, name, time_step.time_step_spec(observation), bounded)
 
 
-def resident_items(source: Source, adder: NStep, batch_size: int, *, seed: int) -> ResidentItems:
+def resident_items(source: Source, adder: Any, batch_size: int, *, seed: int) -> ResidentItems:
     """Returns the items of a data set as tensors on the device."""
     made = gathered_items(adder(episode) for episode in source)
-    return ResidentItems(made, batch_size, seed=seed, as_experience=adder.as_transition)
+    return ResidentItems(made, batch_size, seed=seed, as_experience=getattr(adder, "as_transition", None))
 
 
-def table_of(source: Source, adder: NStep, *, checkpoint_root: Path) -> ReplayServer:
+def table_of(source: Source, adder: Any, *, checkpoint_root: Path) -> ReplayServer:
     """Returns a server of its own with the items of a data set in a prioritized table, or with those of its checkpoint.
 
     The exponent is that of prioritized replay (Schaul et al. 2016, table 3, proportional): 0.6.
     """
     spec = adder.item_spec(source.step_spec)
-    signature = signature_of_packed(Packing(spec, adder.squeeze))
+    signature = signature_of_packed(Packing(spec, getattr(adder, "squeeze", False)))
     checkpoint_root.mkdir(parents=True, exist_ok=True)
     tables = [TableConfig(sampler=Selector("prioritized", 0.6))]
     server = ReplayServer(tables, signature, checkpoint_root=checkpoint_root)
@@ -283,7 +282,7 @@ def batches_of(
     table: str,
     batch_size: int,
     *,
-    adder: NStep,
+    adder: Any,
     prioritized: bool,
     num_iterations: int,
     position: tf.Variable,

@@ -107,6 +107,16 @@ def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, 
 
 
 @pytest.mark.slow
+def test_rebrac_learns_from_trajectories_and_is_evaluated(data, tmp_path, capsys):
+    file = data / "d4rl" / "pendulum_mixed-v2.hdf5"
+    command = ("--algo", "rebrac", "--data", file, "--env", "Pendulum-v1", "--root_dir", tmp_path / "run", *SMALL)
+    code, out, _ = call(capsys, *command, "--steps", 40, "--eval-every", 20, "--eval-episodes", 2)
+    assert code == 0 and "last return" in out and "best return" in out
+    assert load_run(tmp_path / "run").evaluations["step"].tolist() == [20, 40]
+    assert (tmp_path / "run" / "best_policy").is_dir() and (tmp_path / "run" / "curve.png").is_file()
+
+
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
     command = ["--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path, "--steps", 10_000_000, *SMALL]
     code = (
@@ -131,6 +141,7 @@ def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
         (("--set", "alpha"), "--set got 'alpha', expected NAME=VALUE"),
         (("--data", "hopper_medum-v2.hdf5"), "there is no file hopper_medum-v2.hdf5; look at the path"),
         (("--deterministic", "--sampler", "prioritized"), "--deterministic is for uniform batches"),
+        (("--algo", "rebrac", "--n-step", 2), "rebrac learns from the next action too, expected --n-step 1"),
         (("--sampler", "prioritised"), "'prioritised' is not one of"),
         (("--steps", 0), "0 is not in the range x>=1"),
     ],
