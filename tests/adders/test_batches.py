@@ -8,7 +8,6 @@ import tensorflow as tf
 import tree
 from oracles import episode
 from rlds2reverb.adders import GAE, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
-from rlds2reverb.adders.sequence import ENDS
 
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.episode_batches import EpisodeBatch
@@ -36,23 +35,29 @@ def some(lengths=LENGTHS):
 
 
 TOGETHER = [
-    NStep(1, 0.99),
     NStep(3, 0.97),
-    NStep(50, 0.97, discount_power="m"),
     GAE(0.97, 0.9),
+    *(Sequence(3, 2, end) for end in ("write", "zero_pad", "truncate")),
+    EpisodeItems(12, "end"),
+    compose(TD, NStep(3, 0.97)),
+    compose(NStep(3, 0.97), Sequence(2, 1, "zero_pad")),
+]
+MORE = [
+    NStep(1, 0.99),
+    NStep(50, 0.97, discount_power="m"),
     ReturnToGo(0.97),
-    *(Sequence(3, 2, end) for end in ENDS if end != "continue"),
+    *(Sequence(3, 2, end) for end in ("last", "null_padding", "drop")),
     Sequence(3),
-    *(EpisodeItems(12, padding) for padding in ("none", "end", "start")),
+    *(EpisodeItems(12, padding) for padding in ("none", "start")),
     TD,
     compose(GAE(0.97, 0.9), ReturnToGo(0.9), Sequence(4, 1, "last")),
-    compose(NStep(3, 0.97), Sequence(2, 1, "zero_pad")),
-    compose(TD, NStep(3, 0.97)),
     compose(TD, Sequence(2, 1, "last")),
 ]
 
 
-@pytest.mark.parametrize("adder", TOGETHER, ids=repr)
+@pytest.mark.parametrize(
+    "adder", [*TOGETHER, *(pytest.param(adder, marks=pytest.mark.slow) for adder in MORE)], ids=repr
+)
 def test_many_episodes_give_the_items_of_each(adder):
     batch = some()
     made = adder.of_batch(batch)
@@ -100,7 +105,7 @@ def test_an_error_is_left_to_the_episode_that_it_is_in(tmp_path):
         ingest([one.steps for one in some().episodes], tmp_path / "out", adder=adder)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_short_episodes_arrive_with_their_priorities(own):
     many = [one.steps for one in some((3,) * 40).episodes]
     adder = compose(TD, NStep(2, 0.97)) if own else NStep(2, 0.97)

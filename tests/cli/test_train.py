@@ -66,15 +66,14 @@ def test_a_data_set_becomes_an_agent_and_the_same_command_goes_on(hopper, root, 
     assert document["best_return"] is None and document["stopped_by"] is None and document["root_dir"] == str(root)
     assert load_run(root).progress["step"].tolist() == [20, 40, 60]
 
-
-def test_a_run_of_other_data_or_settings_is_refused(hopper, root, capsys):
-    command = ("--algo", "td3_bc", "--data", hopper, "--root_dir", root, *SMALL, "--steps", 60)
+    command = (*command, "--steps", 60)  # other data and settings are refused, unless that is what was asked for
     code, _, err = call(capsys, *command, "--reward", "scale:2", "--seed", 3)
     assert code == 2 and "is of another run" in err and "seed was 0, is 3" in err and "data was" in err
     code, out, _ = call(capsys, *command, "--seed", 3, "--override")
     assert code == 0 and "updates             60" in out
 
 
+@pytest.mark.slow
 def test_prioritized_batches_come_from_a_table_whose_priorities_are_kept(hopper, tmp_path, capsys):
     command = ("--algo", "iql", "--data", hopper, "--root_dir", tmp_path, *SMALL, "--sampler", "prioritized")
     assert call(capsys, *command, "--steps", 20)[0] == 0
@@ -88,7 +87,9 @@ def test_prioritized_batches_come_from_a_table_whose_priorities_are_kept(hopper,
     assert str(root) in manifest["replay_checkpoint"]
 
 
-@pytest.mark.parametrize("adder", [NStep(3, 0.99), Windows(2)], ids=["transitions", "trajectories"])
+@pytest.mark.parametrize(
+    "adder", [NStep(3, 0.99), pytest.param(Windows(2), marks=pytest.mark.slow)], ids=["transitions", "trajectories"]
+)
 def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, adder):
     from rlds2reverb.sources.source import Source
 

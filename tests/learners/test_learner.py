@@ -307,6 +307,7 @@ def cloning_batches(*, bad_at=-1):
     return tf.data.Dataset.range(100).map(batch)
 
 
+@pytest.mark.slow
 def test_an_agent_of_tf_agents_that_checks_nothing_is_stopped_too_and_goes_on_bit_for_bit(tmp_path):
     with Learner(tmp_path / "bad", behavioural_cloning(), cloning_batches(bad_at=2)) as learner:
         with pytest.raises(TrainingDiverged, match="diverged at iteration 2"):

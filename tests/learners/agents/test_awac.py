@@ -17,7 +17,7 @@ def make(**overrides):
     return make_agent("awac", TIME_STEP_SPEC, ACTION_SPEC, **kwargs)
 
 
-@pytest.mark.parametrize("is_normalized", [True, False])
+@pytest.mark.parametrize("is_normalized", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_updates_are_those_of_the_slow_version(is_normalized):
     agent = make(lambda_=0.4, normalize_weights=is_normalized, max_weight=1.0, actor_weight_decay=0.1)
     network, log_std = agent._actor.network.flat, agent._actor.log_std

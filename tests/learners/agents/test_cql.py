@@ -44,7 +44,13 @@ def act(actor, observation, noise):
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False}, {"num_bc_updates": 1}],
+    [
+        {},
+        pytest.param(
+            {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False}, marks=pytest.mark.slow
+        ),
+        pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),
+    ],
     ids=["published", "lagrange", "warm start"],
 )
 def test_updates_are_those_of_the_slow_version(overrides):

@@ -34,7 +34,9 @@ def test_a_restored_agent_goes_on_bit_for_bit_and_no_global_seed_matters(name, t
     assert agent.train_step_counter.numpy() == 4
 
 
-@pytest.mark.parametrize("name", ["iql", "rebrac", "cql", "awac"])
+@pytest.mark.parametrize(
+    "name", ["iql", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rebrac", "cql", "awac"))]
+)
 def test_a_step_compiles_under_xla(name):
     batch = two_steps(columns(4))
     plain, compiled = make(name), make(name)
@@ -132,7 +134,9 @@ LEARNING = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "iql" else pytest.mark.slow) for name in LEARNING]
+)
 def test_agents_learn_the_better_actions_of_random_data(name):
     """One step, reward -(a - target(s))^2, random actions: the data's mean reward is about -0.75."""
     size, rng = 2000, np.random.default_rng(0)

@@ -110,6 +110,7 @@ def test_td3_bc(name, alpha):
     np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rebrac():
     agent = make("rebrac", critic_penalty=0.5)
     actor, critic = parameters(agent._actor_network.flat), parameters(agent._critic.flat)
