@@ -37,7 +37,7 @@ OTHER_NAMES = {
 #: Gym's, True at either end of an episode, so that it does not say which one it is.
 DONES = ("dones", "done")
 
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_ROWS = 1 << 16
 _FIRST_BLOCK_ROWS = 1 << 11
 
@@ -283,8 +283,10 @@ def _whole_episodes(
         if ends:
             begin = ends[-1] + 1
             lengths = np.diff(ends, prepend=-1 - num_held)
-            part = _join([*held, {name: values[:begin] for name, values in block.items()}])
-            yield from _episodes(part, lengths, index, first_row=start - num_held, jumps=jumps)
+            whole = _join([*held, {name: values[:begin] for name, values in block.items()}])
+            episodes = _episodes(whole, lengths, index, first_row=start - num_held, jumps=jumps)
+            del whole  # they have copies of what they need of it
+            yield from episodes
             jumps = [jump for jump in jumps if jump >= start + begin]
             index, held, num_held = index + len(lengths), [], 0
         if begin < num_rows:
@@ -371,6 +373,7 @@ def _episodes(
         final_observations=None if following is None else following[ends - 1],
         extras=_extras(part),
     )
+    del part, following  # they are as large as the steps, which are copies
     row = step = 0
     for number, (length, count) in enumerate(zip(lengths.tolist(), num_steps.tolist(), strict=True)):
         cut = slice(step, step + count)
