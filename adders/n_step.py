@@ -102,15 +102,19 @@ class NStep(EpisodeAdder):
         def sums(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
             factors = transition_factors(columns, discounts, returns_dtype(rewards.dtype))
             own, factors = _broadcast(tf.cast(rewards[:-1], factors.dtype), factors)
-            growing = tf.cumsum(own * tf.math.cumprod(self.gamma * factors, exclusive=True))[:few]
             found, _ = n_step_returns(own, factors, n=self.n, gamma=self.gamma, is_last=is_last(factors))
-            return tf.concat([growing, tf.gather(found, begins)], 0)
+            found = tf.gather(found, begins)
+            if not self.grow_at_start:
+                return found
+            growing = tf.cumsum(own * tf.math.cumprod(self.gamma * factors, exclusive=True))
+            return tf.concat([growing[:few], found], 0)
 
         def products(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
             factors = transition_factors(columns, discounts, returns_dtype(rewards.dtype))
-            growing = tf.math.cumprod(factors)[:few]
             _, found = n_step_returns(tf.zeros_like(factors), factors, n=self.n, is_last=is_last(factors))
-            products = tf.concat([growing, tf.gather(found, begins)], 0)
+            products = tf.gather(found, begins)
+            if self.grow_at_start:
+                products = tf.concat([tf.math.cumprod(factors)[:few], products], 0)
             powers = tf.reshape(power, [-1] + [1] * (products.shape.rank - 1))
             return tf.cast(powers * tf.cast(products, tf.float64), tf.float32)
 

@@ -173,9 +173,9 @@ def _require_there(source: str, is_downloaded: bool) -> None:
 def _require_settings(algo: str, settings: dict[str, Any]) -> None:
     from rlds2reverb.learners.agents import hyperparameters
 
-    known = hyperparameters(algo) if _is_known(algo) else {}
+    known = hyperparameters(algo)
     for name in settings:
-        if known and name not in known:
+        if name not in known:
             raise click.UsageError(f"{algo} has no hyperparameter {name!r}{_nearest(name, known)}")
 
 
@@ -241,7 +241,6 @@ class _Training:
         import tensorflow as tf
         from rlds2reverb.learners import Learner
         from rlds2reverb.learners.agents import make_agent
-        from rlds2reverb.learners.hooks import ReplayCheckpointHook
 
         from . import training
         from .main import MAY_BE_RETRIED, OK
@@ -253,7 +252,6 @@ class _Training:
         self._read_configs()
         with ExitStack() as resources:
             evaluator = self._evaluator()
-            adder = self._adder()
             is_served = _is_served(options["source"])
             prepared = self._of_table(evaluator, resources) if is_served else self._of_data_set(evaluator)
             if evaluator is not None:
@@ -263,39 +261,15 @@ class _Training:
                 agent = make_agent(options["algo"], *prepared.specs, **settings)
             except TypeError as error:
                 raise click.UsageError(str(error)) from error
-            batch_size = options["batch_size"] or _BATCH_SIZES.get(options["algo"], 256)
-            writer, position, hooks = None, tf.Variable(0, dtype=tf.int64), self._hooks(evaluator)
-            is_prioritized = options["sampler"] == "prioritized"
-            if is_served or is_prioritized:
-                server, table = prepared.server, prepared.table
-                if server is None:
-                    kind = f"{type(adder).__name__}-{options['n_step']}-{options['gamma']}"
-                    name = f"{prepared.fingerprint[:16]}-{kind}"
-                    root = options["root_dir"] / "replay" / name
-                    own = training.table_of(prepared.source, adder, checkpoint_root=root)
-                    server, table = resources.enter_context(own), "replay"
-                    hooks += [ReplayCheckpointHook(server, every=options["checkpoint_every"])]
-                    hooks += [ReplayCheckpointHook(server, position="after_run")]
-                dataset: Any
-                dataset, writer = training.batches_of(
-                    server,
-                    table,
-                    batch_size,
-                    adder=adder,
-                    prioritized=is_prioritized,
-                    num_iterations=options["steps"],
-                    position=position,
-                    resources=resources,
-                )
-            else:
-                dataset = training.resident_items(prepared.source, adder, batch_size, seed=options["seed"])
+            position = tf.Variable(0, dtype=tf.int64)
+            dataset, writer, hooks = self._batches(prepared, position, resources)
             learner = resources.enter_context(
                 Learner(
                     options["root_dir"],
                     agent,
                     dataset,
                     priorities=writer,
-                    hooks=hooks,
+                    hooks=[*self._hooks(evaluator), *hooks],
                     jit_compile=options["jit_compile"],
                     identity=self._identity(prepared.fingerprint),
                     position=position,
@@ -321,6 +295,37 @@ class _Training:
             self._report(learner, prepared.behaviour_return)
         return MAY_BE_RETRIED if learner.is_stopped_by_signal else OK
 
+    def _batches(self, prepared: _Prepared, position: Any, resources: ExitStack) -> tuple[Any, Any, list[Any]]:
+        """Returns the batches, what writes priorities back or None, and the hooks that belong to them."""
+        from rlds2reverb.learners.hooks import ReplayCheckpointHook
+
+        from . import training
+
+        options, adder = self.options, self._adder()
+        batch_size = options["batch_size"] or _BATCH_SIZES.get(options["algo"], 256)
+        is_prioritized = options["sampler"] == "prioritized"
+        server, table, hooks = prepared.server, prepared.table, []
+        if server is None and not is_prioritized:
+            return training.resident_items(prepared.source, adder, batch_size, seed=options["seed"]), None, []
+        if server is None:
+            kind = f"{type(adder).__name__}-{options['n_step']}-{options['gamma']}"
+            root = options["root_dir"] / "replay" / f"{prepared.fingerprint[:16]}-{kind}"
+            own = training.table_of(prepared.source, adder, checkpoint_root=root)
+            server, table = resources.enter_context(own), "replay"
+            hooks.append(ReplayCheckpointHook(server, every=options["checkpoint_every"]))
+            hooks.append(ReplayCheckpointHook(server, position="after_run"))
+        dataset, writer = training.batches_of(
+            server,
+            table,
+            batch_size,
+            adder=adder,
+            prioritized=is_prioritized,
+            num_iterations=options["steps"],
+            position=position,
+            resources=resources,
+        )
+        return dataset, writer, hooks
+
     def _of_data_set(self, evaluator: Evaluator | None) -> _Prepared:
         from rlds2reverb.sources.transforms import CastFloats, apply_transforms
 
@@ -329,11 +334,11 @@ class _Training:
         options = self.options
         raw, _ = apply_transforms(open_source(options), [CastFloats()])
         with status("reading the data"):
-            own_returns = training.behaviour_of(raw).mean_return
             normalise = options["normalize_observations"] or options["algo"] in _NORMALISE
             later = ("normalize_observations", "cast_floats", "clip_actions")
             source, _ = transformed(raw, {**options, **dict.fromkeys(later, False)})
             behaviour = training.behaviour_of(source)
+            own_returns = (behaviour if source is raw else training.behaviour_of(raw)).mean_return
             space = evaluator.action_space if evaluator else None
             specs = training.specs_of(source, behaviour, space, is_clipped=options["clip_actions"])
             num_outside, num_actions = training.count_outside(source, behaviour, specs[1])
@@ -385,7 +390,7 @@ class _Training:
         """Returns the hyperparameters that follow from the run: the discount, and the length of schedules."""
         from rlds2reverb.learners.agents import hyperparameters
 
-        known = hyperparameters(self.options["algo"]) if _is_known(self.options["algo"]) else {}
+        known = hyperparameters(self.options["algo"])
         of_run = {"discount": self.options["gamma"], "num_updates": self.options["steps"]}
         return {name: value for name, value in of_run.items() if name in known}
 
@@ -465,12 +470,6 @@ class _Training:
             output.print_json({**summary, **returns, "stopped_by": learner.stop_reason or None, **latest})
         else:
             output.print_facts(f"{self.options['algo']} trained in {learner.root_dir}", facts)
-
-
-def _is_known(algo: str) -> bool:
-    from rlds2reverb.learners.agents import AGENTS
-
-    return algo in AGENTS
 
 
 def _plain(value: Any) -> Any:

@@ -83,6 +83,11 @@ class ItemBatch:
                 f"a batch has {found} rows and items, its episodes have {expected}; expected equal numbers"
             )
 
+    @classmethod
+    def of_one(cls, items: Items) -> ItemBatch:
+        """Returns the items of one episode as a batch."""
+        return cls(items, np.array([items.num_rows]), np.array([len(items)]))
+
     @property
     def first_rows(self) -> np.ndarray:
         """The first row of each episode, int64 `[E]`."""

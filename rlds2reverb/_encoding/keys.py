@@ -28,7 +28,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def content_digest(items: Items) -> bytes:
     """Returns a 128-bit hash (XXH3) of the columns of an episode's items and of where each item begins and ends."""
-    return content_digests(ItemBatch(items, np.array([items.num_rows]), np.array([len(items)])))[0]
+    return content_digests(ItemBatch.of_one(items))[0]
 
 
 def content_digests(batch: ItemBatch) -> list[bytes]:

@@ -15,7 +15,7 @@ from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signatur
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisode, SpecMismatch
-from rlds2reverb.items import ItemAdder, ItemBatch, Items
+from rlds2reverb.items import ItemAdder, ItemBatch
 from rlds2reverb.priorities import Priority, priorities_of
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, leaves, path_name, require_match, step_spec_of
@@ -63,7 +63,7 @@ class ItemConversion:
         of_batch = getattr(self.adder, "of_batch", None)
         made = of_batch(batch) if of_batch and len(batch.episodes) > 1 else None
         if made is None:
-            return [self._block([episode], _of_one(self.adder(episode))) for episode in batch.episodes]
+            return [self._block([episode], ItemBatch.of_one(self.adder(episode))) for episode in batch.episodes]
         return [self._block(batch.episodes, made)]
 
     def _block(self, episodes: Sequence[Episode], made: ItemBatch) -> ItemBlock:
@@ -72,10 +72,6 @@ class ItemConversion:
             holder = f"the first episode (this is episode {episodes[0].index})"
             require_match(spec, self.row_spec, holder=holder, advice="the adder has to make all alike", root="item")
         return _block(episodes, made, self.priority, packed=self.packed)
-
-
-def _of_one(items: Items) -> ItemBatch:
-    return ItemBatch(items, np.array([items.num_rows]), np.array([len(items)]))
 
 
 def _block(episodes: Sequence[Episode], made: ItemBatch, priority: Priority, *, packed: bool) -> ItemBlock:
@@ -133,7 +129,7 @@ def make_conversion(
         row_spec=row_spec,
         specs=[packed_spec(specs)] if packed else specs,
         signature=packed_signature(Packing(item_spec, items.squeeze)) if packed else item_spec,
-        example=_block([episode], _of_one(items), priority, packed=packed),
+        example=_block([episode], ItemBatch.of_one(items), priority, packed=packed),
     )
 
 

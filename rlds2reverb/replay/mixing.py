@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from rlds2reverb.sampling.mixing import by_largest_remainders, joined_columns
 from rlds2reverb.specs import require_match, step_spec_of
 
 
@@ -38,9 +39,7 @@ def fixed_counts(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, expected at least 1")
-    quotas = batch_size * np.array(list(shares.values()))
-    counts = np.floor(quotas).astype(int)
-    counts[np.argsort(counts - quotas, kind="stable")[: batch_size - counts.sum()]] += 1
+    counts = by_largest_remainders(batch_size, shares.values())
     for (name, share), count in zip(shares.items(), counts, strict=True):
         if share > 0 and not count:
             raise ValueError(
@@ -67,14 +66,6 @@ def joined(parts: Mapping[str, tf.data.Dataset], *, places: Sequence[int]) -> tf
     def join(*samples: Any) -> Any:
         servers = [tf.fill(tf.shape(sample.info.key), place) for sample, place in zip(samples, places, strict=True)]
         marked = [s._replace(info=s.info._replace(server=server)) for s, server in zip(samples, servers, strict=True)]
-        return tree.map_structure(_concatenated, *marked)
+        return tree.map_structure(joined_columns, *marked)
 
     return tf.data.Dataset.zip(tuple(parts.values())).map(join)
-
-
-def _concatenated(*columns: tf.Tensor) -> tf.Tensor:
-    """Columns `[N, ...]` one after the other; axes of unknown sizes are filled up with zeros."""
-    sizes = tf.reduce_max([tf.shape(column)[1:] for column in columns], 0)
-    missing = [tf.concat([[0], sizes - tf.shape(column)[1:]], 0) for column in columns]
-    padded = [tf.pad(c, tf.stack([tf.zeros_like(m), m], 1)) for c, m in zip(columns, missing, strict=True)]
-    return tf.concat(columns if columns[0].shape[1:].is_fully_defined() else padded, 0)

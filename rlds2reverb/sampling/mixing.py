@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import permutations
 from typing import Any
 
@@ -70,7 +70,7 @@ def mixed_dataset(
             sample._replace(info=sample.info._replace(part=tf.fill(tf.shape(sample.info.key), place)))
             for place, sample in enumerate(samples)
         ]
-        return tree.map_structure(_concatenated, *marked)
+        return tree.map_structure(joined_columns, *marked)
 
     return tf.data.Dataset.zip(tuple(datasets.values())).map(join).prefetch(prefetch)
 
@@ -84,14 +84,19 @@ def shared_out(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]:
       ValueError: if a part gets no item, or the size is not an integer from 1.
     """
     require_count("batch_size", batch_size)
-    quotas = batch_size * np.array(list(shares.values()))
-    counts = np.floor(quotas).astype(int)
-    largest = np.argsort(counts - quotas, kind="stable")  # shares 0.5, 0.3, 0.2 of 5: 2.5, 1.5, 1.0 become 3, 1, 1
-    counts[largest[: batch_size - counts.sum()]] += 1
+    counts = by_largest_remainders(batch_size, shares.values())
     for (name, share), count in zip(shares.items(), counts, strict=True):
         if not count:
             raise ValueError(f"a share of {share:g} gives part {name!r} none of {batch_size} items; give it more")
     return {name: int(count) for name, count in zip(shares, counts, strict=True)}
+
+
+def by_largest_remainders(batch_size: int, shares: Iterable[float]) -> np.ndarray:
+    """Returns integers of sum `batch_size` for shares of sum 1: 0.5, 0.3, 0.2 of 5 (2.5, 1.5, 1.0) become 3, 1, 1."""
+    quotas = batch_size * np.array(list(shares))
+    counts = np.floor(quotas).astype(int)
+    counts[np.argsort(counts - quotas, kind="stable")[: batch_size - counts.sum()]] += 1
+    return counts
 
 
 def _checked(shares: Mapping[str, float], parts: Mapping[str, Any]) -> dict[str, float]:
@@ -133,7 +138,7 @@ def _listed(names: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, sorted(names))) or "none"
 
 
-def _concatenated(*columns: tf.Tensor) -> tf.Tensor:
+def joined_columns(*columns: tf.Tensor) -> tf.Tensor:
     """Columns `[N, ...]` one after the other; axes of unknown sizes are filled up with zeros."""
     if columns[0].shape[1:].is_fully_defined():
         return tf.concat(columns, 0)

@@ -13,8 +13,9 @@ from rlds2reverb.errors import CheckpointError, SpecMismatch
 from rlds2reverb.replay.configs import BufferConfig
 from rlds2reverb.replay.listeners import SilentListener
 from rlds2reverb.replay.manager import BufferManager
-from rlds2reverb.replay.mixing import _concatenated, fixed_counts
+from rlds2reverb.replay.mixing import fixed_counts
 from rlds2reverb.replay.monitors import table
+from rlds2reverb.sampling.mixing import joined_columns
 
 NAMES = ("agent", "agent_1", "1")
 UNIFORM = BufferConfig(kind="naive", max_size=1000)
@@ -324,7 +325,7 @@ def test_episodes_of_different_lengths_are_padded_to_one_length():
 def test_columns_are_joined_over_axes_that_differ():
     @tf.function(input_signature=[tf.TensorSpec([None, None, None], tf.int64)] * 2)
     def join(first, second):
-        return _concatenated(first, second)
+        return joined_columns(first, second)
 
     got = join(np.ones((1, 2, 1), np.int64), np.full((2, 1, 3), 7, np.int64)).numpy()
     assert got.tolist() == [[[1, 0, 0], [1, 0, 0]]] + [[[7, 7, 7], [0, 0, 0]]] * 2
