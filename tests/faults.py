@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from rlds2reverb.tables import TableConfig
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb._server.replay_server"])
+#: Where the fork server's socket will be. It is made now, before a test has temporary files elsewhere: in the folder of
+#: a test the socket's path could be longer than the 107 characters that Linux allows.
+SOCKETS = get_temp_dir()
 #: Longer than anything takes: who waits so long has found a hang.
 PATIENCE_SECS = 100
 

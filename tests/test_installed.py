@@ -71,6 +71,7 @@ def script_of_every_name():
     return "\n".join([*lines, "rlds2reverb.no_such_name", ""]), len(lines) + 1
 
 
+@pytest.mark.slow
 def test_a_users_script_passes_a_type_check(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments = ["--ignore-missing-imports", "--disable-error-code", "import-untyped", "--follow-imports", "silent"]

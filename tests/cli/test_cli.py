@@ -586,6 +586,7 @@ sys.exit(run(["convert", sys.argv[1], "--out", sys.argv[2]]))
     assert errors == ["error: stopped by SIGTERM; start the same command again to continue\n", ""]
 
 
+@pytest.mark.slow
 def test_the_demo_prints_its_summary(data):
     process = start("demo", data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5", "--num-batches", 40)
     out, err = process.communicate(timeout=120)

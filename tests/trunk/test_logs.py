@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import logging, os, sys
 from rlds2reverb import ReplayServer, TableConfig, Windows, ingest, load, sample_dataset
@@ -18,6 +20,7 @@ os.write(2, b"and another\\n")
 """
 
 
+@pytest.mark.slow
 def test_a_script_is_quiet_unless_the_logs_are_asked_for(data):
     path = str(data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5")
     variables = {

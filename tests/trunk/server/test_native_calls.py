@@ -59,6 +59,7 @@ def test_a_call_that_fails_has_ended():
     assert calls.finish(timeout_secs=0)
 
 
+@pytest.mark.slow
 def test_a_program_ends_well_whose_daemon_threads_still_call():
     program = textwrap.dedent(
         """

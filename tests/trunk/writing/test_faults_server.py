@@ -268,7 +268,7 @@ def test_a_server_that_stays_away_is_an_error_and_the_run_is_continued_later(tmp
         assert stored(hear(to_second)) == wanted
 
 
-@pytest.mark.parametrize("held_at", [("check", 99), ("try", 0)])
+@pytest.mark.parametrize("held_at", [pytest.param(("check", 99), marks=pytest.mark.slow), ("try", 0)])
 def test_a_server_that_is_restarted_before_the_first_item_is_not_one_that_does_not_understand(
     tmp_path, wanted, held_at
 ):
@@ -509,7 +509,8 @@ def test_an_ingester_outlasts_a_stop_that_is_shorter_than_its_time_out(tmp_path,
     assert stored(hear(to_server)) == wanted
 
 
-@pytest.mark.parametrize("writer", ["bulk", pytest.param("public", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", ["bulk", "public"])
 def test_a_program_ends_by_itself_when_its_server_is_stopped(tmp_path, stoppable, writer):
     pid, _, port = stoppable
     program = textwrap.dedent(
