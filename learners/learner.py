@@ -27,7 +27,7 @@ from .monitor import Monitor
 from .run_directory import RunDirectory
 from .stop_signals import NAMES as STOP_SIGNALS
 from .stop_signals import stopped_by_signals
-from .train_loop import CallResult, TrainLoop, is_of_numbers, metrics_of, td_errors_of
+from .train_loop import CallResult, TrainLoop, is_of_numbers
 
 _LOG = logging.getLogger(__name__)
 _EXCEPTION = "exception.txt"
@@ -73,6 +73,7 @@ class Learner:
         hooks: Iterable[LearnerHook] = (),
         steps_per_call: int = 100,
         jit_compile: bool = False,
+        strategy: tf.distribute.Strategy | None = None,
         name: str = "learner",
         rank: int = 0,
         identity: dict[str, Any] | None = None,
@@ -91,6 +92,10 @@ class Learner:
           hooks: see `LearnerHook`.
           steps_per_call: the most iterations in a call of the graph, at least 1.
           jit_compile: whether XLA compiles an iteration.
+          strategy: `tf.distribute.MirroredStrategy` or `OneDeviceStrategy`, in whose scope the agent was made: its
+            replicas, each on a device of this process, share every batch and make the same update with the mean of
+            their gradients. None for one device. What an agent computes over a batch, such as the scale of TD3+BC's
+            critic, is computed over each replica's part.
           name: for the log.
           rank: the number of this process among those that train together, each in a root_dir of its own; only 0 saves
             and shows by hooks.
@@ -105,14 +110,16 @@ class Learner:
         Raises:
           InUse: if another learner uses the directory.
           SpecMismatch: if the data do not fit the agent; names each field.
-          TypeError: if dataset is neither a data set nor resident items.
-          ValueError: if a number is out of its range.
+          TypeError: if dataset is neither a data set nor resident items, or the strategy is another one.
+          ValueError: if a number is out of its range, the agent was not made in the strategy's scope, or several
+            replicas are to be compiled by XLA.
         """
         require_count("steps_per_call", steps_per_call)
         require_count("rank", rank, 0)
         require_count("keep_checkpoints", keep_checkpoints)
         self.agent, self.name, self.rank, self.root_dir = agent, name, rank, Path(root_dir)
         self._steps_per_call, self._position = steps_per_call, position
+        _require_strategy(strategy, agent, jit_compile=jit_compile)
         self._feed = feed = _feed_of(dataset)
         require_experience(feed.experience_spec, agent)
         if priorities is not None and not feed.has_info:
@@ -126,8 +133,7 @@ class Learner:
             self.register_hook(self._priorities)
             self._resources.callback(self._priorities.close)
         self.run = self._resources.enter_context(RunDirectory(self.root_dir))
-        self._loop = TrainLoop(agent, feed, jit_compile=jit_compile)
-        self._train_one = tf.function(agent.train)
+        self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
         self._identity = {"agent": type(agent).__name__, **(identity or {})}
         self._checkpoints = Checkpoints(
             self.root_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
@@ -212,16 +218,12 @@ class Learner:
         info = tf.nest.map_structure(np.asarray, info)
         keys = np.ravel(getattr(info, "key", ()))
         try:
-            loss = self._train_one(experience, weights=weights)
+            result = self._loop.on_batch(experience, weights, info)
         except tf.errors.InvalidArgumentError as error:
             if not is_of_numbers(error):
                 raise
             raise TrainingDiverged(self._why_diverged(self._done, float("nan"), keys, "keys")) from None
-        metrics = {key: float(value) for key, value in metrics_of(loss).items()}
-        errors = td_errors_of(loss)
-        errors = None if errors is None else errors.numpy()
-        is_finite = bool(self._loop.is_finite(loss.loss))
-        self._take(CallResult(1, is_finite, metrics, metrics, info, errors, keys, 0.0), 0.0)
+        self._take(result, 0.0)
         return self.learn_info
 
     def start(self, num_iterations: int) -> None:
@@ -449,6 +451,20 @@ def _feed_of(dataset: Any) -> Feed:
     if isinstance(dataset, ResidentItems):
         return dataset
     return DatasetFeed(dataset)
+
+
+def _require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: bool) -> None:
+    if strategy is None:
+        return
+    if not isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)):
+        raise TypeError(
+            f"strategy is a {type(strategy).__name__}, expected a MirroredStrategy or a OneDeviceStrategy: replicas of "
+            "other processes are not supported"
+        )
+    if not all(strategy.extended.variable_created_in_scope(variable) for variable in agent.variables):
+        raise ValueError("the agent was made outside of the strategy's scope; make it within `with strategy.scope():`")
+    if jit_compile and strategy.num_replicas_in_sync > 1:
+        raise ValueError(f"jit_compile is for one replica, the strategy has {strategy.num_replicas_in_sync}")
 
 
 def _log_line(step: int, numbers: dict[str, float]) -> None:

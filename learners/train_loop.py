@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
+from rlds2reverb.errors import SpecMismatch
+
 from .feeds import Feed
 
 
@@ -81,21 +83,40 @@ def _extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
 class TrainLoop:
     """Runs iterations of an agent in a graph, as many in a call as it is asked for, without tracing again."""
 
-    def __init__(self, agent: tf_agent.TFAgent, feed: Feed, *, jit_compile: bool = False):
+    def __init__(
+        self,
+        agent: tf_agent.TFAgent,
+        feed: Feed,
+        *,
+        jit_compile: bool = False,
+        strategy: tf.distribute.Strategy | None = None,
+    ):
         """Nothing is traced yet.
 
         Args:
           agent: to be trained.
           feed: of its batches.
           jit_compile: whether XLA compiles an iteration.
+          strategy: whose replicas share each batch; None for one device.
+
+        Raises:
+          SpecMismatch: if the batches cannot be shared equally.
         """
-        self._agent, self._feed = agent, feed
+        self._agent, self._feed, self._strategy = agent, feed, strategy
+        self._num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        rows = tf.nest.flatten(feed.experience_spec)[0].shape[0]
+        if rows is not None and rows % self._num_replicas:
+            raise SpecMismatch(
+                f"a batch has {rows} items for {self._num_replicas} replicas, which share it equally; expected a "
+                f"batch_size that {self._num_replicas} divides"
+            )
         self._is_timed = _has_clock()
         with tf.device("CPU"):  # where an iteration is that raises
             self._at = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
-        self._train = tf.function(agent.train, jit_compile=True) if jit_compile else agent.train
+        self._train_part = tf.function(agent.train, jit_compile=True) if jit_compile else agent.train
         self._run = tf.function(self._iterations, autograph=False)
+        self._run_once = tf.function(self._train, autograph=False)
 
     def __call__(self, first_iteration: int, num_iterations: int) -> CallResult:
         """Does iterations, up to the first that leaves a loss or a weight that is not finite.
@@ -130,6 +151,16 @@ class TrainLoop:
             float(waited),
         )
 
+    def on_batch(self, experience: Any, weights: Any, info: Any) -> CallResult:
+        """Does one iteration on a batch that is given, whose info are arrays or ()."""
+        metrics, errors = self._run_once(experience, weights)
+        found = {name: float(value) for name, value in metrics.items()}
+        keys = np.ravel(getattr(info, "key", ()))
+        is_finite = bool(self.is_finite(metrics["loss"]))
+        return CallResult(
+            1, is_finite, found, found, info, None if isinstance(errors, tuple) else errors.numpy(), keys, 0.0
+        )
+
     @property
     def num_traces(self) -> int:
         """How often the loop was traced."""
@@ -138,6 +169,35 @@ class TrainLoop:
     def prepare(self) -> None:
         """Traces an iteration, if that was not done yet: the loop has to know what it gives. Nothing is trained."""
         _ = self._outputs
+
+    def _train(self, experience: Any, weights: Any) -> tuple[dict[str, tf.Tensor], Any]:
+        """Traced: trains on a batch, of which each replica gets its part.
+
+        Returns the metrics, means over the replicas, and the TD errors of all items in their order; () for none.
+        """
+
+        def train(experience: Any, weights: Any) -> Any:
+            loss = self._train_part(experience, weights=weights)
+            errors = td_errors_of(loss)
+            return metrics_of(loss), () if errors is None else errors
+
+        if self._strategy is None or self._num_replicas == 1:
+            return train(experience, weights)
+
+        def train_own_part() -> Any:
+            context = tf.distribute.get_replica_context()
+
+            def part(column: tf.Tensor) -> tf.Tensor:
+                rows = tf.shape(column)[0] // self._num_replicas
+                begin = context.replica_id_in_sync_group * rows
+                return column[begin : begin + rows]
+
+            return train(tf.nest.map_structure(part, experience), None if weights is None else part(weights))
+
+        metrics, errors = self._strategy.run(train_own_part)
+        mean = {name: self._strategy.reduce("MEAN", value, axis=None) for name, value in metrics.items()}
+        parts = () if isinstance(errors, tuple) else self._strategy.experimental_local_results(errors)
+        return mean, tf.concat(parts, 0) if parts else ()
 
     def _iterations(self, first: tf.Tensor, num: tf.Tensor) -> Any:
         """Traced: the loop. Its state are the scalars; keys and TD errors of all iterations are stacked."""
@@ -160,14 +220,12 @@ class TrainLoop:
                 noted.append(self._keys.assign(tf.reshape(tf.cast(info.key, tf.uint64), [-1])))
             with tf.control_dependencies(noted):
                 experience = tf.nest.map_structure(tf.identity, experience)
-            loss = self._train(experience, weights=getattr(info, "weight", None))
-            found = metrics_of(loss)
-            errors = td_errors_of(loss)
-            rows = tf.nest.flatten((info if self._feed.has_info else (), () if errors is None else errors))
+            found, errors = self._train(experience, getattr(info, "weight", None))
+            rows = tf.nest.flatten((info if self._feed.has_info else (), errors))
             place = tf.cast(done, tf.int32)
             stacks = [stack.write(place, row) for stack, row in zip(stacks, rows, strict=True)]
             sums = {name: sums[name] + value for name, value in found.items()}
-            with tf.control_dependencies([loss.loss]):
+            with tf.control_dependencies([found["loss"]]):
                 finite = self.is_finite(found["loss"])
             return done + 1, finite, sums, found, stacks, waited + secs
 
@@ -183,9 +241,8 @@ class TrainLoop:
 
         def once() -> Any:
             experience, info = self._feed.next(tf.constant(0, tf.int64))
-            loss = self._train(experience, weights=getattr(info, "weight", None))
-            errors = td_errors_of(loss)
-            return metrics_of(loss), info if self._feed.has_info else (), () if errors is None else errors
+            metrics, errors = self._train(experience, getattr(info, "weight", None))
+            return metrics, info if self._feed.has_info else (), errors
 
         return tf.function(once, autograph=False).get_concrete_function().structured_outputs
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from .replicas import assign_alike, mean_over_replicas
+
 
 class Adam(tf.Module):
     """Adam (Kingma & Ba 2015, algorithm 1, in the order of its section 2), one fused operation a variable.
@@ -55,9 +57,15 @@ class Adam(tf.Module):
         self.apply(tape.gradient(loss, self.trained))
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Makes one update; `gradients` are in the order of the variables."""
+        """Makes one update with the mean of all replicas' gradients, in the order of the variables."""
+        self.apply_mean(mean_over_replicas(gradients))
+
+    def apply_mean(self, gradients: Sequence[tf.Tensor]) -> None:
+        """Makes one update with gradients that are the same in all replicas."""
         rate = self.learning_rate()
-        count = tf.cast(self.step.assign_add(1), tf.float32)
+        step = self.step + 1
+        assign_alike(self.step, step)
+        count = tf.cast(step, tf.float32)
         beta1, beta2 = self._betas
         for variable, (m, v), gradient in zip(self.trained, self.moments, gradients, strict=True):
             tf.raw_ops.ResourceApplyAdam(

@@ -69,6 +69,7 @@ class CQLAgent(OfflineAgent):
         lagrange_threshold: float | None = None,
         target_entropy: float | None = None,
         num_bc_updates: int = 0,
+        max_q_backup: bool = False,
     ) -> None:
         """Makes the networks; the critics have a target.
 
@@ -94,6 +95,8 @@ class CQLAgent(OfflineAgent):
           target_entropy: what the temperature steers the actor's entropy to; None is -A (SAC, table 1).
           num_bc_updates: updates at the start in which log pi(a|s) of the data stands for Q in the actor's loss. The
             paper has none; the authors' script has 40,000 and says that it matters little.
+          max_q_backup: whether targets take, for each critic, the largest target value of the `num_samples` actions of
+            pi(s') in the place of one action's (paper, appendix F; an option of the authors' script for AntMaze).
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
@@ -119,6 +122,7 @@ class CQLAgent(OfflineAgent):
         self._lagrange_threshold = lagrange_threshold
         self._target_entropy = -float(width) if target_entropy is None else target_entropy
         self._num_bc_updates = num_bc_updates
+        self._max_q_backup = max_q_backup
         actor = SquashedGaussianActor(actor_network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
@@ -133,8 +137,10 @@ class CQLAgent(OfflineAgent):
             self._update_temperature(log_prob)
             actor_loss = self.actor_loss(batch, action, log_prob)
         next_mean, next_log_std = self._actor.gaussian(batch.next_observation)
-        next_action, next_log_prob = squashed(next_mean, next_log_std, noise[1, 0])
-        targets = self.critic_targets(batch, next_action, next_log_prob)
+        if self._max_q_backup:
+            targets = self.critic_targets(batch, *squashed(next_mean, next_log_std, noise[1, 1:]))
+        else:
+            targets = self.critic_targets(batch, *squashed(next_mean, next_log_std, noise[1, :1]))
         sampled, log_densities = _join(
             (uniform, tf.fill(tf.shape(uniform)[:2], np.float32(-np.log(2) * action.shape[-1]))),
             squashed(next_mean, next_log_std, noise[1, 1:]),
@@ -174,12 +180,18 @@ class CQLAgent(OfflineAgent):
             gain = value()
         return tf.reduce_mean(tf.exp(self._log_temperature) * log_prob - gain)
 
-    def critic_targets(self, batch: Batch, next_action: tf.Tensor, next_log_prob: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [B]: r + gamma * discount * the smaller target value of the next actions [B, A]."""
-        values = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, next_action), axis=0)
+    def critic_targets(self, batch: Batch, next_actions: tf.Tensor, next_log_probs: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [B]: r + gamma * discount * the smaller target value.
+
+        Args:
+          batch: the data.
+          next_actions: float32 [N, B, A]; of several the one with the largest value counts, for each critic its own.
+          next_log_probs: float32 [N, B].
+        """
+        values = self._values(self._target_critic, batch.next_observation, next_actions)
         if not self._deterministic_backup:
-            values -= tf.exp(self._log_temperature) * next_log_prob
-        return batch.reward + self._discount * batch.discount * values
+            values -= tf.exp(self._log_temperature) * next_log_probs
+        return batch.reward + self._discount * batch.discount * tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
 
     def critic_terms(
         self, batch: Batch, targets: tf.Tensor, sampled: tf.Tensor, log_densities: tf.Tensor
@@ -193,9 +205,7 @@ class CQLAgent(OfflineAgent):
           log_densities: float32 [N, B].
         """
         actions = tf.concat([batch.action[tf.newaxis], sampled], axis=0)
-        observations = tf.tile(batch.observation, [tf.shape(actions)[0], 1])
-        values = critic_values(self._critic, observations, tf.reshape(actions, [-1, actions.shape[-1]]))
-        values = tf.reshape(values, [2, *tf.unstack(tf.shape(actions)[:2])])
+        values = self._values(self._critic, batch.observation, actions)
         q = values[:, 0]
         return q - targets, conservative_penalty(values[:, 1:], log_densities, q)
 
@@ -203,6 +213,12 @@ class CQLAgent(OfflineAgent):
         """Returns the loss of both critics, float32 [], of the terms [2, B]."""
         loss = tf.square(td) + self.penalty_weight() * self._min_q_weight * penalty
         return tf.reduce_mean(batch.weights * tf.reduce_sum(loss, axis=0))
+
+    def _values(self, critic: MLP, observation: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [2, N, B], the values of actions [N, B, A] at observations [B, D], by one call."""
+        observations = tf.tile(observation, [tf.shape(actions)[0], 1])
+        values = critic_values(critic, observations, tf.reshape(actions, [-1, actions.shape[-1]]))
+        return tf.reshape(values, [2, *tf.unstack(tf.shape(actions)[:2])])
 
     def penalty_weight(self) -> tf.Tensor:
         """Returns float32 []: what `min_q_weight` is multiplied by; 1 unless it is learned."""

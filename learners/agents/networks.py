@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .replicas import assign_alike
+
 LAYER_NORM_EPSILON = 1e-6
 
 
@@ -98,7 +100,7 @@ class MLP(tf.Module):
 
     def track(self, online: "MLP", rate: float) -> None:
         """Moves the weights towards those of `online`: w + rate * (online - w)."""
-        self.flat.assign_add(rate * (online.flat - self.flat))
+        assign_alike(self.flat, self.flat + rate * (online.flat - self.flat))
 
 
 def critic_values(critic: MLP, *inputs: tf.Tensor, only: int | None = None) -> tf.Tensor:

@@ -7,10 +7,13 @@ from tf_agents.agents import data_converter, tf_agent
 from tf_agents.trajectories import time_step, trajectory
 
 from .policies import ActorPolicy
+from .replicas import assign_alike, replica_id
 from .spaces import BoundedActions, DiscreteActions, Observations
 
 #: Seeds of different draws of one train step differ by their index, those of different agents by this.
 _DRAWS = 1024
+#: Seeds of different replicas differ by this.
+_AGENTS = 2**40
 
 
 class Batch(NamedTuple):
@@ -91,7 +94,7 @@ class OfflineAgent(tf_agent.TFAgent):
     def _train(self, experience: Any, weights: Any = None) -> tf_agent.LossInfo:
         batch = self.batch(experience, weights)
         loss, extra = self._update(batch)
-        self.train_step_counter.assign_add(1)
+        assign_alike(self.train_step_counter, self.train_step_counter + 1)
         return tf_agent.LossInfo(loss, extra)
 
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -128,5 +131,6 @@ class OfflineAgent(tf_agent.TFAgent):
         return self._actions.to_unit(tf.nest.flatten(action)[0])
 
     def noise_seed(self, draw: int) -> tf.Tensor:
-        """Returns int64 [2], a seed that no other draw, train step or agent seed has."""
-        return tf.stack([tf.constant(self._seed * _DRAWS + draw, tf.int64), self.train_step_counter])
+        """Returns int64 [2], a seed that no other draw, train step, replica or agent seed has."""
+        of_replica = tf.cast(replica_id(), tf.int64) * _AGENTS
+        return tf.stack([of_replica + (self._seed * _DRAWS + draw), self.train_step_counter.read_value()])

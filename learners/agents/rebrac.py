@@ -1,19 +1,18 @@
 """ReBRAC."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import tensorflow as tf
 
-from .adam import Adam
-from .networks import MLP, TanhActor, critic_values
-from .offline_agent import Batch, OfflineAgent
-from .spaces import BoundedActions, Observations
+from .networks import critic_values
+from .offline_agent import Batch
+from .td3_bc import TD3BCAgent
 
 
 @gin.configurable(module="rlds2reverb")
-class ReBRACAgent(OfflineAgent):
+class ReBRACAgent(TD3BCAgent):
     """ReBRAC (Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcement Learning").
 
         a~     = clip(pi'(s') + clip(noise))
@@ -22,8 +21,11 @@ class ReBRACAgent(OfflineAgent):
         actor  = mean(actor_penalty * |pi(s) - a|^2 - lambda * min_i Q_i(s, pi(s))),  lambda = 1 / mean|min_i Q_i|
 
     a' is what the data did at s', so experience are trajectories of two steps; at the end of an episode, where there is
-    no a', the critic has no penalty. The paper's batches have 1024 items.
+    no a', the critic has no penalty. The paper's batches have 1024 items. Everything else is TD3's.
     """
+
+    actor_weights: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1, "final_scale": 1e-3}
+    critic_weights: ClassVar[dict[str, Any]] = {"layer_norm": True, "hidden_bias": 0.1, "final_scale": 3e-3}
 
     def __init__(
         self,
@@ -68,48 +70,24 @@ class ReBRACAgent(OfflineAgent):
           actor_penalty: the paper's beta_1. It is chosen for each task; this is hopper-medium-expert's.
           critic_penalty: the paper's beta_2. It is chosen for each task; this is hopper-medium-expert's.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        features, width = observations.size, actions.size
-        self._actor_network = MLP(
-            [features, *hidden_sizes, width], seed=seed, hidden_bias=0.1, final_scale=1e-3, name="actor"
-        )
-        self._critic = MLP(
-            [features + width, *hidden_sizes, 1],
-            seed=seed,
-            copies=2,
-            layer_norm=True,
-            hidden_bias=0.1,
-            final_scale=3e-3,
-            name="critic",
-        )
-        self._target_actor = TanhActor(self._actor_network.copy())
-        self._target_critic = self._critic.copy()
-        self._actor_optimizer = Adam([self._actor_network.flat], actor_learning_rate)
-        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
-        self._discount = discount
-        self._target_update_rate = target_update_rate
-        self._policy_noise, self._noise_clip = policy_noise, noise_clip
-        self._policy_delay = policy_delay
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
-        self._last_actor_loss = tf.Variable(0.0, trainable=False, name="last_actor_loss")
-        actor = TanhActor(self._actor_network, exploration_noise=exploration_noise)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
-
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        targets = self.critic_targets(batch)
-        with tf.GradientTape() as tape:
-            critic_loss, td = self.critic_loss(batch, targets)
-        self._critic_optimizer.minimize(critic_loss, tape)
-        is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
-        actor_loss = tf.cond(is_due, lambda: self._update_actor(batch), self._last_actor_loss.read_value)
-        extra = {
-            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
-            "critic_loss": critic_loss,
-            "actor_loss": actor_loss,
-            "q_mean": tf.reduce_mean(targets + td),
-        }
-        return critic_loss + actor_loss, extra
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            observation_mean=observation_mean,
+            observation_std=observation_std,
+            seed=seed,
+            hidden_sizes=hidden_sizes,
+            actor_learning_rate=actor_learning_rate,
+            critic_learning_rate=critic_learning_rate,
+            discount=discount,
+            target_update_rate=target_update_rate,
+            policy_noise=policy_noise,
+            noise_clip=noise_clip,
+            policy_delay=policy_delay,
+            exploration_noise=exploration_noise,
+            alpha=None,
+        )
 
     def critic_targets(self, batch: Batch) -> tf.Tensor:
         """Returns float32 [B].
@@ -131,11 +109,6 @@ class ReBRACAgent(OfflineAgent):
             value -= self._critic_penalty * batch.next_action_mask * distance
         return batch.reward + self._discount * batch.discount * value
 
-    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
-        td = critic_values(self._critic, batch.observation, batch.action) - targets
-        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
-
     def actor_loss(self, batch: Batch) -> tf.Tensor:
         """Returns float32 []."""
         action = self._actor.mode(batch.observation)
@@ -143,12 +116,3 @@ class ReBRACAgent(OfflineAgent):
         scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         distance = tf.reduce_sum(tf.square(action - batch.action), axis=-1)
         return tf.reduce_mean(self._actor_penalty * distance - scale * value)
-
-    def _update_actor(self, batch: Batch) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = self.actor_loss(batch)
-        self._actor_optimizer.minimize(loss, tape)
-        self._target_actor.network.track(self._actor_network, self._target_update_rate)
-        self._target_critic.track(self._critic, self._target_update_rate)
-        self._last_actor_loss.assign(loss)
-        return loss

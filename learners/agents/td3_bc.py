@@ -1,7 +1,7 @@
 """TD3+BC, and TD3 itself."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 import tensorflow as tf
@@ -9,6 +9,7 @@ import tensorflow as tf
 from .adam import Adam
 from .networks import MLP, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
+from .replicas import assign_alike, mean_over_replicas
 from .spaces import BoundedActions, Observations
 
 
@@ -22,6 +23,10 @@ class TD3BCAgent(OfflineAgent):
 
     The actor and all targets move once in `policy_delay` critic updates. TD3 has -mean(Q_1(s, pi(s))) alone.
     """
+
+    #: How the weights of the networks are drawn: arguments of `MLP`.
+    actor_weights: ClassVar[dict[str, Any]] = {}
+    critic_weights: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -67,8 +72,10 @@ class TD3BCAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         features, width = observations.size, actions.size
-        self._actor_network = MLP([features, *hidden_sizes, width], seed=seed, name="actor")
-        self._critic = MLP([features + width, *hidden_sizes, 1], seed=seed, copies=2, name="critic")
+        self._actor_network = MLP([features, *hidden_sizes, width], seed=seed, name="actor", **self.actor_weights)
+        self._critic = MLP(
+            [features + width, *hidden_sizes, 1], seed=seed, copies=2, name="critic", **self.critic_weights
+        )
         self._target_actor = TanhActor(self._actor_network.copy())
         self._target_critic = self._critic.copy()
         self._actor_optimizer = Adam([self._actor_network.flat], actor_learning_rate)
@@ -87,8 +94,7 @@ class TD3BCAgent(OfflineAgent):
         with tf.GradientTape() as tape:
             critic_loss, td = self.critic_loss(batch, targets)
         self._critic_optimizer.minimize(critic_loss, tape)
-        is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
-        actor_loss = tf.cond(is_due, lambda: self._update_actor(batch), self._last_actor_loss.read_value)
+        actor_loss = self._update_actor(batch)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
             "critic_loss": critic_loss,
@@ -120,10 +126,22 @@ class TD3BCAgent(OfflineAgent):
         return -scale * tf.reduce_mean(value) + tf.reduce_mean(tf.square(action - batch.action))
 
     def _update_actor(self, batch: Batch) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = self.actor_loss(batch)
-        self._actor_optimizer.minimize(loss, tape)
-        self._target_actor.network.track(self._actor_network, self._target_update_rate)
-        self._target_critic.track(self._critic, self._target_update_rate)
-        self._last_actor_loss.assign(loss)
-        return loss
+        """Moves the actor and the targets if that is due, and returns the actor's loss when they moved last."""
+        weights = self._actor_network.flat
+
+        def differentiate() -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss = self.actor_loss(batch)
+            return [loss, tape.gradient(loss, weights)]
+
+        def move() -> tf.Tensor:
+            self._actor_optimizer.apply_mean([gradient])
+            self._target_actor.network.track(self._actor_network, self._target_update_rate)
+            self._target_critic.track(self._critic, self._target_update_rate)
+            assign_alike(self._last_actor_loss, loss)
+            return loss
+
+        is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
+        nothing = [self._last_actor_loss.read_value(), tf.zeros_like(weights)]
+        loss, gradient = mean_over_replicas(tf.cond(is_due, differentiate, lambda: nothing))
+        return tf.cond(is_due, move, lambda: loss)
