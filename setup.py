@@ -41,14 +41,16 @@ setup(
         "rlds2reverb.learners.hooks",
         "rlds2reverb.learners.agents",
         "rlds2reverb.cli",
+        "rlds2reverb.cli.recipes",
     ],
     package_dir={
         "rlds2reverb": "rlds2reverb",
         "rlds2reverb.adders": "adders",
         "rlds2reverb.learners": "learners",
         "rlds2reverb.cli": "cli",
+        "rlds2reverb.cli.recipes": "cli/recipes",
     },
-    package_data={"rlds2reverb": ["py.typed"]},
+    package_data={"rlds2reverb": ["py.typed"], "rlds2reverb.cli.recipes": ["*.gin"]},
     install_requires=[
         "tensorflow==2.15.1",
         "tf-agents==0.19.0",

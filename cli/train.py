@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from . import checks, output
 from .options import (
@@ -27,6 +28,7 @@ from .options import (
 )
 from .output import json_option
 from .quiet import import_quietly, status
+from .recipes import is_set, read_configs, recipe_names, recipe_path
 
 if TYPE_CHECKING:
     from rlds2reverb.learners import Evaluator, Learner
@@ -49,6 +51,15 @@ ALGORITHMS = ("awac", "bc", "cql", "discrete_bc", "discrete_cql", "double_dqn", 
 _BATCH_SIZES = {"rebrac": 1024}
 #: Agents that need the action after each transition, and so trajectories of two steps.
 _OF_TRAJECTORIES = ("rebrac",)
+
+
+def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[Path, ...]:
+    """Returns the files of `--config`, those that come with the package by their names."""
+    paths = tuple(recipe_path(name) for name in names)
+    for path in paths:
+        if not path.is_file():
+            raise click.BadParameter(f"there is no file {path}{_nearest(str(path), recipe_names())}")
+    return paths
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -78,8 +89,9 @@ _OF_TRAJECTORIES = ("rebrac",)
     "--config",
     "configs",
     multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A gin file with hyperparameters. Repeatable.",
+    callback=_config_paths,
+    metavar="FILE|NAME",
+    help="A gin file with hyperparameters, or one of ours for D4RL's tasks, such as iql-antmaze. Repeatable.",
 )
 @click.option("--n-step", default=1, show_default=True, type=checks.at_least_1, help="Steps of a transition.")
 @click.option("--gamma", default=0.99, show_default=True, type=click.FloatRange(0, 1), help="Discount factor.")
@@ -158,7 +170,26 @@ def train(as_json: bool, **options: Any) -> int:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # takes a fifth less time on CPUs
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.learners", "rlds2reverb.adders")
     _require_settings(options["algo"], settings)
+    options = _with_configs(options)
     return _Training(options, settings, as_json=as_json).run()
+
+
+def _with_configs(options: dict[str, Any]) -> dict[str, Any]:
+    """Reads the gin files, and returns the options with what these set, unless it was given on the command line."""
+    from rlds2reverb.learners.agents import AGENTS
+
+    agent = AGENTS[options["algo"]].__name__
+    try:
+        found = read_configs(options["configs"])
+        for name, mend in (("discount", "train.gamma"), ("num_updates", "--steps")):
+            if is_set(f"{agent}.{name}"):
+                raise ValueError(f"{agent}.{name} follows from the run; set {mend} in its place")
+        if "reward" in found:
+            checks.parse_reward(found["reward"])
+    except ValueError as error:
+        raise click.UsageError(f"--config: {error}") from error
+    source = click.get_current_context().get_parameter_source
+    return {**options, **{name: found[name] for name in found if source(name) is ParameterSource.DEFAULT}}
 
 
 def _require_there(source: str, is_downloaded: bool) -> None:
@@ -249,7 +280,6 @@ class _Training:
         if options["deterministic"]:
             tf.config.experimental.enable_op_determinism()
         tf.random.set_seed(options["seed"])
-        self._read_configs()
         with ExitStack() as resources:
             evaluator = self._evaluator()
             is_served = _is_served(options["source"])
@@ -402,12 +432,6 @@ class _Training:
             **{f"--config {path.name}": path.read_text() for path in self.options["configs"]},
             **{f"--set {name}": repr(value) for name, value in self.settings.items()},
         }
-
-    def _read_configs(self) -> None:
-        import gin
-
-        for path in self.options["configs"]:
-            gin.parse_config_file(str(path))
 
     def _evaluator(self) -> Evaluator | None:
         from rlds2reverb.learners import Evaluator, read_reference_returns

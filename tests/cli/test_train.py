@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import gin
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -163,6 +164,30 @@ def test_the_nearest_hyperparameter_and_file_are_named(hopper, tmp_path, capsys)
     assert code == 1 and "td3_bc has no hyperparameter 'hiden_sizes'; did you mean 'hidden_sizes'?" in err
     code, _, err = call(capsys, *options, "--data", hopper.with_name("hopper_medum-v2.hdf5"))
     assert code == 1 and "did you mean 'hopper_medium-v2.hdf5'?" in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def nothing_set():
+    yield
+    gin.clear_config()
+
+
+def test_a_recipe_by_name_sets_the_agent_and_the_run_and_the_command_line_wins(hopper, tmp_path, capsys, nothing_set):
+    recipe = ("--config", "rebrac-antmaze-umaze", "--set", "hidden_sizes=(8, 8)", "--batch-size", 8)
+    code, _, _ = call(capsys, "--algo", "rebrac", "--data", hopper, "--root_dir", tmp_path, "--steps", 2, *recipe)
+    found = load_run(tmp_path).configuration
+    assert code == 0
+    assert (found["gamma"], found["reward"], found["batch_size"]) == (0.999, "scale:100", 8)
+
+
+def test_a_config_that_is_not_there_or_sets_what_the_run_sets_is_refused(hopper, tmp_path, capsys, nothing_set):
+    run_of = ("--algo", "iql", "--data", hopper, "--root_dir", tmp_path / "run")
+    code, _, err = call(capsys, *run_of, "--config", "iql-antmace")
+    assert code == 1 and "there is no file iql-antmace; did you mean 'iql-antmaze'?" in err
+    (tmp_path / "mine.gin").write_text("IQLAgent.discount = 0.9")
+    code, _, err = call(capsys, *run_of, "--config", tmp_path / "mine.gin")
+    assert code == 1 and "IQLAgent.discount follows from the run; set train.gamma in its place" in err
     assert not (tmp_path / "run").exists()
 
 
