@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import shutil
@@ -16,7 +17,8 @@ import tensorflow as tf
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._server import sealed_json
-from rlds2reverb.errors import CheckpointError, DamagedFile
+from rlds2reverb._server.checkpoint_root import full_disk_as_error
+from rlds2reverb.errors import CheckpointError, DamagedFile, StorageFull
 
 _LOG = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -73,27 +75,39 @@ class Checkpoints:
 
         Raises:
           CheckpointError: if a weight is not finite; nothing is written then.
+          StorageFull: if the disk is full; the checkpoints before it are kept.
         """
         wrong = [each.name for each in _variables(self._state) if not np.isfinite(each.numpy()).all()]
         if wrong:
             raise CheckpointError(f"no checkpoint at iteration {step}: {wrong[0]} is not finite")
         name = f"{step:010d}"
         partial, path = self._root / f"{name}{_PARTIAL}", self._root / name
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        self._state.write(str(partial / _PREFIX))
-        files = {file.name: _digest(file) for file in sorted(partial.iterdir())}
         best = step if is_best else self._best_step(step)
-        sealed_json.save(partial / _MANIFEST, {**manifest, "step": step, "best": best, "files": files})
-        for file in partial.iterdir():
-            sealed_json.sync(file)
-        sealed_json.sync(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with full_disk_as_error(partial):
+                self._write(partial, {**manifest, "step": step, "best": best})
+        except StorageFull:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         if path.exists():  # the same iterations again: what was there goes first
             path.rename(path.with_suffix(_REPLACED))
         partial.rename(path)
         sealed_json.sync(self._root)
         self._remove_old(step, best)
         return Checkpoint(path, step, manifest)
+
+    def _write(self, partial: Path, manifest: dict[str, Any]) -> None:
+        partial.mkdir()
+        try:
+            self._state.write(str(partial / _PREFIX))
+        except tf.errors.ResourceExhaustedError as error:  # TensorFlow's name for a full disk, among others
+            raise (OSError(errno.ENOSPC, error.message) if "No space left" in error.message else error) from error
+        files = {file.name: _digest(file) for file in sorted(partial.iterdir())}
+        sealed_json.save(partial / _MANIFEST, {**manifest, "files": files})
+        for file in partial.iterdir():
+            sealed_json.sync(file)
+        sealed_json.sync(partial)
 
     def opened(self, path: str | Path | None = None) -> Checkpoint | None:
         """Returns the newest good checkpoint, or the one at a path, for `restore`; None if there is none.

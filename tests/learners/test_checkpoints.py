@@ -8,14 +8,16 @@ import subprocess
 import sys
 import textwrap
 
+import faults
 import numpy as np
 import pytest
 import tensorflow as tf
+from faults import hear, leave_mounts, mount, mounted
 from rlds2reverb.learners import Checkpoints, Learner
 from rlds2reverb.learners.hooks import EarlyStopHook, LoadCkptHook, LogShowHook, SaveCkptHook
 from small_agents import MeanAgent, batches
 
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.errors import CheckpointError, StorageFull
 
 
 @pytest.fixture
@@ -124,6 +126,34 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path, value, bad):
     with pytest.raises(CheckpointError, match="no checkpoint at iteration 4: value:0 is not finite"):
         store.save(4, {})
     assert steps_in(tmp_path) == []
+
+
+def save_on_full_disk(channel, folder, num_bytes):
+    leave_mounts()
+    mount(folder, 1 << 20)
+    channel.send("mounted")
+    weights = tf.Variable(tf.zeros([50_000]))
+    store = Checkpoints(folder / "checkpoints", {"weights": weights})
+    store.save(1, {})
+    mount(folder, num_bytes, again=True)
+    try:
+        store.save(2, {})
+    except StorageFull as error:
+        channel.send(str(error))
+    channel.send(sorted(path.name for path in (folder / "checkpoints").iterdir()))
+    mount(folder, 2 << 20, again=True)
+    store.save(2, {})
+    channel.send(store.opened().step)
+
+
+@pytest.mark.parametrize("num_bytes", [260_000, 300_000, 404_000])
+def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path, num_bytes):
+    with faults.process(save_on_full_disk, tmp_path, num_bytes) as (_, channel):
+        if isinstance(heard := mounted(channel), OSError):
+            pytest.skip(f"this machine lets nobody mount a small disk ({heard})")
+        assert "no space left for" in hear(channel)
+        assert hear(channel) == ["0000000001"]
+        assert hear(channel) == 2
 
 
 def test_values_of_another_checkpoint_for_a_while(tmp_path, value):

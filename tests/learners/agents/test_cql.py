@@ -50,8 +50,9 @@ def act(actor, observation, noise):
             {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False}, marks=pytest.mark.slow
         ),
         pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),
+        pytest.param({"max_q_backup": True}, marks=pytest.mark.slow),
     ],
-    ids=["published", "lagrange", "warm start"],
+    ids=["published", "lagrange", "warm start", "max backup"],
 )
 def test_updates_are_those_of_the_slow_version(overrides):
     agent = make(**overrides)
@@ -85,6 +86,9 @@ def test_updates_are_those_of_the_slow_version(overrides):
 
         next_action, next_log_prob = act(actor, end, noise[1, 0])
         value = np.minimum(*slow.twins(target, CRITIC, end, next_action))
+        if overrides.get("max_q_backup"):
+            each = [slow.twins(target, CRITIC, end, act(actor, end, one)[0]) for one in noise[1, 1:]]
+            value = np.minimum(*(np.max([pair[i] for pair in each], axis=0) for i in (0, 1)))
         if not overrides.get("deterministic_backup", True):
             value = value - temperature * next_log_prob
         y = data["reward"] + 0.99 * data["discount"] * value
