@@ -1,7 +1,7 @@
 """Reverb's own messages, chunks and items, written by numpy; see `protobuf`.
 
-Keys are in [2^56, 2^63), where varints have 9 bytes. Field numbers are those of `reverb/cc/schema.proto` and
-`tensorflow/core/framework/tensor.proto`.
+Keys are in [2^56, 2^63), where varints have 9 bytes. Field numbers are those of `reverb/cc/schema.proto`,
+`reverb/cc/reverb_service.proto` and `tensorflow/core/framework/tensor.proto`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _DATA_TYPES = {
     "uint64": 23,
 }
 _KEY_WIDTH = 9
+#: Of keys that others gave, which may be any of 64 bits.
+_ANY_KEY_WIDTH = 10
 _INT_WIDTH = 5
 #: Columns of a chunk are compressed from this many bytes on, if that makes them shorter by a tenth.
 _WORTH_TRYING_BYTES, _WORTH_COMPRESSING = 1024, 0.9
@@ -214,6 +216,19 @@ def _records(parts: Sequence[Part | list[bytes]], num_records: int) -> list[byte
         neighbours: list[Any] = list(group)
         columns += neighbours if is_own else [fill(neighbours, num_records)]
     return [b"".join(record) for record in zip(*columns, strict=True)]
+
+
+def priority_updates(table: str, keys: np.ndarray, priorities: np.ndarray) -> bytes:
+    """Returns a `MutatePrioritiesRequest`.
+
+    Args:
+      table: its name.
+      keys: uint64 `[M]`.
+      priorities: float64 `[M]`.
+    """
+    values = np.ascontiguousarray(priorities, "<f8").view(np.uint8).reshape(-1, 8)
+    update = [*numbers_field(1, keys, _ANY_KEY_WIDTH), tag(2, 1), values]
+    return delimited(1, table.encode()) + fill(message_field(2, update), len(keys)).tobytes()
 
 
 def items(

@@ -30,7 +30,7 @@ def varint(value: int) -> bytes:
 
 
 def varints(values: np.ndarray, width: int) -> np.ndarray:
-    """Numbers below 2^(7·width) in base 128, filled up to a width of 1 to 9: uint8 `[n, width]`."""
+    """Numbers below 2^(7·width) in base 128, filled up to a width of 1 to 10: uint8 `[n, width]`."""
     if width == 1:
         return values.astype(np.uint8)[:, None]
     numbers = values.astype(np.uint64)
@@ -39,7 +39,10 @@ def varints(values: np.ndarray, width: int) -> np.ndarray:
     first = digits.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     if width <= 8:
         return first[:, :width]
-    return np.concatenate([first, (numbers >> np.uint64(56)).astype(np.uint8)[:, None]], axis=1)
+    if width == 9:
+        return np.concatenate([first, (numbers >> np.uint64(56)).astype(np.uint8)[:, None]], axis=1)
+    ninth = (numbers >> np.uint64(56)).astype(np.uint8) | np.uint8(128)
+    return np.concatenate([first, ninth[:, None], (numbers >> np.uint64(63)).astype(np.uint8)[:, None]], axis=1)
 
 
 def _spread(numbers: np.ndarray) -> np.ndarray:

@@ -27,7 +27,6 @@ SERVICE_PATH = "/deepmind.reverb.ReverbService/"
 
 PriorityTableCheckpoint = checkpoint_pb2.PriorityTableCheckpoint
 ChunkData = schema_pb2.ChunkData
-KeyWithPriority = schema_pb2.KeyWithPriority
 PrioritizedItem = schema_pb2.PrioritizedItem
 
 _Field = descriptor_pb2.FieldDescriptorProto

@@ -15,11 +15,11 @@ import grpc
 import numpy as np
 from reverb.reverb_types import TableInfo
 
+from rlds2reverb._encoding.messages import priority_updates
 from rlds2reverb._internals.reverb import (
     SERVICE_PATH,
     CheckpointResponse,
     InsertStreamResponse,
-    KeyWithPriority,
     MutatePrioritiesRequest,
     SampleStreamRequest,
     SampleStreamResponse,
@@ -117,11 +117,7 @@ class ServerConnection:
         Raises:
           ServerUnavailable: if it is not done in time.
         """
-        updates = [
-            KeyWithPriority(key=key, priority=priority)
-            for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True)
-        ]
-        request = MutatePrioritiesRequest(table=table, updates=updates)
+        request = priority_updates(table, keys, priorities)
         self._answered("MutatePriorities", request, timeout_secs, "take priorities")
 
     def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
@@ -131,7 +127,7 @@ class ServerConnection:
           ServerUnavailable: if it is not done in time.
         """
         request = MutatePrioritiesRequest(table=table, delete_keys=keys)
-        self._answered("MutatePriorities", request, timeout_secs, "delete items")
+        self._answered("MutatePriorities", request.SerializeToString(), timeout_secs, "delete items")
 
     def sample(self, table: str, *, timeout_secs: float) -> Generator[Any, None, None]:
         """Takes one sample of a table, and yields its parts: the first has the `info`, each some chunks (`data`).
@@ -151,9 +147,9 @@ class ServerConnection:
         finally:
             call.cancel()
 
-    def _answered(self, method: str, request: Any, timeout_secs: float, what: str) -> bytes:
+    def _answered(self, method: str, request: bytes, timeout_secs: float, what: str) -> bytes:
         try:
-            return self._unary(method)(request.SerializeToString(), timeout=timeout_secs)
+            return self._unary(method)(request, timeout=timeout_secs)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise ServerUnavailable(f"waited {timeout_secs:g} s for {self.address} to {what}") from None

@@ -10,6 +10,7 @@ from properties import examples
 from reverb.cc import schema_pb2
 
 from rlds2reverb._encoding import keys, messages, protobuf
+from rlds2reverb._internals.reverb import MutatePrioritiesRequest
 from rlds2reverb.specs import ArraySpec
 
 KEYS = st.one_of(st.sampled_from([keys.LOWEST, keys.HIGHEST - 1]), st.integers(keys.LOWEST, keys.HIGHEST - 1))
@@ -54,6 +55,8 @@ def test_a_varint_is_the_number_in_base_128_lowest_digits_first(value, wanted):
         ((1 << 31) - 1, 5, "ff ff ff ff 07"),
         (1 << 56, 9, LOWEST_KEY),
         ((1 << 63) - 1, 9, "ff" * 8 + "7f"),
+        (1 << 63, 10, "80" * 9 + "01"),
+        ((1 << 64) - 1, 10, "ff" * 9 + "01"),
     ],
 )
 def test_varints_are_filled_up_with_continuation_bytes(value, width, wanted):
@@ -78,6 +81,14 @@ def test_filled_varints_are_read_as_the_numbers_they_were(case):
     for value, field in zip(values, fields, strict=True):
         parsed = schema_pb2.ChunkData.FromString(field.tobytes())
         assert parsed.data_tensors_len == value % 2**32 - (value % 2**32 >> 31 << 32)  # an int32 drops the upper bits
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.floats(0, 1e12))))
+def test_updates_of_priorities_are_read_as_they_were_given(updates):
+    given_keys, priorities = uint64(*(key for key, _ in updates)), np.array([value for _, value in updates], float)
+    request = MutatePrioritiesRequest.FromString(messages.priority_updates("a table", given_keys, priorities))
+    assert request.table == "a table" and not request.delete_keys
+    assert [(each.key, each.priority) for each in request.updates] == updates
 
 
 def test_records_have_their_parts_in_order_also_where_these_have_no_bytes_or_are_no_rows_in_memory():
