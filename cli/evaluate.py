@@ -129,7 +129,7 @@ def _reference_returns(run: Run | None, environment: str, options: dict[str, Any
 
 def _evaluated(name: str, path: Path, evaluator: Evaluator) -> tuple[int | None, Evaluation]:
     """Returns the training step of a saved policy, None if it was saved without, and what it reaches."""
-    from rlds2reverb.learners.evaluation import load_policy
+    from rlds2reverb.learners.batched_policy import load_policy
 
     with status(f"running {output.counted(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
         policy = load_policy(path)

@@ -6,7 +6,6 @@ import ast
 import difflib
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from .options import (
     transformed,
 )
 from .output import json_option
+from .progress_lines import ProgressLines
 from .quiet import import_quietly, status
 from .recipes import is_set, read_configs, recipe_names, recipe_path
 
@@ -304,7 +304,7 @@ class _Training:
                     identity=self._identity(prepared.fingerprint),
                     position=position,
                     keep_checkpoints=options["keep"],
-                    on_log=_Lines(options["steps"], quiet=self.as_json),
+                    on_log=ProgressLines(options["steps"], quiet=self.as_json),
                 )
             )
             has_run = learner.load_checkpoint(override=options["override"])
@@ -500,36 +500,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
-
-
-class _Lines:
-    """Prints a line for each log: one that moves on a terminal, plain ones elsewhere."""
-
-    def __init__(self, num_iterations: int, *, quiet: bool):
-        self._total, self._quiet = num_iterations, quiet
-        self._score = ""
-
-    def __call__(self, done: int, numbers: dict[str, float]) -> None:
-        if self._quiet:
-            return
-        if "evaluation/mean_return" in numbers:
-            score = f" score {numbers['evaluation/score']:.1f}" if "evaluation/score" in numbers else ""
-            self._score = f"return {numbers['evaluation/mean_return']:,.1f}{score}"
-            self._show(f"{done:>9,} of {self._total:,}   {self._score}", lasting=True)
-            return
-        rate = numbers.get("steps_per_sec", 0.0)
-        left = (self._total - done) / rate if rate else 0.0
-        parts = [f"{done:>9,} of {self._total:,}", f"loss {numbers.get('loss', float('nan')):.4g}"]
-        if rate:
-            parts += [
-                f"{rate:,.0f} steps/s",
-                f"data wait {numbers['data_wait_share']:.0%}",
-                f"{left / 60:.1f} min left",
-            ]
-        self._show("   ".join(parts), lasting=False)
-
-    def _show(self, line: str, *, lasting: bool) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{line}", end="\n" if lasting else "", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)

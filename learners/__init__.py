@@ -6,9 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batched_policy import load_policy
     from .checkpoints import Checkpoint, Checkpoints
     from .dataloader import Dataloader, setup_dataloader
-    from .evaluation import Evaluation, Evaluator, load_policy, read_reference_returns
+    from .evaluation import Evaluation, Evaluator, read_reference_returns
     from .feeds import DatasetFeed, ResidentItems, gathered_items, require_experience
     from .learner import Learner, TrainingDiverged
     from .run_directory import RunDirectory, load_run
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoints": ("Checkpoint", "Checkpoints"),
     "dataloader": ("Dataloader", "setup_dataloader"),
-    "evaluation": ("Evaluation", "Evaluator", "load_policy", "read_reference_returns"),
+    "batched_policy": ("load_policy",),
+    "evaluation": ("Evaluation", "Evaluator", "read_reference_returns"),
     "feeds": ("DatasetFeed", "ResidentItems", "gathered_items", "require_experience"),
     "learner": ("Learner", "TrainingDiverged"),
     "run_directory": ("RunDirectory", "load_run"),

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 from policies import PENDULUM, CountingPolicy, FunctionPolicy, LinearPolicy, save_policy
-from rlds2reverb.learners.evaluation import Evaluation, Evaluator, load_policy, read_reference_returns
+from rlds2reverb.learners.batched_policy import load_policy
+from rlds2reverb.learners.evaluation import Evaluation, Evaluator, read_reference_returns
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import SpecMismatch
