@@ -3,8 +3,10 @@
     python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--steps 20000] [--out runs]
 
 DATA is a folder of D4RL files with `ref_scores.json`. Each run is `rlds2reverb train` in a process of its own, and is
-continued if it was stopped; runs that are complete are not done again. Reported are, over the seeds, the mean and the
-standard deviation of the mean of the last five evaluations, and the best one, beside the mean return of the data.
+continued if it was stopped; runs that are complete are not done again. Reported are the mean return of the data; the
+mean of the last five evaluations, with its standard deviation over the seeds; their swing, which is their standard
+deviation within a run; and the best evaluation. The last two are means over the seeds. The figure is `learning.png` in
+the folder --out.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rlds2reverb.learners.curves import draw_learning_curves, learning_curves, save_png
 from rlds2reverb.learners.run_directory import Run, load_run
 
 ENVIRONMENTS = {
@@ -39,7 +44,9 @@ ALIKE = ("invertedpendulum_expert-v2",)
 VARIANTS = {
     "bc": ["--algo", "bc"],
     "bc_10": ["--algo", "bc", "--top-percent", "10"],
+    "bc_50": ["--algo", "bc", "--top-percent", "50"],
     "iql": ["--algo", "iql"],
+    "iql_constant_rate": ["--algo", "iql", "--set", "num_updates=None"],
     "iql_3step": ["--algo", "iql", "--n-step", "3"],
     "iql_prioritized": ["--algo", "iql", "--sampler", "prioritized"],
     "td3_bc": ["--algo", "td3_bc"],
@@ -63,7 +70,9 @@ def trained(data: Path, dataset: str, variant: str, seed: int, *, steps: int, ou
             *VARIANTS[variant],
             *recipe,
         ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return load_run(root)
 
 
@@ -84,6 +93,20 @@ def row(dataset: str, variant: str, runs: list[Run]) -> dict[str, Any]:
     }
 
 
+def figure_of(runs: dict[str, dict[str, list[Run]]]) -> Figure:
+    """Returns a figure with the curves of each data set, in a panel of its own."""
+    columns = min(len(runs), 3)
+    rows = -(-len(runs) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.6 * rows), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (dataset, variants) in enumerate(runs.items()):
+        axes = figure.add_subplot(rows, columns, number + 1)
+        curves = learning_curves([run for group in variants.values() for run in group])
+        draw_learning_curves(axes, [replace(curve, label=name) for curve, name in zip(curves, variants, strict=True)])
+        axes.set_title(dataset, fontsize="medium")
+    return figure
+
+
 def line(found: dict[str, Any]) -> str:
     """Returns a row of numbers as one of the table."""
     last = f"{found['last']:,.0f} ± {found['last_std']:,.0f}"
@@ -100,19 +123,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
-    rows = []
+    rows, every = [], {}
     print("| data set | agent | return of the data | last five | swing | best |\n|---|---|---|---|---|---|")
     for dataset in arguments.datasets:
-        every = []
+        every[dataset] = {}
         for variant in arguments.algos:
             runs = [
                 trained(arguments.data, dataset, variant, seed, steps=arguments.steps, out=arguments.out)
                 for seed in range(arguments.seeds)
             ]
-            every += runs
+            every[dataset][variant] = runs
             rows.append(row(dataset, variant, runs))
             print(line(rows[-1]), flush=True)
-        save_png(draw_curves(learning_curves(every), title=dataset), arguments.out / f"{dataset}.png")
+    save_png(figure_of(every), arguments.out / "learning.png")
     (arguments.out / "learning.json").write_text(json.dumps(rows, indent=1))
 
 
