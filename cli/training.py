@@ -122,17 +122,23 @@ def specs_of(
     observation = to_tensor_spec(spec["observation"])
     action = spec["action"]
     _require_shape(action, action_space)
+    otherwise: tuple[Any, Any] = (-1, 1)
     if np.issubdtype(action.dtype, np.integer):
-        highest = int(getattr(action_space, "n", behaviour.high.max() + 1)) - 1
-        bounded = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, 0, highest, name="action")
+        otherwise = (0, behaviour.high.max())
+    elif not is_clipped and ((behaviour.low < -1).any() or (behaviour.high > 1).any()):
+        otherwise = (behaviour.low, behaviour.high)
+    return time_step.time_step_spec(observation), _bounded(action, action_space, otherwise)
+
+
+def _bounded(action: Any, action_space: Any, otherwise: tuple[Any, Any]) -> Any:
+    """Returns the bounded spec of actions: the bounds are those of the environment, or without one the given ones."""
+    if action_space is None:
+        low, high = otherwise
+    elif hasattr(action_space, "n"):
+        low, high = 0, int(action_space.n) - 1
     else:
-        low, high = np.full(action.shape, -1, action.dtype), np.full(action.shape, 1, action.dtype)
-        if action_space is not None:
-            low, high = action_space.low, action_space.high
-        elif not is_clipped and ((behaviour.low < -1).any() or (behaviour.high > 1).any()):
-            low, high = behaviour.low, behaviour.high
-        bounded = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
-    return time_step.time_step_spec(observation), bounded
+        low, high = action_space.low, action_space.high
+    return tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
 
 
 def _require_shape(action: Any, action_space: Any) -> None:
@@ -243,11 +249,7 @@ def served_items(server: Any, action_space: Any = None) -> ServedItems:
         raise SpecMismatch(
             "the items have integers as actions, whose number is unknown; give the environment with --env"
         )
-    if action.dtype.is_floating:
-        low, high = (-1, 1) if action_space is None else (action_space.low, action_space.high)
-    else:
-        low, high = 0, int(action_space.n) - 1
-    bounded = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
+    bounded = _bounded(action, action_space, (-1, 1))
     observation = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), row["observation"])
     return ServedItems(server, name, time_step.time_step_spec(observation), bounded)
 
