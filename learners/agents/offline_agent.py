@@ -13,7 +13,7 @@ from .spaces import BoundedActions, DiscreteActions, Observations
 #: Seeds of different draws of one train step differ by their index, those of different agents by this.
 _DRAWS = 1024
 #: Seeds of different replicas differ by this.
-_AGENTS = 2**40
+_REPLICAS = 2**40
 
 
 class Batch(NamedTuple):
@@ -132,5 +132,5 @@ class OfflineAgent(tf_agent.TFAgent):
 
     def noise_seed(self, draw: int) -> tf.Tensor:
         """Returns int64 [2], a seed that no other draw, train step, replica or agent seed has."""
-        of_replica = tf.cast(replica_id(), tf.int64) * _AGENTS
+        of_replica = tf.cast(replica_id(), tf.int64) * _REPLICAS
         return tf.stack([of_replica + (self._seed * _DRAWS + draw), self.train_step_counter.read_value()])
