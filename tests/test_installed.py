@@ -101,3 +101,9 @@ def test_pyright_resolves_every_public_name(tmp_path):
     errors = [found for found in json.loads(checked.stdout)["generalDiagnostics"] if found["severity"] == "error"]
     assert [found["range"]["start"]["line"] + 1 for found in errors] == [last_line], errors
     assert "no_such_name" in errors[0]["message"]
+
+
+def test_recipes_come_with_the_package():
+    from rlds2reverb.cli.recipes import recipe_names
+
+    assert {"iql-antmaze", "rebrac-hopper-medium"} <= set(recipe_names())
