@@ -94,16 +94,20 @@ def row(dataset: str, variant: str, runs: list[Run]) -> dict[str, Any]:
 
 
 def figure_of(runs: dict[str, dict[str, list[Run]]]) -> Figure:
-    """Returns a figure with the curves of each data set, in a panel of its own."""
-    columns = min(len(runs), 3)
-    rows = -(-len(runs) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.6 * rows), dpi=110, layout="constrained")
+    """Returns a figure with the curves of each data set, in a panel of its own, and the legend in the last one."""
+    columns = min(len(runs) + 1, 3)
+    rows = -(-(len(runs) + 1) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     for number, (dataset, variants) in enumerate(runs.items()):
         axes = figure.add_subplot(rows, columns, number + 1)
         curves = learning_curves([run for group in variants.values() for run in group])
         draw_learning_curves(axes, [replace(curve, label=name) for curve, name in zip(curves, variants, strict=True)])
         axes.set_title(dataset, fontsize="medium")
+        axes.get_legend().remove()
+    legend = figure.add_subplot(rows, columns, len(runs) + 1)
+    legend.axis("off")
+    legend.legend(*axes.get_legend_handles_labels(), loc="center", frameon=False, fontsize="medium")
     return figure
 
 
