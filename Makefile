@@ -65,6 +65,7 @@ bench: install  ## how fast, against the reference
 	@$(BIN)/python benchmarks/bench_memory.py
 	@$(BIN)/python benchmarks/bench_adders.py
 	@$(BIN)/python benchmarks/bench_sample.py
+	@$(BIN)/python benchmarks/bench_replay.py
 
 lock: install  ## write the lock files again, with the newest versions (needs uv)
 	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari --extra eval \

@@ -29,13 +29,13 @@ setup(
     # setuptools does not find packages through the mapping: every one of them is listed here by hand.
     packages=[
         "rlds2reverb",
+        "rlds2reverb.replay",
         "rlds2reverb._internals",
         "rlds2reverb.sources",
         "rlds2reverb._encoding",
         "rlds2reverb._server",
         "rlds2reverb._writing",
         "rlds2reverb.sampling",
-        "rlds2reverb.replay",
         "rlds2reverb.adders",
         "rlds2reverb.learners",
         "rlds2reverb.learners.hooks",

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         InUse,
         InvalidEpisode,
         KeyCollision,
-        LimitReached,
         Problem,
         RateLimited,
         ResumeError,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
         SpecMismatch,
         StorageFull,
         TooLarge,
-        TooManyDraws,
     )
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.items import BatchAdder, ItemAdder, ItemBatch, Items
@@ -77,7 +75,6 @@ _HOMES = {
         "InUse",
         "InvalidEpisode",
         "KeyCollision",
-        "LimitReached",
         "Problem",
         "RateLimited",
         "ResumeError",
@@ -88,7 +85,6 @@ _HOMES = {
         "SpecMismatch",
         "StorageFull",
         "TooLarge",
-        "TooManyDraws",
     ),
     "ingestion": ("IngestOptions", "ingest"),
     "items": ("BatchAdder", "ItemAdder", "ItemBatch", "Items"),
@@ -124,7 +120,6 @@ __all__ = [
     "ItemBatch",
     "Items",
     "KeyCollision",
-    "LimitReached",
     "LinearSchedule",
     "Packing",
     "PriorityWriter",
@@ -145,7 +140,6 @@ __all__ = [
     "Summary",
     "TableConfig",
     "TooLarge",
-    "TooManyDraws",
     "WholeEpisodes",
     "Windows",
     "apply_transforms",

@@ -95,11 +95,3 @@ class ServerRestarted(Rlds2ReverbError, ConnectionError):
 
 class RateLimited(Rlds2ReverbError, RuntimeError):
     """A push was refused: too much was pushed for what was sampled. Sample, then push again."""
-
-
-class LimitReached(Rlds2ReverbError, RuntimeError):
-    """A table's rate limiter gives no more of a sample: other readers used up its allowance meanwhile."""
-
-
-class TooManyDraws(Rlds2ReverbError, RuntimeError):
-    """The elements asked for are so rare in the table that drawing them would take too long."""

@@ -12,13 +12,19 @@ def item(number, **more):
 
 
 def content(buffer):
-    """Number, priority, staleness and field of each element that is there, by id; and what the buffer counts."""
-    sampled = [s for _ in range(30) for s in buffer.sample(max(buffer.count(), 1), 50) or []]
-    elements = {
-        s["replay_unique_id"]: (s["priority"], s["staleness"], float(s["obs"][0]), int(s["inner"]["action"]))
-        for s in sampled
-    }
-    return elements, buffer.count(), buffer.push_count, buffer.highest_priority
+    """Priority, use, iteration and fields of each element that is there, by id; and what the buffer counts."""
+    state = buffer.state_dict()
+    known, header = state["arrays"], state["header"]
+    elements = {}
+    for slot in np.flatnonzero(known["alive"]):
+        number = header["push_count"] - 1 - (header["push_count"] - 1 - slot) % header["max_size"]
+        fields = known["column_1"][slot].tolist(), int(known["column_0"][slot])
+        elements[f"demo_{number}"] = (
+            *(float(known[name][slot]) for name in ("priorities", "uses", "collect_iters")),
+            *fields,
+        )
+    counts = ("push_count", "sample_count", "beta", "highest_priority")
+    return elements, buffer.count(), [header[name] for name in counts]
 
 
 def filled(buffer):

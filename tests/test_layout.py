@@ -10,7 +10,7 @@ import rlds2reverb
 TRUNK = Path(rlds2reverb.__file__).parent
 ROOT = Path(__file__).parent.parent
 #: Each room imports only rooms before it, and itself without a circle. "words" are the files at the top of the trunk.
-ROOMS = ["words", "_internals", "sources", "_encoding", "_server", "_writing", "sampling", "replay", "doors"]
+ROOMS = ["words", "replay", "_internals", "sources", "_encoding", "_server", "_writing", "sampling", "doors"]
 DOORS = {"ingestion", "rlds_to_reverb"}
 BRANCHES = {"adders", "learners", "envs", "cli"}
 #: The roof may import every branch.

@@ -98,7 +98,6 @@ class Encoder:
         chunk_length: int | None = None,
         key_seed: int = 0,
         number_items: bool = False,
-        numbers_as_keys: bool = False,
     ):
         """Nothing is encoded yet.
 
@@ -109,8 +108,6 @@ class Encoder:
           chunk_length: items that share a chunk; None for as many as keep the repeated rows few and chunks small.
           key_seed: another seed gives other keys, in case two of them collide.
           number_items: whether items say in which order they came (`inserted_at`), for a checkpoint.
-          numbers_as_keys: whether the key of an item is that of its number (`keys.of_numbers`), which counts from the
-            block's `first_item` on; for callers that number all items of a table from 0.
 
         Raises:
           ValueError: if chunk_length is out of its range.
@@ -122,7 +119,6 @@ class Encoder:
         self._chunk_length = chunk_length
         self._seed_parts = (repr(specs), key_seed)
         self._number_items = number_items
-        self._numbers_as_keys = numbers_as_keys
         column_bytes = [spec.num_bytes for spec in specs]
         self._row_bytes = max(sum(column_bytes), 1)
         self._batch_bytes = min(max(_BATCH_ROWS * self._row_bytes, _LEAST_BATCH_BYTES), _MOST_BATCH_BYTES)
@@ -317,10 +313,7 @@ class Encoder:
           slices: see `wire.items`.
           order: int `[M]`, places among the items of this batch.
         """
-        if self._numbers_as_keys:
-            item_keys = [keys.of_numbers(places)] * len(seeds)
-        else:
-            item_keys = [keys.keys_at(of_table, places) for of_table in seeds]
+        item_keys = [keys.keys_at(of_table, places) for of_table in seeds]
         records = [
             messages.items(
                 table,

@@ -99,16 +99,6 @@ def keys_at(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
     return mixed % np.uint64(HIGHEST - LOWEST) + np.uint64(LOWEST)
 
 
-def of_numbers(numbers: np.ndarray) -> np.ndarray:
-    """Keys that are numbers, counted from `LOWEST`: uint64 `[n]`."""
-    return numbers.astype(np.uint64) + np.uint64(LOWEST)
-
-
-def numbers_of(keys: np.ndarray) -> np.ndarray:
-    """The numbers of `of_numbers`: int64 `[n]`; of any other key a negative or a huge one."""
-    return (keys - np.uint64(LOWEST)).astype(np.int64)
-
-
 def require_different(parts: Sequence[np.ndarray]) -> None:
     """Raises `KeyCollision` if a key occurs twice in the arrays, taken together."""
     everything = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))

@@ -1,4 +1,4 @@
-"""The ledger of a buffer: what is known of each element beside its data."""
+"""The ledger of a buffer: what is known of each element beside its data, and what it adds up to."""
 
 from __future__ import annotations
 
@@ -6,95 +6,175 @@ from typing import Any
 
 import numpy as np
 
-UNKNOWN_ITER = -1
+from .staleness import UNKNOWN_ITER, StalenessQueue
+from .trees import MinTree, SumTree
+
+_FIRST_SIZE = 1024
 
 
 class Ledger:
     """Rings of arrays over the last `max_size` numbers; an element's number is how many were pushed before it.
 
-    Number `n` lies in slot `n % max_size`: a new element takes the place of the one pushed `max_size` before it,
-    whatever has left in between.
+    Element `n` lies in slot `n % max_size`: a new one takes the place of the one pushed `max_size` before it, whatever
+    has left in between. Nothing here looks at all elements: what has left, is used up or too old is found by what the
+    call is about, and the sums are kept.
     """
 
-    def __init__(self, max_size: int):
-        """Empty."""
-        self.max_size = max_size
+    def __init__(self, max_size: int, *, alpha: float | None, max_use: int | None, max_staleness: int | None):
+        """Empty.
+
+        Args:
+          max_size: slots.
+          alpha: the exponent of priorities; None for a uniform buffer, where every element has the power 1.
+          max_use: uses of an element; None for any number.
+          max_staleness: see `stale`.
+        """
+        self.max_size, self._alpha, self.max_use, self._max_staleness = max_size, alpha, max_use, max_staleness
         #: The number of the next element, which is how many were pushed.
         self.next_number = 0
-        self._alive = np.zeros(max_size, bool)
-        self._priorities = np.zeros(max_size, np.float64)
-        self._collect_iters = np.zeros(max_size, np.int64)
-        self._uses = np.zeros(max_size, np.int64)
-        self._count = 0
-        self._num_positive = 0
+        #: Elements that are there, and those of them that can be drawn.
+        self.count = self.num_drawable = 0
+        #: Uses that the elements which can be drawn have left, all together; only with `max_use`.
+        self.uses_left = 0
+        self.alive = np.zeros(max_size, bool)
+        self.priorities = np.zeros(max_size, np.float64)
+        self.collect_iters = np.zeros(max_size, np.int64)
+        self.uses = np.zeros(max_size, np.int64)
+        #: What an element counts for in draws beside its power: an episode as often as it has windows.
+        self.shares = np.ones(max_size, np.int64)
+        #: The chance of each slot to be drawn, `share * power`, but for a factor; and the least power above 0.
+        self.chances, self.powers = SumTree(_FIRST_SIZE), MinTree(_FIRST_SIZE)
+        self._queue = StalenessQueue()
 
     @property
-    def count(self) -> int:
-        """Elements that are there."""
-        return self._count
+    def first_number(self) -> int:
+        """The lowest number that may be there."""
+        return max(0, self.next_number - self.max_size)
 
-    @property
-    def num_positive(self) -> int:
-        """Elements that are there with a priority above 0."""
-        return self._num_positive
+    def numbers(self, places: slice = slice(None)) -> np.ndarray:
+        """The numbers of the elements at some places, int64 `[M]`; at 0 is the oldest that is there.
 
-    def numbers(self) -> np.ndarray:
-        """The numbers of all elements that are there, the oldest first: int64 `[N]`."""
-        first = max(0, self.next_number - self.max_size)
-        window = np.arange(first, self.next_number, dtype=np.int64)
-        return window[self._alive[window % self.max_size]]
+        Only where elements have left early it looks at all of them.
+        """
+        window = range(self.first_number, self.next_number)
+        if self.count == len(window):
+            chosen = window[places]
+            return np.arange(chosen.start, chosen.stop, chosen.step)
+        everything = np.arange(window.start, window.stop)
+        return everything[self.alive[everything % self.max_size]][places]
+
+    def numbers_in(self, slots: np.ndarray) -> np.ndarray:
+        """The numbers of the elements in some slots, int64 `[M]`."""
+        newest = self.next_number - 1
+        return newest - (newest - slots) % self.max_size
 
     def has(self, numbers: np.ndarray) -> np.ndarray:
         """Which of some numbers are there: bool `[M]`."""
-        in_window = (numbers >= max(0, self.next_number - self.max_size)) & (numbers < self.next_number)
-        return in_window & self._alive[numbers % self.max_size]
+        in_window = (numbers >= self.first_number) & (numbers < self.next_number)
+        return in_window & self.alive[numbers % self.max_size]
+
+    def powers_of(self, priorities: np.ndarray) -> np.ndarray:
+        """`p^alpha`, but 0 for a priority of 0: float64 `[M]`."""
+        if self._alpha is None:
+            return np.ones(len(priorities))
+        return np.where(priorities > 0, priorities**self._alpha, 0.0)
+
+    # --- what comes and goes
 
     def displaced_by(self, count: int) -> np.ndarray:
         """The numbers that are there and leave when so many elements are added: int64 `[M]`."""
-        first = max(0, self.next_number - self.max_size)
-        end = min(self.next_number, self.next_number + count - self.max_size)
-        going = np.arange(first, max(first, end), dtype=np.int64)
-        return going[self._alive[going % self.max_size]]
+        first = self.first_number
+        going = np.arange(first, max(first, min(self.next_number, self.next_number + count - self.max_size)))
+        return going if self.count == self.next_number - first else going[self.alive[going % self.max_size]]
 
-    def add(self, priorities: np.ndarray, collect_iters: np.ndarray) -> np.ndarray:
-        """Takes in new elements, in the place of the oldest ones where it is full.
+    def add(self, priorities: np.ndarray, collect_iters: np.ndarray, shares: np.ndarray | int = 1) -> np.ndarray:
+        """Takes in new elements, in the place of the oldest ones where it is full; of too many the last are kept.
 
         Args:
           priorities: float64 `[N]`.
           collect_iters: int64 `[N]`, the learner's iterations in which they were collected; -1 where not known.
+          shares: see `Ledger.shares`; int64 `[N]`, or the same for all.
 
         Returns:
           Their numbers, int64 `[N]`.
         """
-        self.remove(self.displaced_by(len(priorities)))
-        numbers = np.arange(self.next_number, self.next_number + len(priorities), dtype=np.int64)
-        self.next_number += len(priorities)
-        kept = slice(max(0, len(numbers) - self.max_size), None)
-        slots = numbers[kept] % self.max_size
-        self._alive[slots] = True
-        self._priorities[slots] = priorities[kept]
-        self._collect_iters[slots] = collect_iters[kept]
-        self._uses[slots] = 0
-        self._count += len(slots)
-        self._num_positive += int((priorities[kept] > 0).sum())
+        count = len(priorities)
+        displaced = self.displaced_by(count)
+        self._discount(self._slots(displaced), len(displaced))
+        numbers = np.arange(self.next_number, self.next_number + count)
+        kept = slice(max(0, count - self.max_size), None)
+        self.next_number += count
+        shares = shares if isinstance(shares, int) else shares[kept]
+        self._enter(numbers[kept], priorities[kept], collect_iters[kept], 0, shares)
+        if self._max_staleness is not None:
+            self._queue.add(self.next_number - len(numbers[kept]), collect_iters[kept])
+            self._queue.forget(self.first_number)
         return numbers
+
+    def _enter(
+        self,
+        numbers: np.ndarray,
+        priorities: np.ndarray,
+        collect_iters: np.ndarray,
+        uses: np.ndarray | int,
+        shares: np.ndarray | int,
+    ) -> None:
+        slots = self._slots(numbers)
+        self.alive[slots], self.uses[slots], self.shares[slots] = True, uses, shares
+        self.collect_iters[slots] = collect_iters
+        self.count += len(numbers)
+        wanted = min(self.next_number, self.max_size)
+        if wanted > len(self.chances.leaves):
+            size = min(self.max_size, 1 << (wanted - 1).bit_length())
+            self.chances.grow(size)
+            self.powers.grow(size)
+        self._set_priorities(slots, priorities)
+        self._recount(slots, 1)
+
+    def _slots(self, numbers: np.ndarray) -> np.ndarray | slice:
+        """The slots of different numbers that rise: a slice where they follow each other, which is faster."""
+        if len(numbers) and numbers[-1] - numbers[0] == len(numbers) - 1:
+            begin = int(numbers[0]) % self.max_size
+            if begin + len(numbers) <= self.max_size:
+                return slice(begin, begin + len(numbers))
+        return numbers % self.max_size
+
+    def _set_priorities(self, slots: np.ndarray | slice, priorities: np.ndarray) -> None:
+        self.priorities[slots] = priorities  # of a slot that comes twice the later one counts
+        powers = self.powers_of(self.priorities[slots])
+        self.chances.set(slots, powers * self.shares[slots])
+        if self._alpha is not None:
+            self.powers.set(slots, np.where(powers > 0, powers, np.inf))
+
+    def _recount(self, slots: np.ndarray | slice, sign: int) -> None:
+        """Adds some slots, each given once, to what can be drawn, or takes them away."""
+        drawable = self.chances.leaves[slots] > 0
+        self.num_drawable += sign * int(np.count_nonzero(drawable))
+        if self.max_use is not None:
+            self.uses_left += sign * int((self.max_use - self.uses[slots])[drawable].sum())
+
+    def _discount(self, slots: np.ndarray | slice, count: int) -> None:
+        """Forgets elements that are there, but for their leaves in the trees."""
+        self._recount(slots, -1)
+        self.alive[slots] = False
+        self.count -= count
 
     def remove(self, numbers: np.ndarray) -> None:
         """Forgets elements that are there, each given once."""
         slots = numbers % self.max_size
-        self._num_positive -= int((self._priorities[slots] > 0).sum())
-        self._alive[slots] = False
-        self._count -= len(slots)
+        self._discount(slots, len(numbers))
+        self.chances.set(slots, 0.0)
+        if self._alpha is not None:
+            self.powers.set(slots, np.inf)
 
-    def stale(self, learner_iter: int, max_staleness: int) -> np.ndarray:
-        """The numbers of elements collected at least `max_staleness` iterations before: int64 `[M]`."""
-        numbers = self.numbers()
-        collected = self._collect_iters[numbers % self.max_size]
-        return numbers[(collected != UNKNOWN_ITER) & (learner_iter - collected >= max_staleness)]
+    def stale(self, learner_iter: int) -> np.ndarray:
+        """The numbers of elements collected at least `max_staleness` iterations before; each is given out once."""
+        if self._max_staleness is None or learner_iter == UNKNOWN_ITER:
+            return np.zeros(0, np.int64)
+        numbers = self._queue.take(learner_iter - self._max_staleness)
+        return numbers[self.has(numbers)] if len(numbers) else numbers
 
-    def priorities_of(self, numbers: np.ndarray) -> np.ndarray:
-        """float64 `[M]`."""
-        return self._priorities[numbers % self.max_size]
+    # --- what changes
 
     def set_priorities(self, numbers: np.ndarray, priorities: np.ndarray) -> None:
         """Changes the priorities of elements that are there; given twice, the later one counts.
@@ -103,85 +183,81 @@ class Ledger:
           numbers: int64 `[M]`.
           priorities: float64 `[M]`.
         """
-        slots = np.unique(numbers % self.max_size)
-        before = int((self._priorities[slots] > 0).sum())
-        for slot, priority in zip((numbers % self.max_size).tolist(), priorities.tolist(), strict=True):
-            self._priorities[slot] = priority
-        self._num_positive += int((self._priorities[slots] > 0).sum()) - before
+        slots = numbers % self.max_size
+        if self._alpha is None:
+            self.priorities[slots] = priorities
+        elif self.num_drawable < self.count or not priorities.all():
+            slots, last = np.unique(slots[::-1], return_index=True)
+            priorities = priorities[::-1][last]
+            self._recount(slots, -1)
+            self._set_priorities(slots, priorities)
+            self._recount(slots, 1)
+        else:
+            self._set_priorities(slots, priorities)
 
-    def collect_iters_of(self, numbers: np.ndarray) -> np.ndarray:
-        """int64 `[M]`; -1 where not known."""
-        return self._collect_iters[numbers % self.max_size]
-
-    def staleness_of(self, numbers: np.ndarray, learner_iter: int) -> np.ndarray:
+    def staleness_of(self, slots: np.ndarray, learner_iter: int) -> np.ndarray:
         """Iterations since elements were collected, at least 0: int64 `[M]`; -1 where either is not known."""
-        collected = self.collect_iters_of(numbers)
-        unknown = (collected == UNKNOWN_ITER) | (learner_iter == UNKNOWN_ITER)
-        return np.where(unknown, -1, np.maximum(learner_iter - collected, 0))
+        collected = self.collect_iters[slots]
+        if learner_iter == UNKNOWN_ITER:
+            return np.full(len(slots), -1)
+        return np.where(collected == UNKNOWN_ITER, -1, np.maximum(learner_iter - collected, 0))
 
-    def use(self, numbers: np.ndarray) -> np.ndarray:
+    def use(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Counts a use of each element of a batch, which may hold one several times.
 
         Args:
-          numbers: int64 `[B]`.
+          slots: int64 `[B]`, of elements that can be drawn.
 
         Returns:
-          int64 `[B]`: uses of each with this one; the second place of an element in the batch has one more.
+          int64 `[B]`: uses of each with this one, the second place of an element in the batch has one more; and the
+          slots of those that were used as often as they may be, each once.
         """
-        slots = numbers % self.max_size
-        order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-        place = np.arange(len(ordered)) - np.repeat(begins, np.diff(np.append(begins, len(ordered))))
-        uses = np.empty(len(slots), np.int64)
-        uses[order] = self._uses[ordered] + place + 1
-        np.add.at(self._uses, slots, 1)
-        return uses
+        uses = self.uses[slots] + occurrences(slots) + 1
+        self.uses[slots] = uses  # of a slot that comes twice the later one counts
+        if self.max_use is None:
+            return uses, np.zeros(0, np.int64)
+        self.uses_left -= len(slots)
+        return uses, slots[uses >= self.max_use]
 
-    def used(self, numbers: np.ndarray, max_use: int) -> np.ndarray:
-        """Those of some numbers that were used so often, each once: int64 `[M]`."""
-        different = np.unique(numbers)
-        return different[self._uses[different % self.max_size] >= max_use]
+    # --- its state
 
-    def uses_left(self, max_use: int, *, positive_only: bool) -> int:
-        """How many uses the elements have left, all together; of those with a priority above 0 only, if asked."""
-        slots = self.numbers() % self.max_size
-        if positive_only:
-            slots = slots[self._priorities[slots] > 0]
-        return int((max_use - self._uses[slots]).sum())
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of what is known of the slots that were ever filled, for `from_state`."""
+        used = slice(0, min(self.next_number, self.max_size))
+        arrays = (self.alive, self.priorities, self.collect_iters, self.uses, self.shares)
+        return {name: array[used].copy() for name, array in zip(_STATE, arrays, strict=True)}
 
-    def state(self) -> dict[str, Any]:
-        """All that is known of the elements that are there, for `from_state`."""
-        numbers = self.numbers()
-        slots = numbers % self.max_size
-        return {
-            "next_number": self.next_number,
-            "numbers": numbers,
-            "priorities": self._priorities[slots],
-            "collect_iters": self._collect_iters[slots],
-            "uses": self._uses[slots],
-        }
-
-    @classmethod
-    def from_state(cls, max_size: int, state: dict[str, Any]) -> Ledger:
-        """The ledger that gave a state.
+    def load(self, next_number: int, state: dict[str, Any]) -> None:
+        """Takes over, while it is empty, the state of another ledger with the same limits.
 
         Raises:
-          ValueError: if it holds numbers that do not fit, or arrays of different lengths.
+          ValueError: if the arrays do not fit.
         """
-        ledger = cls(max_size)
-        numbers, ledger.next_number = np.asarray(state["numbers"], np.int64), int(state["next_number"])
-        values = [state["priorities"], state["collect_iters"], state["uses"]]
-        first = max(0, ledger.next_number - max_size)
-        sorted_inside = (np.diff(numbers, prepend=first - 1, append=ledger.next_number) > 0).all()
-        if not sorted_inside or any(len(value) != len(numbers) for value in values):
-            raise ValueError(
-                f"the state of {len(numbers)} elements does not fit: their numbers have to rise from {first} to below "
-                f"{ledger.next_number}, with as many priorities, collect_iters and uses"
-            )
-        slots = numbers % max_size
-        ledger._alive[slots] = True
-        for array, value in zip((ledger._priorities, ledger._collect_iters, ledger._uses), values, strict=True):
-            array[slots] = value
-        ledger._count, ledger._num_positive = len(numbers), int((np.asarray(values[0]) > 0).sum())
-        return ledger
+        size = min(next_number, self.max_size)
+        alive, priorities, iters, uses, shares = (np.asarray(state[name]) for name in _STATE)
+        if any(array.shape != (size,) for array in (alive, priorities, iters, uses, shares)):
+            raise ValueError(f"there are {next_number} elements pushed, expected arrays of {size}")
+        self.next_number = next_number
+        numbers = np.sort(self.numbers_in(np.flatnonzero(alive)))
+        slots = numbers % self.max_size
+        if not len(numbers):
+            return
+        self._enter(numbers, priorities[slots], iters[slots], uses[slots], shares[slots])
+        if self._max_staleness is not None:
+            for run in np.split(slots, np.flatnonzero(np.diff(numbers) > 1) + 1):
+                self._queue.add(int(self.numbers_in(run[:1])[0]), iters[run])
+
+
+_STATE = ("alive", "priorities", "collect_iters", "uses", "shares")
+
+
+def occurrences(values: np.ndarray) -> np.ndarray:
+    """How often each value came before in the same array: 3, 5, 3, 3 give 0, 0, 1, 2; int64 `[M]`."""
+    order = values.argsort(kind="stable")
+    ordered = values[order]
+    found = np.zeros(len(values), np.int64)
+    again = ordered[1:] == ordered[:-1]
+    if again.any():
+        begins = np.flatnonzero(np.append(True, ~again))
+        found[order] = np.arange(len(values)) - np.repeat(begins, np.diff(np.append(begins, len(values))))
+    return found

@@ -1,18 +1,30 @@
-"""Listeners: what a replay buffer tells those who watch it."""
+"""Listeners: what a replay buffer tells those who watch it, and when."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
+
+#: Why items leave: the buffer is full, they are too old for the learner, were sampled often enough, or all are cleared.
+REASONS = ("full", "stale", "used", "cleared")
 
 
 class Listener(Protocol):
     """Is told what happens to a buffer, in the order in which it happens (`ReplayBuffer.add_listener`).
 
-    The buffer calls it while it holds its lock, after what it tells of has happened: it has to be quick, and may not
-    call the buffer. What it raises reaches the caller of the buffer. The arrays are its own to keep.
+    A call of the buffer has told everything of it when it returns. Listeners are called one at a time, without the
+    buffer's lock, and may call the buffer. What one raises reaches the caller of the buffer, after what it tells of has
+    happened. The arrays are its own to keep.
+
+    Attributes:
+      wants_data: whether `on_remove` gets the data, which are copied only then.
     """
+
+    wants_data: bool
 
     def on_push(self, priorities: np.ndarray) -> None:
         """Items were added.
@@ -37,21 +49,20 @@ class Listener(Protocol):
           priorities: float64 `[M]`, the new ones of items that are still there.
         """
 
-    def on_remove(self, numbers: np.ndarray, reason: str) -> None:
+    def on_remove(self, numbers: np.ndarray, reason: str, data: Any) -> None:
         """Items left the buffer.
 
         Args:
           numbers: int64 `[M]`, of the items, counted from the first push.
           reason: one of `REASONS`.
+          data: a nest of columns `[M, ...]`; of episodes a list of M nests. None unless a listener wants data.
         """
-
-
-#: Why items leave: the buffer is full, they are too old for the learner, were sampled often enough, or all are cleared.
-REASONS = ("full", "stale", "used", "cleared")
 
 
 class SilentListener:
     """A listener that does nothing; the base for those that care for some of it only."""
+
+    wants_data = False
 
     def on_push(self, priorities: np.ndarray) -> None:
         """See `Listener`."""
@@ -62,5 +73,54 @@ class SilentListener:
     def on_update(self, priorities: np.ndarray) -> None:
         """See `Listener`."""
 
-    def on_remove(self, numbers: np.ndarray, reason: str) -> None:
+    def on_remove(self, numbers: np.ndarray, reason: str, data: Any) -> None:
         """See `Listener`."""
+
+
+class TellingLock:
+    """A lock that a thread may take again, and that tells what was noted under it once it is free.
+
+    Notes keep the order of what happened: one thread at a time tells, and one that finds another telling waits for it.
+    """
+
+    def __init__(self) -> None:
+        """Free, with nothing noted."""
+        self._lock, self._telling = threading.RLock(), threading.RLock()
+        self._depth = 0
+        self._teller: int | None = None
+        self._notes: deque[Callable[[], None]] = deque()
+
+    def note(self, tell: Callable[[], None]) -> None:
+        """Notes what is to be told; the lock is held."""
+        self._notes.append(tell)
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Takes the lock; `with` does so as well."""
+        if not self._lock.acquire(blocking):
+            return False
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        """Gives the lock back, and tells."""
+        self._depth -= 1
+        is_free = not self._depth
+        self._lock.release()
+        if is_free and self._notes and self._teller != threading.get_ident():  # who tells goes on with it anyway
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._telling:
+            self._teller = threading.get_ident()
+            try:
+                while self._notes:
+                    self._notes.popleft()()
+            finally:
+                self._teller = None
+
+    def __enter__(self) -> TellingLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.release()

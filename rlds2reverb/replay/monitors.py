@@ -110,6 +110,8 @@ class BufferMonitor:
     Threads may use it at the same time.
     """
 
+    wants_data = False
+
     def __init__(
         self,
         name: str,
@@ -153,7 +155,7 @@ class BufferMonitor:
             self._counts["updated"] += len(priorities)
             self._windows["priority"].add(priorities)
 
-    def on_remove(self, numbers: np.ndarray, reason: str) -> None:
+    def on_remove(self, numbers: np.ndarray, reason: str, data: Any) -> None:
         """See `Listener`."""
         with self._lock:
             self._counts[f"removed_{reason}"] += len(numbers)

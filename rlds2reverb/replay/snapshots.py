@@ -1,193 +1,122 @@
-"""Checkpoints of a buffer: Reverb's, and what the buffer knows beside it, which belongs to exactly that one."""
+"""A buffer as it was at one moment, read while others go on with it."""
 
 from __future__ import annotations
 
-import base64
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb._server import sealed_json
-from rlds2reverb._server.checkpoint_root import CheckpointRoot, full_disk_as_error, require_plain
-from rlds2reverb._server.locks import FileLock
-from rlds2reverb.errors import CheckpointError
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.specs import ArraySpec, Nest
 
-_ENTRIES = {"table", "states", "buffer.lock"}
-_FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
-_PENDING = "pending"
+from .listeners import TellingLock
+from .store import Store
+
+#: Bytes of a block, which take a fraction of a millisecond to copy.
+_BLOCK_BYTES = 1 << 20
 
 
-class Snapshots:
-    """A directory of a buffer's checkpoints: `table/` is a `CheckpointRoot`, `states/` has a file for each of them.
+class State(NamedTuple):
+    """All of a buffer: plain values, as JSON has them, and arrays by name."""
 
-    The state is written before Reverb's checkpoint, as the pending one, and named after the checkpoint afterwards. The
-    buffer does not change in between: whichever of the two a process is killed after, the newest complete checkpoint
-    finds its own state.
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Snapshot:
+    """What a buffer holds at the moment in which this is made, under its lock.
+
+    What is known of the elements is copied at once: some 30 bytes each. Their rows are copied in blocks, each under the
+    lock, which is free in between. This holds for each block until it is given out: either nobody has written to it
+    since the moment, or it was copied right before the first who did, and lies in `_kept`. For all writes go through
+    `RowRing.write`, which tells of them first, and where columns are replaced (`widen`, `grow`) those of before are
+    still held here and never written to again.
     """
 
-    def __init__(self, path: Path):
-        """Opens or makes the directory.
-
-        Raises:
-          CheckpointError: if it holds anything that is not ours, or the newest checkpoint is damaged.
-          InUse: if another buffer has it open.
-        """
-        require_plain(path)
-        foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _ENTRIES) if path.exists() else []
-        if foreign:
-            raise CheckpointError(
-                f"{path} is not a checkpoint root of a buffer ({', '.join(foreign[:3])}); give a new directory"
-            )
-        self.path, self.table_root = path, path / "table"
-        self._states = path / "states"
-        self._states.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(path / "buffer.lock", f"{path} is in use by another buffer")
-        self._lock.__enter__()
-        try:
-            self._delete_cut_off()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Gives the directory back."""
-        self._lock.__exit__()
-
-    def _delete_cut_off(self) -> None:
-        """Deletes checkpoints that a killed process did not complete, or had begun to delete."""
-        if not self.table_root.is_dir():
-            return
-        latest, root = self._latest(), CheckpointRoot(self.table_root)
-        for path in root.checkpoints.iterdir():
-            if self._state_of(path.name).is_file() and (latest is None or latest.name < path.name):
-                raise CheckpointError(f"{path} has lost its DONE file; restore it from a copy, or delete it")
-        root.delete_cut_off()
-
-    def _latest(self) -> Path | None:
-        if not self.table_root.is_dir():
-            return None
-        found = CheckpointRoot(self.table_root, make=False).latest()
-        return found if found is not None and (found / "DONE").is_file() else None
-
-    def _state_of(self, checkpoint: str) -> Path:
-        return self._states / f"{checkpoint}.json"
-
-    def state(self) -> dict[str, Any] | None:
-        """The state of the newest complete checkpoint, or None if there is no checkpoint.
-
-        Where a process was killed right after Reverb's checkpoint, what it had left to do is done.
-
-        Raises:
-          CheckpointError: if the state is lost or damaged.
-        """
-        checkpoint = self._latest()
-        if checkpoint is None:
-            return None
-        state = self._load(self._state_of(checkpoint.name))
-        if state is not None:
-            return _decoded(state)
-        pending = self._load(self._state_of(_PENDING))
-        if pending is None or pending["after"] == checkpoint.name:
-            raise CheckpointError(
-                f"{self._state_of(checkpoint.name)} is missing, which says what {checkpoint} holds; restore it from a "
-                "copy, or give a new directory"
-            )
-        if not (self.table_root / "manifests" / f"{checkpoint.name}.json").is_file():
-            CheckpointRoot(self.table_root).write_manifest(checkpoint)
-        self._name(checkpoint)
-        return _decoded(pending)
-
-    def _load(self, path: Path) -> dict[str, Any] | None:
-        try:
-            return sealed_json.load(path)
-        except sealed_json.DamagedFile as error:
-            raise CheckpointError(f"{error}; restore it from a copy, or give a new directory") from error
-
-    def write(self, state: Mapping[str, Any], make_checkpoint: Callable[[], Path]) -> Path:
-        """Writes a checkpoint with its state, and gives the checkpoint's directory.
+    def __init__(self, header: dict[str, Any], arrays: dict[str, np.ndarray], store: Store | None, lock: TellingLock):
+        """Begins to keep what is written over.
 
         Args:
-          state: nest of dicts of numbers, text and arrays, of the moment of the checkpoint.
-          make_checkpoint: writes Reverb's and its manifest, and gives its directory.
-
-        Raises:
-          StorageFull: if there is no space; the checkpoint before is kept.
+          header: plain values.
+          arrays: copies that go with them.
+          store: of the rows.
+          lock: of the buffer, which is held.
         """
-        before = self._latest()
-        with full_disk_as_error(self.path):
-            pending = {**_encoded(state), "after": before.name if before else None}
-            sealed_json.save(self._state_of(_PENDING), pending)
-            checkpoint = make_checkpoint()
-            self._name(checkpoint)
-        return checkpoint
+        self.header, self.arrays, self._lock = header, arrays, lock
+        self._columns: list[np.ndarray] = []
+        self.num_rows = 0
+        self._next, self._kept = 0, dict[int, list[np.ndarray]]()
+        self._ring = None if store is None else store.ring
+        if store is not None:
+            self.arrays = {**arrays, **store.arrays(header["push_count"])}
+            self._columns, self.num_rows = list(store.ring.columns), store.ring.num_used
+            store.ring.before_write = self._keep
+        row_bytes = sum(column[:1].nbytes for column in self._columns)
+        self._block_rows = max(1, _BLOCK_BYTES // max(row_bytes, 1))
 
-    def _name(self, checkpoint: Path) -> None:
-        """Makes the pending state that of a checkpoint, and forgets those of earlier ones."""
-        self._state_of(_PENDING).replace(self._state_of(checkpoint.name))
-        sealed_json.sync(self._states)
-        for path in self._states.iterdir():
-            if path.stem != checkpoint.name:
-                path.unlink()
+    @property
+    def columns(self) -> list[ArraySpec]:
+        """`ArraySpec`s `[R, ...]` of the columns."""
+        return [ArraySpec((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
 
-    def put(self, state: Mapping[str, Any], tables: Sequence[TableConfig], files: Mapping[str, bytes]) -> None:
-        """Writes the files of a checkpoint (`files_of`) as the newest one, while no server runs there.
+    def _copied(self, block: int) -> list[np.ndarray]:
+        rows = slice(block * self._block_rows, min((block + 1) * self._block_rows, self.num_rows))
+        return [column[rows].copy() for column in self._columns]
 
-        Args:
-          state: see `write`.
-          tables: that the checkpoint has.
-          files: their contents, by name.
+    def _keep(self, begin: int, end: int) -> None:
+        for block in range(begin // self._block_rows, -(-min(end, self.num_rows) // self._block_rows)):
+            if block >= self._next and block not in self._kept:
+                self._kept[block] = self._copied(block)
 
-        Raises:
-          KeyError: if one of them is missing.
-          CheckpointError: if an earlier checkpoint has other tables.
-          StorageFull: if there is no space; the checkpoint before is kept.
-        """
+    def blocks(self) -> Iterator[list[np.ndarray]]:
+        """Yields the rows of all columns block by block, once."""
+        try:
+            while self._next * self._block_rows < self.num_rows:
+                with self._lock:
+                    block, self._next = self._next, self._next + 1
+                    copied = self._kept.pop(block, None) or self._copied(block)
+                yield copied
+        finally:
+            self.end()
 
-        def make() -> Path:
-            root = CheckpointRoot(self.table_root)
-            root.delete_cut_off()
-            root.require_tables(tables)
-            path = root.checkpoints / _name_after(root.latest())
-            path.mkdir()
-            for name in _FILES:
-                (path / name).write_bytes(files[name])
-            (path / "DONE").touch()
-            root.write_manifest(path)
-            return path
+    def end(self) -> None:
+        """Keeps nothing any more."""
+        with self._lock:
+            if self._ring is not None and self._ring.before_write == self._keep:
+                self._ring.before_write = None
+            self._kept, self._columns = {}, []
 
-        self.write(state, make)
-
-
-def files_of(checkpoint: Path) -> dict[str, bytes]:
-    """The files of a checkpoint, by name."""
-    return {name: (checkpoint / name).read_bytes() for name in _FILES}
-
-
-def _name_after(latest: Path | None) -> str:
-    """A name as Reverb gives them, which comes after that of another checkpoint."""
-    now = datetime.now(timezone.utc)
-    while (name := now.isoformat(timespec="microseconds")) <= (latest.name if latest else ""):
-        now += timedelta(days=1)
-    return name
+    def state(self) -> State:
+        """All of it, in memory."""
+        whole = [np.empty((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
+        begin = 0
+        for block in self.blocks():
+            for column, part in zip(whole, block, strict=True):
+                column[begin : begin + len(part)] = part
+            begin += len(block[0])
+        return State(self.header, {**self.arrays, **{f"column_{i}": column for i, column in enumerate(whole)}})
 
 
-def _encoded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _encoded(part) for key, part in value.items()}
-    if isinstance(value, np.ndarray):
-        content = base64.b64encode(zlib.compress(np.ascontiguousarray(value).tobytes(), 1)).decode()
-        return {"dtype": value.dtype.str, "content": content}
-    return value
+def described(nest: Nest) -> Any:
+    """A nest of `ArraySpec`s as plain values; `nest_of` makes it again."""
+    if isinstance(nest, ArraySpec):
+        return {"dtype": nest.dtype.name, "shape": list(nest.shape)}
+    if isinstance(nest, dict):
+        return {"dict": {key: described(part) for key, part in nest.items()}}
+    if hasattr(nest, "_fields"):
+        return {"named": [type(nest).__name__, {key: described(getattr(nest, key)) for key in nest._fields}]}
+    return {type(nest).__name__: [described(part) for part in nest]}
 
 
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"dtype", "content"}:
-        return np.frombuffer(zlib.decompress(base64.b64decode(value["content"])), value["dtype"]).copy()
-    return {key: _decoded(part) for key, part in value.items()}
+def nest_of(description: Any) -> Nest:
+    """The nest of a description. A named tuple comes back as one of the same name, but of a class of its own."""
+    if "dtype" in description:
+        return ArraySpec(tuple(description["shape"]), np.dtype(description["dtype"]))
+    if "dict" in description:
+        return {key: nest_of(part) for key, part in description["dict"].items()}
+    if "named" in description:
+        name, parts = description["named"]
+        return namedtuple(name, parts)(**{key: nest_of(part) for key, part in parts.items()})
+    ((kind, parts),) = description.items()
+    return {"list": list, "tuple": tuple}[kind](nest_of(part) for part in parts)

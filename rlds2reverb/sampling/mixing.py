@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import permutations
 from typing import Any
 
-import numpy as np
 import reverb
 import tensorflow as tf
 import tree
 
 from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb._shares import by_largest_remainders
 from rlds2reverb.specs import require_match, step_spec_of
 
 _ROUNDING = 1e-6
@@ -43,7 +43,7 @@ def mixed_dataset(
 
     Args:
       parts: functions by name that give the data set of a part for its number of items in a batch: `sample_dataset`
-        with a server and a table, or the method `dataset` of a replay buffer.
+        with a server and a table.
       batch_size: items in a batch.
       shares: of the parts, above 0, by their names; they add up to 1.
       prefetch: batches that are made ready ahead, besides those of the parts.
@@ -89,14 +89,6 @@ def shared_out(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]:
         if not count:
             raise ValueError(f"a share of {share:g} gives part {name!r} none of {batch_size} items; give it more")
     return {name: int(count) for name, count in zip(shares, counts, strict=True)}
-
-
-def by_largest_remainders(batch_size: int, shares: Iterable[float]) -> np.ndarray:
-    """Returns integers of sum `batch_size` for shares of sum 1: 0.5, 0.3, 0.2 of 5 (2.5, 1.5, 1.0) become 3, 1, 1."""
-    quotas = batch_size * np.array(list(shares))
-    counts = np.floor(quotas).astype(int)
-    counts[np.argsort(counts - quotas, kind="stable")[: batch_size - counts.sum()]] += 1
-    return counts
 
 
 def _checked(shares: Mapping[str, float], parts: Mapping[str, Any]) -> dict[str, float]:

@@ -1,66 +1,101 @@
-"""Checkpoints of buffers: what is kept, and what is refused."""
+"""Checkpoints of buffers: what is kept, what is refused, and that nobody waits for them."""
 
 import errno
 import os
-import shutil
+import threading
+from collections import namedtuple
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from faults import damage_file
 from saved_buffers import CONFIG, content, filled, item
 
-from rlds2reverb.errors import CheckpointError, InUse, ServerUnavailable, SpecMismatch, StorageFull
-from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, make_buffer, snapshots
-from rlds2reverb.tables import Selector
+from rlds2reverb.errors import CheckpointError, InUse, SpecMismatch, StorageFull
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, checkpoints, make_buffer, snapshots
 
 
-def test_a_checkpoint_keeps_elements_priorities_uses_ids_and_counts(tmp_path):
+def draws(buffer, count=5):
+    return [buffer.sample_batch(4).info.replay_unique_id.tolist() for _ in range(count)]
+
+
+def test_a_checkpoint_keeps_all_and_draws_go_on_as_they_would_have(tmp_path):
     with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, seed=3)) as buffer:
-        uses = buffer._ledger.state()["uses"].tolist()
-        counts = buffer.sample_count, buffer.beta, buffer._rng.bit_generator.state
-        path = buffer.checkpoint()
+        path, wanted = buffer.checkpoint(), content(buffer)
         assert path.is_dir()
-        wanted = content(buffer)
+        drawn = draws(buffer)
         buffer.append(item(99))
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert (again.sample_count, again.beta, again._rng.bit_generator.state) == counts
-        assert again._ledger.state()["uses"].tolist() == uses
-        assert str(again.spec["obs"]) == "float32 [3]" and again.address
-        assert content(again) == wanted
+        assert content(again) == wanted and str(again.spec["obs"]) == "float32 [3]"
+        assert draws(again) == drawn
         assert again.append(item(8)) == "demo_8"
         second = again.checkpoint()
-    assert sorted(p.name for p in (tmp_path / "states").iterdir()) == [f"{second.name}.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["buffer.lock", path.name, second.name]
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, spec=item(0)) as third:
         assert third.push_count == 9
+        third.checkpoint()
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
 
-def test_uses_are_kept_so_that_max_use_goes_on(tmp_path):
-    config = BufferConfig(max_use=3, sample_min_limit_ratio=0)
+def test_draws_go_on_after_a_buffer_that_grew(tmp_path):
+    config = BufferConfig(max_size=30_000, alpha=0.7)
+    with AdvancedReplayBuffer("demo", config, seed=5) as buffer, AdvancedReplayBuffer("demo", config) as other:
+        rng = np.random.default_rng(0)
+        for _ in range(30):
+            buffer.extend_columns({"x": rng.random(1200)}, priorities=rng.random(1200))
+            batch = buffer.sample_batch(256)
+            buffer.update(batch.info, priority=rng.random(256) * 1e3)
+        other.load_state_dict(buffer.state_dict())
+        for _ in range(50):
+            first, second = buffer.sample_batch(256), other.sample_batch(256)
+            assert first.info.replay_unique_id.tolist() == second.info.replay_unique_id.tolist()
+            assert first.data["x"].tolist() == second.data["x"].tolist()
+
+
+def test_uses_and_limits_go_on(tmp_path):
+    config = BufferConfig(max_use=3, max_staleness=5, sample_min_limit_ratio=0, push_sample_rate_limit=(0.25, 2.0))
     with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
-        buffer.append(item(0))
+        buffer.extend([item(0, collect_iter=7), item(1, collect_iter=1)])
         buffer.sample(2, 0)
         buffer.checkpoint()
     with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
-        assert again.sample(2, 0) is None and [s["use"] for s in again.sample(1, 0)] == [3]
-        assert again.count() == 0 and again.sample(1, 0) is None
+        assert again.sample(5, 6) is None and again.count() == 1  # the other is too old
+        uses_left = 3 - again.sample(1, 6)[0]["use"]
+        assert again.sample(uses_left + 1, 6) is None
+        again.sample(uses_left, 6)
+        assert again.count() == 0
 
 
 @pytest.mark.parametrize(
     "config",
-    [BufferConfig(kind="episode", window=2), BufferConfig(kind="sequence", length=2), BufferConfig(kind="naive")],
+    [
+        BufferConfig(kind="episode", window=2),
+        BufferConfig(kind="episode", max_size=3),
+        BufferConfig(kind="sequence", length=2),
+        BufferConfig(kind="naive"),
+    ],
 )
-def test_every_kind_of_buffer_is_restored(tmp_path, config):
-    element = {"x": np.arange(2, dtype=np.float32), "y": (np.zeros(2), {"z": np.ones(2, bool)})}
-    with make_buffer("a_b", config, checkpoint_root=tmp_path) as buffer:
-        buffer.append(element)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_every_kind_of_buffer_is_restored(tmp_path, config, on_disk):
+    Pair = namedtuple("Pair", "second first")
+    element = {"x": np.arange(2, dtype=np.float32), "y": Pair([np.zeros(2)], {"z": np.ones(2, bool)})}
+    options = {"checkpoint_root": tmp_path / "root", "folder": tmp_path / "data" if on_disk else None}
+    with make_buffer("a_b", config, **options) as buffer:
+        for _ in range(5):
+            buffer.append(element)
         spec = buffer.spec
         buffer.checkpoint()
-    with make_buffer("a_b", config, checkpoint_root=tmp_path) as again:
-        assert again.spec == spec and again.append(element) == "a_b_1"
-        np.testing.assert_array_equal(again.sample(1, 0)[0]["y"][1]["z"], np.ones(2, bool))
+    with make_buffer("a_b", config, **options) as again:
+        assert str(again.spec) == str(spec) and again.append(element) == "a_b_5"
+        (sampled,) = again.sample(1, 0)
+        np.testing.assert_array_equal(sampled["y"].first["z"], np.ones(2, bool))
+        assert type(sampled["y"]).__name__ == "Pair" and isinstance(sampled["y"].second, list)
+    with make_buffer("a_b", config, spec=element, **options) as typed:
+        assert isinstance(typed.sample(1)[0]["y"], Pair)
+    assert not on_disk or not list((tmp_path / "data").iterdir())
 
 
-def test_a_state_dict_carries_a_buffer_over(tmp_path):
+def test_a_state_dict_carries_a_buffer_over():
     with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
         state = buffer.state_dict()
         other.append(item(77))
@@ -74,129 +109,61 @@ def test_a_state_dict_carries_a_buffer_over(tmp_path):
         for wrong, message in (
             (AdvancedReplayBuffer("other", CONFIG), "the state is of a buffer with name 'demo', this one has 'other'"),
             (AdvancedReplayBuffer("demo", replace(CONFIG, max_size=7)), "with max_size 6, this one has 7; make it as"),
-            (AdvancedReplayBuffer("demo", replace(CONFIG, alpha=0.5)), "the state is of table .*exponent': 0.6"),
         ):
             with wrong, pytest.raises(CheckpointError, match=message):
                 wrong.load_state_dict(state)
-        with pytest.raises(CheckpointError, match="the state lacks 'name', 'config'"):
+        with pytest.raises(
+            CheckpointError, match="the state of buffer 'demo' is damaged .'header'.; give what state_dict"
+        ):
             buffer.load_state_dict({"data": []})
 
 
-def test_a_state_dict_goes_into_the_checkpoint_root(tmp_path):
-    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer:
-        state, wanted = buffer.state_dict(), content(buffer)
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as rooted:
-        rooted.append(item(1))
-        rooted.checkpoint()
-        rooted.load_state_dict(state)
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert content(again) == wanted
+def changed(state, **arrays):
+    return {**state, "arrays": {**state["arrays"], **arrays}}
 
 
 DAMAGES_OF_A_STATE = {
-    "a number lost": lambda state: state["ledger"].update(numbers=state["ledger"]["numbers"][:-1]),
-    "no number for beta": lambda state: state.update(beta="x"),
-    "no generator": lambda state: state.update(rng={}),
-    "items cut": lambda state: state["files"].update({"items.tfrecord": state["files"]["items.tfrecord"][:-20]}),
-    "chunks empty": lambda state: state["files"].update({"chunks.tfrecord": b""}),
-    "a file lost": lambda state: state["files"].pop("items.tfrecord"),
-    "all files lost": lambda state: state.pop("files"),
-    "no configuration": lambda state: state.update(config={}),
+    "a number lost": lambda s: changed(s, alive=s["arrays"]["alive"][:-1]),
+    "rows lost": lambda s: changed(s, column_0=s["arrays"]["column_0"][:-1]),
+    "a column lost": lambda s: {**s, "arrays": {k: v for k, v in s["arrays"].items() if k != "column_1"}},
+    "no number for beta": lambda s: {**s, "header": {**s["header"], "beta": "x"}},
+    "no generator": lambda s: {**s, "header": {**s["header"], "generator": {}}},
+    "no configuration": lambda s: {**s, "header": {}},
+    "a priority that is never drawn": lambda s: changed(s, priorities=s["arrays"]["priorities"] * 1e-320),
 }
 
 
-def test_an_empty_state_goes_into_the_checkpoint_root(tmp_path):
-    with AdvancedReplayBuffer("demo", CONFIG) as empty:
-        state = empty.state_dict()
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
-        buffer.checkpoint()
-        buffer.load_state_dict(state)
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert (again.count(), again.push_count) == (0, 0)
-
-
-def test_elements_after_an_empty_state_are_the_new_ones_for_every_reader():
-    with AdvancedReplayBuffer("demo") as empty, AdvancedReplayBuffer("demo") as buffer:
-        buffer.append(item(1))
-        batches = iter(buffer.dataset(1))
-        assert next(batches).data["obs"][0].numpy().tolist() == item(1)["obs"].tolist()
-        buffer.load_state_dict(empty.state_dict())
-        assert buffer.append(item(2)) == "demo_0"
-        assert buffer.sample(1, 0)[0]["obs"].tolist() == item(2)["obs"].tolist()
-        for _ in range(2000):  # those drawn ahead are over some time
-            last = next(batches).data["obs"][0].numpy().tolist()
-        assert last == item(2)["obs"].tolist()
-
-
-def test_a_state_that_cannot_be_begun_with_loses_the_buffer_and_says_so(tmp_path, monkeypatch):
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
-        state = buffer.state_dict()
-        wanted = content(buffer)
-
-        def no_server():
-            raise ServerUnavailable("no server started")
-
-        monkeypatch.setattr(buffer, "_restore", no_server)
-        with pytest.raises(ServerUnavailable, match="no server started"):
-            buffer.load_state_dict(state)
-        with pytest.raises(ServerUnavailable, match=r"buffer 'demo' was lost before \(no server started\); make a new"):
-            buffer.append(item(1))
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert content(again) == wanted
-
-
-def test_sizes_and_limits_of_numpy_are_saved_as_others(tmp_path):
-    config = BufferConfig(push_sample_rate_limit=(np.float32(0.5), np.float32(2)), sample_min_limit_ratio=0)
-    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
-        buffer.extend([item(1), item(2)])
-        assert len(buffer.sample(np.int64(2), 0)) == 2
-        buffer.checkpoint()
-    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
-        assert again.sample_count == 2
-
-
-def test_tables_may_have_any_names(tmp_path):
-    config = BufferConfig(other_tables={"content": Selector("uniform"), "dtype": Selector("uniform")})
-    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
-        buffer.append(item(1))
-        buffer.checkpoint()
-    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
-        assert again.sample(1, 0, table="dtype")[0]["replay_unique_id"] == "demo_0"
-
-
 @pytest.mark.parametrize("damage", DAMAGES_OF_A_STATE)
-def test_a_damaged_state_is_refused_and_changes_nothing(tmp_path, damage):
+def test_a_damaged_state_is_refused_and_changes_nothing(damage):
     with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer:
-        state = buffer.state_dict()
-    DAMAGES_OF_A_STATE[damage](state)
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as rooted:
-        rooted.extend([item(1), item(2)])
-        rooted.checkpoint()
-        before = content(rooted)
+        state = DAMAGES_OF_A_STATE[damage](buffer.state_dict())
+    with AdvancedReplayBuffer("demo", CONFIG) as other:
+        other.extend([item(1), item(2)])
+        before = content(other)
         with pytest.raises(CheckpointError):
-            rooted.load_state_dict(state)
-        assert content(rooted) == before and rooted.append(item(3)) == "demo_2"
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert content(again) == before
+            other.load_state_dict(state)
+        assert content(other) == before and other.append(item(3)) == "demo_2"
 
 
-@pytest.mark.parametrize("name", ["lr=[64,64]", "run*", "what?", "back\\slash"])
-def test_a_root_that_reverb_would_take_for_a_pattern_is_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match="which Reverb takes for a pattern.*give another directory"):
-        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / name)
-    assert not (tmp_path / name).exists()
+def test_data_are_saved_to_a_directory_and_loaded(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
+        buffer.save_data(tmp_path / "a")
+        other.load_data(tmp_path / "a")
+        assert content(other) == content(buffer)
+        buffer.append(item(8))
+        buffer.save_data(tmp_path / "a")  # once more
+        other.load_data(tmp_path / "a")
+        assert other.push_count == 9
+        with pytest.raises(CheckpointError, match="has no checkpoint; give the directory that save_data was given"):
+            other.load_data(tmp_path / "b")
 
 
 def test_what_cannot_be_saved_is_told(tmp_path):
     with AdvancedReplayBuffer("demo", CONFIG) as buffer:
         with pytest.raises(ValueError, match="buffer 'demo' has no checkpoint_root; make it with one"):
             buffer.checkpoint()
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a") as buffer:
-        with pytest.raises(
-            ValueError, match="buffer 'demo' holds nothing that could be saved; push first, or give its"
-        ):
-            buffer.checkpoint()
-        with pytest.raises(InUse, match="a is in use by another buffer"):
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a"):
+        with pytest.raises(InUse, match="a is in use by another buffer; close that one, or give another directory"):
             AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a")
     (tmp_path / "mine.txt").touch()
     with pytest.raises(CheckpointError, match=r"is not a checkpoint root of a buffer \(a, mine.txt\); give a new"):
@@ -209,25 +176,16 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path, monkeyp
         buffer.checkpoint()
         buffer.append(item(1))
 
-        def full(path, content):
+        def full(path, array):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(snapshots.sealed_json, "save", full)
+            patch.setattr(checkpoints, "_written", full)
             with pytest.raises(StorageFull, match="no space left for .* what is there is kept: free some"):
                 buffer.checkpoint()
-        assert buffer.count() == 2
+        assert buffer.count() == 2 and buffer._store.ring.before_write is None
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
         assert again.push_count == again.count() == 1
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A root with a checkpoint."""
-    root = tmp_path_factory.mktemp("saved") / "root"
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root)) as buffer:
-        buffer.checkpoint()
-    return root
 
 
 @pytest.mark.parametrize(
@@ -236,65 +194,124 @@ def saved(tmp_path_factory):
         ("demo", {"max_size": 7}, "the state is of a buffer with max_size 6, this one has 7; make it as that one was"),
         ("other", {}, "the state is of a buffer with name 'demo', this one has 'other'"),
         ("demo", {"kind": "naive"}, "the state is of a buffer with kind 'advanced', this one has 'naive'"),
-        ("demo", {"alpha": 0.7}, "sampler of table 'demo' is stored as prioritized:0.6, asked as prioritized:0.7"),
-        ("demo", {"max_use": 3}, "max_times_sampled of table 'demo' is stored as 0, asked as 3"),
     ],
 )
-def test_another_configuration_is_refused(saved, name, change, message):
+def test_another_configuration_is_refused(tmp_path, name, change, message):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        buffer.checkpoint()
     with pytest.raises(CheckpointError, match=message):
-        make_buffer(name, replace(CONFIG, **change), checkpoint_root=saved)
-
-
-def test_another_spec_is_refused(saved):
+        make_buffer(name, replace(CONFIG, **change), checkpoint_root=tmp_path)
     with pytest.raises(
         SpecMismatch, match=r"item\['obs'\] is float64 \[3\], buffer 'demo' wants float32 \[3\]; give the"
     ):
-        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=saved, spec=item(0) | {"obs": np.zeros(3)})
+        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, spec=item(0) | {"obs": np.zeros(3)})
+    AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path).close()  # and the root is free again
 
 
-def damage(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "harm", "message"),
-    [
-        ("states/*.json", damage, "json is damaged; restore it from a copy, or give a new directory"),
-        ("states/*.json", os.remove, "json is missing, which says what .* holds; restore it from a copy"),
-        ("table/checkpoints/*/items.tfrecord", damage, "items.tfrecord is damaged: its size and sha256 are"),
-        ("table/checkpoints/*/DONE", os.remove, "has lost its DONE file; restore it from a copy, or delete it"),
-    ],
-)
-def test_damage_is_found_and_named(saved, tmp_path, pattern, harm, message):
-    root = tmp_path / "root"
-    shutil.copytree(saved, root)
-    (path,) = root.glob(pattern)
-    harm(path)
-    with pytest.raises(CheckpointError, match=message):
-        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root)
-
-
-@pytest.mark.filterwarnings("ignore:.*manifest.*:RuntimeWarning")
-def test_a_manifest_that_was_lost_is_written_again(saved, tmp_path):
-    root = tmp_path / "root"
-    shutil.copytree(saved, root)
-    (manifest,) = root.glob("table/manifests/*.json")
-    manifest.unlink()
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root) as buffer:
-        assert buffer.count() and manifest.is_file()
-
-
-def test_a_first_checkpoint_that_was_cut_off_leaves_an_empty_buffer(saved, tmp_path):
-    root = tmp_path / "root"
-    shutil.copytree(saved, root)
-    (done,) = root.glob("table/checkpoints/*/DONE")
-    (state,) = root.glob("states/*.json")
-    done.unlink()
-    state.rename(state.with_name("pending.json"))
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root) as buffer:
-        assert buffer.count() == 0 and buffer.append(item(0)) == "demo_0"
+@pytest.mark.parametrize("harm", ["flipped", "truncated", "empty", "removed"])
+@pytest.mark.parametrize("file", ["state.json", "column_0", "column_1", "priorities", "alive"])
+def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, file, harm):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
         buffer.checkpoint()
-    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root) as again:
-        assert again.push_count == 1
+        buffer.append(item(8))
+        second = buffer.checkpoint()
+    for path, expected in ((second / file, 8), (tmp_path / "checkpoint-00000001" / file, None)):
+        os.remove(path) if harm == "removed" else damage_file(path, harm)
+        if expected:
+            with pytest.warns(RuntimeWarning, match=f"{path} is damaged; restore .* the checkpoint before it is used"):
+                with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+                    assert again.push_count == expected
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(CheckpointError, match=f"{path} is damaged; restore it from a copy"),
+    ):
+        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)
+
+
+def test_what_a_killed_process_had_begun_is_deleted(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        buffer.checkpoint()
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / "column_0").write_bytes(b"half")
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert again.push_count == 8 and not (tmp_path / "partial").exists()
+
+
+# --- snapshots
+
+
+@pytest.mark.parametrize("kind", ["advanced", "episode", "sequence"])
+def test_a_snapshot_is_of_its_moment_whatever_happens_while_it_is_read(monkeypatch, kind):
+    monkeypatch.setattr(snapshots, "_BLOCK_BYTES", 100)
+    rng = np.random.default_rng(0)
+    config = BufferConfig(kind=kind, max_size=50, length=2 if kind == "sequence" else None)
+
+    def element(number):
+        if kind == "advanced":
+            return {"x": np.full(3, number), "n": number}
+        length = 2 if kind == "sequence" else int(rng.integers(1, 300))
+        return {"x": np.full((length, 3), number), "n": np.full(length, number)}
+
+    buffer = make_buffer("demo", config)
+    buffer.extend([element(n) for n in range(70)])
+    wanted = content_of(buffer)
+    snapshot = buffer.snapshot()
+    blocks = snapshot.blocks()
+    found, number = [next(blocks)], 70
+    for turn, block in enumerate(blocks):
+        found.append(block)
+        for _ in range(3):
+            buffer.append(element(number))
+            number += 1
+        if turn == 5 and kind == "advanced":
+            buffer.append({"x": np.full(3, number), "n": 0.5})  # which widens a column
+            number += 1
+        buffer.sample_batch(4)
+        if turn == 12:
+            buffer.clear()
+    columns = {f"column_{i}": np.concatenate(parts) for i, parts in enumerate(zip(*found, strict=True))}
+    other = make_buffer("demo", config)
+    other.load_state_dict({"header": snapshot.header, "arrays": {**snapshot.arrays, **columns}})
+    assert content_of(other) == wanted
+    assert number > 110 and buffer._store.ring.before_write is None
+
+
+def content_of(buffer):
+    """All elements by their numbers; each is one number everywhere."""
+    numbers = buffer._ledger.numbers()
+    columns, there = buffer._store.read(numbers)
+    flat = [np.where(there, c.reshape(*there.shape, -1)[..., 0], -1) if there is not None else c for c in columns]
+    return numbers.tolist(), [c.tolist() for c in flat]
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_threads_go_on_while_a_state_is_taken(rounds):
+    buffer = AdvancedReplayBuffer("demo", BufferConfig(max_size=20_000, alpha=1.0))
+    zeros = np.zeros((20_000, 30))
+    buffer.extend_columns({"x": zeros, "n": np.arange(20_000)})
+    ended, errors = threading.Event(), []
+
+    def work():
+        try:
+            while not ended.is_set():
+                first = buffer.push_count
+                rows = np.arange(first, first + 64)
+                buffer.extend_columns({"x": np.repeat(rows[:, None], 30, 1).astype(float), "n": rows})
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(rounds):
+            state = buffer.state_dict()
+            other = AdvancedReplayBuffer("demo", buffer.config)
+            other.load_state_dict(state)
+            batch = other.sample_batch(5000)
+            assert batch.data["n"].tolist() == batch.info.replay_unique_id.tolist()
+            new = batch.data["n"] >= 20_000
+            assert (batch.data["x"][new] == batch.data["n"][new, None]).all() and not batch.data["x"][~new].any()
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from replayed import buffers, item, items, number_in
 
-from rlds2reverb.replay import AdvancedReplayBuffer, NaiveReplayBuffer, TooManyDraws
+from rlds2reverb.replay import AdvancedReplayBuffer, NaiveReplayBuffer
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_an_update_changes_priorities_of_what_is_there(make):
     assert buffer.update({"replay_unique_id": ["demo_99"], "priority": [1.0]}) == 0
 
 
-def test_the_server_has_the_priorities_of_the_ledger(make):
+def test_a_priority_of_0_is_never_drawn(make):
     buffer = make(eps=0.0, alpha=1.0, sample_min_limit_ratio=0)
     ids = buffer.extend(items(0, 1))
     buffer.update({"replay_unique_id": ids, "priority": [0.0, 1.0]})
@@ -150,10 +150,7 @@ def test_a_range_keeps_the_proportions(make):
     assert {number_in(s): round(s["IS"], 9) for s in sampled} == {0: 1.0, 1: 0.5}
 
 
-def test_a_range_that_is_hardly_ever_drawn_is_told(make):
+def test_a_range_that_is_hardly_ever_drawn_is_drawn_all_the_same(make):
     buffer = make(alpha=1.0)
     buffer.extend([item(0, priority=1e12), item(1, priority=1e-3)])
-    with pytest.raises(
-        TooManyDraws, match=r"1 elements were asked for of a kind that 1e-15 of the draws give, .* wider"
-    ):
-        buffer.sample(1, 0, slice(1, 2))
+    assert number_in(buffer.sample(1, 0, slice(1, 2))[0]) == 1

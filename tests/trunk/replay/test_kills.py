@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from faults import around, damage_file, hear, process
+from faults import around, hear, process
 from saved_buffers import CONFIG, content, filled, item
 
-from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb.errors import CheckpointError
-from rlds2reverb.replay import AdvancedReplayBuffer, snapshots
+from rlds2reverb.replay import AdvancedReplayBuffer, checkpoints
 
 
 def pusher(channel, root, held_at):
@@ -20,12 +17,11 @@ def pusher(channel, root, held_at):
             channel.send("held")
             channel.recv()
 
-    if held_at == "reverb":
-        around(ReplayServer, "checkpoint", before=hold)
-    elif held_at == "manifest":
-        around(CheckpointRoot, "write_manifest", before=hold)
-    elif held_at == "naming":
-        around(snapshots.Snapshots, "_name", before=hold)
+    places = {"begin": "_write", "arrays": "_written", "named": "_sync"}
+    if held_at in places:
+        around(checkpoints, places[held_at], before=hold)
+    if held_at == "end":
+        around(checkpoints.shutil, "rmtree", after=hold)
     buffer = filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root))
     buffer.checkpoint()
     armed.append(True)
@@ -35,7 +31,9 @@ def pusher(channel, root, held_at):
     channel.recv()
 
 
-@pytest.mark.parametrize(("held_at", "num_pushed"), [("reverb", 8), ("manifest", 9), ("naming", 9), ("never", 9)])
+@pytest.mark.parametrize(
+    ("held_at", "num_pushed"), [("begin", 8), ("arrays", 8), ("named", 8), ("end", 8), ("never", 9)]
+)
 def test_a_killed_buffer_goes_on_from_its_last_complete_checkpoint(tmp_path, held_at, num_pushed):
     root = tmp_path / "root"
     with process(pusher, root, held_at) as (program, channel):
@@ -43,23 +41,12 @@ def test_a_killed_buffer_goes_on_from_its_last_complete_checkpoint(tmp_path, hel
         program.kill()
         program.join()
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root) as again:
-        elements, count, pushed, highest = content(again)
+        elements, count, (pushed, *_, highest) = content(again)
         assert (count, pushed, highest) == (6, num_pushed, 20.0 if num_pushed == 9 else 9.0)
-        assert all(values[2] == values[3] == int(key.removeprefix("demo_")) for key, values in elements.items())
-        assert set(elements) <= {f"demo_{n}" for n in range(num_pushed - 6, num_pushed)} and len(elements) == 6
+        assert all(values[-1] == int(key.removeprefix("demo_")) for key, values in elements.items())
+        assert set(elements) == {f"demo_{n}" for n in range(num_pushed - 6, num_pushed)}
         assert again.append(item(num_pushed)) == f"demo_{num_pushed}"
         again.checkpoint()
-
-
-def test_a_buffer_does_not_begin_with_an_earlier_checkpoint_than_its_state(tmp_path):
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "root")) as buffer:
-        buffer.checkpoint()
-        buffer.append(item(8))
-        buffer.checkpoint()
-    (checkpoint,) = (tmp_path / "root/table/checkpoints").iterdir()
-    damage_file(checkpoint / "items.tfrecord", "flipped")
-    with pytest.raises(CheckpointError, match="items.tfrecord is damaged"):
-        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "root")
 
 
 def busy(channel, root):
@@ -93,8 +80,9 @@ def test_a_buffer_that_is_killed_again_and_again_loses_no_checkpoint(tmp_path, r
                 pass
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "root") as again:
         assert again.push_count in (told, told + 5) and again.count() == min(6, again.push_count)
-        newest = range(again.push_count - 6, again.push_count)
-        sampled = [s for _ in range(60) for s in again.sample(6, 0)]
-        seen = {s["replay_unique_id"]: (int(s["inner"]["action"]), s["priority"]) for s in sampled}
-        assert all(key == f"demo_{number}" and number in newest for key, (number, _) in seen.items())
-        assert all(p == number + 1 + CONFIG.eps or p <= again.highest_priority for number, p in seen.values())
+        elements, _, _ = content(again)
+        assert set(elements) == {f"demo_{n}" for n in range(again.push_count - 6, again.push_count)}
+        for key, (priority, *_, number) in elements.items():
+            assert key == f"demo_{number}" and (
+                priority == number + 1 + CONFIG.eps or priority <= again.highest_priority
+            )

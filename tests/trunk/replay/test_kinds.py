@@ -10,7 +10,6 @@ import pytest
 from rlds2reverb.errors import SpecMismatch
 from rlds2reverb.replay import BufferConfig, EpisodeReplayBuffer, SequenceReplayBuffer, make_buffer
 from rlds2reverb.specs import ArraySpec
-from rlds2reverb.tables import Selector
 
 
 def episode(number, length, **more):
@@ -62,7 +61,44 @@ def test_windows_begin_anywhere_in_an_episode_with_the_same_chance(make):
     assert ((counts - 500) ** 2 / 500).sum() < 30  # chi-square with 3 degrees of freedom: one in a million
     other = make("episode", window=3, sample_min_limit_ratio=0, seed=1)
     other.append(episode(0, 6))
-    assert [rows_in(s)[0] for s in other.sample(50, 0)] == starts[:50]
+    assert [rows_in(s)[0] for s in other.sample(2000, 0)] == starts
+
+
+def test_windows_are_drawn_over_steps_or_over_episodes(make):
+    lengths = (3, 12, 102)  # 1, 10 and 100 windows of 3
+    for over, chances in (("steps", np.array([1, 10, 100]) / 111), ("episodes", np.full(3, 1 / 3))):
+        buffer = make("episode", window=3, windows_over=over, sample_min_limit_ratio=0, seed=2)
+        buffer.extend([episode(n, length) for n, length in enumerate(lengths)])
+        batch = buffer.sample_batch(4000)
+        counts = np.bincount(batch.info.replay_unique_id, minlength=3)
+        assert ((counts - 4000 * chances) ** 2 / (4000 * chances)).sum() < 28  # 2 degrees of freedom: one in a million
+        assert (batch.info.IS == 1).all()  # all windows of all priorities are alike
+
+
+def test_windows_over_steps_take_priorities_and_weights_by_window(make):
+    buffer = make("episode", window=2, alpha=1.0, beta=1.0, sample_min_limit_ratio=0, seed=3)
+    buffer.extend([episode(0, 2, priority=4.0), episode(1, 9, priority=1.0)])  # 1 window of 4, 8 windows of 1
+    batch = buffer.sample_batch(3000)
+    counts, chances = np.bincount(batch.info.replay_unique_id), np.array([4, 8]) / 12
+    assert ((counts - 3000 * chances) ** 2 / (3000 * chances)).sum() < 24
+    assert {(n, w) for n, w in zip(batch.info.replay_unique_id.tolist(), batch.info.IS, strict=True)} == {
+        (0, 0.25),
+        (1, 1.0),
+    }
+
+
+def test_a_pool_of_episodes_grows_and_loses_nothing(make):
+    buffer = make("episode", max_size=7, sample_min_limit_ratio=0)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 1500, 60)
+    for n, length in enumerate(lengths.tolist()):
+        buffer.append(episode(n, length))
+        for s in buffer.sample(3):
+            number = rows_in(s)[0] // 100
+            assert s["replay_unique_id"] == f"demo_{number}" and rows_in(s) == list(
+                range(100 * number, 100 * number + lengths[number])
+            )
+    assert buffer._store.ring.capacity < 3 * 7 * 1500
 
 
 def test_episodes_shorter_than_the_window_are_not_stored(make):
@@ -94,8 +130,11 @@ def test_short_episodes_are_padded_where_asked(make):
     buffer.extend([episode(1, 2), episode(2, 4)])
     found = {tuple(s["inner"]["step"].tolist()): s["mask"].tolist() for s in buffer.sample(50, 0)}
     assert found == {(100, 101, 0, 0): [True, True, False, False], (200, 201, 202, 203): [True] * 4}
-    with pytest.raises(ValueError, match="an episode has a field 'mask', which padding adds to windows"):
-        buffer.append(episode(0, 5, mask=np.ones(5)))
+    batch = buffer.sample_batch(50)
+    assert (batch.data["mask"].sum(1) == np.where(batch.info.replay_unique_id == 0, 2, 4)).all()
+    for config in ({"window": 4, "short_episodes": "pad"}, {}):
+        with pytest.raises(ValueError, match="an episode has a field 'mask', which padding adds; give it another name"):
+            make("episode", **config).append(episode(0, 5, mask=np.ones(5)))
 
 
 def test_an_episode_that_is_wrong_is_told(make):
@@ -126,14 +165,6 @@ def test_an_episode_of_many_megabytes_comes_back(make):
     (sampled,) = buffer.sample(1, 0)
     start = int(sampled["image"][0, 0])
     np.testing.assert_array_equal(sampled["image"], rows[start : start + 3])
-
-
-def test_a_data_set_of_episodes_has_a_mask(make):
-    buffer = make("episode", sample_min_limit_ratio=0)
-    buffer.extend([episode(1, 2), episode(2, 5)])
-    batch = next(iter(buffer.dataset(32)))
-    mask, rows = batch.info.mask.numpy(), batch.data["inner"]["step"].numpy()
-    assert {tuple(r[m].tolist()) for r, m in zip(rows, mask, strict=True)} <= {(100, 101), tuple(range(200, 205))}
 
 
 # --- sequences
@@ -177,9 +208,11 @@ def test_an_episode_is_cut_into_sequences_by_its_period(make):
     assert {(s["priority"], s["staleness"]) for s in sampled} == {(2.0, 1)}
     assert buffer.append_episode(episode(1, 2)) == []
     assert len(buffer.append_episode(episode(2, 5))) == 3
-    with pytest.raises(ValueError, match="stride is 0, expected an integer from 1"):
+    with pytest.raises(ValueError, match="period is 0, expected an integer from 1"):
         buffer.append_episode(episode(1, 8), period=0)
-    with pytest.raises(SpecMismatch, match="the fields of item 0 have 5, 6 steps, buffer 'demo' wants at least one"):
+    with pytest.raises(
+        SpecMismatch, match=r"steps have the leading axes \[5\], \[6\], buffer 'demo' wants \[N\] in all"
+    ):
         buffer.append_episode(episode(1, 5) | {"inner": {"step": np.arange(6)}})
 
 
@@ -191,8 +224,7 @@ def test_steps_that_sequences_share_are_stored_once(make):
     apart.extend([{"obs": whole["obs"][cut], "inner": {"step": whole["inner"]["step"][cut]}} for cut in cuts])
     assert shared.push_count == apart.push_count == 381
     assert all(len(rows_in(s)) == 20 and rows_in(s)[0] + 19 == rows_in(s)[-1] for s in shared.sample(200, 0))
-    few, many = (sum(map(len, buffer.state_dict()["files"].values())) for buffer in (shared, apart))
-    assert few < many
+    assert shared._store.ring.num_written == 400 and apart._store.ring.num_written == 381 * 20
 
 
 # --- configurations
@@ -209,12 +241,12 @@ def test_steps_that_sequences_share_are_stored_once(make):
         ({"anneal_step": -1}, "anneal_step is -1, expected an integer from 0"),
         ({"max_use": 0}, "max_use is 0, expected an integer from 1"),
         ({"max_staleness": 0}, "max_staleness is 0, expected an integer from 1"),
-        ({"alpha": -0.1}, "alpha is -0.1, expected a number from 0 to 20"),
-        ({"alpha": math.nan}, "alpha is nan, expected a number from 0 to 20"),
-        ({"alpha": 21}, "alpha is 21, expected a number from 0 to 20"),
-        ({"beta": 1.1}, "beta is 1.1, expected a number from 0 to 1"),
-        ({"eps": -1e-9}, "eps is -1e-09, expected a number from 0 to 1e"),
-        ({"sample_min_limit_ratio": -1}, "sample_min_limit_ratio is -1, expected a number from 0 to 10000"),
+        ({"alpha": -0.1}, "alpha is -0.1, expected a number in \\[0, 20\\]"),
+        ({"alpha": math.nan}, "alpha is nan, expected a number in \\[0, 20\\]"),
+        ({"alpha": 21}, "alpha is 21, expected a number in \\[0, 20\\]"),
+        ({"beta": 1.1}, "beta is 1.1, expected a number in \\[0, 1\\]"),
+        ({"eps": -1e-9}, "eps is -1e-09, expected a number in \\[0, 1e"),
+        ({"sample_min_limit_ratio": -1}, "sample_min_limit_ratio is -1, expected a number in \\[0, 10000\\]"),
         ({"priority_decay": 1.0}, "priority_decay is 1.0, expected a number between 0 and 1, or None"),
         ({"push_sample_rate_limit": (2.0, 1.0)}, r"push_sample_rate_limit is \(2.0, 1.0\), expected \(least, most\)"),
         ({"push_sample_rate_limit": (math.inf, math.inf)}, "0 <= least < most"),
@@ -222,31 +254,14 @@ def test_steps_that_sequences_share_are_stored_once(make):
         ({"push_sample_rate_limit": (1.0, 1.0)}, "between them there has to be room for a push or a sample"),
         (
             {"push_sample_rate_limit": (1e-7, 1.0)},
-            "the least of push_sample_rate_limit is 1e-07, expected a number from 1e",
+            "the least of push_sample_rate_limit is 1e-07, expected a number in .1e",
         ),
-        ({"push_sample_rate_limit": (2e6, 3e6)}, "the least of push_sample_rate_limit is 2000000.0, expected .* to 1e"),
-        ({"push_sample_rate_limit": (0.5, 1.0), "replace": False}, "a least above 0 does not go with replace=False"),
+        ({"push_sample_rate_limit": (2e6, 3e6)}, "the least of push_sample_rate_limit is 2000000.0, expected .*, 1e"),
         ({"kind": "sequence"}, "length is None for kind 'sequence'; 'sequence' needs it"),
         ({"length": 3}, "length is 3 for kind 'advanced'; 'sequence' needs it, others take none"),
         ({"window": 3}, "window is 3 for kind 'advanced'; only 'episode' takes one"),
-        ({"max_use": 1, "replace": False}, "max_use does not go with replace=False: draws that are thrown away count"),
-        (
-            {"other_tables": {"a": Selector("uniform")}, "max_use": 1},
-            "other_tables do not go with max_use: Reverb counts",
-        ),
-        ({"other_tables": {"": Selector("uniform")}}, "a table's name is '', expected 1 to 100"),
-        (
-            {"other_tables": {"a": Selector("fifo")}},
-            r"the selector of other_tables\['a'\] is fifo, expected uniform or",
-        ),
-        (
-            {"other_tables": {"a": Selector("prioritized", 21)}},
-            r"exponent of other_tables\['a'\] is 21, expected .* to 20",
-        ),
-        (
-            {"other_tables": {"a": {"kind": "prioritized", "exponent": -1}}},
-            r"exponent is -1, expected a number in \[0, 100",
-        ),
+        ({"windows_over": "rows"}, "windows_over is 'rows', expected one of 'steps', 'episodes'"),
+        ({"weights": "none"}, "weights is 'none', expected one of 'buffer', 'batch'"),
     ],
 )
 def test_a_configuration_checks_itself(wrong, message):
@@ -254,42 +269,7 @@ def test_a_configuration_checks_itself(wrong, message):
         BufferConfig(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"other_tables": ["a"]}, "other_tables is a list, expected a dict of selectors by name"),
-        ({"other_tables": {1: Selector("uniform")}}, "other_tables has 1 for a name, expected text"),
-        ({"other_tables": {"a": "uniform"}}, r"other_tables\['a'\] is a str, expected a Selector"),
-    ],
-)
-def test_a_configuration_checks_what_its_other_tables_are(wrong, message):
-    with pytest.raises(TypeError, match=message):
-        BufferConfig(**wrong)
-
-
-def test_the_own_table_is_no_other_one():
-    config = BufferConfig(other_tables={"demo": Selector("uniform")})
-    with pytest.raises(ValueError, match="other_tables has 'demo', which is the buffer's own table; give it another"):
-        make_buffer("demo", config)
-
-
-def test_a_configuration_is_a_plain_value():
-    given = {"b": Selector("uniform"), "a": Selector("prioritized", 0.3)}
-    config = BufferConfig(other_tables=given, push_sample_rate_limit=(0.5, 2.0))
-    same = BufferConfig(other_tables=dict(sorted(given.items())), push_sample_rate_limit=(0.5, 2.0))
-    assert config == same and hash(config) == hash(same) and config != BufferConfig()
-    assert BufferConfig(**json.loads(json.dumps(asdict(config)))) == config
-    tables = config.tables("demo")
-    assert tables == same.tables("demo") and [table.name for table in tables] == ["demo", "a", "b"]
-    assert [str(table.sampler) for table in tables] == ["prioritized:0.6", "prioritized:0.3", "uniform"]
-    assert {str(table.rate_limiter) for table in tables} == {"max_samples_per_insert:2:1"}
-    given["c"] = Selector("uniform")
-    assert "c" not in config.other_tables
-
-
 def test_a_configuration_is_rebuilt_from_its_parts():
-    config = BufferConfig(kind="episode", window=3, max_use=2)
-    assert BufferConfig(**asdict(config)) == config
-    (table,) = config.tables("demo")
-    assert (str(table.sampler), str(table.remover), table.max_times_sampled) == ("prioritized:0.6", "fifo", 2)
-    assert str(BufferConfig(kind="naive").tables("demo")[0].sampler) == "uniform"
+    config = BufferConfig(kind="episode", window=3, max_use=2, push_sample_rate_limit=(0.5, 2.0))
+    assert BufferConfig(**asdict(config)) == config == BufferConfig(**json.loads(json.dumps(asdict(config))))
+    assert hash(config) != hash(BufferConfig()) and BufferConfig(kind="naive").exponent is None

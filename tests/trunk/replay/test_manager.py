@@ -6,16 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlds2reverb.errors import CheckpointError, SpecMismatch
 from rlds2reverb.replay.configs import BufferConfig
 from rlds2reverb.replay.listeners import SilentListener
 from rlds2reverb.replay.manager import BufferManager
-from rlds2reverb.replay.mixing import fixed_counts
 from rlds2reverb.replay.monitors import table
-from rlds2reverb.sampling.mixing import joined_columns
 
 NAMES = ("agent", "agent_1", "1")
 UNIFORM = BufferConfig(kind="naive", max_size=1000)
@@ -122,7 +118,7 @@ def test_a_refused_batch_changes_nothing_and_says_who_refused():
         assert [manager.count(name) for name in manager.names] == [0, 0, 0]
 
 
-def test_no_thread_gets_between_the_check_and_the_samples(three):
+def test_no_thread_gets_between_the_check_and_the_samples(three, monkeypatch):
     free = []
 
     def try_lock(name):
@@ -131,14 +127,16 @@ def test_no_thread_gets_between_the_check_and_the_samples(three):
         if taken:
             three[name].lock.release()
 
-    class Listener(SilentListener):
-        def on_sample(self, use, staleness, priorities):
-            for name in NAMES if not free else ():
-                thread = threading.Thread(target=try_lock, args=(name,))
-                thread.start()
-                thread.join()
+    sample = type(three["agent"])._sampled
 
-    three["agent_1"].add_listener(Listener())
+    def watched(*arguments):
+        for name in NAMES if not free else ():
+            thread = threading.Thread(target=try_lock, args=(name,))
+            thread.start()
+            thread.join()
+        return sample(*arguments)
+
+    monkeypatch.setattr(type(three["agent"]), "_sampled", watched)
     three.sample({"agent_1": 1, "agent": 1, "1": 1}, cur_learner_iter=0)
     assert free == [False] * 3
 
@@ -162,12 +160,12 @@ def test_priorities_go_to_the_buffers_that_own_the_items():
 @pytest.mark.parametrize(
     ("ids", "priorities", "told"),
     [
-        (["a_0", "other_0"], [5.0, 5.0], "'other_0' is no id of an item in 'a', 'b_1', which is NAME_NUMBER"),
-        (["a_0", "b_1"], [5.0, 5.0], "'b_1' is no id of an item"),
-        (["a_0", "a"], [5.0, 5.0], "'a' is no id of an item"),
-        (["a_0", "a_-1"], [5.0, 5.0], "'a_-1' is no id of an item"),
-        (["a_0", "a_²"], [5.0, 5.0], "'a_²' is no id of an item"),
-        (["a_0", 7], [5.0, 5.0], "7 is no id of an item"),
+        (["a_0", "other_0"], [5.0, 5.0], "'other_0' is not an id of an item in 'a', 'b_1', which is NAME_NUMBER"),
+        (["a_0", "b_1"], [5.0, 5.0], "'b_1' is not an id of an item"),
+        (["a_0", "a"], [5.0, 5.0], "'a' is not an id of an item"),
+        (["a_0", "a_-1"], [5.0, 5.0], "'a_-1' is not an id of an item"),
+        (["a_0", "a_²"], [5.0, 5.0], "'a_²' is not an id of an item"),
+        (["a_0", 7], [5.0, 5.0], "7 is not an id of an item|'7' is not an id of an item"),
         (["a_0", "b_1_0"], [5.0], "info has 2 ids and 1 priorities, expected as many of both"),
         (["a_0", "b_1_0"], [5.0, -1.0], r"the priority of b_1_0 is -1.0, expected a finite number in \[0, 1e\+12\]"),
         (
@@ -175,7 +173,7 @@ def test_priorities_go_to_the_buffers_that_own_the_items():
             [5.0, 1e12],
             r"the priority of b_1_0 with eps is 1000000000000.01, expected",
         ),  # eps is added to it
-        (["a_0", "b_1_0"], ["x", "y"], "the priorities of an update are no numbers"),
+        (["a_0", "b_1_0"], ["x", "y"], "the priorities of an update are not numbers"),
         (["a_0", "b_1_0"], [5.0, np.nan], "the priority of b_1_0 is nan, expected a finite number"),
         (["a_0", "b_1_0"], [5.0, np.inf], "the priority of b_1_0 is inf, expected a finite number"),
         (["a_0", "b_1_0"], [5.0, 1e308], r"the priority of b_1_0 is 1e\+308, expected a finite number"),
@@ -234,6 +232,7 @@ def test_one_item_or_a_list_is_pushed():
         (lambda m: m.sample({"1": 1001}, cur_learner_iter=0), "a sample of 1001 needs 1001 elements"),
         (lambda m: m.dataset(0, {"1": 1}), "batch_size is 0, expected at least 1"),
         (lambda m: m.dataset(9, {"1": 1, "agent": 20}), "a share of 0.047619 gives buffer '1' none of 9 items"),
+        (lambda m: m.sample_batch(-2, {"1": 1}), "size is -2, expected an integer of at least 0"),
         (
             lambda m: m.load_state_dict({"1": {}}),
             "the state is of buffers '1'; the manager has 'agent', 'agent_1', '1'",
@@ -264,52 +263,55 @@ def test_huge_and_tiny_shares_are_shares(three):
     assert set(owners(batch)) == {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "shares", "counts"),
-    [
-        (256, {"a": 0.5, "b": 0.5}, {"a": 128, "b": 128}),
-        (10, {"a": 0.29, "b": 0.71}, {"a": 3, "b": 7}),
-        (100, {"a": 0.29, "b": 0.71}, {"a": 29, "b": 71}),  # 0.29 * 100 is a little below 29
-        (7, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, {"a": 3, "b": 2, "c": 2}),
-        (5, {"a": 1.0, "b": 0.0}, {"a": 5}),
-    ],
-)
-def test_fixed_counts_by_hand(batch_size, shares, counts):
-    assert fixed_counts(batch_size, shares) == counts
+def test_exact_counts_are_shared_out_by_largest_remainders(three):
+    for size, ratio, counts in (
+        (10, {"agent": 0.29, "1": 0.71}, [3, 0, 7]),
+        (7, dict.fromkeys(NAMES, 1), [3, 2, 2]),
+        (5, {"agent": 1.0, "1": 0.0}, [5, 0, 0]),
+    ):
+        for batch in (three.sample(size, ratio, exact=True), three.sample_batch(size, ratio, exact=True)):
+            found = owners(batch) if isinstance(batch, list) else batch.data["owner"].tolist()
+            assert found == sorted(found) and np.bincount(found, minlength=3).tolist() == counts
 
 
-@given(st.integers(50, 500), st.lists(st.floats(0.05, 1.0), min_size=1, max_size=5))
-def test_fixed_counts_add_up_and_are_within_one_of_the_share(batch_size, weights):
-    shares = {str(place): weight / sum(weights) for place, weight in enumerate(weights)}
-    counts = fixed_counts(batch_size, shares)
-    assert sum(counts.values()) == batch_size
-    assert all(abs(counts[name] - batch_size * share) < 1 for name, share in shares.items())
+def test_columns_come_in_the_order_of_the_draws_and_say_whose_they_are(three):
+    batch = three.sample_batch(60, dict.fromkeys(NAMES, 1))
+    assert batch.data["owner"].tolist() == batch.info.buffer.tolist() != sorted(batch.info.buffer.tolist())
+    assert batch.info.buffer.dtype == np.int32
+    assert batch.data["number"].tolist() == batch.info.replay_unique_id.tolist()
+    assert (batch.data["twice"] == 2 * batch.data["number"]).all() and (batch.info.IS == 1).all()
+    assert three.sample_batch(0, {"agent": 1}).info.buffer.shape == (0,)
+
+
+def test_the_info_of_a_batch_is_taken_as_it_is():
+    greedy = BufferConfig(max_size=100, alpha=1.0, eps=0.0)
+    with filled(dict.fromkeys(NAMES, greedy), (4, 4, 4), sample_ratio=dict.fromkeys(NAMES, 1), seed=0) as manager:
+        batch = manager.sample_batch(4, exact=False)
+        priorities = np.arange(2.0, 6.0)
+        assert manager.update(batch.info, priority=priorities) == 4
+        manager.push_data(items(0, range(4)), "agent")
+        wanted = {}
+        for owner, number, priority in zip(batch.info.buffer, batch.info.replay_unique_id, priorities, strict=True):
+            wanted[NAMES[owner], number] = priority
+        for name in NAMES:
+            known = manager[name].sample_batch(4).info
+            for number, priority in zip(known.replay_unique_id, known.priority, strict=True):
+                assert priority == wanted.get((name, number), manager[name].highest_priority if number > 3 else 1.0)
+        assert manager.update({**batch.info._asdict(), "priority": priorities}) == 4
+        with pytest.raises(ValueError, match="the buffers of an update are .*, expected for each id a place in"):
+            manager.update(batch.info._replace(buffer=np.array([0, 1, 2, 3])), priority=priorities)
 
 
 def test_a_stream_has_fixed_shares_and_says_whose_each_item_is(three):
     batches = list(three.dataset(16, {"1": 1, "agent": 3}).take(5).as_numpy_iterator())
     for batch in batches:
-        assert batch.data["owner"].tolist() == [2] * 4 + [0] * 12
-        assert batch.info.server.tolist() == batch.data["owner"].tolist() and batch.info.server.dtype == np.int32
+        assert sorted(batch.data["owner"].tolist()) == [0] * 12 + [2] * 4
+        assert batch.info.buffer.tolist() == batch.data["owner"].tolist() and batch.info.buffer.dtype == np.int32
         assert np.array_equal(batch.data["twice"], 2 * batch.data["number"])
-        assert batch.info.weight.tolist() == [1.0] * 16
-    ids = three.unique_ids(batches[0].info)
-    assert ids == [
-        f"{NAMES[owner]}_{number}"
-        for owner, number in zip(batches[0].data["owner"], batches[0].data["number"], strict=True)
-    ]
-
-
-def test_weights_of_a_stream_stay_those_of_each_buffer():
-    config = BufferConfig(max_size=10, alpha=1.0, sample_min_limit_ratio=0)
-    with filled({"a": config, "b": config}, (4, 4)) as manager:
-        ids = [f"{name}_{number}" for name in "ab" for number in range(4)]
-        priorities = [1.0, 2.0, 4.0, 8.0, 1.0, 1.0, 1.0, 1.0]
-        assert manager.update({"replay_unique_id": ids, "priority": priorities}) == 8
-        batch = next(iter(manager.dataset(64, {"a": 1, "b": 1}).as_numpy_iterator()))
-    for part in (slice(0, 32), slice(32, 64)):
-        assert batch.info.weight[part].max() == 1.0
-    assert batch.info.weight[:32].min() < 1.0 and batch.info.weight[32:].tolist() == [1.0] * 32
+        assert batch.info.IS.tolist() == [1.0] * 16
+    assert three.update(batches[0].info, priority=np.ones(16)) == 16
+    spec = three.dataset(16, {"1": 1}).element_spec
+    assert spec.data["owner"] == tf.TensorSpec((16,), tf.int32) and tf.TensorSpec((16,), tf.float64) == spec.info.IS
 
 
 def test_episodes_of_different_lengths_are_padded_to_one_length():
@@ -318,17 +320,9 @@ def test_episodes_of_different_lengths_are_padded_to_one_length():
         for name, length in (("short", 2), ("long", 5)):
             manager.push_data({"reward": np.arange(10, 10 + length, dtype=np.float32)}, name)
         batch = next(iter(manager.dataset(3, {"short": 2, "long": 1}).as_numpy_iterator()))
+        assert manager.dataset(3, {"short": 2, "long": 1}).element_spec.data["reward"].shape.as_list() == [3, None]
     assert batch.data["reward"].tolist() == [[10, 11, 0, 0, 0]] * 2 + [[10, 11, 12, 13, 14]]
-    assert batch.info.mask.sum(1).tolist() == [2, 2, 5] and batch.info.mask.shape == (3, 5)
-
-
-def test_columns_are_joined_over_axes_that_differ():
-    @tf.function(input_signature=[tf.TensorSpec([None, None, None], tf.int64)] * 2)
-    def join(first, second):
-        return joined_columns(first, second)
-
-    got = join(np.ones((1, 2, 1), np.int64), np.full((2, 1, 3), 7, np.int64)).numpy()
-    assert got.tolist() == [[[1, 0, 0], [1, 0, 0]]] + [[[7, 7, 7], [0, 0, 0]]] * 2
+    assert batch.data["mask"].sum(1).tolist() == [2, 2, 5] and batch.data["mask"].shape == (3, 5)
 
 
 def test_buffers_of_different_items_are_not_mixed_in_a_stream():
@@ -338,6 +332,9 @@ def test_buffers_of_different_items_are_not_mixed_in_a_stream():
         told = r"an item of buffer 'a'\['x'\] is float32 \[\], buffer 'b' wants float64 \[\]; mix buffers of like items"
         with pytest.raises(SpecMismatch, match=told):
             manager.dataset(2, {"a": 1, "b": 1})
+        with pytest.raises(SpecMismatch, match=told):
+            manager.sample_batch(2, {"a": 1, "b": 1}, exact=True)
+        assert len(manager.sample(2, {"a": 1, "b": 1}, exact=True)) == 2  # dicts may differ
 
 
 def test_threads_lose_nothing_and_tear_nothing():
@@ -420,6 +417,45 @@ def test_the_state_goes_from_one_manager_to_another():
         first["b"].beta = 0.75
         second.load_state_dict(first.state_dict())
         assert second["b"].beta == 0.75 and [second.count(name) for name in configs] == [3, 4]
+
+
+def test_a_state_that_one_refuses_changes_nothing():
+    configs = {"a": BufferConfig(max_size=10), "b": BufferConfig(max_size=10)}
+    with filled(configs, (3, 4)) as first, filled(configs, (1, 0)) as second:
+        state = first.state_dict()
+        for harm in (lambda own: {**own, "header": {**own["header"], "name": "c"}}, lambda own: {}):
+            with pytest.raises(CheckpointError, match="buffer 'b' cannot take over its state: "):
+                second.load_state_dict({**state, "b": harm(state["b"])})
+            assert [second.count(name) for name in configs] == [1, 0]
+
+
+def test_a_stream_waits_where_samples_are_refused_and_says_why_it_ends():
+    config = BufferConfig(push_sample_rate_limit=(0.5, 1e6), sample_min_limit_ratio=0)
+    with filled({"a": config}, (4,)) as manager:
+        with pytest.raises(ValueError, match="buffer 'b' has no elements yet; push first, or give its spec"):
+            BufferManager({"b": config}).dataset(4)
+        stream = iter(manager["a"].dataset(4, prefetch=1, timeout_secs=0.2))
+        assert [len(next(stream).info.IS) for _ in range(2)] == [4, 4]
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="waited 0.2 s for a batch: of buffer 'a' 4 were pushed"
+        ):
+            next(stream)
+        stream = iter(manager.dataset(4, timeout_secs=60))
+        pusher = threading.Timer(0.05, lambda: manager.push_data(items(0, range(2)), "a"))
+        pusher.start()
+        assert len(next(stream).info.IS) == 4
+        pusher.join()
+        manager.push_data(items(0, range(20)), "a")
+
+
+def test_a_stream_asks_for_the_learners_iteration():
+    config = BufferConfig(max_staleness=5, sample_min_limit_ratio=0)
+    with BufferManager({"a": config}) as manager:
+        manager.push_data([{"x": n, "collect_iter": n} for n in range(10)], "a")
+        batch = next(iter(manager.dataset(32, cur_learner_iter=lambda: 9, prefetch=0)))
+        assert (
+            batch.data["x"].numpy().min() >= 5 and (batch.info.staleness.numpy() == 9 - batch.data["x"].numpy()).all()
+        )
 
 
 def test_a_closed_manager_can_be_closed_again():

@@ -96,7 +96,7 @@ def test_items_are_counted_by_what_happened_to_them():
     monitor.on_update(np.ones(2))
     sampled(monitor, [1, 2], [0, 0], [1.0, 1.0])
     for number, reason in enumerate(REASONS):
-        monitor.on_remove(np.arange(number), reason)
+        monitor.on_remove(np.arange(number), reason, None)
     counts = {key: value for key, value in monitor.values().items() if key.startswith("count/")}
     assert counts == {
         "count/pushed": 6,
@@ -169,7 +169,7 @@ def test_the_table_of_two_buffers_by_hand():
     clock = Clock()
     agent, demo = monitor_of(clock), BufferMonitor("demo", clock=clock)
     agent.on_push(np.array([0.5, 1.0]))
-    demo.on_remove(np.arange(12_345), "full")
+    demo.on_remove(np.arange(12_345), "full", None)
     clock.now += 3
     assert table([agent, demo]).splitlines() == [
         "                    agent_1    demo",

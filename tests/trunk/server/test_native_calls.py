@@ -66,22 +66,19 @@ def test_a_program_ends_well_whose_daemon_threads_still_call():
         import threading, time
         import numpy as np
         from rlds2reverb._encoding.item_blocks import ItemBlock
-        from rlds2reverb.replay import AdvancedReplayBuffer
         from rlds2reverb._server.replay_server import ReplayServer
+        from rlds2reverb.sampling import sample_dataset
         from rlds2reverb.tables import TableConfig
         from rlds2reverb._server.clients import table_infos
         from rlds2reverb._writing.public_writer import PublicWriter
 
-        buffer = AdvancedReplayBuffer("demo")
-        ids = buffer.extend([{"x": np.float32(n)} for n in range(300)])
-        batches = iter(buffer.dataset(8))
         server = ReplayServer([TableConfig("other")])
         writer = PublicWriter(server.address, ["other"], {"x": np.zeros(1, np.float32)}, squeeze=True)
         rows = np.arange(5), np.ones(5, np.int64), np.ones(5)
         block = ItemBlock.of_one([np.ones(5, np.float32)], *rows)
+        writer.write([block])
+        batches = iter(sample_dataset(server.address, "other", 2))
         works = [
-            lambda: buffer.sample(64, 0),
-            lambda: buffer.update({"replay_unique_id": ids, "priority": np.ones(300)}),
             lambda: table_infos(server.client),
             lambda: next(batches),
             lambda: writer.write([block]),

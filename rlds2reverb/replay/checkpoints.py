@@ -1,0 +1,200 @@
+"""Checkpoints in a directory: there whole or not at all, checked when they are read, the newest two kept."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+
+from rlds2reverb.errors import CheckpointError, DamagedFile, InUse, StorageFull
+
+from .snapshots import Snapshot, State
+
+_PREFIX, _PARTIAL, _LOCK, _HEADER = "checkpoint-", "partial", "buffer.lock", "state.json"
+_NUM_KEPT = 2
+
+
+class CheckpointFolder:
+    """A directory of a buffer's checkpoints, `checkpoint-00000001` and so on; one buffer has it at a time.
+
+    A checkpoint is written under the name `partial`, each file with its checksum (XXH3-128) in `state.json`, which has
+    its own; all of it is on the disk before it gets its name. So whoever is killed at any moment leaves the checkpoints
+    that were there, and perhaps a partial one, which the next who opens the directory deletes.
+    """
+
+    def __init__(self, path: Path):
+        """Opens or makes the directory.
+
+        Raises:
+          CheckpointError: if it holds anything that is not ours.
+          InUse: if another buffer has it open.
+        """
+        self.path = path
+        names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+        foreign = [name for name in names if not name.startswith(_PREFIX) and name not in (_PARTIAL, _LOCK)]
+        if foreign:
+            raise CheckpointError(
+                f"{path} is not a checkpoint root of a buffer ({', '.join(foreign[:3])}); give a new directory"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock: BinaryIO | None = (path / _LOCK).open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise InUse(f"{path} is in use by another buffer; close that one, or give another directory") from None
+        shutil.rmtree(path / _PARTIAL, ignore_errors=True)
+
+    def __enter__(self) -> CheckpointFolder:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the directory back; once more does nothing."""
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = None
+
+    def _checkpoints(self) -> list[Path]:
+        """The oldest first."""
+        return sorted(path for path in self.path.iterdir() if path.name.startswith(_PREFIX))
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Writes a snapshot as the newest checkpoint, and gives its directory.
+
+        Raises:
+          StorageFull: if there is no space; the checkpoints before are kept.
+        """
+        before, partial = self._checkpoints(), self.path / _PARTIAL
+        number = int(before[-1].name.removeprefix(_PREFIX)) + 1 if before else 1
+        path = self.path / f"{_PREFIX}{number:08d}"
+        with _full_disk_as_error(self.path, snapshot):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            _write(partial, snapshot)
+            partial.rename(path)
+            _sync(self.path)
+        for old in before[: len(before) + 1 - _NUM_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def newest(self, require_own: Callable[[Mapping[str, Any]], None]) -> State | None:
+        """The newest checkpoint that is not damaged, with a warning for each that is; None if there is none at all.
+
+        Args:
+          require_own: raises for a header that is not the buffer's; this counts for the newest one only.
+
+        Raises:
+          CheckpointError: if all are damaged.
+        """
+        found = self._checkpoints()
+        for path in reversed(found):
+            try:
+                header = _read_header(path)
+                require_own(header["header"])
+                return State(
+                    header["header"], {name: _read(path, name, known) for name, known in header["files"].items()}
+                )
+            except DamagedFile as error:
+                reason = f"{error}; restore it from a copy, or give a new directory"
+                if path == found[0]:
+                    raise CheckpointError(reason) from error
+                warnings.warn(f"{reason}; the checkpoint before it is used", RuntimeWarning, stacklevel=4)
+        return None
+
+
+def _write(folder: Path, snapshot: Snapshot) -> None:
+    files: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for name, array in snapshot.arrays.items():
+            files[name] = {
+                "dtype": array.dtype.str,
+                "shape": list(array.shape),
+                "xxh3_128": _written(folder / name, array),
+            }
+        streams, digests = [], []
+        for number, spec in enumerate(snapshot.columns):
+            streams.append(stack.enter_context((folder / f"column_{number}").open("wb")))
+            digests.append(xxhash.xxh3_128())
+            files[f"column_{number}"] = {"dtype": spec.dtype.str, "shape": list(spec.shape)}
+        for block in snapshot.blocks():
+            for stream, digest, part in zip(streams, digests, block, strict=True):
+                content = part.reshape(-1).view(np.uint8).data
+                digest.update(content)
+                stream.write(content)
+        for number, (stream, digest) in enumerate(zip(streams, digests, strict=True)):
+            files[f"column_{number}"]["xxh3_128"] = digest.hexdigest()
+            stream.flush()
+            os.fsync(stream.fileno())
+    text = json.dumps({"header": snapshot.header, "files": files})
+    sealed = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}
+    _written(folder / _HEADER, np.frombuffer(json.dumps(sealed).encode(), np.uint8))
+    _sync(folder)
+
+
+def _written(path: Path, array: np.ndarray) -> str:
+    """Writes an array and gives its checksum."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def _read_header(folder: Path) -> dict[str, Any]:
+    path = folder / _HEADER
+    try:
+        sealed = json.loads(path.read_text(encoding="utf-8"))
+        if hashlib.sha256(sealed["content"].encode()).hexdigest() == sealed["sha256"]:
+            return dict(json.loads(sealed["content"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise DamagedFile(f"{path} is damaged")
+
+
+def _read(folder: Path, name: str, known: Mapping[str, Any]) -> np.ndarray:
+    """An array of a file, which is read as it is used."""
+    path, shape, dtype = folder / name, tuple(known["shape"]), np.dtype(known["dtype"])
+    try:
+        content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+        if xxhash.xxh3_128_hexdigest(content.data) == known["xxh3_128"]:
+            return content.view(dtype).reshape(shape)
+    except (OSError, ValueError):
+        pass
+    raise DamagedFile(f"{path} is damaged")
+
+
+def _sync(folder: Path) -> None:
+    """Makes names in a directory last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _full_disk_as_error(path: Path, snapshot: Snapshot) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"no space left for a checkpoint in {path}; what is there is kept: free some, and try again"
+            raise StorageFull(error.errno, message) from error
+        raise
+    finally:
+        snapshot.end()

@@ -1,0 +1,103 @@
+"""Rows of columns in a ring, in memory or in files that are mapped into it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlds2reverb.specs import ArraySpec
+
+#: Linux's flag of memory that is not counted before it is written to; `mmap` has no name for it before Python 3.13.
+_NORESERVE = 0x4000
+_HUGE_PAGES = 1 << 22
+
+
+class RowRing:
+    """Columns `[capacity, ...]`; row `r`, counted from the first ever, lies in place `r % capacity`.
+
+    The columns are there in full from the beginning, and take memory as they are written to. With a folder they are in
+    files there, which have no names and so go with the process: their space is taken at once.
+    """
+
+    def __init__(self, specs: Sequence[ArraySpec], capacity: int, folder: Path | None = None):
+        """Empty.
+
+        Args:
+          specs: of a row of each column.
+          capacity: places.
+          folder: for the files; None for memory.
+
+        Raises:
+          OSError: if there is no space in the folder.
+        """
+        self.capacity, self._folder = capacity, folder
+        #: Rows that were written since the beginning.
+        self.num_written = 0
+        self.columns = [self._new(spec, capacity) for spec in specs]
+        #: Is called with the first place and the end of those that are about to be written to; see `snapshots`.
+        self.before_write: Callable[[int, int], None] | None = None
+
+    def _new(self, spec: ArraySpec, capacity: int) -> np.ndarray:
+        num_bytes = spec.num_bytes * capacity
+        shape = (capacity, *(size or 0 for size in spec.shape))
+        if not num_bytes:
+            return np.zeros(shape, spec.dtype)
+        if self._folder is None:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+            memory = mmap.mmap(-1, num_bytes, flags=flags)
+            if num_bytes >= _HUGE_PAGES:
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)  # a full disk is an error here, and a crash later
+                memory = mmap.mmap(file.fileno(), num_bytes)
+        return np.frombuffer(memory, spec.dtype, num_bytes // spec.dtype.itemsize).reshape(shape)
+
+    @property
+    def num_used(self) -> int:
+        """Places that were written to, the first ones."""
+        return min(self.num_written, self.capacity)
+
+    def write(self, columns: Sequence[np.ndarray]) -> None:
+        """Writes rows `[R, ...]`, R up to the capacity, into the next places."""
+        count = len(columns[0])
+        begin = self.num_written % self.capacity
+        cut = min(count, self.capacity - begin)
+        for rows, place in ((slice(0, cut), begin), (slice(cut, count), 0)):
+            size = rows.stop - rows.start
+            if size and self.before_write is not None:
+                self.before_write(place, place + size)
+            for ring, column in zip(self.columns, columns, strict=True):
+                ring[place : place + size] = column[rows]
+        self.num_written += count
+
+    def skip(self, count: int) -> None:
+        """Leaves out rows, at least as many as keep the next ones from being the only ones."""
+        self.num_written += count
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Copies of rows by their numbers, int64 of any shape: for each column `[*shape, ...]`."""
+        places = rows % self.capacity
+        return [column.take(places, axis=0) for column in self.columns]
+
+    def widen(self, column: int, dtype: np.dtype) -> None:
+        """Gives a column another dtype, in which its numbers are the same."""
+        before = self.columns[column]
+        self.columns[column] = self._new(ArraySpec(before.shape[1:], dtype), self.capacity)
+        self.columns[column][: self.num_used] = before[: self.num_used]
+
+    def grow(self, capacity: int, first_row: int) -> None:
+        """Gets more places; the rows from `first_row` on are kept."""
+        kept = np.arange(first_row, self.num_written)
+        before, places = self.columns, kept % self.capacity
+        self.columns = [self._new(ArraySpec(c.shape[1:], c.dtype), capacity) for c in before]
+        for new, old in zip(self.columns, before, strict=True):
+            new[kept % capacity] = old[places]
+        self.capacity = capacity
+        self.before_write = None  # who reads the columns of before finds them as they are for good
