@@ -30,7 +30,7 @@ def test_the_python_blocks_run_in_order_and_print_what_they_say(folder, capsys):
             exec(compile(code, "README.md", "exec"), names)
             printed = capsys.readouterr().out
             assert not said or printed == said
-    assert names["loss"] != 0 and len(names["mixed"]) == 64
+    assert names["loss"] != 0 and len(names["mixed"].info.IS) == 64
 
 
 def test_the_commands_run_as_they_stand_there(folder):

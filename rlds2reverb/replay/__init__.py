@@ -12,7 +12,6 @@ from .kinds import NaiveReplayBuffer as NaiveReplayBuffer
 from .kinds import SequenceReplayBuffer as SequenceReplayBuffer
 from .kinds import make_buffer as make_buffer
 from .listeners import Listener as Listener
-from .listeners import SilentListener as SilentListener
 from .manager import BufferManager as BufferManager
 from .monitors import BufferMonitor as BufferMonitor
 from .monitors import MonitorConfig as MonitorConfig

@@ -21,14 +21,13 @@ from . import refusals
 from .batches import Batch, BatchInfo, Drawn, as_dicts
 from .checkpoints import CheckpointFolder
 from .configs import BufferConfig
-from .drawing import draw, importance_weights
+from .drawing import choose, importance_weights
 from .item_spec import MASK, PRIORITY, UNIQUE_ID, ItemSpec, Rows, fields_of
 from .ledger import Ledger
 from .listeners import Listener, TellingLock
 from .snapshots import Snapshot, State, described, nest_of
 from .store import Store
 from .transitions import transitions_of
-from .trees import SumTree
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -487,8 +486,8 @@ class ReplayBuffer:
             self.refusal = self._check(size, learner_at)
             if self.refusal:
                 return None
-            slots = self._slots(int(size), sample_range)
-            return None if slots is None else self._taken(slots, learner_at)
+            slots, self.refusal = choose(self._ledger, self.config, int(size), self._rng, sample_range, self._holder)
+            return None if self.refusal else self._taken(slots, learner_at)
 
     def _check(self, size: int, learner_at: int) -> str:
         """Why a sample is refused, if it is."""
@@ -496,33 +495,6 @@ class ReplayBuffer:
         refusals.require_possible(self._holder, self.config, size)
         self._remove(self._ledger.stale(learner_at), "stale")
         return refusals.refusal(self._holder, self.config, self._ledger, size, self.sample_count) if size else ""
-
-    def _slots(self, size: int, sample_range: slice | None) -> np.ndarray | None:
-        """Draws slots, int64 `[size]`; None where a range has too few, which `refusal` says."""
-        ledger = self._ledger
-        if not size:
-            return np.zeros(0, np.int64)
-        if sample_range is None:
-            return draw(ledger.chances, size, self._rng, self._most())
-        slots = ledger.numbers(sample_range) % ledger.max_size
-        chances = SumTree(len(slots))
-        chances.set(np.arange(len(slots)), ledger.chances.leaves[slots])
-        most = self._most()
-        drawable = slots[ledger.chances.leaves[slots] > 0]
-        left = len(drawable) * size if most is None else int(most(drawable).sum())
-        if left < size:
-            self.refusal = f"{self._holder} has {left} elements to draw at {sample_range}: widen it"
-            return None
-        in_range = None if most is None else lambda places: most(slots[places])
-        return slots[draw(chances, size, self._rng, in_range)]
-
-    def _most(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Gives for slots how often each may be drawn in a batch; None if that is any number."""
-        max_use, replaces = self.config.max_use, self.config.replace
-        if max_use is None:
-            return None if replaces else lambda slots: np.ones(len(slots), np.int64)
-        uses = self._ledger.uses
-        return lambda slots: max_use - uses[slots] if replaces else np.minimum(max_use - uses[slots], 1)
 
     def _taken(self, slots: np.ndarray, learner_at: int) -> Drawn:
         """The elements in slots that were drawn, after noting that they were."""
@@ -678,14 +650,19 @@ class ReplayBuffer:
           ValueError: if the buffer has no `checkpoint_root`, or is closed.
           StorageFull: if there is no space; the checkpoints before are kept.
         """
+        self.require_root()
         with self.saving:
             return self.write(self.snapshot())
 
-    def write(self, snapshot: Snapshot) -> Path:
-        """Writes a snapshot of its own into its `checkpoint_root`, as `checkpoint` does."""
+    def require_root(self) -> CheckpointFolder:
+        """The directory of its checkpoints; `ValueError` if it has none."""
         if self._root is None:
             raise ValueError(f"{self._holder} has no checkpoint_root; make it with one")
-        return self._root.write(snapshot)
+        return self._root
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Writes a snapshot of its own as `checkpoint` does."""
+        return self.require_root().write(snapshot)
 
     def snapshot(self) -> Snapshot:
         """All that there is at this moment, to be read while others go on; one at a time."""
@@ -723,7 +700,6 @@ class ReplayBuffer:
           CheckpointError: if the state is damaged, or of another buffer or configuration; nothing is changed then.
           ValueError: if the buffer is closed.
         """
-        self._require_open()
         self.take_over(self.prepared(state))
 
     def save_data(self, folder: str | Path) -> Path:
@@ -733,7 +709,6 @@ class ReplayBuffer:
 
     def load_data(self, folder: str | Path) -> None:
         """Takes over what `save_data` wrote there last; errors as of `load_state_dict`, or if there is nothing."""
-        self._require_open()
         with CheckpointFolder(Path(folder)) as there:
             state = there.newest(self._require_own)
             if state is None:
@@ -754,12 +729,13 @@ class ReplayBuffer:
         """What `take_over` takes, made of a state; the buffer is not changed.
 
         Raises:
-          CheckpointError: see `load_state_dict`.
+          CheckpointError, ValueError: see `load_state_dict`.
         """
+        self._require_open()
         try:
             header, arrays = (state["header"], state["arrays"]) if isinstance(state, Mapping) else state
             self._require_own(header)
-            ledger, store = self._empty_ledger(), None
+            ledger, spec, store = self._empty_ledger(), None, None
             ledger.load(int(header["push_count"]), arrays)
             alive = ledger.priorities[ledger.numbers() % ledger.max_size]
             refusals.require_drawable(alive, self.config.lowest_priority, lambda place: f"its element {place}")
@@ -770,11 +746,12 @@ class ReplayBuffer:
                 spec = ItemSpec(rows, self._holder, has_time, length, frozenset(header["widening"]))
                 if self.item_spec is not None and leaves(self.item_spec.rows) == leaves(rows):
                     spec = replace(spec, rows=self.item_spec.rows)
+            if spec is not None and "ring" in arrays:
                 store = Store.loaded(spec, self.config.max_size, self._folder, arrays, header["push_count"])
             counts = {"sample": int(header["sample_count"]), "ignored": int(header["ignored_count"])}
             rng = np.random.default_rng()
             rng.bit_generator.state = header["generator"]
-            return ledger, store, counts, float(header["beta"]), float(header["highest_priority"]), rng
+            return ledger, spec, store, counts, float(header["beta"]), float(header["highest_priority"]), rng
         except CheckpointError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -785,5 +762,4 @@ class ReplayBuffer:
     def take_over(self, prepared: tuple[Any, ...]) -> None:
         """Replaces all that there is by what `prepared` gave."""
         with self.lock:
-            self._ledger, self._store, self._counts, self._beta, self._highest, self._rng = prepared
-            self.item_spec = None if self._store is None else self._store.spec
+            self._ledger, self.item_spec, self._store, self._counts, self._beta, self._highest, self._rng = prepared

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .ledger import occurrences
+from .configs import BufferConfig
+from .ledger import Ledger, occurrences
 from .trees import SumTree
 
 
@@ -48,6 +49,51 @@ def draw(
         drawn = np.append(drawn, chances.find(rng.random(size - len(drawn))))
     chances.set(np.concatenate(out), np.concatenate(values))
     return drawn
+
+
+def choose(
+    ledger: Ledger,
+    config: BufferConfig,
+    size: int,
+    rng: np.random.Generator,
+    sample_range: slice | None,
+    holder: str,
+) -> tuple[np.ndarray, str]:
+    """Draws elements of a buffer that has enough for a sample.
+
+    Args:
+      ledger: knows their chances and uses.
+      config: says how often one may be drawn.
+      size: draws.
+      rng: the generator.
+      sample_range: only elements at these places, the oldest being at 0; None for all.
+      holder: of the elements, for the reason.
+
+    Returns:
+      Slots, int64 `[size]`, and why there are none, if the range has too few elements; else an empty text.
+    """
+    most = _most_uses(ledger, config)
+    if sample_range is None or not size:
+        return (draw(ledger.chances, size, rng, most) if size else np.zeros(0, np.int64)), ""
+    slots = ledger.numbers(sample_range) % ledger.max_size
+    chances = SumTree(len(slots))
+    chances.set(slice(0, len(slots)), ledger.chances.leaves[slots])
+    drawable = slots[ledger.chances.leaves[slots] > 0]
+    left = len(drawable) * size if most is None else int(most(drawable).sum())
+    if left < size:
+        return slots[:0], f"{holder} has {left} elements to draw at {sample_range}: widen it"
+    in_range = None if most is None else lambda places: most(slots[places])
+    return slots[draw(chances, size, rng, in_range)], ""
+
+
+def _most_uses(ledger: Ledger, config: BufferConfig) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Gives for slots how often each may be drawn in a batch; None if that is any number."""
+    max_use = config.max_use
+    if max_use is None:
+        return None if config.replace else lambda slots: np.ones(len(slots), np.int64)
+    if config.replace:
+        return lambda slots: max_use - ledger.uses[slots]
+    return lambda slots: np.minimum(max_use - ledger.uses[slots], 1)
 
 
 def importance_weights(powers: np.ndarray, beta: float, least: float) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,8 +13,8 @@ import numpy as np
 REASONS = ("full", "stale", "used", "cleared")
 
 
-class Listener(Protocol):
-    """Is told what happens to a buffer, in the order in which it happens (`ReplayBuffer.add_listener`).
+class Listener:
+    """Is told what happens to a buffer, in the order in which it happens (`ReplayBuffer.add_listener`); does nothing.
 
     A call of the buffer has told everything of it when it returns. Listeners are called one at a time, without the
     buffer's lock, and may call the buffer. What one raises reaches the caller of the buffer, after what it tells of has
@@ -24,7 +24,7 @@ class Listener(Protocol):
       wants_data: whether `on_remove` gets the data, which are copied only then.
     """
 
-    wants_data: bool
+    wants_data: ClassVar[bool] = False
 
     def on_push(self, priorities: np.ndarray) -> None:
         """Items were added.
@@ -57,24 +57,6 @@ class Listener(Protocol):
           reason: one of `REASONS`.
           data: a nest of columns `[M, ...]`; of episodes a list of M nests. None unless a listener wants data.
         """
-
-
-class SilentListener:
-    """A listener that does nothing; the base for those that care for some of it only."""
-
-    wants_data = False
-
-    def on_push(self, priorities: np.ndarray) -> None:
-        """See `Listener`."""
-
-    def on_sample(self, use: np.ndarray, staleness: np.ndarray, priorities: np.ndarray) -> None:
-        """See `Listener`."""
-
-    def on_update(self, priorities: np.ndarray) -> None:
-        """See `Listener`."""
-
-    def on_remove(self, numbers: np.ndarray, reason: str, data: Any) -> None:
-        """See `Listener`."""
 
 
 class TellingLock:

@@ -159,15 +159,10 @@ class BufferManager:
         cur_learner_iter: int | None = None,
         exact: bool = False,
     ) -> Batch | None:
-        """As `sample`, but as columns: several times as fast.
+        """As `sample`, but as one batch of columns in the order of the draws: several times as fast.
 
-        Returns:
-          The columns `[B, ...]` in the order of the draws, and the info, in which `buffer` is each element's buffer by
-          its place in `names`. Elements of other lengths than the longest are filled up with zeros. None where refused.
-
-        Raises:
-          SpecMismatch: if the buffers' items differ, naming the field.
-          ValueError: see `sample`.
+        `info.buffer` is each element's buffer by its place in `names`; elements of other lengths than the longest are
+        filled up with zeros. Raises `SpecMismatch` if the buffers' items differ, naming the field.
         """
         owners, counts = self._owners(batch_size, sample_ratio, exact)
         parts = self._sample_each(counts, cur_learner_iter, ReplayBuffer.sample_batch)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .listeners import Listener
+
 
 @dataclass(frozen=True)
 class MonitorConfig:
@@ -95,7 +97,7 @@ _STATISTICS: dict[str, tuple[str, ...]] = {
 }
 
 
-class BufferMonitor:
+class BufferMonitor(Listener):
     """A listener that sums up what it was told: `buffer.add_listener(BufferMonitor(buffer.name))`.
 
     Its numbers, where there is anything to say:
@@ -109,8 +111,6 @@ class BufferMonitor:
 
     Threads may use it at the same time.
     """
-
-    wants_data = False
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import pytest
 from replayed import buffers, item, items, number_in
 
 from rlds2reverb.errors import SpecMismatch
-from rlds2reverb.replay import SilentListener
+from rlds2reverb.replay import Listener
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_closed_buffer_says_so(make):
             call()
 
 
-class Notes(SilentListener):
+class Notes(Listener):
     def __init__(self):
         self.told = []
 

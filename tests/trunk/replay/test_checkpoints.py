@@ -118,6 +118,19 @@ def test_a_state_dict_carries_a_buffer_over():
             buffer.load_state_dict({"data": []})
 
 
+def test_a_buffer_that_has_only_a_spec_is_carried_over(tmp_path):
+    with AdvancedReplayBuffer("demo", CONFIG, spec=item(0), checkpoint_root=tmp_path) as buffer:
+        buffer.checkpoint()
+        state = buffer.state_dict()
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert str(again.spec["obs"]) == "float32 [3]" and again.append(item(1)) == "demo_0"
+        again.load_state_dict(state)
+        assert again.count() == 0 and again.append(item(2)) == "demo_0"
+        assert again.sample(1)[0]["obs"].tolist() == [2.0] * 3
+    with pytest.raises(ValueError, match="buffer 'demo' is closed; make a new one"):
+        again.load_state_dict(state)
+
+
 def changed(state, **arrays):
     return {**state, "arrays": {**state["arrays"], **arrays}}
 
@@ -160,8 +173,10 @@ def test_data_are_saved_to_a_directory_and_loaded(tmp_path):
 
 def test_what_cannot_be_saved_is_told(tmp_path):
     with AdvancedReplayBuffer("demo", CONFIG) as buffer:
+        buffer.append(item(0))
         with pytest.raises(ValueError, match="buffer 'demo' has no checkpoint_root; make it with one"):
             buffer.checkpoint()
+        assert buffer._store.ring.before_write is None
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a"):
         with pytest.raises(InUse, match="a is in use by another buffer; close that one, or give another directory"):
             AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from rlds2reverb.errors import CheckpointError, SpecMismatch
 from rlds2reverb.replay.configs import BufferConfig
-from rlds2reverb.replay.listeners import SilentListener
+from rlds2reverb.replay.listeners import Listener
 from rlds2reverb.replay.manager import BufferManager
 from rlds2reverb.replay.monitors import table
 
@@ -81,12 +81,12 @@ def test_a_buffer_without_a_share_gives_nothing(three):
 def test_each_buffer_is_sampled_once_a_batch(three):
     batches = []
 
-    class Listener(SilentListener):
+    class Sizes(Listener):
         def on_sample(self, use, staleness, priorities):
             batches.append(len(use))
 
     for name in NAMES:
-        three[name].add_listener(Listener())
+        three[name].add_listener(Sizes())
     three.sample(40, dict.fromkeys(NAMES, 1), cur_learner_iter=0)
     assert len(batches) == 3 and sum(batches) == 40
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlds2reverb.replay import BufferConfig, RateLimited, SilentListener, make_buffer
+from rlds2reverb.replay import BufferConfig, Listener, RateLimited, make_buffer
 
 CONFIGS = st.builds(
     BufferConfig,
@@ -32,7 +32,7 @@ PRIORITIES = st.sampled_from([None, 0.0, 0.5, 1.0, 8.0])
 ITERS = st.sampled_from([None, 0, 1, 2, 5])
 
 
-class Gone(SilentListener):
+class Gone(Listener):
     wants_data = True
 
     def __init__(self):

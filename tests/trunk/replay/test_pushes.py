@@ -11,7 +11,7 @@ from replayed import buffers, item, items, number_in
 
 from rlds2reverb import load
 from rlds2reverb.errors import RateLimited, SpecMismatch
-from rlds2reverb.replay import EpisodeReplayBuffer, SequenceReplayBuffer, SilentListener
+from rlds2reverb.replay import EpisodeReplayBuffer, Listener, SequenceReplayBuffer
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_hundred_thousand_transitions_go_in_as_quick_calls(make):
 # --- who is told
 
 
-class Gone(SilentListener):
+class Gone(Listener):
     wants_data = True
 
     def __init__(self):
@@ -200,13 +200,13 @@ def test_a_listener_may_call_the_buffer_and_others_hear_in_order(make):
     buffer = make(max_size=100)
     heard = []
 
-    class Doubling(SilentListener):
+    class Doubling(Listener):
         def on_push(self, priorities):
             heard.append(("first", len(priorities)))
             if len(priorities) < 8:
                 buffer.extend(items(*range(2 * len(priorities))))
 
-    class Hearing(SilentListener):
+    class Hearing(Listener):
         def on_push(self, priorities):
             heard.append(("second", len(priorities)))
 
@@ -220,7 +220,7 @@ def test_a_listener_may_call_the_buffer_and_others_hear_in_order(make):
 def test_what_a_listener_raises_reaches_the_caller_after_the_push(make):
     buffer = make()
 
-    class Failing(SilentListener):
+    class Failing(Listener):
         def on_push(self, priorities):
             raise ValueError("no more")
 
@@ -234,7 +234,7 @@ def test_threads_hear_everything_once_and_in_order(make):
     buffer = make(max_size=10)
     numbers = []
 
-    class Order(SilentListener):
+    class Order(Listener):
         def on_remove(self, gone, reason, data):
             numbers.extend(gone.tolist())
 

@@ -65,6 +65,7 @@ def test_a_program_ends_well_whose_daemon_threads_still_call():
         """
         import threading, time
         import numpy as np
+        import tensorflow as tf
         from rlds2reverb._encoding.item_blocks import ItemBlock
         from rlds2reverb._server.replay_server import ReplayServer
         from rlds2reverb.sampling import sample_dataset
@@ -72,7 +73,7 @@ def test_a_program_ends_well_whose_daemon_threads_still_call():
         from rlds2reverb._server.clients import table_infos
         from rlds2reverb._writing.public_writer import PublicWriter
 
-        server = ReplayServer([TableConfig("other")])
+        server = ReplayServer([TableConfig("other")], {"x": tf.TensorSpec((), tf.float32)})
         writer = PublicWriter(server.address, ["other"], {"x": np.zeros(1, np.float32)}, squeeze=True)
         rows = np.arange(5), np.ones(5, np.int64), np.ones(5)
         block = ItemBlock.of_one([np.ones(5, np.float32)], *rows)
