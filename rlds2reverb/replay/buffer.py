@@ -22,7 +22,7 @@ from .batches import Batch, BatchInfo, Drawn, as_dicts
 from .checkpoints import CheckpointFolder
 from .configs import BufferConfig
 from .drawing import choose, importance_weights
-from .item_spec import MASK, PRIORITY, UNIQUE_ID, ItemSpec, Rows, fields_of
+from .item_spec import MASK, PRIORITY, UNIQUE_ID, ItemSpec, Rows, fields_of, first_of
 from .ledger import Ledger
 from .listeners import Listener, TellingLock
 from .snapshots import Snapshot, State, described, nest_of
@@ -265,8 +265,7 @@ class ReplayBuffer:
         if not count:
             return np.zeros(0, np.int64)
         known = refusals.known_of_columns(priorities, collect_iters, count)
-        example = mapped(lambda column: column[0] if len(column) else column, arrays)
-        return self._add(example, lambda spec: spec.rows_of_columns(arrays), *known)
+        return self._add(first_of(arrays), lambda spec: spec.rows_of_columns(arrays), *known)
 
     def extend_episodes(
         self, episodes: Iterable[Episode], *, priority: float | None = None, collect_iter: int | None = None

@@ -152,12 +152,16 @@ class ItemSpec:
         fields, skip = fields_of(columns), 2 if self.has_time else 1
         try:
             values = [_array(value) for value in _values(self.rows, fields)]
+            if any(value.ndim < skip for value in values):
+                axes = "N, T" if self.has_time else "N"
+                raise SpecMismatch(
+                    f"{root} lack an axis, {self.holder} wants each field as [{axes}, ...]; stack the items"
+                )
             if any(value.shape[skip:] != leaf.shape for value, leaf in zip(values, self.leaves, strict=True)):
                 raise _Unfit
             found = [self._cast(number, value) for number, value in enumerate(values)]
         except _Unfit:
-            first = mapped(lambda column: column[0], mapped(_array, fields))
-            self._explain(first, f"{root}[0]")
+            self._explain(first_of(mapped(_array, fields)), f"{root}[0]")
             raise self._mismatch(root) from None
         sizes = sorted({value.shape[:skip] for value in found})
         if len(sizes) > 1 or (self.has_time and sizes[0][1] != (self.length or max(sizes[0][1], 1))):
@@ -197,7 +201,7 @@ class ItemSpec:
 
     def _leaves_of(self, items: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """The values of some items: of the first leaf, then of the second, and so on."""
-        if self.is_flat and all(type(item) is dict for item in items):
+        if self.is_flat and set(map(type, items)) == {dict}:
             keys = items[0].keys()  # where all items have just these, nothing else needs to be looked at
             if keys - NO_FIELDS == self.rows.keys() and set(map(len, items)) == {len(keys)}:
                 with suppress(KeyError):
@@ -279,6 +283,11 @@ def fields_of(item: Any) -> dict[str, Any]:
         kind = type(item).__name__
         raise TypeError(f"an item is a {kind}, expected a dict of fields with text for keys, such as {{'obs': array}}")
     return {key: value for key, value in item.items() if key not in NO_FIELDS}
+
+
+def first_of(columns: Nest) -> Nest:
+    """The first of items that are given as columns; a column without one stays as it is."""
+    return mapped(lambda column: column[0] if column.ndim and len(column) else column, columns)
 
 
 def is_exact(array: np.ndarray, dtype: np.dtype) -> bool:

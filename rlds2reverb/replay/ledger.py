@@ -77,7 +77,8 @@ class Ledger:
         """`p^alpha`, but 0 for a priority of 0: float64 `[M]`."""
         if self._alpha is None:
             return np.ones(len(priorities))
-        return np.where(priorities > 0, priorities**self._alpha, 0.0)
+        powers: np.ndarray = priorities**self._alpha
+        return powers if self._alpha else np.where(priorities > 0, powers, 0.0)
 
     # --- what comes and goes
 
@@ -149,9 +150,11 @@ class Ledger:
     def _recount(self, slots: np.ndarray | slice, sign: int) -> None:
         """Adds some slots, each given once, to what can be drawn, or takes them away."""
         drawable = self.chances.leaves[slots] > 0
-        self.num_drawable += sign * int(np.count_nonzero(drawable))
+        count = int(np.count_nonzero(drawable))
+        self.num_drawable += sign * count
         if self.max_use is not None:
-            self.uses_left += sign * int((self.max_use - self.uses[slots])[drawable].sum())
+            uses = self.uses[slots] if count == len(drawable) else self.uses[slots][drawable]
+            self.uses_left += sign * (self.max_use * count - int(uses.sum()))
 
     def _discount(self, slots: np.ndarray | slice, count: int) -> None:
         """Forgets elements that are there, but for their leaves in the trees."""

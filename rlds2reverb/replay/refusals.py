@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,9 +107,9 @@ def known_of_items(items: Sequence[Any]) -> tuple[np.ndarray | None, np.ndarray]
       ValueError: if a priority is not a finite number from 0 to 1e12, or an iteration is not an integer from -1, naming
         the item.
     """
-    for item in items:
-        if not isinstance(item, (dict, Mapping)):
-            fields_of(item)  # which complains
+    if set(map(type, items)) != {dict}:
+        for item in items:
+            fields_of(item)  # which complains where one is not a mapping
     given, iters = [item.get(PRIORITY) for item in items], [item.get(COLLECT_ITER) for item in items]
     nothing = {type(None)}
     priorities = None
@@ -170,6 +170,8 @@ def require_drawable(priorities: np.ndarray, lowest: float, whose: Callable[[int
       lowest: see `BufferConfig.lowest_priority`.
       whose: says for the place of one whose priority it is.
     """
+    if not len(priorities) or priorities.min() >= lowest:
+        return
     low = np.flatnonzero((priorities > 0) & (priorities < lowest))
     if len(low):
         raise ValueError(

@@ -78,7 +78,7 @@ class RowRing:
         self.num_written += count
 
     def skip(self, count: int) -> None:
-        """Leaves out rows, at least as many as keep the next ones from being the only ones."""
+        """Counts rows as written that would be overwritten at once; what is written next has to fill all places."""
         self.num_written += count
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:

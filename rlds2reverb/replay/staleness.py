@@ -30,8 +30,8 @@ class StalenessQueue:
           first_number: of the first.
           collect_iters: int64 `[N]`; elements of -1 never come out.
         """
-        cuts = np.flatnonzero(np.diff(collect_iters)) + 1
-        begins = [0, *cuts.tolist()]
+        changes = collect_iters[1:] != collect_iters[:-1]
+        begins = [0, *(np.flatnonzero(changes) + 1).tolist()] if changes.any() else [0]
         for begin, end in zip(begins, [*begins[1:], len(collect_iters)], strict=True):
             iteration, last = int(collect_iters[begin]), self._last
             if last[0] == iteration and last[2] == first_number + begin:

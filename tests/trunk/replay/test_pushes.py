@@ -67,6 +67,13 @@ def test_of_more_columns_than_there_is_room_the_last_are_kept(make):
         ),
         ({"x": np.zeros((3, 2), int), "y": np.zeros(3, int)}, {}, SpecMismatch, r"columns\[0\]\['x'\] is int64 \[2\]"),
         ({"x": np.arange(3)}, {}, SpecMismatch, r"lacks columns\[0\]\['y'\]"),
+        (
+            {"x": 3, "y": np.arange(2)},
+            {},
+            SpecMismatch,
+            "columns lack an axis, buffer 'demo' wants each field as .N, ....",
+        ),
+        ({"x": np.arange(0), "y": np.arange(2)}, {}, SpecMismatch, r"columns have the leading axes \[0\], \[2\]"),
         ([1, 2], {}, TypeError, "an item is a list, expected a dict of fields"),
         (None, {"priorities": [1.0, 2.0]}, ValueError, "the priorities do not fit 3 items"),
         (None, {"priorities": -1.0}, ValueError, "the priority of item 0 is -1.0, expected a finite number"),
