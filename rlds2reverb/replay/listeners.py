@@ -18,7 +18,7 @@ class Listener:
 
     A call of the buffer has told everything of it when it returns. Listeners are called one at a time, without the
     buffer's lock, and may call the buffer. What one raises reaches the caller of the buffer, after what it tells of has
-    happened. The arrays are its own to keep.
+    happened. The arrays may be kept, but not changed: other listeners get the same.
 
     Attributes:
       wants_data: whether `on_remove` gets the data, which are copied only then.
