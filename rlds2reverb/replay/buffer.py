@@ -95,7 +95,8 @@ class ReplayBuffer:
         #: Why the last sample was refused; empty when it was not.
         self.refusal = ""
         self._folder = None if folder is None else Path(folder)
-        self._rng = np.random.default_rng(seed)
+        #: Of all draws; used under the lock, and kept in checkpoints.
+        self.generator = np.random.default_rng(seed)
         self._listeners: tuple[Listener, ...] = ()
         #: What elements are; None before the first push.
         self.item_spec: ItemSpec | None = None
@@ -485,7 +486,9 @@ class ReplayBuffer:
             self.refusal = self._check(size, learner_at)
             if self.refusal:
                 return None
-            slots, self.refusal = choose(self._ledger, self.config, int(size), self._rng, sample_range, self._holder)
+            slots, self.refusal = choose(
+                self._ledger, self.config, int(size), self.generator, sample_range, self._holder
+            )
             return None if self.refusal else self._taken(slots, learner_at)
 
     def _check(self, size: int, learner_at: int) -> str:
@@ -529,7 +532,7 @@ class ReplayBuffer:
             columns, there = store.read(numbers)
             mask = np.arange(int(lengths.max(initial=0))) < lengths[:, None] if self._has_mask else None
             return Drawn(store.spec, columns, mask, lengths, info)
-        offsets = self._rng.integers(np.maximum(lengths - window, 0) + 1)
+        offsets = self.generator.integers(np.maximum(lengths - window, 0) + 1)
         columns, there = store.read(numbers, offsets, window)
         if not self.config.pads:
             return Drawn(store.spec, columns, None, None, info)
@@ -677,7 +680,7 @@ class ReplayBuffer:
                 "ignored_count": self.ignored_count,
                 "beta": self._beta,
                 "highest_priority": self._highest,
-                "generator": self._rng.bit_generator.state,
+                "generator": self.generator.bit_generator.state,
                 "spec": None if self.item_spec is None else described(self.item_spec.rows),
                 "widening": [] if self.item_spec is None else sorted(self.item_spec.widening),
             }
@@ -761,4 +764,6 @@ class ReplayBuffer:
     def take_over(self, prepared: tuple[Any, ...]) -> None:
         """Replaces all that there is by what `prepared` gave."""
         with self.lock:
-            self._ledger, self.item_spec, self._store, self._counts, self._beta, self._highest, self._rng = prepared
+            self._ledger, self.item_spec, self._store, self._counts, self._beta, self._highest, self.generator = (
+                prepared
+            )

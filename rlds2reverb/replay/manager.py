@@ -55,7 +55,8 @@ class BufferManager:
           sample_ratio: for calls that give none; see `sample`.
           checkpoint_root: a directory in which each buffer has one of its own name; None for no checkpoints.
           folder: a directory in which the data of each buffer are, instead of in memory; see `ReplayBuffer`.
-          seed: of the draws between the buffers, and of those of the buffers.
+          seed: of the buffers' draws, and of those between the buffers, which the first one's generator makes, so
+            that checkpoints and states have it.
 
         Raises:
           ValueError: if there is no buffer, a name cannot be a directory's, or the ratio is wrong.
@@ -65,8 +66,7 @@ class BufferManager:
         self.names = tuple(configs)
         self._buffers: dict[str, ReplayBuffer] = {}
         self._shares = None if sample_ratio is None else self._known_shares(sample_ratio)
-        own_seed, *seeds = np.random.SeedSequence(seed).generate_state(len(configs) + 1).tolist()
-        self._generator, self._drawing = np.random.default_rng(own_seed), threading.Lock()
+        seeds = np.random.SeedSequence(seed).generate_state(len(configs)).tolist()
         self._told = threading.local()
         self._alike: list[ItemSpec | None] = []
         self._root = None if checkpoint_root is None else Path(checkpoint_root)
@@ -192,8 +192,9 @@ class BufferManager:
             counts = by_largest_remainders(batch_size, shares.values())
             owners = np.repeat(np.arange(len(shares)), counts)
         else:
-            with self._drawing:
-                owners = self._generator.choice(len(shares), batch_size, p=list(shares.values()))
+            first = self._buffers[self.names[0]]
+            with first.lock:
+                owners = first.generator.choice(len(shares), batch_size, p=list(shares.values()))
             counts = np.bincount(owners, minlength=len(shares))
         return owners, dict(zip(shares, counts.tolist(), strict=True))
 

@@ -73,6 +73,17 @@ def test_the_same_seed_draws_the_same_buffers():
     assert seen[0] == seen[1] != seen[2]
 
 
+def test_a_restored_manager_draws_what_it_would_have_drawn(tmp_path):
+    configs = dict.fromkeys(("a", "b"), UNIFORM)
+    ratio = {"a": 1, "b": 1}
+    with filled(configs, (20, 20), seed=5, sample_ratio=ratio, checkpoint_root=tmp_path) as manager:
+        manager.sample(20)
+        manager.checkpoint()
+        wanted = [[item["replay_unique_id"] for item in manager.sample(20)] for _ in range(3)]
+    with BufferManager(configs, seed=9, sample_ratio=ratio, checkpoint_root=tmp_path) as manager:
+        assert [[item["replay_unique_id"] for item in manager.sample(20)] for _ in range(3)] == wanted
+
+
 def test_a_buffer_without_a_share_gives_nothing(three):
     assert owners(three.sample(40, {"agent": 0.0, "1": 0.3}, cur_learner_iter=0)) == [2] * 40
     assert three.sample(0, {"agent": 1.0}, cur_learner_iter=0) == []
