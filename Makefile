@@ -47,7 +47,7 @@ demo: install  ## convert a D4RL file, check it bit for bit, train on it
 test: install  ## the fast tests, in the random order of SEED=0
 	@$(TESTS) -m "not slow" tests
 
-test-slow: install  ## the slow tests, and twenty times as many examples of the property tests
+test-slow: install  ## the slow tests, and twenty-five times as many examples of the property tests
 	@THOROUGH=1 $(TESTS) -m "slow or hypothesis" tests
 
 lint: install  ## ruff

@@ -92,7 +92,7 @@ def test_a_single_step_has_eps():
 # --- of items
 
 
-@pytest.mark.parametrize("eta", [0, 0.25, 0.9, 1])
+@pytest.mark.parametrize("eta", [0, 0.25, *(pytest.param(eta, marks=pytest.mark.slow) for eta in (0.9, 1))])
 def test_an_item_has_a_mixture_of_the_largest_and_the_mean_of_its_real_steps(eta):
     """Rows 0 and 1; 2 and the last, which does not count; and with length 3 zeros behind it, which do not either."""
     own, one = [1.25, 3.25, 7.25, 0.25], Episode(three(False), 0)

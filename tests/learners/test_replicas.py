@@ -67,6 +67,7 @@ def test_two_replicas_learn_what_one_device_learns_and_stay_equal(tmp_path, name
         assert loss is None or loss == pytest.approx(float(info.extra["critic_loss"]), rel=0.5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_replicas_is_one_of_a_single_device(tmp_path):
     with process(train_on_two_devices, ["iql"], tmp_path) as (_, channel):
         hear(channel)

@@ -180,7 +180,7 @@ def test_agents_learn_the_best_action(name):
     assert np.mean(chosen.numpy() == best) > 0.9 > 0.6 > np.mean(action == best)
 
 
-@pytest.mark.parametrize("name", ["dqn", "discrete_bc"])
+@pytest.mark.parametrize("name", ["dqn", pytest.param("discrete_bc", marks=pytest.mark.slow)])
 def test_collect_policies_are_saved_and_stay_within_the_actions(name, tmp_path):
     agent = make(name, **({"exploration_epsilon": 1.0} if name == "dqn" else {}))
     policy_saver.PolicySaver(agent.collect_policy).save(str(tmp_path))

@@ -32,7 +32,14 @@ def pusher(channel, root, held_at):
 
 
 @pytest.mark.parametrize(
-    ("held_at", "num_pushed"), [("begin", 8), ("arrays", 8), ("named", 8), ("end", 8), ("never", 9)]
+    ("held_at", "num_pushed"),
+    [
+        ("begin", 8),
+        pytest.param("arrays", 8, marks=pytest.mark.slow),
+        pytest.param("named", 8, marks=pytest.mark.slow),
+        ("end", 8),
+        ("never", 9),
+    ],
 )
 def test_a_killed_buffer_goes_on_from_its_last_complete_checkpoint(tmp_path, held_at, num_pushed):
     root = tmp_path / "root"

@@ -182,7 +182,9 @@ def test_weights_are_one_where_nothing_is_prioritized(selector):
 # --- frequencies
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "alpha", [0.0, pytest.param(0.6, marks=pytest.mark.slow), 1.0, pytest.param(2.0, marks=pytest.mark.slow)]
+)
 def test_items_are_drawn_as_often_as_their_priorities_say(alpha):
     priorities = {value: 0.5 + value % 7 for value in range(30)}
     with numbers(priorities, alpha=alpha) as servers:

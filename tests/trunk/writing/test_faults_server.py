@@ -472,7 +472,7 @@ def stoppable(tmp_path):
         yield held.pid, to_server, hear(to_server)
 
 
-@pytest.mark.parametrize("stage", ["check", "write"])
+@pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
 def test_a_server_that_is_stopped_is_an_error_in_time_and_the_run_is_continued_later(
     tmp_path, wanted, stoppable, stage
 ):
