@@ -42,6 +42,7 @@ def test_every_module_of_the_package_can_be_imported():
     assert len(found) > 90
 
 
+@pytest.mark.slow  # the wheel's test runs it too
 def test_the_command_converts_and_describes_itself(data, tmp_path):
     command = [sys.executable, "-m", "rlds2reverb.cli"]
     shutil.copy(data / "d4rl/hopper_medium-v2.hdf5", tmp_path)

@@ -161,6 +161,7 @@ def test_a_second_signal_ends_the_waiting(served, monkeypatch, capsys):
     assert "checkpoint never" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_on_a_full_disk_keeps_its_items_until_there_is_space(tmp_path):
     with process(serve_on_full_disk, list(rlds2reverb.__path__), tmp_path, 64 << 10) as (running, channel):
         if isinstance(heard := mounted(channel), OSError):

@@ -281,7 +281,7 @@ def push(module, dataset, make_observer, names=("items",), **options):
         return count, [pushed.items(name) for name in names]
 
 
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("fast", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("observer", OBSERVERS)
 def test_push_stores_the_items_of_the_reference(observer, fast):
     dataset = rlds_dataset(MANY)
