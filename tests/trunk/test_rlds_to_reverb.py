@@ -57,6 +57,7 @@ def test_equal_to_the_reference_on_shipped_data(data, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the reference goes step by step
 @given(episodes(nested=False))
 @examples(12)
 def test_equal_to_the_reference_on_generated_episodes(many):
