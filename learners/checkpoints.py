@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._arguments import require_count
-from rlds2reverb._server import sealed_json
-from rlds2reverb._server.checkpoint_root import full_disk_as_error
+from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb.errors import CheckpointError, DamagedFile, StorageFull
 
 _LOG = logging.getLogger(__name__)
@@ -102,7 +102,9 @@ class Checkpoints:
         try:
             self._state.write(str(partial / _PREFIX))
         except tf.errors.ResourceExhaustedError as error:  # TensorFlow's name for a full disk, among others
-            raise (OSError(errno.ENOSPC, error.message) if "No space left" in error.message else error) from error
+            if "No space left" not in error.message:
+                raise
+            raise OSError(errno.ENOSPC, error.message) from error
         files = {file.name: _digest(file) for file in sorted(partial.iterdir())}
         sealed_json.save(partial / _MANIFEST, {**manifest, "files": files})
         for file in partial.iterdir():

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._arguments import require_count
-from rlds2reverb._server import sealed_json
 from rlds2reverb._server.locks import FileLock
 from rlds2reverb.errors import DamagedFile, InUse
 

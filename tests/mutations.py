@@ -101,10 +101,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a file is not what its checksum says",
-        "rlds2reverb/_server/sealed_json.py",
+        "rlds2reverb/_sealed_json.py",
         'stored["sha256"] == _digest(stored["content"])',
         "True",
-        "tests/trunk/server/test_sealed_json.py",
+        "tests/trunk/test_sealed_json.py",
     ),
     Mutation(
         "no lock is held",

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import reverb
 
+from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._encoding import tfrecords
 from rlds2reverb._internals.reverb import PriorityTableCheckpoint
-from rlds2reverb.errors import CheckpointError, StorageFull
+from rlds2reverb.errors import CheckpointError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
-from . import sealed_json
 from .checkpoint_contents import require_consistent
 
 _CHECKPOINT_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d[:.\d+\-Z]*")
@@ -37,21 +35,6 @@ _OWN_ENTRIES = {
     "passed_over",
 }
 _FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
-
-
-@contextmanager
-def full_disk_as_error(path: Path) -> Iterator[None]:
-    """Raises `StorageFull` in place of the system's own errors."""
-    try:
-        yield
-    except StorageFull:
-        raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise StorageFull(
-            error.errno, f"no space left for {path}; what is there is kept: free some and start again to continue"
-        ) from error
 
 
 def require_plain(path: Path) -> None:

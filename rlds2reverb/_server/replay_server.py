@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 import reverb
 
+from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb.errors import CheckpointError, ServerUnavailable, StorageFull
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
-from .checkpoint_root import CheckpointRoot, full_disk_as_error
+from .checkpoint_root import CheckpointRoot
 from .clients import require_table, table_infos
 from .connection import ServerConnection
 from .locks import FileLock

@@ -25,13 +25,13 @@ from typing import IO, Any
 import numpy as np
 import tree
 
+from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._encoding import keys, tfrecords
 from rlds2reverb._encoding.encoder import EncodedBatch, Encoder, Records
 from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server import sealed_json
+from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._server.checkpoint_root import (
     CheckpointRoot,
-    full_disk_as_error,
     link_or_copy,
     require_plain,
     table_records,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlds2reverb._server import sealed_json
+from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._server.locks import FileLock
 from rlds2reverb.errors import DamagedFile, InUse, ResumeError
 

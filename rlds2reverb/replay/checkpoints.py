@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
-from rlds2reverb.errors import CheckpointError, DamagedFile, InUse, StorageFull
+from rlds2reverb import _sealed_json as sealed_json
+from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb.errors import CheckpointError, DamagedFile, InUse
 
 from .snapshots import Snapshot, State
 
@@ -81,12 +80,15 @@ class CheckpointFolder:
         before, partial = self._checkpoints(), self.path / _PARTIAL
         number = int(before[-1].name.removeprefix(_PREFIX)) + 1 if before else 1
         path = self.path / f"{_PREFIX}{number:08d}"
-        with _full_disk_as_error(self.path, snapshot):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            _write(partial, snapshot)
-            partial.rename(path)
-            _sync(self.path)
+        try:
+            with full_disk_as_error(path):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                _write(partial, snapshot)
+                partial.rename(path)
+                sealed_json.sync(self.path)
+        finally:
+            snapshot.end()
         for old in before[: len(before) + 1 - _NUM_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return path
@@ -139,10 +141,7 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
             files[f"column_{number}"]["xxh3_128"] = digest.hexdigest()
             stream.flush()
             os.fsync(stream.fileno())
-    text = json.dumps({"header": snapshot.header, "files": files})
-    sealed = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}
-    _written(folder / _HEADER, np.frombuffer(json.dumps(sealed).encode(), np.uint8))
-    _sync(folder)
+    sealed_json.save(folder / _HEADER, {"header": snapshot.header, "files": files})
 
 
 def _written(path: Path, array: np.ndarray) -> str:
@@ -156,14 +155,10 @@ def _written(path: Path, array: np.ndarray) -> str:
 
 
 def _read_header(folder: Path) -> dict[str, Any]:
-    path = folder / _HEADER
-    try:
-        sealed = json.loads(path.read_text(encoding="utf-8"))
-        if hashlib.sha256(sealed["content"].encode()).hexdigest() == sealed["sha256"]:
-            return dict(json.loads(sealed["content"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise DamagedFile(f"{path} is damaged")
+    found = sealed_json.load(folder / _HEADER)
+    if found is None:
+        raise DamagedFile(f"{folder / _HEADER} is damaged")
+    return found
 
 
 def _read(folder: Path, name: str, known: Mapping[str, Any]) -> np.ndarray:
@@ -176,25 +171,3 @@ def _read(folder: Path, name: str, known: Mapping[str, Any]) -> np.ndarray:
     except (OSError, ValueError):
         pass
     raise DamagedFile(f"{path} is damaged")
-
-
-def _sync(folder: Path) -> None:
-    """Makes names in a directory last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _full_disk_as_error(path: Path, snapshot: Snapshot) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"no space left for a checkpoint in {path}; what is there is kept: free some, and try again"
-            raise StorageFull(error.errno, message) from error
-        raise
-    finally:
-        snapshot.end()

@@ -17,9 +17,13 @@ def pusher(channel, root, held_at):
             channel.send("held")
             channel.recv()
 
-    places = {"begin": "_write", "arrays": "_written", "named": "_sync"}
+    places = {
+        "begin": (checkpoints, "_write"),
+        "arrays": (checkpoints, "_written"),
+        "named": (checkpoints.sealed_json, "sync"),
+    }
     if held_at in places:
-        around(checkpoints, places[held_at], before=hold)
+        around(*places[held_at], before=hold)
     if held_at == "end":
         around(checkpoints.shutil, "rmtree", after=hold)
     buffer = filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root))

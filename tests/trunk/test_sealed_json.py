@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlds2reverb._server import sealed_json
+from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb.errors import DamagedFile
 
 
