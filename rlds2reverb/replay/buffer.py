@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -15,24 +13,20 @@ import numpy as np
 from rlds2reverb.episode_batches import in_batches
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.specs import Nest, leaves, mapped, require_match
+from rlds2reverb.specs import Nest, leaves, mapped
 
 from . import refusals
 from .batches import Batch, BatchInfo, Drawn, as_dicts
 from .checkpoints import CheckpointFolder
 from .configs import BufferConfig
-from .drawing import choose, importance_weights
-from .item_spec import MASK, PRIORITY, UNIQUE_ID, ItemSpec, Rows, fields_of, first_of
-from .ledger import Ledger
+from .contents import FIRST_PRIORITY, Contents, require_same
+from .item_spec import PRIORITY, UNIQUE_ID, ItemSpec, Rows, fields_of, first_of
 from .listeners import Listener, TellingLock
-from .snapshots import Snapshot, State, described, nest_of
-from .store import Store
+from .snapshots import Snapshot, State
 from .transitions import transitions_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-_FIRST_PRIORITY = 1.0
 
 Self = TypeVar("Self", bound="ReplayBuffer")
 
@@ -94,25 +88,20 @@ class ReplayBuffer:
         self.lock = TellingLock()
         #: Why the last sample was refused; empty when it was not.
         self.refusal = ""
-        self._folder = None if folder is None else Path(folder)
-        #: Of all draws; used under the lock, and kept in checkpoints.
-        self.generator = np.random.default_rng(seed)
         self._listeners: tuple[Listener, ...] = ()
-        #: What elements are; None before the first push.
-        self.item_spec: ItemSpec | None = None
-        self._store: Store | None = None
         self._is_closed = False
         #: Held while a snapshot is read: there is one at a time.
         self.saving = threading.Lock()
-        self._ledger = self._empty_ledger()
-        self._counts = {"sample": 0, "ignored": 0}
-        self._beta, self._highest = float(self.config.beta), _FIRST_PRIORITY
+        #: What it holds now; a load puts another one in its place, under the lock.
+        self.contents = Contents(
+            self.config, self._holder, None if folder is None else Path(folder), np.random.default_rng(seed)
+        )
         self._root = None if checkpoint_root is None else CheckpointFolder(Path(checkpoint_root))
         try:
-            if self._root is not None and (state := self._root.newest(self._require_own)) is not None:
-                self.take_over(self.prepared(state))
+            if self._root is not None and (state := self._root.newest(self._require_same)) is not None:
+                self.contents = self.restored(state)
             if spec is not None:
-                self._begin_with(spec)
+                self.contents.begin_with(spec)
         except BaseException:
             self.close()
             raise
@@ -132,43 +121,43 @@ class ReplayBuffer:
     @property
     def spec(self) -> Nest | None:
         """`ArraySpec`s of an element; None before the first push."""
-        return None if self.item_spec is None else self.item_spec.items
+        return None if self.contents.spec is None else self.contents.spec.items
 
     @property
     def push_count(self) -> int:
         """Elements pushed since the beginning."""
-        return self._ledger.next_number
+        return self.contents.push_count
 
     @property
     def sample_count(self) -> int:
         """Elements sampled since the beginning."""
-        return self._counts["sample"]
+        return self.contents.sample_count
 
     @property
     def ignored_count(self) -> int:
         """Priorities of updates that were ignored since the beginning, since their elements had left."""
-        return self._counts["ignored"]
+        return self.contents.ignored_count
 
     @property
     def highest_priority(self) -> float:
         """The highest priority so far, or what decay has left of it: that of new elements that have none."""
-        return self._highest
+        return self.contents.highest_priority
 
     @property
     def beta(self) -> float:
         """The exponent of the importance weights of the next sample, in [0, 1]."""
-        return self._beta
+        return self.contents.beta
 
     @beta.setter
     def beta(self, value: float) -> None:
         if not 0 <= value <= 1:
             raise ValueError(f"beta is {value}, expected a number from 0 to 1")
         with self.lock:
-            self._beta = float(value)
+            self.contents.beta = float(value)
 
     def count(self) -> int:
         """Elements that are there."""
-        return self._ledger.count
+        return self.contents.ledger.count
 
     def add_listener(self, listener: Listener) -> None:
         """Has a listener told of what happens from now on."""
@@ -180,34 +169,13 @@ class ReplayBuffer:
         for listener in self._listeners:
             self.lock.note(partial(getattr(listener, event), *arguments))
 
-    def _empty_ledger(self) -> Ledger:
-        config = self.config
-        return Ledger(
-            config.max_size, alpha=config.exponent, max_use=config.max_use, max_staleness=config.max_staleness
-        )
+    @property
+    def _wants_data(self) -> bool:
+        return any(listener.wants_data for listener in self._listeners)
 
     def _require_open(self) -> None:
         if self._is_closed:
             raise ValueError(f"{self._holder} is closed; make a new one")
-
-    def _spec_like(self, example: Any) -> ItemSpec:
-        has_time = self.config.kind in ("episode", "sequence")
-        spec = ItemSpec.of(example, self._holder, has_time=has_time, length=self.config.length if has_time else 1)
-        if self._has_mask and MASK in spec.rows:
-            raise ValueError(f"an episode has a field {MASK!r}, which padding adds; give it another name")
-        return spec
-
-    def _begin_with(self, example: Any) -> None:
-        """Fixes the spec, or checks that it is the one that was restored."""
-        spec = self._spec_like(example)
-        if self.item_spec is None:
-            self.item_spec = spec
-            return
-        advice = "give the spec of the checkpoint, or a new checkpoint_root"
-        require_match(spec.rows, self.item_spec.rows, holder=self._holder, advice=advice, root="item")
-        self.item_spec = replace(self.item_spec, rows=spec.rows)  # with the caller's own kinds of named tuples
-        if self._store is not None:
-            self._store.spec = self.item_spec
 
     # --- push
 
@@ -338,51 +306,32 @@ class ReplayBuffer:
           collect_iters: int64 `[N]`, -1 where not known.
           starts: see `Store.write`.
         """
-        spec = self.item_spec or self._spec_like(example)
+        spec = self.contents.spec or self.contents.spec_like(example)
         rows = rows_of(spec)
         kept = np.ones(len(rows.lengths), bool)
         if self.config.window is not None and not self.config.pads:
             kept = rows.lengths >= self.config.window
         with self.lock:
             self._require_open()
-            if self.item_spec is not None and self.item_spec is not spec:  # another thread was first
-                rows = rows_of(self.item_spec)
-            numbers = np.full(len(kept), -1)
+            contents = self.contents
+            if contents.spec is not None and contents.spec is not spec:  # another thread was first
+                rows = rows_of(contents.spec)
             if not kept.all():
                 columns = [column[np.repeat(kept, rows.lengths)] for column in rows.columns]
                 rows = rows._replace(columns=columns, lengths=rows.lengths[kept])
                 priorities = None if priorities is None else priorities[kept]
-            if kept.any():
-                numbers[kept] = self._insert(rows, priorities, collect_iters[kept], starts)
+            numbers = np.full(len(kept), -1)
+            if not kept.any():
+                return numbers
+
+            def tell_who_leaves() -> None:
+                if self._listeners:
+                    for gone, data in contents.leaving_for(rows, starts, self._wants_data):
+                        self._tell("on_remove", gone, "full", data)
+
+            numbers[kept], filled = contents.insert(rows, priorities, collect_iters[kept], starts, tell_who_leaves)
+            self._tell("on_push", filled)
             return numbers
-
-    def _insert(
-        self, rows: Rows, priorities: np.ndarray | None, collect_iters: np.ndarray, starts: np.ndarray | None
-    ) -> np.ndarray:
-        count, ledger = len(rows.lengths), self._ledger
-        filled = refusals.filled_priorities(priorities, count, self._highest)
-        refusals.require_drawable(filled, self.config.lowest_priority, lambda place: f"item {place}")
-        most = self.config.push_sample_rate_limit[1]
-        if most < math.inf:
-            refusals.require_rate(self._holder, self.push_count, self.sample_count, count, most)
-        if self._store is None:
-            self._store = Store(rows.spec, self.config.max_size, self._folder)
-        elif rows.spec is not self.item_spec:
-            self._store.widen(rows.spec)
-        self.item_spec = rows.spec
-        if self._listeners:
-            self._tell_displaced(rows, starts)
-        self._store.write(self.push_count, rows, starts)
-        numbers = ledger.add(filled, collect_iters, self._shares_of(rows.lengths))
-        self._highest = max(self._highest, float(filled.max()))
-        self._tell("on_push", filled)
-        return numbers
-
-    def _shares_of(self, lengths: np.ndarray) -> np.ndarray | int:
-        """How many windows each element counts for."""
-        if self.config.window is None or self.config.windows_over == "episodes":
-            return 1
-        return np.maximum(lengths - self.config.window, 0) + 1
 
     # --- update
 
@@ -412,18 +361,10 @@ class ReplayBuffer:
         priorities = refusals.priorities_updated(self._holder, given, ids, self.config)
         with self.lock:
             self._require_open()
-            there = self._ledger.has(numbers)
-            count = int(np.count_nonzero(there))
-            self._counts["ignored"] += len(numbers) - count
-            if not count:
-                return 0
-            if count < len(numbers):
-                numbers, priorities = numbers[there], priorities[there]
-            self._ledger.set_priorities(numbers, priorities + self.config.eps)
-            highest = max(self._highest * (self.config.priority_decay or 1.0), float(priorities.max()))
-            self._highest = max(highest, self.config.lowest_priority)  # so that new elements can be drawn
-            self._tell("on_update", priorities + self.config.eps)
-            return count
+            found = self.contents.set_priorities(numbers, priorities)
+            if len(found):
+                self._tell("on_update", found)
+            return len(found)
 
     # --- sample
 
@@ -486,63 +427,20 @@ class ReplayBuffer:
             self.refusal = self._check(size, learner_at)
             if self.refusal:
                 return None
-            slots, self.refusal = choose(
-                self._ledger, self.config, int(size), self.generator, sample_range, self._holder
-            )
-            return None if self.refusal else self._taken(slots, learner_at)
+            drawn, used, self.refusal = self.contents.draw(int(size), learner_at, sample_range)
+            if drawn is not None and self._listeners and size:
+                info = drawn.info
+                self._tell("on_sample", info.use.copy(), info.staleness.copy(), info.priority.copy())
+            self._remove(used, "used")
+            return drawn
 
     def _check(self, size: int, learner_at: int) -> str:
         """Why a sample is refused, if it is."""
         self._require_open()
         refusals.require_possible(self._holder, self.config, size)
-        self._remove(self._ledger.stale(learner_at), "stale")
-        return refusals.refusal(self._holder, self.config, self._ledger, size, self.sample_count) if size else ""
-
-    def _taken(self, slots: np.ndarray, learner_at: int) -> Drawn:
-        """The elements in slots that were drawn, after noting that they were."""
-        ledger, config = self._ledger, self.config
-        numbers, priorities = ledger.numbers_in(slots), ledger.priorities[slots]
-        weights = np.ones(len(slots))
-        if config.exponent is not None and len(slots):
-            powers = ledger.powers.leaves[slots]
-            least = ledger.powers.root if config.weights == "buffer" else float(powers.min())
-            weights = importance_weights(powers, self._beta, least)
-        uses, used = ledger.use(slots)
-        staleness, collect_iters = ledger.staleness_of(slots, learner_at), ledger.collect_iters[slots]
-        drawn = self._read(
-            numbers,
-            BatchInfo(
-                numbers, slots, weights, priorities, uses, staleness, collect_iters, np.zeros(len(slots), np.int32)
-            ),
-        )
-        self._counts["sample"] += len(slots)
-        if config.anneal_step and len(slots):
-            self._beta = min(1.0, self._beta + (1 - config.beta) / config.anneal_step)
-        if self._listeners and len(slots):
-            self._tell("on_sample", uses.copy(), staleness.copy(), priorities.copy())
-        self._remove(ledger.numbers_in(used), "used")
-        return drawn
-
-    def _read(self, numbers: np.ndarray, info: BatchInfo) -> Drawn:
-        window, store = self.config.window, self._store
-        if store is None:
-            return Drawn(None, [], None, np.zeros(0, np.int64), info)
-        lengths = store.lengths_of(numbers)
-        if window is None:
-            columns, there = store.read(numbers)
-            mask = np.arange(int(lengths.max(initial=0))) < lengths[:, None] if self._has_mask else None
-            return Drawn(store.spec, columns, mask, lengths, info)
-        offsets = self.generator.integers(np.maximum(lengths - window, 0) + 1)
-        columns, there = store.read(numbers, offsets, window)
-        if not self.config.pads:
-            return Drawn(store.spec, columns, None, None, info)
-        mask = np.ones((len(numbers), window), bool) if there is None else there
-        return Drawn(store.spec, columns, mask, None, info)
-
-    @property
-    def _has_mask(self) -> bool:
-        """Whether batches say which steps there are."""
-        return self.config.kind == "episode" and (self.config.window is None or self.config.pads)
+        ledger = self.contents.ledger
+        self._remove(ledger.stale(learner_at), "stale")
+        return refusals.refusal(self._holder, self.config, ledger, size, self.sample_count) if size else ""
 
     def dataset(
         self,
@@ -573,15 +471,14 @@ class ReplayBuffer:
         from .streams import batches
 
         refusals.require_possible(self._holder, self.config, batch_size)
-        if self.item_spec is None:
-            raise ValueError(f"{self._holder} has no elements yet; push first, or give its spec")
+        like = self.empty_batch()
 
         def sample() -> Batch | None:
             return self.sample_batch(batch_size, None if cur_learner_iter is None else cur_learner_iter())
 
         return batches(
             sample,
-            self.empty_batch(),
+            like,
             batch_size,
             why_not=lambda: self.refusal,
             prefetch=prefetch,
@@ -589,17 +486,12 @@ class ReplayBuffer:
         )
 
     def empty_batch(self) -> Batch:
-        """A batch of no elements; of what a batch has, it has the structure, dtypes and shapes."""
-        if self.item_spec is None:
-            raise ValueError(f"{self._holder} has no elements yet; push first, or give its spec")
-        time: tuple[int, ...] = ()
-        if self.item_spec.has_time:
-            time = (self.config.window or self.item_spec.length or 0,)
-        shapes = [(0, *time, *(size or 0 for size in leaf.shape)) for leaf in self.item_spec.leaves]
-        columns = [np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, self.item_spec.leaves, strict=True)]
-        mask = np.zeros((0, *time), bool) if self._has_mask else None
-        info = [np.zeros(0, dtype) for dtype in ("i8", "i8", "f8", "f8", "i8", "i8", "i8", "i4")]
-        return Drawn(self.item_spec, columns, mask, None, BatchInfo(*info)).batch()
+        """A batch of no elements; of what a batch has, it has the structure, dtypes and shapes.
+
+        Raises:
+          ValueError: if nothing was pushed yet and no spec given.
+        """
+        return self.contents.none_drawn().batch()
 
     # --- what leaves
 
@@ -607,36 +499,20 @@ class ReplayBuffer:
         """Removes all elements; the highest priority is 1 again. Counts go on, so that no id comes twice."""
         with self.lock:
             self._require_open()
-            self._remove(self._ledger.numbers(), "cleared")
-            self._highest = _FIRST_PRIORITY
+            self._remove(self.contents.ledger.numbers(), "cleared")
+            self.contents.highest_priority = FIRST_PRIORITY
 
     def _remove(self, numbers: np.ndarray, reason: str) -> None:
         if len(numbers):
-            self._tell_removed(numbers, reason)
-            self._ledger.remove(numbers)
-
-    def _tell_removed(self, numbers: np.ndarray, reason: str, store: Store | None = None) -> None:
-        if not self._listeners or not len(numbers):
-            return
-        source = store or self._store
-        wanted = source is not None and any(listener.wants_data for listener in self._listeners)
-        local = numbers if store is None else numbers - self.push_count
-        self._tell("on_remove", numbers, reason, source.elements(local) if source is not None and wanted else None)
-
-    def _tell_displaced(self, rows: Rows, starts: np.ndarray | None) -> None:
-        """Notes what leaves for rows that are about to be written, and those of them that never get in."""
-        count, max_size = len(rows.lengths), self.config.max_size
-        self._tell_removed(self._ledger.displaced_by(count), "full")
-        if too_many := max(0, count - max_size):
-            passing = Store(rows.spec, count)
-            passing.write(0, rows, starts)
-            self._tell_removed(self.push_count + np.arange(too_many), "full", passing)
+            if self._listeners:
+                self._tell("on_remove", numbers, reason, self.contents.data_of(numbers) if self._wants_data else None)
+            self.contents.ledger.remove(numbers)
 
     def close(self) -> None:
         """Forgets the elements, but for checkpoints. Once more does nothing."""
         with self.lock:
-            self._is_closed, self._store = True, None
-            self._ledger = self._empty_ledger()
+            self._is_closed = True
+            self.contents = Contents(self.config, self._holder, None, self.contents.generator)
         if self._root is not None:
             self._root.close()
 
@@ -670,21 +546,8 @@ class ReplayBuffer:
         """All that there is at this moment, to be read while others go on; one at a time."""
         with self.lock:
             self._require_open()
-            header = {
-                "name": self.name,
-                "kind": self.config.kind,
-                "max_size": self.config.max_size,
-                "length": self.config.length,
-                "push_count": self.push_count,
-                "sample_count": self.sample_count,
-                "ignored_count": self.ignored_count,
-                "beta": self._beta,
-                "highest_priority": self._highest,
-                "generator": self.generator.bit_generator.state,
-                "spec": None if self.item_spec is None else described(self.item_spec.rows),
-                "widening": [] if self.item_spec is None else sorted(self.item_spec.widening),
-            }
-            return Snapshot(header, self._ledger.state(), self._store, self.lock)
+            contents = self.contents
+            return Snapshot(contents.header(self.name), contents.ledger.state(), contents.store, self.lock)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole buffer, elements and all, for `load_state_dict`: a dict of plain values and arrays.
@@ -702,7 +565,7 @@ class ReplayBuffer:
           CheckpointError: if the state is damaged, or of another buffer or configuration; nothing is changed then.
           ValueError: if the buffer is closed.
         """
-        self.take_over(self.prepared(state))
+        self._load(self.restored(state))
 
     def save_data(self, folder: str | Path) -> Path:
         """Writes a checkpoint into a directory of its own, as `checkpoint` does into the root; gives its path."""
@@ -712,58 +575,19 @@ class ReplayBuffer:
     def load_data(self, folder: str | Path) -> None:
         """Takes over what `save_data` wrote there last; errors as of `load_state_dict`, or if there is nothing."""
         with CheckpointFolder(Path(folder)) as there:
-            state = there.newest(self._require_own)
+            state = there.newest(self._require_same)
             if state is None:
                 raise CheckpointError(f"{folder} has no checkpoint; give the directory that save_data was given")
-            self.take_over(self.prepared(state))
+            self._load(self.restored(state))
 
-    def _require_own(self, header: Mapping[str, Any]) -> None:
-        """Raises `CheckpointError` if a state is of another buffer, or one of another configuration."""
-        own = {"name": self.name, **{key: getattr(self.config, key) for key in ("kind", "max_size", "length")}}
-        for what, now in own.items():
-            if what not in header or header[what] != now:
-                raise CheckpointError(
-                    f"the state is of a buffer with {what} {header.get(what)!r}, this one has {now!r}; make it as that "
-                    "one was, or give a new directory"
-                )
-
-    def prepared(self, state: State | Mapping[str, Any]) -> tuple[Any, ...]:
-        """What `take_over` takes, made of a state; the buffer is not changed.
-
-        Raises:
-          CheckpointError, ValueError: see `load_state_dict`.
-        """
+    def restored(self, state: State | Mapping[str, Any]) -> Contents:
+        """The contents of a state, to be put in the place of the present ones; errors as of `load_state_dict`."""
         self._require_open()
-        try:
-            header, arrays = (state["header"], state["arrays"]) if isinstance(state, Mapping) else state
-            self._require_own(header)
-            ledger, spec, store = self._empty_ledger(), None, None
-            ledger.load(int(header["push_count"]), arrays)
-            alive = ledger.priorities[ledger.numbers() % ledger.max_size]
-            refusals.require_drawable(alive, self.config.lowest_priority, lambda place: f"its element {place}")
-            if header["spec"] is not None:
-                rows = nest_of(header["spec"])
-                has_time = self.config.kind in ("episode", "sequence")
-                length = self.config.length if has_time else 1
-                spec = ItemSpec(rows, self._holder, has_time, length, frozenset(header["widening"]))
-                if self.item_spec is not None and leaves(self.item_spec.rows) == leaves(rows):
-                    spec = replace(spec, rows=self.item_spec.rows)
-            if spec is not None and "ring" in arrays:
-                store = Store.loaded(spec, self.config.max_size, self._folder, arrays, header["push_count"])
-            counts = {"sample": int(header["sample_count"]), "ignored": int(header["ignored_count"])}
-            rng = np.random.default_rng()
-            rng.bit_generator.state = header["generator"]
-            return ledger, spec, store, counts, float(header["beta"]), float(header["highest_priority"]), rng
-        except CheckpointError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise CheckpointError(
-                f"the state of {self._holder} is damaged ({error}); give what state_dict gave, or a copy of the files"
-            ) from error
+        return self.contents.restored(state, self.name)
 
-    def take_over(self, prepared: tuple[Any, ...]) -> None:
-        """Replaces all that there is by what `prepared` gave."""
+    def _load(self, contents: Contents) -> None:
         with self.lock:
-            self._ledger, self.item_spec, self._store, self._counts, self._beta, self._highest, self.generator = (
-                prepared
-            )
+            self.contents = contents
+
+    def _require_same(self, header: Mapping[str, Any]) -> None:
+        require_same(header, self.name, self.config)

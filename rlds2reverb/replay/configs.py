@@ -123,6 +123,16 @@ class BufferConfig:
         return 0.0 if self.exponent is None else float(np.finfo(np.float64).tiny ** (1 / max(1.0, self.exponent)))
 
     @property
+    def has_time(self) -> bool:
+        """Whether elements have a time axis."""
+        return self.kind in ("episode", "sequence")
+
+    @property
     def pads(self) -> bool:
-        """Whether windows may be longer than their episodes, and have a mask."""
+        """Whether windows may be longer than their episodes."""
         return self.window is not None and self.short_episodes == "pad"
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether batches say which steps there are."""
+        return self.kind == "episode" and (self.window is None or self.pads)

@@ -194,7 +194,7 @@ class BufferManager:
         else:
             first = self._buffers[self.names[0]]
             with first.lock:
-                owners = first.generator.choice(len(shares), batch_size, p=list(shares.values()))
+                owners = first.contents.generator.choice(len(shares), batch_size, p=list(shares.values()))
             counts = np.bincount(owners, minlength=len(shares))
         return owners, dict(zip(shares, counts.tolist(), strict=True))
 
@@ -295,7 +295,7 @@ class BufferManager:
 
     def _require_alike(self, names: Iterable[str]) -> None:
         """Raises `SpecMismatch` unless the batches of some buffers can be joined."""
-        specs = [self[name].item_spec for name in names]
+        specs = [self[name].contents.spec for name in names]
         if len(specs) == len(self._alike) and all(own is seen for own, seen in zip(specs, self._alike, strict=True)):
             return
         found = {name: mapped(_of_any_length, step_spec_of(self[name].empty_batch().data)) for name in names}
@@ -322,15 +322,15 @@ class BufferManager:
         """
         if set(state) != set(self.names):
             raise ValueError(f"the state is of buffers {_listed(state)}; the manager has {_listed(self.names)}")
-        prepared = {}
+        restored = {}
         for name, buffer in self._buffers.items():
             try:
-                prepared[name] = buffer.prepared(state[name])
+                restored[name] = buffer.restored(state[name])
             except CheckpointError as error:
                 raise CheckpointError(f"buffer {name!r} cannot take over its state: {error}") from error
         with self._locked(self.names):
             for name, buffer in self._buffers.items():
-                buffer.take_over(prepared[name])
+                buffer.contents = restored[name]
 
     def clear(self) -> None:
         """Empties all buffers."""
@@ -348,7 +348,7 @@ class BufferManager:
         """
         if self._root is None:
             raise ValueError("the manager has no checkpoint_root; make it with one")
-        with self._snapshots([name for name in self.names if self[name].item_spec is not None]) as snapshots:
+        with self._snapshots([name for name in self.names if self[name].spec is not None]) as snapshots:
             return {name: self[name].write(snapshot) for name, snapshot in snapshots.items()}
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ def test_what_cannot_be_saved_is_told(tmp_path):
         buffer.append(item(0))
         with pytest.raises(ValueError, match="buffer 'demo' has no checkpoint_root; make it with one"):
             buffer.checkpoint()
-        assert buffer._store.ring.before_write is None
+        assert buffer.contents.store.ring.before_write is None
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a"):
         with pytest.raises(InUse, match="a is in use by another buffer; close that one, or give another directory"):
             AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a")
@@ -198,7 +198,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path, monkeyp
             patch.setattr(checkpoints, "_written", full)
             with pytest.raises(StorageFull, match="no space left for .* what is there is kept: free some"):
                 buffer.checkpoint()
-        assert buffer.count() == 2 and buffer._store.ring.before_write is None
+        assert buffer.count() == 2 and buffer.contents.store.ring.before_write is None
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
         assert again.push_count == again.count() == 1
 
@@ -288,13 +288,13 @@ def test_a_snapshot_is_of_its_moment_whatever_happens_while_it_is_read(monkeypat
     other = make_buffer("demo", config)
     other.load_state_dict({"header": snapshot.header, "arrays": {**snapshot.arrays, **columns}})
     assert content_of(other) == wanted
-    assert number > 110 and buffer._store.ring.before_write is None
+    assert number > 110 and buffer.contents.store.ring.before_write is None
 
 
 def content_of(buffer):
     """All elements by their numbers; each is one number everywhere."""
-    numbers = buffer._ledger.numbers()
-    columns, there = buffer._store.read(numbers)
+    numbers = buffer.contents.ledger.numbers()
+    columns, there = buffer.contents.store.read(numbers)
     flat = [np.where(there, c.reshape(*there.shape, -1)[..., 0], -1) if there is not None else c for c in columns]
     return numbers.tolist(), [c.tolist() for c in flat]
 

@@ -98,7 +98,7 @@ def test_a_pool_of_episodes_grows_and_loses_nothing(make):
             assert s["replay_unique_id"] == f"demo_{number}" and rows_in(s) == list(
                 range(100 * number, 100 * number + lengths[number])
             )
-    assert buffer._store.ring.capacity < 3 * 7 * 1500
+    assert buffer.contents.store.ring.capacity < 3 * 7 * 1500
 
 
 def test_episodes_shorter_than_the_window_are_not_stored(make):
@@ -224,7 +224,7 @@ def test_steps_that_sequences_share_are_stored_once(make):
     apart.extend([{"obs": whole["obs"][cut], "inner": {"step": whole["inner"]["step"][cut]}} for cut in cuts])
     assert shared.push_count == apart.push_count == 381
     assert all(len(rows_in(s)) == 20 and rows_in(s)[0] + 19 == rows_in(s)[-1] for s in shared.sample(200, 0))
-    assert shared._store.ring.num_written == 400 and apart._store.ring.num_written == 381 * 20
+    assert shared.contents.store.ring.num_written == 400 and apart.contents.store.ring.num_written == 381 * 20
 
 
 # --- configurations

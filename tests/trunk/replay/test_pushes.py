@@ -337,7 +337,7 @@ def test_ten_threads_tear_nothing_and_lose_nothing(make, secs):
         thread.join()
     assert not errors
     assert buffer.push_count == sum(counts) and buffer.count() <= 5_000
-    ledger = buffer._ledger
+    ledger = buffer.contents.ledger
     numbers = ledger.numbers()
     alive = numbers % 5_000
     assert ledger.count == len(numbers) == ledger.num_drawable
