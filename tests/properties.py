@@ -1,7 +1,10 @@
-"""How many examples a property test tries: few in the fast tests, twenty-five times as many in the slow ones."""
+"""What the fast tests try, and what only the slow ones: a few examples and a few parameters of many."""
 
 import os
+from collections.abc import Collection, Iterable
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _TIMES = 10 if os.environ.get("THOROUGH") == "1" else 0.4
@@ -20,3 +23,8 @@ settings.load_profile("tests")
 def examples(count: int) -> settings:
     """Settings for a test that tries 0.4 of `count` examples in the fast tests, and ten times `count` in the slow ones."""
     return settings(max_examples=int(count * _TIMES))
+
+
+def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, of which all but some are slow."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]

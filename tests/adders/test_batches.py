@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tree
 from oracles import episode
+from properties import slow_but
 from rlds2reverb.adders import GAE, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
 
 from rlds2reverb._server.replay_server import ReplayServer
@@ -55,9 +56,7 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "adder", [*TOGETHER, *(pytest.param(adder, marks=pytest.mark.slow) for adder in MORE)], ids=repr
-)
+@pytest.mark.parametrize("adder", slow_but(TOGETHER[::2], TOGETHER + MORE), ids=repr)
 def test_many_episodes_give_the_items_of_each(adder):
     batch = some()
     made = adder.of_batch(batch)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import CHUNK_COLUMNS, Chunk, chunks, random_chunk
-from properties import examples
+from properties import examples, slow_but
 from rlds2reverb.adders import (
     discounted_returns,
     generalized_advantage_estimation,
@@ -176,7 +176,7 @@ def test_more_axes_behind_time_are_more_trajectories(name):
     np.testing.assert_array_equal(FAST[name](deep), FAST[name](case).numpy().reshape(5, 2, 3))
 
 
-@every
+@pytest.mark.parametrize("name", slow_but(CUT_AT_ENDS, FAST))
 def test_a_traced_function_of_unknown_length_equals_eager(name):
     spec = {key: tf.TensorSpec([None], tf.float32) for key in CHUNK_COLUMNS}
     spec |= {"is_last": tf.TensorSpec([None], tf.bool), "final": tf.TensorSpec([], tf.float32)}

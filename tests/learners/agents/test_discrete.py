@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, columns, transition, two_steps
+from properties import slow_but
 from rlds2reverb.learners.agents import CategoricalActor, EpsilonGreedyActor, make_agent
 from rlds2reverb.learners.agents.networks import MLP
 from tf_agents.agents.dqn import dqn_agent
@@ -157,7 +158,7 @@ def test_a_step_compiles_under_xla(name):
     assert found.extra.keys() == expected.extra.keys()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["double_dqn", "discrete_cql"], NAMES))
 def test_agents_learn_the_best_action(name):
     """One step; the reward is 1 for one action, which depends on the sign of the observation, else 0."""
     rng, size = np.random.default_rng(0), 512

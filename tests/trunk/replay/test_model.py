@@ -239,7 +239,9 @@ class Comparison(RuleBasedStateMachine):
         assert (buffer.count(), buffer.push_count) == (len(self.there), self.pushed)
         assert (buffer.sample_count, buffer.ignored_count) == (self.sampled, self.ignored)
         assert math.isclose(buffer.highest_priority, self.highest) and math.isclose(buffer.beta, self.beta)
-        assert math.isclose(buffer.contents.ledger.chances.root, sum(map(self.power, self.there)), rel_tol=1e-12, abs_tol=0)
+        assert math.isclose(
+            buffer.contents.ledger.chances.root, sum(map(self.power, self.there)), rel_tol=1e-12, abs_tol=0
+        )
         self.compare_listeners()
 
 
