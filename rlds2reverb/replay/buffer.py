@@ -308,20 +308,19 @@ class ReplayBuffer:
         """
         spec = self.contents.spec or self.contents.spec_like(example)
         rows = rows_of(spec)
-        kept = np.ones(len(rows.lengths), bool)
-        if self.config.window is not None and not self.config.pads:
-            kept = rows.lengths >= self.config.window
+        numbers = np.full(len(rows.lengths), -1)
         with self.lock:
             self._require_open()
             contents = self.contents
             if contents.spec is not None and contents.spec is not spec:  # another thread was first
                 rows = rows_of(contents.spec)
-            if not kept.all():
+            kept: np.ndarray | slice = slice(None)
+            if self.config.window is not None and not self.config.pads:
+                kept = rows.lengths >= self.config.window
                 columns = [column[np.repeat(kept, rows.lengths)] for column in rows.columns]
                 rows = rows._replace(columns=columns, lengths=rows.lengths[kept])
                 priorities = None if priorities is None else priorities[kept]
-            numbers = np.full(len(kept), -1)
-            if not kept.any():
+            if not len(rows.lengths):
                 return numbers
 
             def tell_who_leaves() -> None:
@@ -392,7 +391,8 @@ class ReplayBuffer:
           size: elements to draw.
           cur_learner_iter: the learner's iteration; None or -1 where not known.
           sample_range: only elements at these places, the oldest that is there being at 0; `slice(-20, None)` are the
-            newest 20. It costs as much as the range is long (as the buffer is, where elements have left early).
+            newest 20. It costs as much as the range is long; where elements have left early, as far as it is from its
+            begin to the newest.
 
         Returns:
           None where refused, with the reason in `refusal`. Else for each element a dict of its fields and of what

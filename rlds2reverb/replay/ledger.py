@@ -54,14 +54,21 @@ class Ledger:
     def numbers(self, places: slice = slice(None)) -> np.ndarray:
         """The numbers of the elements at some places, int64 `[M]`; at 0 is the oldest that is there.
 
-        Only where elements have left early it looks at all of them.
+        Where elements have left early, it looks at those from the range to the newest.
         """
         window = range(self.first_number, self.next_number)
         if self.count == len(window):
             chosen = window[places]
             return np.arange(chosen.start, chosen.stop, chosen.step)
-        everything = np.arange(window.start, window.stop)
-        return everything[self.alive[everything % self.max_size]][places]
+        chosen = range(self.count)[places]
+        wanted = self.count - min(chosen[0], chosen[-1]) if chosen else 0
+        newest, looked_at = np.zeros(0, np.int64), wanted
+        while len(newest) < wanted:
+            looked_at = min(2 * looked_at, len(window))
+            newest = np.arange(window.stop - looked_at, window.stop)
+            newest = newest[self.alive[newest % self.max_size]]
+        places_from_end = np.arange(chosen.start, chosen.stop, chosen.step) - self.count
+        return newest[places_from_end]
 
     def numbers_in(self, slots: np.ndarray) -> np.ndarray:
         """The numbers of the elements in some slots, int64 `[M]`."""
@@ -145,15 +152,15 @@ class Ledger:
         powers = self.powers_of(self.priorities[slots])
         self.chances.set(slots, powers * self.shares[slots])
         if self._alpha is not None:
-            self.powers.set(slots, np.where(powers > 0, powers, np.inf))
+            self.powers.set(slots, powers if powers.all() else np.where(powers > 0, powers, np.inf))
 
     def _recount(self, slots: np.ndarray | slice, sign: int) -> None:
         """Adds some slots, each given once, to what can be drawn, or takes them away."""
-        drawable = self.chances.leaves[slots] > 0
-        count = int(np.count_nonzero(drawable))
+        chances = self.chances.leaves[slots]
+        count = int(np.count_nonzero(chances))
         self.num_drawable += sign * count
         if self.max_use is not None:
-            uses = self.uses[slots] if count == len(drawable) else self.uses[slots][drawable]
+            uses = self.uses[slots] if count == len(chances) else self.uses[slots][chances > 0]
             self.uses_left += sign * (self.max_use * count - int(uses.sum()))
 
     def _discount(self, slots: np.ndarray | slice, count: int) -> None:

@@ -111,11 +111,10 @@ def known_of_items(items: Sequence[Any]) -> tuple[np.ndarray | None, np.ndarray]
         for item in items:
             fields_of(item)  # which complains where one is not a mapping
     given, iters = [item.get(PRIORITY) for item in items], [item.get(COLLECT_ITER) for item in items]
-    nothing = {type(None)}
     priorities = None
-    if set(map(type, given)) != nothing:
+    if given.count(None) < len(given):
         priorities = np.array([np.nan if value is None else _priority(value, i) for i, value in enumerate(given)])
-    if set(map(type, iters)) == nothing:
+    if iters.count(None) == len(iters):
         return priorities, np.full(len(iters), UNKNOWN_ITER)
     known = [learner_iter(value, f"collect_iter of item {i}") for i, value in enumerate(iters)]
     return priorities, np.array(known, np.int64)

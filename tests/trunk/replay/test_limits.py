@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replayed import buffers, item, items
 
+from rlds2reverb.replay.ledger import Ledger
 from rlds2reverb.replay.staleness import UNKNOWN_ITER, StalenessQueue
 
 
@@ -156,3 +157,20 @@ def test_elements_that_left_for_another_reason_are_not_removed_again(make):
     assert buffer.count() == len(there)
     assert not buffer.sample_check(2, 9) and buffer.count() == 1
     assert numbers_of(buffer, 1, 9) == [5]
+
+
+def test_a_range_is_that_of_a_list_also_where_elements_have_left_early():
+    rng = np.random.default_rng(0)
+    for size, pushed in ((40, 25), (40, 90), (7, 7)):
+        ledger = Ledger(size, alpha=0.6, max_use=None, max_staleness=None)
+        ledger.add(np.ones(pushed), np.full(pushed, -1))
+        there = list(range(pushed))[-size:]
+        while there:
+            for _ in range(30):
+                ends = [None if rng.random() < 0.2 else int(rng.integers(-50, 50)) for _ in range(2)]
+                places = slice(*ends, int(rng.choice([-3, -1, 1, 2])))
+                assert ledger.numbers(places).tolist() == there[places]
+            leaving = rng.choice(there, min(3, len(there)), replace=False)
+            ledger.remove(leaving)
+            there = [number for number in there if number not in leaving]
+        assert ledger.numbers().tolist() == []
