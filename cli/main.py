@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
 import click
@@ -17,6 +19,8 @@ from .stopping import Terminated
 
 OK, USER_ERROR, INVALID_DATA, MAY_BE_RETRIED, INTERRUPTED = 0, 1, 2, 75, 130
 
+#: How long libraries may take at the end.
+_CLEANING_SECS = 3.0
 
 #: The module and the function of each command.
 _COMMANDS = {name: (name, name) for name in ("convert", "inspect", "validate", "serve", "train", "doctor", "demo")}
@@ -108,4 +112,7 @@ def main() -> None:
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()
+    cleaning = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # TensorFlow deletes its temporary files
+    cleaning.start()
+    cleaning.join(_CLEANING_SECS)
     os._exit(code)

@@ -1,7 +1,9 @@
-"""Fixtures for all tests: where the data are, ports of one's own, and a folder for journals."""
+"""Fixtures for all tests: where the data are, ports of one's own, and folders for journals and temporary files."""
 
 import itertools
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,20 @@ _FIRST_PORT, _LAST_PORT = 25_000, 32_000
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Journals of the tests go to a folder of their own."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_files() -> Iterator[None]:
+    """What is left by servers without a checkpointer and by processes that are killed goes with the tests.
+
+    The folder has a short name: those of sockets in it may have no more than 107 letters.
+    """
+    folder = tempfile.mkdtemp(prefix="tests-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

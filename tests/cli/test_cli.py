@@ -587,10 +587,12 @@ sys.exit(run(["convert", sys.argv[1], "--out", sys.argv[2]]))
 
 
 @pytest.mark.slow
-def test_the_demo_prints_its_summary(data):
+def test_the_demo_prints_its_summary_and_leaves_no_temporary_files(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = start("demo", data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5", "--num-batches", 40)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, ""), err
     assert "every one equal to the file bit for bit" in out and "10,240 items" in out
     first, last = map(float, re.search(r"loss +([\d.]+) -> ([\d.]+)", out).groups())
     assert last < first
+    assert {path.name for path in tmp_path.iterdir()} <= {f"rlds2reverb-{os.getuid()}"}  # locks of ports
