@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -94,10 +95,13 @@ class RowRing:
 
     def grow(self, capacity: int, first_row: int) -> None:
         """Gets more places; the rows from `first_row` on are kept."""
-        kept = np.arange(first_row, self.num_written)
-        before, places = self.columns, kept % self.capacity
+        before, end = self.columns, self.num_written
         self.columns = [self._new(ArraySpec(c.shape[1:], c.dtype), capacity) for c in before]
-        for new, old in zip(self.columns, before, strict=True):
-            new[kept % capacity] = old[places]
+        seams = [(first_row // size + 1) * size for size in (self.capacity, capacity)]  # where either ring begins again
+        cuts = sorted({first_row, end, *(min(seam, end) for seam in seams)})
+        for first, last in pairwise(cuts):
+            old, new = first % self.capacity, first % capacity
+            for target, source in zip(self.columns, before, strict=True):
+                target[new : new + last - first] = source[old : old + last - first]
         self.capacity = capacity
         self.before_write = None  # who reads the columns of before finds them as they are for good
