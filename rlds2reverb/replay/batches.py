@@ -83,7 +83,7 @@ def as_dicts(drawn: Drawn, name: str) -> list[dict[str, Any]]:
         STALENESS: info.staleness.tolist(),
     }
     values: list[Any] = list(drawn.columns)
-    if spec.length is None and drawn.mask is not None and drawn.lengths is not None:
+    if drawn.lengths is not None:
         lengths = drawn.lengths.tolist()
         values = [[rows[:length] for rows, length in zip(column, lengths, strict=True)] for column in values]
     elif drawn.mask is not None:

@@ -20,7 +20,7 @@ from .batches import Batch, BatchInfo, Drawn, as_dicts
 from .checkpoints import CheckpointFolder
 from .configs import BufferConfig
 from .contents import FIRST_PRIORITY, Contents, require_same
-from .item_spec import PRIORITY, UNIQUE_ID, ItemSpec, Rows, fields_of, first_of
+from .item_spec import ItemSpec, Rows, arrays_of, fields_of, first_of
 from .listeners import Listener, TellingLock
 from .snapshots import Snapshot, State
 from .transitions import transitions_of
@@ -89,7 +89,7 @@ class ReplayBuffer:
         #: Why the last sample was refused; empty when it was not.
         self.refusal = ""
         self._listeners: tuple[Listener, ...] = ()
-        self._is_closed = False
+        self._is_closed, self._spec = False, spec
         #: Held while a snapshot is read: there is one at a time.
         self.saving = threading.Lock()
         #: What it holds now; a load puts another one in its place, under the lock.
@@ -100,7 +100,7 @@ class ReplayBuffer:
         try:
             if self._root is not None and (state := self._root.newest(self._require_same)) is not None:
                 self.contents = self.restored(state)
-            if spec is not None:
+            elif spec is not None:
                 self.contents.begin_with(spec)
         except BaseException:
             self.close()
@@ -229,8 +229,8 @@ class ReplayBuffer:
           As `extend`; `SpecMismatch` also if the columns differ in N.
         """
         self._require_open()
-        arrays = mapped(np.asarray, fields_of(columns))
-        count = max((len(column) if column.ndim else 0 for _, column in leaves(arrays)), default=0)
+        arrays = arrays_of(fields_of(columns))
+        count = max((len(column) if column.ndim else 1 for _, column in leaves(arrays)), default=1)
         if not count:
             return np.zeros(0, np.int64)
         known = refusals.known_of_columns(priorities, collect_iters, count)
@@ -256,25 +256,26 @@ class ReplayBuffer:
         Raises:
           As `extend`.
         """
-        before = self.push_count
+        numbers = [np.zeros(0, np.int64)]
         for batch in in_batches([episodes] if isinstance(episodes, Episode) else episodes):
             if self.config.kind == "sequence":
                 for episode in batch.episodes:
-                    self._add_sequences(episode.steps, 1, priority, collect_iter)
+                    numbers.append(self._add_sequences(episode.steps, 1, priority, collect_iter))
             elif self.config.kind == "episode":
                 known = refusals.known_of_columns(priority, collect_iter, len(batch.num_steps))
                 rows_of = partial(ItemSpec.rows_of_runs, columns=batch.steps, lengths=batch.num_steps)
-                self._add(batch.episodes[0].steps, rows_of, *known)
+                numbers.append(self._add(batch.episodes[0].steps, rows_of, *known))
             else:
                 transitions = transitions_of(batch.steps)
-                self.extend_columns(transitions, priorities=priority, collect_iters=collect_iter)
-        return self.push_count - before
+                numbers.append(self.extend_columns(transitions, priorities=priority, collect_iters=collect_iter))
+        return int(np.count_nonzero(np.concatenate(numbers) >= 0))
 
     def _add_sequences(self, steps: Mapping[str, Any], period: int, priority: Any, collect_iter: Any) -> np.ndarray:
         """Adds the sequences of an episode that begin at steps 0, period, 2 * period, ... and end within it."""
         self._require_open()
-        length, arrays = self.config.length or 1, mapped(np.asarray, fields_of(steps))
-        num_steps = len(leaves(arrays)[0][1])
+        length, arrays = self.config.length or 1, arrays_of(fields_of(steps))
+        columns = [column for _, column in leaves(arrays)]
+        num_steps = len(columns[0]) if columns and columns[0].ndim else 0
         starts = np.arange(0, num_steps - length + 1, period)
         if not len(starts):
             return np.zeros(0, np.int64)
@@ -314,21 +315,17 @@ class ReplayBuffer:
             contents = self.contents
             if contents.spec is not None and contents.spec is not spec:  # another thread was first
                 rows = rows_of(contents.spec)
-            kept: np.ndarray | slice = slice(None)
-            if self.config.window is not None and not self.config.pads:
-                kept = rows.lengths >= self.config.window
+            kept = contents.is_long_enough(rows.lengths)
+            if not kept.all():
                 columns = [column[np.repeat(kept, rows.lengths)] for column in rows.columns]
                 rows = rows._replace(columns=columns, lengths=rows.lengths[kept])
                 priorities = None if priorities is None else priorities[kept]
             if not len(rows.lengths):
                 return numbers
-
-            def tell_who_leaves() -> None:
-                if self._listeners:
-                    for gone, data in contents.leaving_for(rows, starts, self._wants_data):
-                        self._tell("on_remove", gone, "full", data)
-
-            numbers[kept], filled = contents.insert(rows, priorities, collect_iters[kept], starts, tell_who_leaves)
+            leaving = list(contents.leaving_for(rows, starts, self._wants_data)) if self._listeners else []
+            numbers[kept], filled = contents.insert(rows, priorities, collect_iters[kept], starts)
+            for gone, data in leaving:
+                self._tell("on_remove", gone, "full", data)
             self._tell("on_push", filled)
             return numbers
 
@@ -349,13 +346,11 @@ class ReplayBuffer:
           ValueError: if a priority is out of its range (see `extend`), there are not as many as ids, or an id is of
             another buffer; nothing is changed then.
         """
-        known = info._asdict() if isinstance(info, BatchInfo) else info
-        given = known.get(PRIORITY) if priority is None else priority
+        ids, given, owners = refusals.update_given(f"an update of {self._holder}", info, priority)
         if given is None:
             return 0
-        if UNIQUE_ID not in known:
-            raise ValueError(f"an update of {self._holder} lacks {UNIQUE_ID!r}; give the ids that sample gave")
-        ids = known[UNIQUE_ID]
+        if owners is not None and len(np.unique(owners)) > 1:
+            raise ValueError(f"the update of {self._holder} has ids of several buffers; give it to their manager")
         numbers = refusals.numbers_given(self.name, ids)
         priorities = refusals.priorities_updated(self._holder, given, ids, self.config)
         with self.lock:
@@ -528,19 +523,16 @@ class ReplayBuffer:
           ValueError: if the buffer has no `checkpoint_root`, or is closed.
           StorageFull: if there is no space; the checkpoints before are kept.
         """
-        self.require_root()
+        root = self.root
         with self.saving:
-            return self.write(self.snapshot())
+            return root.write(self.snapshot())
 
-    def require_root(self) -> CheckpointFolder:
+    @property
+    def root(self) -> CheckpointFolder:
         """The directory of its checkpoints; `ValueError` if it has none."""
         if self._root is None:
             raise ValueError(f"{self._holder} has no checkpoint_root; make it with one")
         return self._root
-
-    def write(self, snapshot: Snapshot) -> Path:
-        """Writes a snapshot of its own as `checkpoint` does."""
-        return self.require_root().write(snapshot)
 
     def snapshot(self) -> Snapshot:
         """All that there is at this moment, to be read while others go on; one at a time."""
@@ -563,9 +555,10 @@ class ReplayBuffer:
 
         Raises:
           CheckpointError: if the state is damaged, or of another buffer or configuration; nothing is changed then.
+          SpecMismatch: if the buffer was given another spec.
           ValueError: if the buffer is closed.
         """
-        self._load(self.restored(state))
+        self.load(self.restored(state))
 
     def save_data(self, folder: str | Path) -> Path:
         """Writes a checkpoint into a directory of its own, as `checkpoint` does into the root; gives its path."""
@@ -574,19 +567,26 @@ class ReplayBuffer:
 
     def load_data(self, folder: str | Path) -> None:
         """Takes over what `save_data` wrote there last; errors as of `load_state_dict`, or if there is nothing."""
+        missing = CheckpointError(f"{folder} has no checkpoint; give the directory that save_data was given")
+        if not Path(folder).is_dir():
+            raise missing
         with CheckpointFolder(Path(folder)) as there:
             state = there.newest(self._require_same)
             if state is None:
-                raise CheckpointError(f"{folder} has no checkpoint; give the directory that save_data was given")
-            self._load(self.restored(state))
+                raise missing
+            self.load(self.restored(state))
 
     def restored(self, state: State | Mapping[str, Any]) -> Contents:
         """The contents of a state, to be put in the place of the present ones; errors as of `load_state_dict`."""
-        self._require_open()
-        return self.contents.restored(state, self.name)
+        contents = self.contents.restored(state, self.name)
+        if self._spec is not None:
+            contents.begin_with(self._spec)
+        return contents
 
-    def _load(self, contents: Contents) -> None:
+    def load(self, contents: Contents) -> None:
+        """Puts contents that `restored` gave in the place of the present ones."""
         with self.lock:
+            self._require_open()
             self.contents = contents
 
     def _require_same(self, header: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ import xxhash
 from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb.errors import CheckpointError, DamagedFile, InUse
+from rlds2reverb.specs import ArraySpec
 
 from .snapshots import Snapshot, State
 
@@ -40,6 +41,7 @@ class CheckpointFolder:
           InUse: if another buffer has it open.
         """
         self.path = path
+        self._damaged: set[Path] = set()
         names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
         foreign = [name for name in names if not name.startswith(_PREFIX) and name not in (_PARTIAL, _LOCK)]
         if foreign:
@@ -77,10 +79,10 @@ class CheckpointFolder:
         Raises:
           StorageFull: if there is no space; the checkpoints before are kept.
         """
-        before, partial = self._checkpoints(), self.path / _PARTIAL
-        number = int(before[-1].name.removeprefix(_PREFIX)) + 1 if before else 1
-        path = self.path / f"{_PREFIX}{number:08d}"
         try:
+            before, partial = self._checkpoints(), self.path / _PARTIAL
+            number = int(before[-1].name.removeprefix(_PREFIX)) + 1 if before else 1
+            path = self.path / f"{_PREFIX}{number:08d}"
             with full_disk_as_error(path):
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir()
@@ -89,7 +91,8 @@ class CheckpointFolder:
                 sealed_json.sync(self.path)
         finally:
             snapshot.end()
-        for old in before[: len(before) + 1 - _NUM_KEPT]:
+        good = [old for old in before if old not in self._damaged]
+        for old in {*before} - {*good[1 - _NUM_KEPT :]}:
             shutil.rmtree(old, ignore_errors=True)
         return path
 
@@ -115,43 +118,52 @@ class CheckpointFolder:
                 if path == found[0]:
                     raise CheckpointError(reason) from error
                 warnings.warn(f"{reason}; the checkpoint before it is used", RuntimeWarning, stacklevel=4)
+                self._damaged.add(path)
         return None
 
 
 def _write(folder: Path, snapshot: Snapshot) -> None:
-    files: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
+
+        def new(name: str) -> _ArrayFile:
+            return stack.enter_context(contextlib.closing(_ArrayFile(folder / name)))
+
+        files = {}
         for name, array in snapshot.arrays.items():
-            files[name] = {
-                "dtype": array.dtype.str,
-                "shape": list(array.shape),
-                "xxh3_128": _written(folder / name, array),
-            }
-        streams, digests = [], []
-        for number, spec in enumerate(snapshot.columns):
-            streams.append(stack.enter_context((folder / f"column_{number}").open("wb")))
-            digests.append(xxhash.xxh3_128())
-            files[f"column_{number}"] = {"dtype": spec.dtype.str, "shape": list(spec.shape)}
+            files[name] = new(name)
+            files[name].add(array)
+        specs = snapshot.columns
+        columns = [new(f"column_{number}") for number in range(len(specs))]
         for block in snapshot.blocks():
-            for stream, digest, part in zip(streams, digests, block, strict=True):
-                content = part.reshape(-1).view(np.uint8).data
-                digest.update(content)
-                stream.write(content)
-        for number, (stream, digest) in enumerate(zip(streams, digests, strict=True)):
-            files[f"column_{number}"]["xxh3_128"] = digest.hexdigest()
-            stream.flush()
-            os.fsync(stream.fileno())
-    sealed_json.save(folder / _HEADER, {"header": snapshot.header, "files": files})
+            for file, part in zip(columns, block, strict=True):
+                file.add(part)
+        known = {name: file.described(snapshot.arrays[name]) for name, file in files.items()}
+        known |= {f"column_{n}": file.described(specs[n]) for n, file in enumerate(columns)}
+    sealed_json.save(folder / _HEADER, {"header": snapshot.header, "files": known})
 
 
-def _written(path: Path, array: np.ndarray) -> str:
-    """Writes an array and gives its checksum."""
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return xxhash.xxh3_128_hexdigest(content)
+class _ArrayFile:
+    """A file of an array, which comes in parts."""
+
+    def __init__(self, path: Path):
+        """Empty."""
+        self._stream, self._digest = path.open("wb"), xxhash.xxh3_128()
+
+    def add(self, part: np.ndarray) -> None:
+        """Writes more rows."""
+        content = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+        self._digest.update(content)
+        self._stream.write(content)
+
+    def described(self, whole: np.ndarray | ArraySpec) -> dict[str, Any]:
+        """What is known of the file, which is on the disk now."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        return {"dtype": whole.dtype.str, "shape": list(whole.shape), "xxh3_128": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._stream.close()
 
 
 def _read_header(folder: Path) -> dict[str, Any]:

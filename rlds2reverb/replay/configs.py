@@ -128,6 +128,11 @@ class BufferConfig:
         return self.kind in ("episode", "sequence")
 
     @property
+    def has_shares(self) -> bool:
+        """Whether an element is drawn the more often the longer it is."""
+        return self.window is not None and self.windows_over == "steps"
+
+    @property
     def pads(self) -> bool:
         """Whether windows may be longer than their episodes."""
         return self.window is not None and self.short_episodes == "pad"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,11 @@ class Contents:
         self.spec: ItemSpec | None = None
         self.store: Store | None = None
         self.ledger = Ledger(
-            config.max_size, alpha=config.exponent, max_use=config.max_use, max_staleness=config.max_staleness
+            config.max_size,
+            alpha=config.exponent,
+            max_use=config.max_use,
+            max_staleness=config.max_staleness,
+            has_shares=config.has_shares,
         )
         self.sample_count = self.ignored_count = 0
         self.beta, self.highest_priority = float(config.beta), FIRST_PRIORITY
@@ -80,6 +84,7 @@ class Contents:
         if self.spec is None:
             self.spec = spec
             return
+        spec = spec.with_widened(self.spec)
         advice = "give the spec of the checkpoint, or a new checkpoint_root"
         require_match(spec.rows, self.spec.rows, holder=self.holder, advice=advice, root="item")
         self.spec = replace(self.spec, rows=spec.rows)  # with the caller's own kinds of named tuples
@@ -94,7 +99,6 @@ class Contents:
         priorities: np.ndarray | None,
         collect_iters: np.ndarray,
         starts: np.ndarray | None,
-        before_write: Callable[[], None],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds elements, all or none of them.
 
@@ -103,7 +107,6 @@ class Contents:
           priorities: float64 `[N]`, NaN for the highest so far; None if all are.
           collect_iters: int64 `[N]`, -1 where not known.
           starts: see `Store.write`.
-          before_write: is called after all checks, while those that leave are still there.
 
         Returns:
           Their numbers, int64 `[N]`, and their priorities, float64 `[N]`.
@@ -118,7 +121,6 @@ class Contents:
         elif rows.spec is not self.spec:
             self.store.widen(rows.spec)
         self.spec = rows.spec
-        before_write()
         self.store.write(self.push_count, rows, starts)
         numbers = self.ledger.add(filled, collect_iters, self._num_windows(rows.lengths))
         self.highest_priority = max(self.highest_priority, float(filled.max()))
@@ -139,10 +141,16 @@ class Contents:
         """Copies of elements; see `Store.elements`."""
         return None if self.store is None else self.store.elements(numbers)
 
-    def _num_windows(self, lengths: np.ndarray) -> np.ndarray | int:
-        """How many windows each element counts for."""
-        if self.config.window is None or self.config.windows_over == "episodes":
-            return 1
+    def is_long_enough(self, lengths: np.ndarray) -> np.ndarray:
+        """Which elements are stored: not those that are shorter than the window and not padded; bool `[N]`."""
+        if self.config.window is None or self.config.pads:
+            return np.ones(len(lengths), bool)
+        return lengths >= self.config.window
+
+    def _num_windows(self, lengths: np.ndarray) -> np.ndarray | None:
+        """How many windows each element counts for, where it counts for more than one."""
+        if self.config.window is None or not self.config.has_shares:
+            return None
         return np.maximum(lengths - self.config.window, 0) + 1
 
     # --- what changes
@@ -187,36 +195,36 @@ class Contents:
         if refusal:
             return None, slots, refusal
         numbers, priorities = ledger.numbers_in(slots), ledger.priorities[slots]
+        columns, mask, lengths = self._read(numbers)
         weights = np.ones(len(slots))
         if config.exponent is not None and len(slots):
             powers = ledger.powers.leaves[slots]
             least = ledger.powers.root if config.weights == "buffer" else float(powers.min())
             weights = importance_weights(powers, self.beta, least)
-        uses, used = ledger.use(slots)
         staleness, collect_iters = ledger.staleness_of(slots, learner_iter), ledger.collect_iters[slots]
         buffer = np.zeros(len(slots), np.int32)
-        drawn = self._read(BatchInfo(numbers, slots, weights, priorities, uses, staleness, collect_iters, buffer))
+        uses, used = ledger.use(slots)
         self.sample_count += len(slots)
         if config.anneal_step and len(slots):
             self.beta = min(1.0, self.beta + (1 - config.beta) / config.anneal_step)
-        return drawn, ledger.numbers_in(used), ""
+        info = BatchInfo(numbers, slots, weights, priorities, uses, staleness, collect_iters, buffer)
+        return Drawn(self.spec, columns, mask, lengths, info), ledger.numbers_in(used), ""
 
-    def _read(self, info: BatchInfo) -> Drawn:
-        """The data of elements that were drawn: of episodes a window, anywhere in each, if there are windows."""
-        numbers, window, store = info.replay_unique_id, self.config.window, self.store
+    def _read(self, numbers: np.ndarray) -> tuple[list[np.ndarray], np.ndarray | None, np.ndarray | None]:
+        """The columns, `mask` and `lengths` of `Drawn`; of episodes a window each, if there are windows."""
+        window, store = self.config.window, self.store
         if store is None:
-            return Drawn(None, [], None, np.zeros(0, np.int64), info)
+            return [], None, None
         lengths = store.lengths_of(numbers)
         if window is None:
-            columns, _ = store.read(numbers)
-            mask = np.arange(int(lengths.max(initial=0))) < lengths[:, None] if self.config.has_mask else None
-            return Drawn(store.spec, columns, mask, lengths, info)
-        offsets = self.generator.integers(np.maximum(lengths - window, 0) + 1)
-        columns, there = store.read(numbers, offsets, window)
+            columns, there = store.read(numbers)
+        else:
+            columns, there = store.read(numbers, self.generator.integers(np.maximum(lengths - window, 0) + 1), window)
         if not self.config.has_mask:
-            return Drawn(store.spec, columns, None, None, info)
-        mask = np.ones((len(numbers), window), bool) if there is None else there
-        return Drawn(store.spec, columns, mask, None, info)
+            return columns, None, None
+        if there is None:
+            there = np.ones((len(numbers), columns[0].shape[1]), bool)
+        return columns, there, lengths if window is None else None
 
     def none_drawn(self) -> Drawn:
         """No elements, in the structure, dtypes and shapes of those that are drawn.
@@ -253,6 +261,8 @@ class Contents:
     def restored(self, state: State | Mapping[str, Any], name: str) -> Contents:
         """The contents of a state, with the configuration of these, which stay as they are.
 
+        Elements that were used as often as they may be now, or are episodes too short for the window now, are left out.
+
         Raises:
           CheckpointError: if the state is damaged, or of another buffer or configuration.
         """
@@ -262,15 +272,21 @@ class Contents:
             rng = np.random.default_rng()
             rng.bit_generator.state = header["generator"]
             found = Contents(self.config, self.holder, self._folder, rng)
-            found.ledger.load(int(header["push_count"]), arrays)
-            alive = found.ledger.priorities[found.ledger.numbers() % self.config.max_size]
-            refusals.require_drawable(alive, self.config.lowest_priority, lambda place: f"its element {place}")
-            found.sample_count, found.ignored_count = int(header["sample_count"]), int(header["ignored_count"])
-            found.beta, found.highest_priority = float(header["beta"]), float(header["highest_priority"])
+            push_count, max_size = int(header["push_count"]), self.config.max_size
             if header["spec"] is not None:
                 found.spec = self._spec_of(nest_of(header["spec"]), frozenset(header["widening"]))
                 if "ring" in arrays:
-                    found.store = Store.loaded(found.spec, self.config.max_size, self._folder, arrays, found.push_count)
+                    found.store = Store.loaded(found.spec, max_size, self._folder, arrays, push_count)
+            lengths = (
+                np.ones(max_size, np.int64) if found.store is None else found.store.lengths_of(np.arange(max_size))
+            )
+            kept = self.is_long_enough(lengths)[: min(push_count, max_size)]
+            known = {**arrays, "alive": arrays["alive"] & kept}
+            found.ledger.load(push_count, known, self._num_windows(lengths))
+            alive = found.ledger.priorities[found.ledger.numbers() % max_size]
+            refusals.require_drawable(alive, self.config.lowest_priority, lambda place: f"its element {place}")
+            found.sample_count, found.ignored_count = int(header["sample_count"]), int(header["ignored_count"])
+            found.beta, found.highest_priority = float(header["beta"]), float(header["highest_priority"])
             return found
         except CheckpointError:
             raise

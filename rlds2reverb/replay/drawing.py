@@ -32,23 +32,22 @@ def draw(
     drawn = chances.find(rng.random(size))
     if most is None or most(drawn).min() >= size:
         return drawn
-    out = [drawn[:0]]
-    values = [np.zeros(0)]
-    while True:
-        before = occurrences(drawn)
-        allowed = most(drawn)
-        kept = before < allowed
-        if kept.all():
-            break
-        last = drawn[before + 1 == allowed]
-        last = last[chances.leaves[last] > 0]
-        out.append(last)
-        values.append(chances.leaves[last])
-        chances.set(last, 0.0)
-        drawn = drawn[kept]
-        drawn = np.append(drawn, chances.find(rng.random(size - len(drawn))))
-    chances.set(np.concatenate(out), np.concatenate(values))
-    return drawn
+    out, values = [drawn[:0]], [np.zeros(0)]
+    try:
+        while True:
+            before, allowed = occurrences(drawn), most(drawn)
+            kept = before < allowed
+            if kept.all():
+                return drawn
+            last = drawn[before + 1 == allowed]
+            last = last[chances.leaves[last] > 0]
+            out.append(last)
+            values.append(chances.leaves[last])
+            chances.set(last, 0.0)
+            drawn = drawn[kept]
+            drawn = np.append(drawn, chances.find(rng.random(size - len(drawn))))
+    finally:
+        chances.set(np.concatenate(out), np.concatenate(values))
 
 
 def choose(

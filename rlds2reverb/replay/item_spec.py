@@ -20,6 +20,7 @@ MASK = "mask"
 #: Keys of an item that are no fields: two that a push may give, and what sampling adds.
 NO_FIELDS = frozenset({PRIORITY, COLLECT_ITER, UNIQUE_ID, PLACE, WEIGHT, USE, STALENESS})
 
+_FLOAT64 = np.dtype(np.float64)
 _ADVICE = "cast or reshape it before the push"
 _KINDS = "biufc"
 #: Integers up to here are float64s as well.
@@ -126,12 +127,14 @@ class ItemSpec:
           SpecMismatch: naming the item, its field, what it is and what was expected.
           TypeError: if an item is not a dict with text for keys.
         """
+        found: list[tuple[np.ndarray, list[int]]] = []
         try:
-            found = [self._column(number, own) for number, own in enumerate(self._leaves_of(items))]
+            for values in self._leaves_of(items):
+                found.append(self._column(len(found), values))
         except _Unfit:
             for number, item in enumerate(items):
                 self._explain(item, f"item {number}")
-            raise self._mismatch("the items") from None
+            raise self._mismatch(len(found), "item") from None
         columns, lengths = [column for column, _ in found], [own for _, own in found]
         for number, own in enumerate(zip(*lengths, strict=True) if self.has_time else ()):
             if len(set(own)) > 1 or own[0] == 0 or own[0] != (self.length or own[0]):
@@ -150,6 +153,7 @@ class ItemSpec:
           TypeError: if they are not a dict with text for keys.
         """
         fields, skip = fields_of(columns), 2 if self.has_time else 1
+        found: list[np.ndarray] = []
         try:
             values = [_array(value) for value in _values(self.rows, fields)]
             if any(value.ndim < skip for value in values):
@@ -159,10 +163,11 @@ class ItemSpec:
                 )
             if any(value.shape[skip:] != leaf.shape for value, leaf in zip(values, self.leaves, strict=True)):
                 raise _Unfit
-            found = [self._cast(number, value) for number, value in enumerate(values)]
+            for value in values:
+                found.append(self._cast(len(found), value))
         except _Unfit:
             self._explain(first_of(mapped(_array, fields)), f"{root}[0]")
-            raise self._mismatch(root) from None
+            raise self._mismatch(len(found), root) from None
         sizes = sorted({value.shape[:skip] for value in found})
         if len(sizes) > 1 or (self.has_time and sizes[0][1] != (self.length or max(sizes[0][1], 1))):
             raise SpecMismatch(
@@ -244,9 +249,19 @@ class ItemSpec:
             return array.astype(np.float64)
         raise _Unfit
 
-    def _mismatch(self, what: str) -> SpecMismatch:
-        """What is wrong where each part for itself fits."""
-        return SpecMismatch(f"{what} have integers above 2^53 among floats, {self.holder} wants one dtype; {_ADVICE}")
+    def _mismatch(self, number: int, root: str) -> SpecMismatch:
+        """What is wrong with a leaf of which the first value alone would fit."""
+        path, _ = leaves(self.rows)[number]
+        return SpecMismatch(
+            f"{path_name(path, root)} has integers above 2^53 among floats, {self.holder} wants one dtype; {_ADVICE}"
+        )
+
+    def with_widened(self, restored: ItemSpec) -> ItemSpec:
+        """This spec, with float64 where a restored one was widened to it."""
+        own, theirs = self.leaves, restored.leaves
+        widened = {n for n in self.widening if n < len(theirs) and theirs[n] == ArraySpec(own[n].shape, _FLOAT64)}
+        rows = self.nest([theirs[n] if n in widened else leaf for n, leaf in enumerate(own)])
+        return replace(self, rows=rows, widening=self.widening - widened)
 
     def _explain(self, item: Any, root: str) -> None:
         """Raises `SpecMismatch` with what is wrong with an item, if anything is."""
@@ -285,9 +300,19 @@ def fields_of(item: Any) -> dict[str, Any]:
     return {key: value for key, value in item.items() if key not in NO_FIELDS}
 
 
+def arrays_of(given: Any) -> Any:
+    """A nest of arrays from one of arrays, tensors and lists of numbers."""
+    if isinstance(given, Mapping):
+        return {key: arrays_of(part) for key, part in given.items()}
+    if isinstance(given, (tuple, list)) and not _is_list_of_numbers(given):
+        parts = [arrays_of(part) for part in given]
+        return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
+    return np.asarray(given)
+
+
 def first_of(columns: Nest) -> Nest:
-    """The first of items that are given as columns; a column without one stays as it is."""
-    return mapped(lambda column: column[0] if column.ndim and len(column) else column, columns)
+    """The first of items that are given as columns, zeros where there is none; a number stays as it is."""
+    return mapped(lambda c: c if not c.ndim else c[0] if len(c) else np.zeros(c.shape[1:], c.dtype), columns)
 
 
 def is_exact(array: np.ndarray, dtype: np.dtype) -> bool:
@@ -309,7 +334,7 @@ def _stacked(values: Sequence[Any], leaf: ArraySpec) -> np.ndarray | None:
         return None
     try:
         return np.frombuffer(b"".join(values), dtype).reshape(count, *leaf.shape)  # a fifth of what numpy's own take
-    except (BufferError, ValueError):  # one is not contiguous
+    except (BufferError, TypeError, ValueError):  # one is not contiguous
         return np.stack(values)
 
 

@@ -20,7 +20,15 @@ class Ledger:
     call is about, and the sums are kept.
     """
 
-    def __init__(self, max_size: int, *, alpha: float | None, max_use: int | None, max_staleness: int | None):
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        alpha: float | None,
+        max_use: int | None,
+        max_staleness: int | None,
+        has_shares: bool = False,
+    ):
         """Empty.
 
         Args:
@@ -28,6 +36,7 @@ class Ledger:
           alpha: the exponent of priorities; None for a uniform buffer, where every element has the power 1.
           max_use: uses of an element; None for any number.
           max_staleness: see `stale`.
+          has_shares: whether elements count as often as they say.
         """
         self.max_size, self._alpha, self.max_use, self._max_staleness = max_size, alpha, max_use, max_staleness
         #: The number of the next element, which is how many were pushed.
@@ -40,8 +49,8 @@ class Ledger:
         self.priorities = np.zeros(max_size, np.float64)
         self.collect_iters = np.zeros(max_size, np.int64)
         self.uses = np.zeros(max_size, np.int64)
-        #: What an element counts for in draws beside its power: an episode as often as it has windows.
-        self.shares = np.ones(max_size, np.int64)
+        #: What an element counts for in draws beside its power, as an episode as often as it has windows; None for 1.
+        self.shares = np.ones(max_size, np.int64) if has_shares else None
         #: The chance of each slot to be drawn, `share * power`, but for a factor; and the least power above 0.
         self.chances, self.powers = SumTree(_FIRST_SIZE), MinTree(_FIRST_SIZE)
         self._queue = StalenessQueue()
@@ -95,13 +104,13 @@ class Ledger:
         going = np.arange(first, max(first, min(self.next_number, self.next_number + count - self.max_size)))
         return going if self.count == self.next_number - first else going[self.alive[going % self.max_size]]
 
-    def add(self, priorities: np.ndarray, collect_iters: np.ndarray, shares: np.ndarray | int = 1) -> np.ndarray:
+    def add(self, priorities: np.ndarray, collect_iters: np.ndarray, shares: np.ndarray | None = None) -> np.ndarray:
         """Takes in new elements, in the place of the oldest ones where it is full; of too many the last are kept.
 
         Args:
           priorities: float64 `[N]`.
           collect_iters: int64 `[N]`, the learner's iterations in which they were collected; -1 where not known.
-          shares: see `Ledger.shares`; int64 `[N]`, or the same for all.
+          shares: int64 `[N]`, where elements have any.
 
         Returns:
           Their numbers, int64 `[N]`.
@@ -112,7 +121,7 @@ class Ledger:
         numbers = np.arange(self.next_number, self.next_number + count)
         kept = slice(max(0, count - self.max_size), None)
         self.next_number += count
-        shares = shares if isinstance(shares, int) else shares[kept]
+        shares = None if shares is None else shares[kept]
         self._enter(numbers[kept], priorities[kept], collect_iters[kept], 0, shares)
         if self._max_staleness is not None:
             self._queue.add(self.next_number - len(numbers[kept]), collect_iters[kept])
@@ -125,10 +134,12 @@ class Ledger:
         priorities: np.ndarray,
         collect_iters: np.ndarray,
         uses: np.ndarray | int,
-        shares: np.ndarray | int,
+        shares: np.ndarray | None,
     ) -> None:
         slots = self._slots(numbers)
-        self.alive[slots], self.uses[slots], self.shares[slots] = True, uses, shares
+        self.alive[slots], self.uses[slots] = True, uses
+        if self.shares is not None:
+            self.shares[slots] = shares
         self.collect_iters[slots] = collect_iters
         self.count += len(numbers)
         wanted = min(self.next_number, self.max_size)
@@ -150,7 +161,7 @@ class Ledger:
     def _set_priorities(self, slots: np.ndarray | slice, priorities: np.ndarray) -> None:
         self.priorities[slots] = priorities  # of a slot that comes twice the later one counts
         powers = self.powers_of(self.priorities[slots])
-        self.chances.set(slots, powers * self.shares[slots])
+        self.chances.set(slots, powers if self.shares is None else powers * self.shares[slots])
         if self._alpha is not None:
             self.powers.set(slots, powers if powers.all() else np.where(powers > 0, powers, np.inf))
 
@@ -232,33 +243,41 @@ class Ledger:
     # --- its state
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of what is known of the slots that were ever filled, for `from_state`."""
+        """Copies of what is known of the slots that were ever filled, for `load`."""
         used = slice(0, min(self.next_number, self.max_size))
-        arrays = (self.alive, self.priorities, self.collect_iters, self.uses, self.shares)
+        arrays = (self.alive, self.priorities, self.collect_iters, self.uses)
         return {name: array[used].copy() for name, array in zip(_STATE, arrays, strict=True)}
 
-    def load(self, next_number: int, state: dict[str, Any]) -> None:
-        """Takes over, while it is empty, the state of another ledger with the same limits.
+    def load(self, next_number: int, state: dict[str, Any], shares: np.ndarray | None) -> None:
+        """Takes over, while it is empty, the state of another ledger of this size, but for what has no uses left here.
+
+        Args:
+          next_number: of the other.
+          state: of the other.
+          shares: int64 `[max_size]`, where elements have any.
 
         Raises:
           ValueError: if the arrays do not fit.
         """
         size = min(next_number, self.max_size)
-        alive, priorities, iters, uses, shares = (np.asarray(state[name]) for name in _STATE)
-        if any(array.shape != (size,) for array in (alive, priorities, iters, uses, shares)):
+        alive, priorities, iters, uses = (np.asarray(state[name]) for name in _STATE)
+        if any(array.shape != (size,) for array in (alive, priorities, iters, uses)):
             raise ValueError(f"there are {next_number} elements pushed, expected arrays of {size}")
         self.next_number = next_number
+        if self.max_use is not None:
+            alive = alive & (uses < self.max_use)
         numbers = np.sort(self.numbers_in(np.flatnonzero(alive)))
         slots = numbers % self.max_size
         if not len(numbers):
             return
-        self._enter(numbers, priorities[slots], iters[slots], uses[slots], shares[slots])
+        shares = None if shares is None else shares[slots]
+        self._enter(numbers, priorities[slots], iters[slots], uses[slots], shares)
         if self._max_staleness is not None:
             for run in np.split(slots, np.flatnonzero(np.diff(numbers) > 1) + 1):
                 self._queue.add(int(self.numbers_in(run[:1])[0]), iters[run])
 
 
-_STATE = ("alive", "priorities", "collect_iters", "uses", "shares")
+_STATE = ("alive", "priorities", "collect_iters", "uses")
 
 
 def occurrences(values: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,19 +63,21 @@ class Listener:
 class TellingLock:
     """A lock that a thread may take again, and that tells what was noted under it once it is free.
 
-    Notes keep the order of what happened: one thread at a time tells, and one that finds another telling waits for it.
+    Notes keep the order of what happened: one thread at a time tells, and one that has noted something waits for it.
     """
 
     def __init__(self) -> None:
         """Free, with nothing noted."""
         self._lock, self._telling = threading.RLock(), threading.RLock()
         self._depth = 0
+        self._is_noted = False
         self._teller: int | None = None
         self._notes: deque[Callable[[], None]] = deque()
 
     def note(self, tell: Callable[[], None]) -> None:
         """Notes what is to be told; the lock is held."""
         self._notes.append(tell)
+        self._is_noted = True
 
     def acquire(self, blocking: bool = True) -> bool:
         """Takes the lock; `with` does so as well."""
@@ -83,15 +86,24 @@ class TellingLock:
         self._depth += 1
         return True
 
+    def free(self) -> bool:
+        """Gives the lock back without telling, and says whether there is now something of this thread's to tell."""
+        self._depth -= 1
+        must_tell = self._is_noted and not self._depth
+        if must_tell:
+            self._is_noted = False
+        self._lock.release()
+        return must_tell
+
     def release(self) -> None:
         """Gives the lock back, and tells."""
-        self._depth -= 1
-        is_free = not self._depth
-        self._lock.release()
-        if is_free and self._notes and self._teller != threading.get_ident():  # who tells goes on with it anyway
-            self._tell()
+        if self.free():
+            self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tells what was noted."""
+        if self._teller == threading.get_ident():  # who tells goes on with it anyway
+            return
         with self._telling:
             self._teller = threading.get_ident()
             try:
@@ -106,3 +118,18 @@ class TellingLock:
 
     def __exit__(self, *exception: Any) -> None:
         self.release()
+
+
+@contextmanager
+def held_together(locks: Iterable[TellingLock]) -> Iterator[None]:
+    """Holds several locks, taken in the order given; tells when all are free."""
+    with ExitStack() as telling, ExitStack() as holding:
+
+        def free(lock: TellingLock) -> None:
+            if lock.free():
+                telling.callback(lock.tell)
+
+        for lock in locks:
+            lock.acquire()
+            holding.callback(free, lock)
+        yield

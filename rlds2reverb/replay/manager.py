@@ -22,6 +22,7 @@ from .buffer import ReplayBuffer
 from .configs import BufferConfig
 from .item_spec import PRIORITY, UNIQUE_ID, ItemSpec
 from .kinds import make_buffer
+from .listeners import held_together
 from .monitors import BufferMonitor
 from .snapshots import Snapshot
 
@@ -165,15 +166,14 @@ class BufferManager:
         filled up with zeros. Raises `SpecMismatch` if the buffers' items differ, naming the field.
         """
         owners, counts = self._owners(batch_size, sample_ratio, exact)
-        parts = self._sample_each(counts, cur_learner_iter, ReplayBuffer.sample_batch)
+        wanted = {name: count for name, count in counts.items() if count}
+        if not wanted:
+            return self[next(iter(counts))].empty_batch()
+        parts = self._sample_each(wanted, cur_learner_iter, ReplayBuffer.sample_batch, self._require_alike)
         if parts is None:
             return None
-        drawn = {name: part for name, part in parts.items() if counts[name]}
-        if not drawn:
-            return self[next(iter(counts))].empty_batch()
-        self._require_alike(drawn)
         marked = []
-        for name, part in drawn.items():
+        for name, part in parts.items():
             own = np.full(counts[name], self.names.index(name), np.int32)
             marked.append(part._replace(info=part.info._replace(buffer=own)))
         if len(marked) == 1:
@@ -209,17 +209,14 @@ class BufferManager:
         Raises:
           ValueError: if an id is of no buffer here, there are none, or a priority is wrong; nothing is changed then.
         """
-        known = info._asdict() if isinstance(info, BatchInfo) else info
-        given = known.get(PRIORITY) if priority is None else priority
+        ids, given, owners = refusals.update_given("an update", info, priority)
         if given is None:
             return 0
-        if UNIQUE_ID not in known:
-            raise ValueError(f"an update lacks {UNIQUE_ID!r}; give the ids that sample gave")
-        ids, priorities = known[UNIQUE_ID], np.asarray(given).reshape(-1)
+        priorities = np.asarray(given).reshape(-1)
         if len(ids) != len(priorities):
             raise ValueError(f"info has {len(ids)} ids and {len(priorities)} priorities, expected as many of both")
         updates = {}
-        for name, places in self._places(ids, known.get("buffer")).items():
+        for name, places in self._places(ids, owners).items():
             numbers = refusals.numbers_given(name, np.asarray(ids)[places])
             refusals.priorities_updated(
                 f"buffer {name!r}", priorities[places], [ids[i] for i in places], self[name].config
@@ -276,8 +273,6 @@ class BufferManager:
                     f"a share of {share:g} gives buffer {name!r} none of {batch_size} items; give it more, or 0"
                 )
         names = [name for name, count in counts.items() if count]
-        for name in names:
-            self[name].empty_batch()  # which complains where nothing was pushed
         self._require_alike(names)
 
         def sample() -> Batch | None:
@@ -330,7 +325,7 @@ class BufferManager:
                 raise CheckpointError(f"buffer {name!r} cannot take over its state: {error}") from error
         with self._locked(self.names):
             for name, buffer in self._buffers.items():
-                buffer.contents = restored[name]
+                buffer.load(restored[name])
 
     def clear(self) -> None:
         """Empties all buffers."""
@@ -349,21 +344,27 @@ class BufferManager:
         if self._root is None:
             raise ValueError("the manager has no checkpoint_root; make it with one")
         with self._snapshots([name for name in self.names if self[name].spec is not None]) as snapshots:
-            return {name: self[name].write(snapshot) for name, snapshot in snapshots.items()}
+            return {name: self[name].root.write(snapshot) for name, snapshot in snapshots.items()}
 
     def close(self) -> None:
         """Ends all buffers."""
         self._resources.close()
 
     def _sample_each(
-        self, sizes: Mapping[str, int], cur_learner_iter: int | None, sample: Callable[..., Any]
+        self,
+        sizes: Mapping[str, int],
+        cur_learner_iter: int | None,
+        sample: Callable[..., Any],
+        check: Callable[[Iterable[str]], None] | None = None,
     ) -> dict[str, Any] | None:
-        """What `sample`, a method of buffers, gives of each; None if one refuses."""
+        """What `sample`, a method of buffers, gives of each; None if one refuses. `check` is called right before."""
         with self._locked(sizes):
             checks = [self[name].sample_check(size, cur_learner_iter) for name, size in sizes.items()]
             self._told.refusal = "; ".join(check.reason for check in checks if not check.allowed)
             if self._told.refusal:
                 return None
+            if check is not None:
+                check(sizes)
             return {name: sample(self[name], size, cur_learner_iter) for name, size in sizes.items()}
 
     @contextmanager
@@ -382,14 +383,17 @@ class BufferManager:
     @contextmanager
     def _locked(self, names: Iterable[str]) -> Iterator[None]:
         """Holds the locks of buffers, taken in the order of their names so that no two threads wait for each other."""
-        with ExitStack() as stack:
-            for name in sorted(names):
-                stack.enter_context(self._buffers[name].lock)
+        with held_together(self._buffers[name].lock for name in sorted(names)):
             yield
 
     def _known_shares(self, ratio: Mapping[str, float]) -> dict[str, float]:
+        """Shares of sum 1, from numbers of any sum; `ValueError` if one is below 0 or not finite, or all are 0."""
         self._require_known(ratio)
-        return _shares_of(ratio)
+        shares = np.array(list(ratio.values()), np.float64)
+        if not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
+            raise ValueError(f"sample_ratio is {dict(ratio)}, expected finite shares of at least 0 that are not all 0")
+        shares = shares / shares.max()
+        return dict(zip(ratio, (shares / shares.sum()).tolist(), strict=True))
 
     def _shares_for(self, ratio: Mapping[str, float] | None) -> dict[str, float]:
         if ratio is not None:
@@ -418,15 +422,6 @@ def _require_names(names: Iterable[str]) -> None:
             raise ValueError(
                 f"a buffer's name is {name!r}, expected one that can be a directory's, without '/' or '.' first"
             )
-
-
-def _shares_of(ratio: Mapping[str, float]) -> dict[str, float]:
-    """Shares of sum 1, from numbers of any sum; `ValueError` if one is below 0 or not finite, or all are 0."""
-    shares = np.array(list(ratio.values()), np.float64)
-    if not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
-        raise ValueError(f"sample_ratio is {dict(ratio)}, expected finite shares of at least 0 that are not all 0")
-    shares = shares / shares.max()
-    return dict(zip(ratio, (shares / shares.sum()).tolist(), strict=True))
 
 
 def _scattered(parts: Sequence[Batch], order: np.ndarray) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +12,13 @@ from rlds2reverb.errors import RateLimited
 from rlds2reverb.priorities import require_priorities
 from rlds2reverb.tables import MAX_PRIORITY
 
+from .batches import BatchInfo
 from .configs import BufferConfig
-from .item_spec import COLLECT_ITER, PRIORITY, fields_of
+from .item_spec import COLLECT_ITER, PRIORITY, UNIQUE_ID, fields_of
 from .ledger import Ledger
 from .staleness import UNKNOWN_ITER
 
-#: Samples that a rate gives too early: rounding (49 * (1 / 49) < 1) refuses none that is due.
+#: Elements that a rate or a ratio gives too early: rounding (49 * (1 / 49) < 1) refuses none that is due.
 _ROUNDING = 1e-6
 #: Digits of a number that fits into 63 bits for sure.
 _MOST_DIGITS = 18
@@ -55,7 +56,7 @@ def require_possible(holder: str, config: BufferConfig, size: int) -> None:
 
 def _needed(config: BufferConfig, size: int) -> int:
     """Elements that have to be there for a sample."""
-    return max(1 if config.replace else size, math.ceil(config.sample_min_limit_ratio * size))
+    return max(1 if config.replace else size, math.ceil(config.sample_min_limit_ratio * size - _ROUNDING))
 
 
 def refusal(holder: str, config: BufferConfig, ledger: Ledger, size: int, num_sampled: int) -> str:
@@ -193,6 +194,21 @@ def learner_iter(given: Any, what: str) -> int:
     raise ValueError(f"{what} is {given}, expected an integer, or -1 where it is not known")
 
 
+def update_given(what: str, info: Mapping[str, Any] | BatchInfo, priority: Any) -> tuple[Any, Any, np.ndarray | None]:
+    """What an update, named in words, says: ids, priorities, and whose the ids are; None for what it does not say.
+
+    Raises:
+      ValueError: if there are priorities without ids.
+    """
+    known = info._asdict() if isinstance(info, BatchInfo) else info
+    given = known.get(PRIORITY) if priority is None else priority
+    if given is not None and UNIQUE_ID not in known:
+        raise ValueError(f"{what} lacks {UNIQUE_ID!r}; give the ids that sample gave")
+    ids, owners = known.get(UNIQUE_ID, ()), known.get("buffer")
+    ids = np.asarray(ids) if hasattr(ids, "__array__") else list(ids)
+    return ids, given, None if owners is None else np.asarray(owners)
+
+
 def numbers_given(name: str, ids: Any) -> np.ndarray:
     """The numbers of elements by their ids, int64 `[M]`: texts `NAME_NUMBER`, or integers as `sample_batch` gives them.
 
@@ -201,17 +217,18 @@ def numbers_given(name: str, ids: Any) -> np.ndarray:
     """
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
         return ids.reshape(-1).astype(np.int64)
-    return np.array([number_of(name, unique_id) for unique_id in list(ids)], np.int64)
-
-
-def number_of(name: str, unique_id: Any) -> int:
-    """The number of an element of a buffer; `ValueError` if the id is not of that buffer."""
-    if isinstance(unique_id, (int, np.integer)) and not isinstance(unique_id, bool):
-        return int(unique_id)
-    prefix, _, digits = str(unique_id).rpartition("_")
-    if prefix != name or not (digits.isascii() and digits.isdigit()) or len(digits) > _MOST_DIGITS:
-        raise ValueError(f"{str(unique_id)!r} is not an id of buffer {name!r}, expected one such as '{name}_12'")
-    return int(digits)
+    numbers = []
+    for unique_id in ids:
+        is_number = isinstance(unique_id, (int, np.integer)) and not isinstance(unique_id, bool)
+        prefix, _, digits = ("", "", str(unique_id)) if is_number else str(unique_id).rpartition("_")
+        if (
+            (not is_number and prefix != name)
+            or not (digits.isascii() and digits.isdigit())
+            or len(digits) > _MOST_DIGITS
+        ):
+            raise ValueError(f"{str(unique_id)!r} is not an id of buffer {name!r}, expected one such as '{name}_12'")
+        numbers.append(int(digits))
+    return np.array(numbers, np.int64)
 
 
 def priorities_updated(holder: str, given: Any, ids: Sequence[Any] | np.ndarray, config: BufferConfig) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -87,11 +87,13 @@ class RowRing:
         places = rows % self.capacity
         return [column.take(places, axis=0) for column in self.columns]
 
-    def widen(self, column: int, dtype: np.dtype) -> None:
-        """Gives a column another dtype, in which its numbers are the same."""
-        before = self.columns[column]
-        self.columns[column] = self._new(ArraySpec(before.shape[1:], dtype), self.capacity)
-        self.columns[column][: self.num_used] = before[: self.num_used]
+    def widen(self, dtypes: Mapping[int, np.dtype]) -> None:
+        """Gives columns other dtypes, in which their numbers are the same."""
+        before = {at: self.columns[at] for at in dtypes}
+        wider = {at: self._new(ArraySpec(before[at].shape[1:], dtypes[at]), self.capacity) for at in dtypes}
+        for at, column in wider.items():
+            column[: self.num_used] = before[at][: self.num_used]
+            self.columns[at] = column
 
     def grow(self, capacity: int, first_row: int) -> None:
         """Gets more places; the rows from `first_row` on are kept."""

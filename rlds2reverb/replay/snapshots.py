@@ -89,12 +89,15 @@ class Snapshot:
 
     def state(self) -> State:
         """All of it, in memory."""
-        whole = [np.empty((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
-        begin = 0
-        for block in self.blocks():
-            for column, part in zip(whole, block, strict=True):
-                column[begin : begin + len(part)] = part
-            begin += len(block[0])
+        try:
+            begin = 0
+            whole = [np.empty((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
+            for block in self.blocks():
+                for column, part in zip(whole, block, strict=True):
+                    column[begin : begin + len(part)] = part
+                begin += len(block[0])
+        finally:
+            self.end()
         return State(self.header, {**self.arrays, **{f"column_{i}": column for i, column in enumerate(whole)}})
 
 

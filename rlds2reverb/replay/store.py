@@ -75,8 +75,7 @@ class Store:
             stored = self.ring.columns[column][: self.ring.num_used]
             if not is_exact(stored, spec.leaves[column].dtype):
                 self.spec.refuse_widening(column)
-        for column in wider:
-            self.ring.widen(column, spec.leaves[column].dtype)
+        self.ring.widen({column: spec.leaves[column].dtype for column in wider})
         self.spec = spec
 
     def write(self, number: int, rows: Rows, starts: np.ndarray | None = None) -> None:

@@ -6,6 +6,7 @@ import tensorflow as tf
 from replayed import buffers
 
 from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.replay import AdvancedReplayBuffer
 from rlds2reverb.specs import ArraySpec
 
 
@@ -57,7 +58,7 @@ def test_an_integer_that_is_no_float_is_not_widened(make):
     with pytest.raises(SpecMismatch, match=r"item\['x'\] is a float, buffer 'demo' holds int64 there and some above"):
         buffer.append({"x": 0.5})
     assert buffer.push_count == 1 and buffer.append({"x": 3}) == "demo_1"
-    with pytest.raises(SpecMismatch, match="the items have integers above 2.53 among floats, buffer 'demo' wants one"):
+    with pytest.raises(SpecMismatch, match=r"item\['x'\] has integers above 2.53 among floats, buffer 'demo' wants"):
         make().extend([{"x": 1}, {"x": 2**53 + 1}, {"x": 0.5}])
 
 
@@ -138,3 +139,44 @@ def test_one_batch_may_mix_what_fits(hold, make):
     rows = make(replace=False)
     rows.extend([{"x": np.zeros(2)}, {"x": np.ones(2, np.int64)}, {"x": [2, 3]}])
     assert sorted(s["x"].tolist() for s in rows.sample(3)) == [[0, 0], [1, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.transpose(2, 0, 1),
+        lambda x: x[::2],
+        lambda x: np.asfortranarray(x),
+        lambda x: np.broadcast_to(x[:1], x.shape),
+        lambda x: x[:0],
+    ],
+)
+def test_arrays_that_are_no_single_run_of_memory_come_back(make, view):
+    pictures = [view(np.arange(24, dtype=np.uint8).reshape(4, 2, 3) + n) for n in range(3)]
+    buffer = make(sample_min_limit_ratio=0)
+    buffer.append({"x": np.ascontiguousarray(pictures[0])})
+    buffer.extend([{"x": picture} for picture in pictures])
+    assert buffer.push_count == 4
+    for s in buffer.sample(20):
+        number = max(int(s["replay_unique_id"].removeprefix("demo_")) - 1, 0)
+        np.testing.assert_array_equal(s["x"], pictures[number])
+
+
+def test_columns_may_be_lists_and_tensors(make):
+    buffer = make(sample_min_limit_ratio=0)
+    numbers = buffer.extend_columns({"o": [[1.0, 2.0], [3.0, 4.0]], "r": [0.5, 1], "t": tf.constant([1, 2])})
+    assert numbers.tolist() == [0, 1] and buffer.count() == 2
+    assert sorted(buffer.sample_batch(50).data["o"][:, 0].tolist())[::49] == [1.0, 3.0]
+    with pytest.raises(SpecMismatch, match=r"columns have the leading axes \[0\], \[2\], buffer 'demo' wants \[N\] in"):
+        make().extend_columns({"o": np.zeros((0, 3)), "r": np.zeros(2)})
+    assert len(make().extend_columns({"o": np.zeros((0, 3)), "r": []})) == 0
+    with pytest.raises(ValueError, match="an item of buffer 'demo' has no fields"):
+        make().extend_columns({})
+
+
+def test_a_spec_that_was_widened_is_that_of_the_checkpoint(tmp_path):
+    for count in (1, 2):
+        with AdvancedReplayBuffer("demo", spec={"r": 1}, checkpoint_root=tmp_path) as buffer:
+            buffer.append({"r": 0.5})
+            buffer.checkpoint()
+            assert buffer.count() == count and buffer.spec["r"].dtype == np.float64

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 from collections import namedtuple
 from dataclasses import replace
@@ -12,7 +13,7 @@ from faults import damage_file
 from saved_buffers import CONFIG, content, filled, item
 
 from rlds2reverb.errors import CheckpointError, InUse, SpecMismatch, StorageFull
-from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, checkpoints, make_buffer, snapshots
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, Listener, checkpoints, make_buffer, snapshots
 
 
 def draws(buffer, count=5):
@@ -195,7 +196,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path, monkeyp
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, "_written", full)
+            patch.setattr(checkpoints._ArrayFile, "add", full)
             with pytest.raises(StorageFull, match="no space left for .* what is there is kept: free some"):
                 buffer.checkpoint()
         assert buffer.count() == 2 and buffer.contents.store.ring.before_write is None
@@ -330,3 +331,84 @@ def test_threads_go_on_while_a_state_is_taken(rounds):
         ended.set()
         thread.join()
     assert not errors
+
+
+def test_what_a_smaller_limit_leaves_out_is_not_restored(tmp_path):
+    with AdvancedReplayBuffer("demo", BufferConfig(max_use=5), checkpoint_root=tmp_path / "a") as buffer:
+        buffer.extend([item(n) for n in range(6)])
+        info = buffer.sample_batch(12, sample_range=slice(0, 3)).info
+        uses = dict(zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True))  # of the last time
+        buffer.checkpoint()
+    config = BufferConfig(max_use=3, replace=False, sample_min_limit_ratio=0)
+    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path / "a") as again:
+        left = {n for n in range(6) if uses.get(n, 0) < 3}
+        assert left != set(range(6)) and again.count() == len(left)
+        assert set(again.sample_batch(len(left)).info.replay_unique_id.tolist()) == left
+
+    with make_buffer("demo", BufferConfig(kind="episode"), checkpoint_root=tmp_path / "b") as buffer:
+        buffer.extend([{"x": np.arange(length)} for length in (2, 9, 4)])
+        buffer.checkpoint()
+    config = BufferConfig(kind="episode", window=4, sample_min_limit_ratio=0)
+    with make_buffer("demo", config, checkpoint_root=tmp_path / "b") as again:
+        assert again.count() == 2
+        begins = again.sample_batch(7000).data["x"][:, 0]
+        assert abs((begins == 0).mean() - 2 / 7) < 0.03  # 6 windows and 1: of two the first step is 0
+
+
+def test_a_given_spec_stays_whatever_is_loaded():
+    state = filled(AdvancedReplayBuffer("demo", CONFIG)).state_dict()
+    empty = AdvancedReplayBuffer("demo", CONFIG).state_dict()
+    with AdvancedReplayBuffer("demo", CONFIG, spec={"other": 1.0}) as buffer:
+        with pytest.raises(SpecMismatch):
+            buffer.load_state_dict(state)
+        buffer.load_state_dict(empty)
+        with pytest.raises(SpecMismatch):
+            buffer.append(item(0))
+        assert buffer.append({"other": 2}) == "demo_0"
+
+
+def test_the_good_checkpoint_stays_when_the_damaged_one_goes(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        good, bad = buffer.checkpoint(), buffer.checkpoint()
+    damage_file(bad / "column_0", "flipped")
+    with pytest.warns(RuntimeWarning, match="is damaged"):
+        with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+            newest = again.checkpoint()
+    assert sorted(path for path in tmp_path.iterdir() if path.is_dir()) == [good, newest]
+
+
+def test_a_save_that_fails_keeps_nothing_in_memory(tmp_path):
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a") as buffer:
+        buffer.append(item(0))
+        shutil.rmtree(tmp_path / "a")
+        with pytest.raises(FileNotFoundError):
+            buffer.checkpoint()
+        assert buffer.contents.store.ring.before_write is None
+        with pytest.raises(CheckpointError, match="b has no checkpoint"):
+            buffer.load_data(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_listener_may_save_while_another_thread_saves(tmp_path):
+    with AdvancedReplayBuffer("demo", BufferConfig(max_size=3000), checkpoint_root=tmp_path) as buffer:
+
+        class Saves(Listener):
+            def on_push(self, priorities):
+                if buffer.push_count % 10 == 0:
+                    buffer.checkpoint()
+
+        buffer.add_listener(Saves())
+        ended = threading.Event()
+
+        def save():
+            while not ended.is_set():
+                buffer.state_dict()
+
+        thread = threading.Thread(target=save, daemon=True)
+        thread.start()
+        for n in range(200):
+            buffer.append(item(n))
+        ended.set()
+        thread.join(20)
+        assert not thread.is_alive()

@@ -273,3 +273,9 @@ def test_a_configuration_is_rebuilt_from_its_parts():
     config = BufferConfig(kind="episode", window=3, max_use=2, push_sample_rate_limit=(0.5, 2.0))
     assert BufferConfig(**asdict(config)) == config == BufferConfig(**json.loads(json.dumps(asdict(config))))
     assert hash(config) != hash(BufferConfig()) and BufferConfig(kind="naive").exponent is None
+
+
+def test_an_episode_may_be_lists(make):
+    buffer = make("sequence", length=2)
+    assert buffer.append_episode({"x": [1, 2, 3], "y": [[1.0], [2.0], [3.0]]}) == ["demo_0", "demo_1"]
+    assert buffer.append_episode({"x": [1], "y": [[1.0]]}) == []

@@ -473,3 +473,57 @@ def test_a_closed_manager_can_be_closed_again():
     manager = BufferManager({"a": UNIFORM})
     manager.close()
     manager.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_listener_may_push_to_another_buffer_while_others_sample():
+    """What leaves one buffer goes to an archive; a sampler holds the locks of both."""
+    configs = {name: BufferConfig(max_size=50) for name in ("archive", "new")}
+    with BufferManager(configs, sample_ratio={"archive": 1, "new": 1}) as manager:
+
+        class Archive(Listener):
+            wants_data = True
+
+            def on_remove(self, numbers, reason, data):
+                manager["archive"].extend_columns(data)
+
+        manager["new"].add_listener(Archive())
+        for name in configs:
+            manager[name].extend_columns({"x": np.arange(50)})
+        ended = threading.Event()
+
+        def sample():
+            while not ended.is_set():
+                manager.sample_batch(8)
+
+        thread = threading.Thread(target=sample, daemon=True)
+        thread.start()
+        for number in range(500):
+            manager["new"].append({"x": number})
+        ended.set()
+        thread.join(20)
+        assert not thread.is_alive() and manager["archive"].push_count == 550
+
+
+def test_nothing_is_sampled_from_buffers_that_cannot_be_mixed():
+    configs = {name: BufferConfig(max_use=1) for name in "ab"}
+    with BufferManager(configs, sample_ratio={"a": 1, "b": 1}) as manager:
+        manager["a"].extend_columns({"x": np.zeros(8)})
+        manager["b"].extend_columns({"y": np.zeros(8)})
+        with pytest.raises(SpecMismatch):
+            manager.sample_batch(8, exact=True)
+        assert [(manager[name].count(), manager[name].sample_count) for name in "ab"] == [(8, 0), (8, 0)]
+
+
+def test_the_info_of_several_buffers_is_not_for_one_of_them():
+    with BufferManager(dict.fromkeys("ab", BufferConfig()), sample_ratio={"a": 1, "b": 1}) as manager:
+        for name in "ab":
+            manager[name].extend_columns({"x": np.zeros(8)})
+        info = manager.sample_batch(8, exact=True).info
+        with pytest.raises(
+            ValueError, match="the update of buffer 'a' has ids of several buffers; give it to their man"
+        ):
+            manager["a"].update(info, priority=np.ones(8))
+        batch = next(iter(manager.dataset(8)))
+        assert manager.update(batch.info, priority=np.ones(8)) == 8  # of tensors
+        assert manager["a"].update(manager["a"].sample_batch(4).info, priority=tf.ones(4)) == 4

@@ -1,5 +1,6 @@
 """Columns and episodes at once, who is told of what leaves, and what a buffer needs to be there."""
 
+import errno
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from replayed import buffers, item, items, number_in
 from rlds2reverb import load
 from rlds2reverb.errors import RateLimited, SpecMismatch
 from rlds2reverb.replay import EpisodeReplayBuffer, Listener, SequenceReplayBuffer
+from rlds2reverb.replay.rows import RowRing
 
 
 @pytest.fixture
@@ -344,3 +346,38 @@ def test_ten_threads_tear_nothing_and_lose_nothing(make, secs):
     assert ledger.uses_left == (20 - ledger.uses[alive]).sum()
     assert ledger.chances.root == pytest.approx((ledger.priorities[alive] ** 0.8).sum(), rel=1e-12)
     print(f"p99 of sample_batch beside nine threads: {1e3 * np.percentile(waits, 99):.1f} ms of {len(waits)} samples")
+
+
+def test_what_did_not_happen_is_not_told(make, monkeypatch):
+    told = []
+
+    class Told(Listener):
+        def on_remove(self, numbers, reason, data):
+            told.append(numbers.tolist())
+
+    buffer = make(EpisodeReplayBuffer, max_size=2)
+    buffer.extend([{"x": np.arange(3)}, {"x": np.arange(3)}])
+    buffer.add_listener(Told())
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(RowRing, "grow", full)
+    with pytest.raises(OSError, match="no space"):
+        buffer.append({"x": np.arange(100_000)})
+    assert (told, buffer.count(), buffer.push_count) == ([], 2, 2)
+
+
+def test_episodes_are_counted_that_this_call_added(make, source):
+    buffer = make(max_size=100_000)
+
+    class Pushes(Listener):
+        done = False
+
+        def on_push(self, priorities):
+            if not self.done:
+                self.done = True
+                buffer.extend_columns(buffer.sample_batch(3).data)
+
+    buffer.add_listener(Pushes())
+    assert buffer.extend_episodes(source) == buffer.push_count - 3 == 6

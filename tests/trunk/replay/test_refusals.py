@@ -210,3 +210,19 @@ def test_elements_that_left_stay_counted(make):
     buffer.append(item(10))
     assert [len(buffer.sample(1, 0)) for _ in range(8)] == [1] * 8
     assert buffer.sample(1, 0) is None and "11 were pushed and 11 sampled" in buffer.refusal
+
+
+def test_a_ratio_asks_for_no_more_than_it_says(make):
+    buffer = make(sample_min_limit_ratio=1.1)  # 1.1 * 50 is 55.00000000000001
+    buffer.extend(items(*range(54)))
+    assert buffer.sample(50) is None
+    buffer.append(item(54))
+    assert len(buffer.sample(50)) == 50
+
+
+@pytest.mark.parametrize("wrong", [2**70, -1, True, "demo_x"])
+def test_a_number_that_is_no_id_is_refused(make, wrong):
+    buffer = make()
+    buffer.append(item(0))
+    with pytest.raises(ValueError, match=f"'{wrong}' is not an id of buffer 'demo', expected one such as 'demo_12'"):
+        buffer.update({"replay_unique_id": [wrong], "priority": [1.0]})
