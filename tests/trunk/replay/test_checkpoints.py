@@ -334,13 +334,13 @@ def test_threads_go_on_while_a_state_is_taken(rounds):
 
 
 def test_what_a_smaller_limit_leaves_out_is_not_restored(tmp_path):
-    with AdvancedReplayBuffer("demo", BufferConfig(max_use=5), checkpoint_root=tmp_path / "a") as buffer:
+    config = BufferConfig(max_use=3, sample_min_limit_ratio=0)
+    with AdvancedReplayBuffer("demo", replace(config, max_use=5), checkpoint_root=tmp_path / "a") as buffer:
         buffer.extend([item(n) for n in range(6)])
         info = buffer.sample_batch(12, sample_range=slice(0, 3)).info
         uses = dict(zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True))  # of the last time
         buffer.checkpoint()
-    config = BufferConfig(max_use=3, replace=False, sample_min_limit_ratio=0)
-    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path / "a") as again:
+    with AdvancedReplayBuffer("demo", replace(config, replace=False), checkpoint_root=tmp_path / "a") as again:
         left = {n for n in range(6) if uses.get(n, 0) < 3}
         assert left != set(range(6)) and again.count() == len(left)
         assert set(again.sample_batch(len(left)).info.replay_unique_id.tolist()) == left
