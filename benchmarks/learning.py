@@ -60,7 +60,7 @@ def trained(data: Path, dataset: str, variant: str, seed: int, *, steps: int, ou
     """Returns a run, which is done or finished first if it is not complete."""
     root = out / dataset / f"{variant}-{seed}"
     recipe = ["--reward", "iql_locomotion"] if "iql" in variant and dataset not in ALIKE else []
-    if not (root / "policy").is_dir():
+    if not (root / "evaluations.csv").is_file() or load_run(root).evaluations["step"].max(initial=0) < steps:
         every = max(steps // 20, 1)
         command = [
             *(sys.executable, "-m", "rlds2reverb.cli", "train", "--data", str(data / f"{dataset}.hdf5")),

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 
 import click
 
-from rlds2reverb.errors import CheckpointError, DamagedFile, InvalidEpisode, SourceError, SpecMismatch, StorageFull
+from rlds2reverb.errors import (
+    CheckpointError,
+    DamagedFile,
+    InvalidEpisode,
+    SourceError,
+    SpecMismatch,
+    StorageFull,
+    TrainingDiverged,
+)
 
 from .output import fail, print_json
 from .quiet import silence_logs
@@ -97,7 +105,10 @@ def _meaning(error: BaseException) -> tuple[int | None, str]:
         return MAY_BE_RETRIED, error.strerror or str(error)
     if isinstance(error, ConnectionError):
         return MAY_BE_RETRIED, str(error)
-    if isinstance(error, (SourceError, InvalidEpisode, CheckpointError, DamagedFile)):
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):  # of data sets whose server is gone
+        return MAY_BE_RETRIED, error.message
+    if isinstance(error, (SourceError, InvalidEpisode, CheckpointError, DamagedFile, TrainingDiverged)):
         return INVALID_DATA, str(error)
     if isinstance(error, SpecMismatch) and error.details != str(error):
         return USER_ERROR, f"{error} {error.details}"

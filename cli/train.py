@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+
+from rlds2reverb.errors import SpecMismatch
 
 from . import checks, output
 from .options import (
@@ -28,7 +31,8 @@ from .options import (
 from .output import json_option
 from .progress_lines import ProgressLines
 from .quiet import import_quietly, status
-from .recipes import is_set, read_configs, recipe_names, recipe_path
+from .recipes import read_configs, recipe_names, recipe_path
+from .stopping import sigterm_as_exception
 
 if TYPE_CHECKING:
     from rlds2reverb.learners import Evaluator, Learner
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 _HEADINGS = {
     "The run": ["algo", "source", "root_dir", "steps", "seed", "deterministic", "override"],
     "The agent": ["overrides", "configs", "n_step", "gamma", "batch_size", "sampler", "top_percent", "jit_compile"],
-    "Evaluation": ["environment", "evaluate_every", "episodes", "references"],
+    "Evaluation": ["environment", "evaluate_every", "episodes", "references", "is_d4rl"],
     "Checkpoints and logs": ["checkpoint_every", "log_every", "keep"],
     "What to read": names_of(reading_options),
     "What to change": names_of(transform_options),
@@ -47,10 +51,26 @@ _NORMALISE = ("td3_bc",)
 ALGORITHMS = ("awac", "bc", "cql", "discrete_bc", "discrete_cql", "double_dqn", "dqn", "iql", "rebrac", "td3", "td3_bc")
 
 
-#: Published batch sizes other than 256 (ReBRAC: Tarasov et al. 2023, appendix).
-_BATCH_SIZES = {"rebrac": 1024}
+#: Published batch sizes other than 256 (ReBRAC: Tarasov et al. 2023, appendix; AWAC: Nair et al. 2020, appendix;
+#: DQN and CQL of Atari: Mnih et al. 2015, table 1).
+_BATCH_SIZES = {"rebrac": 1024, "awac": 1024, "dqn": 32, "double_dqn": 32, "discrete_cql": 32}
 #: Agents that need the action after each transition, and so trajectories of two steps.
 _OF_TRAJECTORIES = ("rebrac",)
+#: Agents without a critic, which give no TD errors to be priorities.
+_WITHOUT_PRIORITIES = ("bc", "discrete_bc")
+#: Gymnasium's environment of a word in the name of a data set.
+_ENVIRONMENTS = {
+    "ant": "Ant-v5",
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "inverteddoublependulum": "InvertedDoublePendulum-v5",
+    "invertedpendulum": "InvertedPendulum-v5",
+    "pendulum": "Pendulum-v1",
+    "reacher": "Reacher-v5",
+    "swimmer": "Swimmer-v5",
+    "walker2d": "Walker2d-v5",
+}
+_NO_ENVIRONMENT = "none"
 
 
 def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[Path, ...]:
@@ -105,7 +125,12 @@ def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, 
 )
 @click.option("--top-percent", type=click.FloatRange(0, 100, min_open=True), help="Only the best episodes.")
 @click.option("--jit-compile", is_flag=True, help="Compile the update with XLA.")
-@click.option("--env", "environment", metavar="ID", help="Gymnasium environment to evaluate in, such as Hopper-v5.")
+@click.option(
+    "--env",
+    "environment",
+    metavar="ID",
+    help="Gymnasium environment to evaluate in, or 'none'.  [default: by the name of the data, such as Hopper-v5]",
+)
 @click.option(
     "--eval-every",
     "evaluate_every",
@@ -129,6 +154,7 @@ def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, 
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSON file with returns of a random policy and of an expert, for scores.",
 )
+@click.option("--d4rl-score", "is_d4rl", is_flag=True, help="Score by D4RL's own reference returns of the environment.")
 @click.option(
     "--checkpoint-every",
     default=10_000,
@@ -153,7 +179,7 @@ def train(as_json: bool, **options: Any) -> int:
     """Trains an agent from a data set, evaluates it, and leaves everything in a directory.
 
     \b
-      rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --env Hopper-v5 --root_dir runs/iql
+      rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --root_dir runs/iql
 
     Uniform batches are drawn from the data set in memory; prioritized ones from a Reverb table that the command
     serves. SIGTERM or Ctrl-C saves and stops (exit code 75); the same command goes on.
@@ -163,6 +189,12 @@ def train(as_json: bool, **options: Any) -> int:
         raise click.UsageError(f"{options['algo']} learns from the next action too, expected --n-step 1")
     if options["algo"] not in ALGORITHMS:
         raise click.UsageError(f"there is no algorithm {options['algo']!r}{_nearest(options['algo'], ALGORITHMS)}")
+    if options["sampler"] == "prioritized" and options["algo"] in _WITHOUT_PRIORITIES:
+        raise click.UsageError(f"{options['algo']} has no TD errors to be priorities, expected --sampler uniform")
+    if "discount" in settings:
+        raise click.UsageError("discount is that of the items too; give --gamma in its place")
+    if options["references"] and options["is_d4rl"]:
+        raise click.UsageError("give --references or --d4rl-score, not both")
     if options["deterministic"] and (options["sampler"] == "prioritized" or _is_served(options["source"])):
         raise click.UsageError("--deterministic is for uniform batches of a data set: a server samples as it goes")
     if not _is_served(options["source"]):
@@ -171,25 +203,44 @@ def train(as_json: bool, **options: Any) -> int:
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.learners", "rlds2reverb.adders")
     _require_settings(options["algo"], settings)
     options = _with_configs(options)
-    return _Training(options, settings, as_json=as_json).run()
+    with sigterm_as_exception():
+        return _Training(options, settings, as_json=as_json).run()
 
 
 def _with_configs(options: dict[str, Any]) -> dict[str, Any]:
     """Reads the gin files, and returns the options with what these set, unless it was given on the command line."""
-    from rlds2reverb.learners.agents import AGENTS
+    from rlds2reverb.learners.agents import AGENTS, hyperparameters, is_bound
 
-    agent = AGENTS[options["algo"]].__name__
     try:
         found = read_configs(options["configs"])
+        bound = {
+            agent.__name__: [name for name in hyperparameters(algo) if is_bound(f"{agent.__name__}.{name}")]
+            for algo, agent in AGENTS.items()
+        }
+        own = AGENTS[options["algo"]].__name__
         for name, mend in (("discount", "train.gamma"), ("num_updates", "--steps")):
-            if is_set(f"{agent}.{name}"):
-                raise ValueError(f"{agent}.{name} follows from the run; set {mend} in its place")
+            if name in bound[own]:
+                raise ValueError(f"{own}.{name} follows from the run; set {mend} in its place")
+        others = [agent for agent, names in bound.items() if names and agent != own]
+        if others and not bound[own]:
+            raise ValueError(f"the settings are of {', '.join(others)}, --algo {options['algo']} is {own}")
         if "reward" in found:
             checks.parse_reward(found["reward"])
     except ValueError as error:
         raise click.UsageError(f"--config: {error}") from error
     source = click.get_current_context().get_parameter_source
-    return {**options, **{name: found[name] for name in found if source(name) is ParameterSource.DEFAULT}}
+    found = {name: found[name] for name in found if source(name) is ParameterSource.DEFAULT}
+    if source("normalize_observations") is ParameterSource.DEFAULT:
+        found.setdefault("normalize_observations", options["algo"] in _NORMALISE)
+    if source("batch_size") is ParameterSource.DEFAULT:
+        found.setdefault("batch_size", _BATCH_SIZES.get(options["algo"], 256))
+    return {**options, **found}
+
+
+def _environment_of(source: str) -> str | None:
+    """Returns the environment that the name of a data set stands for: that of its last word which is known."""
+    words = re.split(r"[^a-z0-9]+", source.lower())
+    return next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)
 
 
 def _require_there(source: str, is_downloaded: bool) -> None:
@@ -271,9 +322,8 @@ class _Training:
     def run(self) -> int:
         import tensorflow as tf
         from rlds2reverb.learners import Learner
-        from rlds2reverb.learners.agents import make_agent
+        from rlds2reverb.learners.agents import make_agent, resolved
 
-        from . import training
         from .main import MAY_BE_RETRIED, OK
 
         options = self.options
@@ -281,11 +331,7 @@ class _Training:
             tf.config.experimental.enable_op_determinism()
         tf.random.set_seed(options["seed"])
         with ExitStack() as resources:
-            evaluator = self._evaluator()
-            is_served = _is_served(options["source"])
-            prepared = self._of_table(evaluator, resources) if is_served else self._of_data_set(evaluator)
-            if evaluator is not None:
-                training.require_observations(prepared.specs[0], evaluator)
+            evaluator, prepared = self._prepared(resources)
             settings = {**prepared.moments, "seed": options["seed"], **self._of_run(), **self.settings}
             try:
                 agent = make_agent(options["algo"], *prepared.specs, **settings)
@@ -310,6 +356,7 @@ class _Training:
             has_run = learner.load_checkpoint(override=options["override"])
             learner.run.write_config(
                 {key: _plain(value) for key, value in {**options, **self.settings}.items()},
+                hyperparameters=_without_statistics(resolved(options["algo"], **settings)),
                 data={
                     "source": str(options["source"]),
                     "fingerprint": prepared.fingerprint,
@@ -325,23 +372,43 @@ class _Training:
             self._report(learner, prepared.behaviour_return)
         return MAY_BE_RETRIED if learner.is_stopped_by_signal else OK
 
+    def _prepared(self, resources: ExitStack) -> tuple[Evaluator | None, _Prepared]:
+        """Returns what evaluates, if anything, and what is trained from; the two fit."""
+        evaluator = self._evaluator()
+        try:
+            return evaluator, self._data_for(evaluator, resources)
+        except SpecMismatch as error:
+            if evaluator is None or self.options["environment"]:
+                raise
+            output.warn(f"no evaluation, give --env: {error}")
+            return None, self._data_for(None, resources)
+
+    def _data_for(self, evaluator: Evaluator | None, resources: ExitStack) -> _Prepared:
+        is_served = _is_served(self.options["source"])
+        prepared = self._of_table(evaluator, resources) if is_served else self._of_data_set(evaluator)
+        if evaluator is not None:
+            evaluator.require_observations(prepared.specs[0].observation)
+        return prepared
+
     def _batches(self, prepared: _Prepared, position: Any, resources: ExitStack) -> tuple[Any, Any, list[Any]]:
         """Returns the batches, what writes priorities back or None, and the hooks that belong to them."""
         from rlds2reverb.learners.hooks import ReplayCheckpointHook
 
+        from rlds2reverb import ReplayServer
+
         from . import training
 
         options, adder = self.options, self._adder()
-        batch_size = options["batch_size"] or _BATCH_SIZES.get(options["algo"], 256)
-        is_prioritized = options["sampler"] == "prioritized"
+        batch_size, is_prioritized = options["batch_size"], options["sampler"] == "prioritized"
         server, table, hooks = prepared.server, prepared.table, []
         if server is None and not is_prioritized:
             return training.resident_items(prepared.source, adder, batch_size, seed=options["seed"]), None, []
         if server is None:
-            kind = f"{type(adder).__name__}-{options['n_step']}-{options['gamma']}"
-            root = options["root_dir"] / "replay" / f"{prepared.fingerprint[:16]}-{kind}"
-            own = training.table_of(prepared.source, adder, checkpoint_root=root)
+            kind = f"{type(adder).__name__}-{options['n_step']}-{options['gamma']}-{options['top_percent']}"
+            name = f"{prepared.fingerprint[:16]}-{kind}{'-clipped' if options['clip_actions'] else ''}"
+            own = training.table_of(prepared.source, adder, checkpoint_root=options["root_dir"] / "replay" / name)
             server, table = resources.enter_context(own), "replay"
+        if isinstance(server, ReplayServer) and server.has_checkpoints:
             hooks.append(ReplayCheckpointHook(server, every=options["checkpoint_every"]))
             hooks.append(ReplayCheckpointHook(server, position="after_run"))
         dataset, writer = training.batches_of(
@@ -364,7 +431,6 @@ class _Training:
         options = self.options
         raw, _ = apply_transforms(open_source(options), [CastFloats()])
         with status("reading the data"):
-            normalise = options["normalize_observations"] or options["algo"] in _NORMALISE
             later = ("normalize_observations", "cast_floats", "clip_actions")
             source, _ = transformed(raw, {**options, **dict.fromkeys(later, False)})
             behaviour = training.behaviour_of(source)
@@ -381,7 +447,8 @@ class _Training:
             )
         if options["clip_actions"]:
             source = training.clipped(source, specs[1])
-        moments = {"observation_mean": behaviour.mean, "observation_std": behaviour.std} if normalise else {}
+        moments = {"observation_mean": behaviour.mean, "observation_std": behaviour.std}
+        moments = moments if options["normalize_observations"] else {}
         return _Prepared(specs, moments, behaviour.fingerprint, own_returns, source)
 
     def _of_table(self, evaluator: Evaluator | None, resources: ExitStack) -> _Prepared:
@@ -394,15 +461,23 @@ class _Training:
         if Path(server).is_dir():
             from rlds2reverb._server.replay_server import ReplayServer
 
+            root = options["root_dir"] / "replay" / "served" if options["sampler"] == "prioritized" else None
+            if root is not None:
+                root.mkdir(parents=True, exist_ok=True)
             with status(f"serving {server}"):
-                server = resources.enter_context(ReplayServer(None, data=server))
+                server = resources.enter_context(ReplayServer(None, data=server, checkpoint_root=root))
         served = training.served_items(server, evaluator.action_space if evaluator else None)
+        has_one_priority = training.require_items_for(self._adder(), options["algo"], served)
+        if evaluator is None:
+            output.say("actions are taken to be in [-1, 1]; --env ID gives the bounds of an environment")
+        if not has_one_priority and options["sampler"] == "uniform":
+            output.warn("the table draws items by their priorities; --sampler prioritized weights the batches for it")
         if options["algo"] in _NORMALISE and "observation_mean" not in self.settings:
             output.say(
                 f"observations are not normalised: {options['source']} has no statistics; give them with --set "
                 "observation_mean=[...] and --set observation_std=[...]"
             )
-        fingerprint = str(Path(options["source"]).resolve() if Path(options["source"]).is_dir() else options["source"])
+        fingerprint = training.identity_of(options["source"])
         specs = (served.time_step_spec, served.action_spec)
         return _Prepared(specs, {}, fingerprint, None, None, served.server, served.table)
 
@@ -436,17 +511,27 @@ class _Training:
     def _evaluator(self) -> Evaluator | None:
         from rlds2reverb.learners import Evaluator, read_reference_returns
 
-        name = self.options["environment"]
-        if name is None:
+        from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
+
+        name = self.options["environment"] or _environment_of(str(self.options["source"]))
+        if name is None or name == _NO_ENVIRONMENT:
             output.say("no evaluation: give --env ID, such as --env Hopper-v5 (needs pip install '.[eval]')")
             return None
-        references = self.options["references"]
-        pair = read_reference_returns(references, name) if references else None
+        pair, references = None, self.options["references"]
+        if references:
+            pair = read_reference_returns(references, name)
+        elif self.options["is_d4rl"]:
+            if (key := d4rl_environment(name)) is None:
+                raise click.UsageError(f"D4RL has no reference returns of {name}; give --references")
+            pair = REFERENCE_RETURNS[key]
         try:
-            return Evaluator(name, num_episodes=self.options["episodes"], reference_returns=pair)
+            evaluator = Evaluator(name, num_episodes=self.options["episodes"], reference_returns=pair)
         except ImportError as error:
             output.warn(f"no evaluation: {error}")
             return None
+        if not self.options["environment"]:
+            output.say(f"evaluating in {name}, by the name of the data (--env none: not at all)")
+        return evaluator
 
     def _hooks(self, evaluator: Evaluator | None) -> list[Any]:
         from rlds2reverb.learners.hooks import EvaluateHook, LogShowHook, SaveCkptHook
@@ -494,6 +579,11 @@ class _Training:
             output.print_json({**summary, **returns, "stopped_by": learner.stop_reason or None, **latest})
         else:
             output.print_facts(f"{self.options['algo']} trained in {learner.root_dir}", facts)
+
+
+def _without_statistics(hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """Returns hyperparameters as JSON has them, without the moments of the observations, which are in the policy."""
+    return {name: _plain(value) for name, value in hyperparameters.items() if not name.startswith("observation_")}
 
 
 def _plain(value: Any) -> Any:

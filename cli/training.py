@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tree
+import xxhash
 from rlds2reverb.learners import ResidentItems, gathered_items
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, ingest, sample_dataset
+from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, Windows, ingest, sample_dataset
 from rlds2reverb import packed_signature as signature_of_packed
 from rlds2reverb._encoding.packing import Packing, packing_of
 from rlds2reverb._server.clients import connect, table_infos
@@ -25,11 +26,13 @@ from rlds2reverb.fields import REWARD
 from rlds2reverb.sampling import LinearSchedule
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
-from rlds2reverb.specs import Nest, path_name, to_tensor_spec
+from rlds2reverb.specs import Nest, to_tensor_spec
 from rlds2reverb.tables import Selector
 
 #: Added to standard deviations (Fujimoto & Gu 2021, section 5: "a small normalization constant" of 1e-3).
 _STD_EPS = 1e-3
+#: Items of a table that are looked at before training.
+_LOOKED_AT = 32
 
 
 @dataclass(frozen=True)
@@ -149,25 +152,6 @@ def _require_shape(action: Any, action_space: Any) -> None:
         )
 
 
-def require_observations(time_step_spec: Any, evaluator: Any) -> None:
-    """Checks that policies for the data can act in the environment, before anything is trained.
-
-    Raises:
-      SpecMismatch: if observations of the environment have other shapes.
-    """
-    shapes = [
-        {path: tuple(leaf.shape) for path, leaf in tree.flatten_with_path(spec)}
-        for spec in (time_step_spec.observation, evaluator.observation_spec)
-    ]
-    if shapes[0] != shapes[1]:
-        have, wanted = (
-            ", ".join(f"{path_name(path, 'observation')} {shape}" for path, shape in each.items()) for each in shapes
-        )
-        raise SpecMismatch(
-            f"the data have {have}, {evaluator.name} has {wanted}; give the environment that the data are of"
-        )
-
-
 def count_outside(source: Source, behaviour: Behaviour, action_spec: Any) -> tuple[int, int]:
     """Returns how many actions of the data are outside of the bounds, and how many there are.
 
@@ -208,12 +192,14 @@ class ServedItems:
       table: its name.
       time_step_spec: TF-Agents' spec of the data.
       action_spec: bounded by the environment's action space, else by [-1, 1].
+      is_of_trajectories: whether items are trajectories of two steps, not transitions.
     """
 
     server: Any
     table: str
     time_step_spec: Any
     action_spec: Any
+    is_of_trajectories: bool
 
 
 def served_items(server: Any, action_space: Any = None) -> ServedItems:
@@ -251,7 +237,48 @@ def served_items(server: Any, action_space: Any = None) -> ServedItems:
         )
     bounded = _bounded(action, action_space, (-1, 1))
     observation = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), row["observation"])
-    return ServedItems(server, name, time_step.time_step_spec(observation), bounded)
+    return ServedItems(server, name, time_step.time_step_spec(observation), bounded, not isinstance(spec, dict))
+
+
+def require_items_for(adder: Any, algo: str, served: ServedItems) -> bool:
+    """Checks that the items of a table are those that an agent takes, with the discount factor of the run.
+
+    Looks at a few items, which counts as a sample of them.
+
+    Args:
+      adder: that makes such items: `NStep` or `Windows`.
+      algo: the agent.
+      served: the items.
+
+    Returns:
+      Whether they all have one priority, so that none is drawn more often.
+
+    Raises:
+      SpecMismatch: if they are not.
+    """
+    if isinstance(adder, Windows) and not served.is_of_trajectories:
+        raise SpecMismatch(
+            f"the items of table {served.table!r} are transitions, {algo} learns from trajectories of two steps; "
+            "convert the data again, without --n-step"
+        )
+    (sample,) = sample_dataset(served.server, served.table, _LOOKED_AT).take(1)
+    has_one_priority = bool((sample.info.priority == sample.info.priority[0]).numpy().all())
+    if served.is_of_trajectories or "value_gamma" not in sample.data:
+        return has_one_priority
+    value_gamma = float(sample.data["value_gamma"][0])
+    powers = adder.gamma ** np.arange(1, 1001, dtype=np.float64)
+    if not np.isclose(powers, value_gamma, rtol=1e-5, atol=1e-9).any():
+        raise SpecMismatch(
+            f"the items of table {served.table!r} have another discount factor: value_gamma is {value_gamma:g}, which "
+            f"is no power of {adder.gamma:g}; give --gamma as it was in the conversion"
+        )
+    return has_one_priority
+
+
+def identity_of(source: str) -> str:
+    """Returns what says whether data in tables are those of before: the content of a directory, or an address."""
+    manifests = sorted((Path(source) / "manifests").glob("*"))
+    return xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else source
 
 
 def resident_items(source: Source, adder: Any, batch_size: int, *, seed: int) -> ResidentItems:

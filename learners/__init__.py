@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlds2reverb.errors import TrainingDiverged
+
 if TYPE_CHECKING:
     from .batched_policy import load_policy
     from .checkpoints import Checkpoint, Checkpoints
     from .dataloader import Dataloader, setup_dataloader
     from .evaluation import Evaluation, Evaluator, read_reference_returns
     from .feeds import DatasetFeed, ResidentItems, gathered_items, require_experience
-    from .learner import Learner, TrainingDiverged
+    from .learner import Learner
     from .run_directory import RunDirectory, load_run
 
 _HOMES = {
@@ -20,7 +22,7 @@ _HOMES = {
     "batched_policy": ("load_policy",),
     "evaluation": ("Evaluation", "Evaluator", "read_reference_returns"),
     "feeds": ("DatasetFeed", "ResidentItems", "gathered_items", "require_experience"),
-    "learner": ("Learner", "TrainingDiverged"),
+    "learner": ("Learner",),
     "run_directory": ("RunDirectory", "load_run"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -148,6 +148,17 @@ class Evaluator:
         """
         self._of(policy)
 
+    def require_observations(self, spec: Nest) -> None:
+        """Checks that policies for some observations can act in the environment; they may leave out entries of a dict.
+
+        Args:
+          spec: nest of specs of the observations that they take.
+
+        Raises:
+          SpecMismatch: naming the first field that differs.
+        """
+        _require_observations(self.observation_spec, spec, self.name)
+
     def evaluate(self, policy: Any) -> Evaluation:
         """Returns what a policy reaches in one episode for each seed.
 

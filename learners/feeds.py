@@ -74,6 +74,10 @@ def parted(batch: Any) -> tuple[Nest, Any]:
     return batch, ()
 
 
+#: Makes the draws of items others than those of the agents with the same seed.
+_SALT = 0x52_45_53_49
+
+
 class ResidentItems:
     """Items of a data set held as tensors, and drawn uniformly, with replacement, in the graph.
 
@@ -132,7 +136,7 @@ class ResidentItems:
 
     def drawn(self, iteration: tf.Tensor) -> tf.Tensor:
         """Returns which items an iteration gets: int64 `[batch_size]`, in [0, `num_items`)."""
-        seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(iteration, tf.int64)])
+        seed = tf.stack([tf.constant(self._seed ^ _SALT, tf.int64), tf.cast(iteration, tf.int64)])
         return tf.random.stateless_uniform([self._batch_size], seed, maxval=self.num_items, dtype=tf.int64)
 
 

@@ -18,7 +18,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies.policy_saver import PolicySaver
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.errors import CheckpointError, SpecMismatch
+from rlds2reverb.errors import CheckpointError, SpecMismatch, TrainingDiverged
 
 from .checkpoints import Checkpoint, Checkpoints
 from .feeds import DatasetFeed, Feed, ResidentItems, parted, require_experience
@@ -31,10 +31,6 @@ from .train_loop import CallResult, TrainLoop, is_of_numbers
 
 _LOG = logging.getLogger(__name__)
 _EXCEPTION = "exception.txt"
-
-
-class TrainingDiverged(ArithmeticError):
-    """A loss, a gradient or a weight is not finite any more."""
 
 
 class Learner:
@@ -132,12 +128,16 @@ class Learner:
         if self._priorities is not None:
             self.register_hook(self._priorities)
             self._resources.callback(self._priorities.close)
-        self.run = self._resources.enter_context(RunDirectory(self.root_dir))
-        self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
         self._identity = {"agent": type(agent).__name__, **(identity or {})}
-        self._checkpoints = Checkpoints(
-            self.root_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
-        )
+        try:
+            self.run = self._resources.enter_context(RunDirectory(self.root_dir))
+            self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
+            self._checkpoints = Checkpoints(
+                self.root_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
+            )
+        except BaseException:
+            self.close()
+            raise
         self._done, self._in_iteration = 0, False
         self._on_log = on_log or _log_line
         self.learn_info: dict[str, float] = {}
@@ -266,8 +266,8 @@ class Learner:
             self._priorities.flush()
 
     def stop(self, reason: str) -> None:
-        """Ends the run after the hooks of this iteration."""
-        self.stop_reason = reason
+        """Ends the run after the hooks of this iteration; the first reason is kept."""
+        self.stop_reason = self.stop_reason or reason
 
     def _until(self, num_iterations: int) -> int:
         """Returns how many iterations are done when a hook is due, or the run or the call ends."""

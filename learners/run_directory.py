@@ -102,6 +102,7 @@ class RunDirectory:
         self,
         configuration: Mapping[str, Any],
         *,
+        hyperparameters: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
         environment: str | None = None,
         reference_returns: tuple[float, float] | None = None,
@@ -111,6 +112,7 @@ class RunDirectory:
 
         Args:
           configuration: every setting by name; `algo` and `seed` are what plots look for.
+          hyperparameters: what the agent has, defaults included.
           data: what was trained on, with `source`, `fingerprint`, and `behaviour_return`, the mean return in the data.
           environment: id of the environment for evaluation.
           reference_returns: returns of a random policy and of an expert there.
@@ -122,6 +124,7 @@ class RunDirectory:
         command = shlex.join(["rlds2reverb", *sys.argv[1:]]) if command is None else command
         document = {
             "configuration": _plain(configuration, "configuration"),
+            "hyperparameters": _plain(hyperparameters or {}, "hyperparameters"),
             "data": _plain(data or {}, "data"),
             "environment": environment,
             "reference_returns": _plain(reference_returns, "reference_returns"),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         SpecMismatch,
         StorageFull,
         TooLarge,
+        TrainingDiverged,
     )
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.items import BatchAdder, ItemAdder, ItemBatch, Items
@@ -85,6 +86,7 @@ _HOMES = {
         "SpecMismatch",
         "StorageFull",
         "TooLarge",
+        "TrainingDiverged",
     ),
     "ingestion": ("IngestOptions", "ingest"),
     "items": ("BatchAdder", "ItemAdder", "ItemBatch", "Items"),
@@ -140,6 +142,7 @@ __all__ = [
     "Summary",
     "TableConfig",
     "TooLarge",
+    "TrainingDiverged",
     "WholeEpisodes",
     "Windows",
     "apply_transforms",

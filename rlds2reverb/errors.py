@@ -95,3 +95,7 @@ class ServerRestarted(Rlds2ReverbError, ConnectionError):
 
 class RateLimited(Rlds2ReverbError, RuntimeError):
     """A push was refused: too much was pushed for what was sampled. Sample, then push again."""
+
+
+class TrainingDiverged(Rlds2ReverbError, ArithmeticError):
+    """A loss, a gradient or a weight is not finite any more."""

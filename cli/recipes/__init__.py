@@ -46,15 +46,6 @@ def recipe_path(name: str) -> Path:
     return _FOLDER / f"{name}.gin" if name in recipe_names() else Path(name)
 
 
-def is_set(parameter: str) -> bool:
-    """Returns whether the files that were read set a parameter, such as `IQLAgent.expectile`."""
-    try:
-        gin.query_parameter(parameter)
-    except ValueError:  # which says that there is no such setting
-        return False
-    return True
-
-
 def read_configs(paths: Sequence[Path]) -> dict[str, Any]:
     """Reads gin files, the parameters of agents among them, and returns the options of `train` that they set.
 

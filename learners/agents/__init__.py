@@ -16,7 +16,7 @@ from .networks import MLP, GaussianActor, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .policies import ActorPolicy
 from .rebrac import ReBRACAgent
-from .registry import AGENTS, hyperparameters, make_agent
+from .registry import AGENTS, hyperparameters, is_bound, make_agent, resolved
 from .spaces import BoundedActions, DiscreteActions, Observations
 from .squashed_gaussian import SquashedGaussianActor
 from .td3_bc import TD3BCAgent
@@ -47,5 +47,7 @@ __all__ = [
     "conservative_penalty",
     "critic_values",
     "hyperparameters",
+    "is_bound",
     "make_agent",
+    "resolved",
 ]

@@ -4,6 +4,8 @@ import difflib
 import inspect
 from typing import Any
 
+import gin
+
 from .awac import AWACAgent
 from .bc import BCAgent
 from .cql import CQLAgent
@@ -62,14 +64,36 @@ def make_agent(name: str, time_step_spec: Any, action_spec: Any, **overrides: An
             raise TypeError(
                 f"expected a hyperparameter of {name} ({', '.join(sorted(known))}), got {each!r}{_nearest(each, known)}"
             )
-    return AGENTS[name](time_step_spec, action_spec, **{**PRESETS.get(name, {}), **overrides})
+    return AGENTS[name](time_step_spec, action_spec, **{**_presets(name), **overrides})
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
     """Returns the keyword arguments of an agent with their defaults, for a name of `AGENTS`."""
     parameters = inspect.signature(AGENTS[name].__init__).parameters.values()
     defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    return {**defaults, **PRESETS.get(name, {})}
+    return {**defaults, **_presets(name)}
+
+
+def is_bound(parameter: str) -> bool:
+    """Returns whether gin has a value for a parameter, such as `IQLAgent.expectile`."""
+    try:
+        gin.query_parameter(parameter)
+    except ValueError:  # which says that there is none
+        return False
+    return True
+
+
+def resolved(name: str, **overrides: Any) -> dict[str, Any]:
+    """Returns the hyperparameters that an agent has with some overrides: these, gin's, or its own defaults."""
+    bound = {each: f"{AGENTS[name].__name__}.{each}" for each in hyperparameters(name)}
+    from_gin = {each: gin.query_parameter(parameter) for each, parameter in bound.items() if is_bound(parameter)}
+    return {**hyperparameters(name), **from_gin, **overrides}
+
+
+def _presets(name: str) -> dict[str, Any]:
+    """Returns what a name sets, but for what gin does."""
+    given = PRESETS.get(name, {})
+    return {each: value for each, value in given.items() if not is_bound(f"{AGENTS[name].__name__}.{each}")}
 
 
 def _nearest(name: str, known: Any) -> str:

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -16,11 +17,17 @@ def signals_deferred() -> Iterator[None]:
         return
     arrived: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda got, frame: arrived.append(got)) for number in numbers}
+    before: dict[int, Any] = {
+        number: signal.signal(number, lambda got, frame: arrived.append(got)) for number in numbers
+    }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for got in arrived:
-            signal.raise_signal(got)
+            handler = before[got]
+            if callable(handler):  # raised again, a signal would count twice for who watches `set_wakeup_fd`
+                handler(got, None)
+            else:
+                signal.raise_signal(got)

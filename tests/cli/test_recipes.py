@@ -4,8 +4,8 @@ import gin
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
 from rlds2reverb.cli.checks import parse_reward
-from rlds2reverb.cli.recipes import is_set, read_configs, recipe_names, recipe_path
-from rlds2reverb.learners.agents import AGENTS, make_agent
+from rlds2reverb.cli.recipes import read_configs, recipe_names, recipe_path
+from rlds2reverb.learners.agents import AGENTS, is_bound, make_agent
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,9 @@ def test_a_recipe_sets_the_agent_and_the_run():
     assert options == {"gamma": 0.999, "batch_size": 256, "reward": "scale:100"}
     agent = make_agent("rebrac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,))
     assert (agent._actor_penalty, agent._critic_penalty) == (0.003, 0.002)
-    assert is_set("ReBRACAgent.actor_penalty") and not is_set("ReBRACAgent.discount") and not is_set("NoSuch.thing")
+    assert (
+        is_bound("ReBRACAgent.actor_penalty") and not is_bound("ReBRACAgent.discount") and not is_bound("NoSuch.thing")
+    )
 
 
 def test_the_penalties_of_rebrac_are_those_of_the_paper():

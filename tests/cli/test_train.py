@@ -13,12 +13,12 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run, training
 from rlds2reverb.cli.train import ALGORITHMS
 from rlds2reverb.learners import load_run
-from rlds2reverb.learners.agents import AGENTS
+from rlds2reverb.learners.agents import AGENTS, resolved
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, Windows, ingest, sample_dataset
 from rlds2reverb.sources import load
 
-SMALL = ("--batch-size", 8, "--set", "hidden_sizes=(8, 8)", "--log-every", 20)
+SMALL = ("--env", "none", "--batch-size", 8, "--set", "hidden_sizes=(8, 8)", "--log-every", 20)
 
 
 def call(capsys, *arguments):
@@ -57,6 +57,8 @@ def test_a_data_set_becomes_an_agent_and_the_same_command_goes_on(hopper, root, 
     names = {path.name for path in root.iterdir() if not path.name.startswith(".")}
     assert names == {"config.json", "repeat.txt", "progress.csv", "train", "checkpoints", "policy"}
     found = load_run(root)
+    assert found.config["hyperparameters"]["alpha"] == 2.5 and found.config["hyperparameters"]["hidden_sizes"] == [8, 8]
+    assert found.configuration["batch_size"] == 8 and found.configuration["normalize_observations"] is True
     assert found.configuration["algo"] == "td3_bc" and found.progress["step"].tolist() == [20, 40]
     assert found.behaviour_return == pytest.approx(978.3, abs=0.1) and np.isfinite(found.progress["loss"]).all()
     assert [path.name for path in (root / "checkpoints").iterdir()] == [f"{40:010d}"]
@@ -104,6 +106,13 @@ def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, 
         more = ("--sampler", "prioritized", "--data", server.address, "--root_dir", tmp_path / "two")
         code, out, err = call(capsys, *options, *more)
         assert code == 0 and "updates  10\n" in out, err
+        code, out, err = call(capsys, *options, *more)  # with the priorities of before
+        assert code == 0, err
+        if isinstance(adder, NStep):
+            code, _, err = call(capsys, *options, *more, "--gamma", 0.9)
+            assert code == 1 and "is no power of 0.9; give --gamma as it was in the conversion" in err
+            code, _, err = call(capsys, *options, *more, "--algo", "rebrac")
+            assert code == 1 and "are transitions, rebrac learns from trajectories of two steps; convert" in err
     code, _, err = call(capsys, *options, "--data", tmp_path / "table", "--root_dir", tmp_path / "x", "--clip-actions")
     assert code == 1 and "--clip-actions is for a data set; items of a table are as they were converted" in err
 
@@ -111,7 +120,7 @@ def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, 
 @pytest.mark.slow
 def test_rebrac_learns_from_trajectories_and_is_evaluated(data, tmp_path, capsys):
     file = data / "d4rl" / "pendulum_mixed-v2.hdf5"
-    command = ("--algo", "rebrac", "--data", file, "--env", "Pendulum-v1", "--root_dir", tmp_path / "run", *SMALL)
+    command = ("--algo", "rebrac", "--data", file, "--root_dir", tmp_path / "run", *SMALL, "--env", "Pendulum-v1")
     code, out, _ = call(capsys, *command, "--steps", 40, "--eval-every", 20, "--eval-episodes", 2)
     assert code == 0 and "last return" in out and "best return" in out
     assert load_run(tmp_path / "run").evaluations["step"].tolist() == [20, 40]
@@ -168,6 +177,9 @@ def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
         (("--algo", "rebrac", "--n-step", 2), "rebrac learns from the next action too, expected --n-step 1"),
         (("--sampler", "prioritised"), "'prioritised' is not one of"),
         (("--steps", 0), "0 is not in the range x>=1"),
+        (("--set", "discount=0.9"), "discount is that of the items too; give --gamma in its place"),
+        (("--algo", "bc", "--sampler", "prioritized"), "bc has no TD errors to be priorities, expected --sampler unif"),
+        (("--d4rl-score", "--references", __file__), "give --references or --d4rl-score, not both"),
     ],
 )
 def test_wrong_options_are_refused_before_tensorflow_is_loaded(hopper, tmp_path, arguments, sentence):
@@ -213,6 +225,38 @@ def test_a_config_that_is_not_there_or_sets_what_the_run_sets_is_refused(hopper,
     assert not (tmp_path / "run").exists()
 
 
+def test_settings_of_another_agent_and_what_a_preset_sets(hopper, tmp_path, capsys, nothing_set):
+    run_of = ("--algo", "iql", "--data", hopper, "--root_dir", tmp_path / "run")
+    code, _, err = call(capsys, *run_of, "--config", "rebrac-hopper-medium")
+    assert code == 1 and "the settings are of ReBRACAgent, --algo iql is IQLAgent" in err
+    gin.clear_config()
+    gin.parse_config("DQNAgent.learning_rate = 0.5\ntrain.normalize_observations = False")
+    assert resolved("discrete_cql")["learning_rate"] == 0.5 and resolved("discrete_cql")["conservative_weight"] == 1
+    gin.clear_config()
+    (tmp_path / "mine.gin").write_text("train.normalize_observations = False")
+    command = ("--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path / "run", *SMALL, "--steps", 2)
+    assert call(capsys, *command, "--config", tmp_path / "mine.gin")[0] == 0
+    assert load_run(tmp_path / "run").configuration["normalize_observations"] is False
+
+
+def test_the_environment_follows_from_the_name_of_the_data(hopper, tmp_path, capsys):
+    pytest.importorskip("gymnasium")
+    options = ("--algo", "bc", *SMALL[2:], "--steps", 2, "--eval-episodes", 1, "--d4rl-score")
+    code, out, err = call(capsys, *options, "--data", hopper, "--root_dir", tmp_path / "run")
+    assert code == 0 and "evaluating in Hopper-v5, by the name of the data (--env none: not at all)" in err
+    assert "last score" in out and (tmp_path / "run" / "curve.png").is_file()
+    other = tmp_path / "halfcheetah_medium.hdf5"
+    other.symlink_to(hopper)
+    code, out, err = call(capsys, *options, "--data", other, "--root_dir", tmp_path / "other")
+    assert code == 0 and "no evaluation, give --env: the data's actions are (3,), the environment's (6,)" in err
+
+
+def test_a_run_that_diverges_is_a_sentence(hopper, tmp_path, capsys):
+    options = ("--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path, *SMALL, "--steps", 200)
+    code, _, err = call(capsys, *options, "--set", "critic_learning_rate=1e30")
+    assert code == 2 and "error: training diverged at iteration" in err and "Traceback" not in err
+
+
 def test_every_agent_is_an_algorithm():
     assert set(AGENTS) == set(ALGORITHMS)
 
@@ -229,7 +273,7 @@ def test_an_environment_of_other_shapes_is_refused_before_anything_is_trained(ho
 def test_without_gymnasium_one_line_says_how_to_evaluate(hopper, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     options = ("--algo", "bc", "--data", hopper, "--root_dir", tmp_path / "run", "--steps", 2, "--env", "Hopper-v5")
-    code, _, err = call(capsys, *options, *SMALL)
+    code, _, err = call(capsys, *SMALL, *options)
     (line,) = [line for line in err.splitlines() if "no evaluation" in line]
     assert code == 0 and "gymnasium" in line and "pip install '.[eval]'" in line
 

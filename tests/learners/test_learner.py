@@ -5,19 +5,23 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
 from rlds2reverb.learners import Learner, ResidentItems, TrainingDiverged
+from rlds2reverb.learners import learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
+from rlds2reverb.learners.stop_signals import stopped_by_signals
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, items, transitions
 from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
 from tf_agents.agents.ddpg.actor_network import ActorNetwork
 from tf_agents.trajectories import Trajectory
 
 from rlds2reverb import SampleInfo
+from rlds2reverb._server.signals import signals_deferred
 from rlds2reverb.errors import CheckpointError, InUse, SpecMismatch
 
 
@@ -237,6 +241,19 @@ def test_arguments_are_checked_before_the_directory_is_taken(tmp_path, arguments
     assert not (tmp_path / "run").exists()
 
 
+def test_a_learner_that_cannot_be_made_gives_its_directory_back(tmp_path, monkeypatch):
+    agent = MeanAgent()
+
+    def fails(*arguments, **options):
+        raise ValueError("cannot be made")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner_module, "Checkpoints", fails)
+        with pytest.raises(ValueError, match="cannot be made"):
+            Learner(tmp_path, agent, batches())
+    Learner(tmp_path, agent, batches()).close()
+
+
 def test_positions_and_iterations_are_checked(tmp_path):
     class Never(Note):
         def next_due(self, done):
@@ -331,6 +348,17 @@ def test_an_agent_of_tf_agents_that_checks_nothing_is_stopped_too_and_goes_on_bi
 
 
 # --- Signals
+
+
+def test_a_signal_that_is_held_back_counts_once():
+    """As SIGTERM during a checkpoint of the server, which holds it back: a second one would end the process."""
+    reasons = []
+    with stopped_by_signals(reasons.append), signals_deferred():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        assert reasons == []
+    assert reasons == ["SIGTERM"]
+
 
 SIGNALLED = textwrap.dedent(
     """
