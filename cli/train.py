@@ -318,6 +318,7 @@ class _Training:
 
     def __init__(self, options: dict[str, Any], settings: dict[str, Any], *, as_json: bool):
         self.options, self.settings, self.as_json = options, settings, as_json
+        self._server: Any = None
 
     def run(self) -> int:
         import tensorflow as tf
@@ -367,6 +368,7 @@ class _Training:
             )
             if has_run:
                 output.say(f"continuing from iteration {learner.last_iter:,}")
+                self._compare_replay(learner)
             learner.start(options["steps"])
             self._export(learner)
             self._report(learner, prepared.behaviour_return)
@@ -411,6 +413,7 @@ class _Training:
         if isinstance(server, ReplayServer) and server.has_checkpoints:
             hooks.append(ReplayCheckpointHook(server, every=options["checkpoint_every"]))
             hooks.append(ReplayCheckpointHook(server, position="after_run"))
+        self._server = server
         dataset, writer = training.batches_of(
             server,
             table,
@@ -546,6 +549,12 @@ class _Training:
             hooks.append(EvaluateHook(evaluator.evaluate, every=options["evaluate_every"]))
             hooks.append(EvaluateHook(evaluator.evaluate, position="after_run"))
         return hooks
+
+    def _compare_replay(self, learner: Learner) -> None:
+        """Says so where the priorities are not of the same moment as the weights."""
+        started_from = getattr(self._server, "started_from", None)
+        if learner.replay_checkpoint and started_from and Path(learner.replay_checkpoint) != Path(started_from):
+            output.say(f"the priorities are those of {started_from}, the weights went with {learner.replay_checkpoint}")
 
     def _export(self, learner: Learner) -> None:
         with status("exporting the policy"):

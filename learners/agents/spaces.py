@@ -15,7 +15,7 @@ class Observations(tf.Module):
     """Flattens a nest of observations into float32 [B, D] and normalises it: (x - mean) / std."""
 
     def __init__(self, spec: Any, mean: Any = None, std: Any = None) -> None:
-        """Keeps the statistics as constants.
+        """Keeps the statistics as variables that are not trained, so that they are saved with the weights.
 
         Args:
           spec: the observation spec, a TensorSpec or a nest of them; every shape fully known.
@@ -34,14 +34,15 @@ class Observations(tf.Module):
             raise ValueError("expected observation_mean and observation_std together, got only one; give both or none")
         self._mean = self._scale = None
         if mean is not None:
-            self._mean = self._flat_statistic("observation_mean", mean, specs)
+            flat_mean = self._flat_statistic("observation_mean", mean, specs)
             deviation = self._flat_statistic("observation_std", std, specs)
             if not np.all(deviation > 0):
                 raise ValueError(
                     f"expected observation_std to be positive, got {deviation.min()}; "
                     "add a small constant such as 1e-3 to features that never change"
                 )
-            self._scale = np.float32(1) / deviation
+            self._mean = tf.Variable(flat_mean, trainable=False, name="observation_mean")
+            self._scale = tf.Variable(np.float32(1) / deviation, trainable=False, name="observation_scale")
 
     def __call__(self, observation: Any) -> tf.Tensor:
         """Returns float32 [B, D], the fields in the order of `tf.nest.flatten`."""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from .built_in import LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
+from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
 from .hook import LearnerHook
 
 HookT = TypeVar("HookT", bound=type[LearnerHook])
@@ -17,6 +17,7 @@ HOOKS: dict[str, Callable[..., LearnerHook]] = {
     "save_ckpt": SaveCkptHook,
     "log_show": LogShowHook,
     "log_reduce": LogReduceHook,
+    "early_stop": EarlyStopHook,
 }
 
 #: DI-engine's shorthand: what each name stands for, given its value.

@@ -95,6 +95,8 @@ class ReplayServer:
             if not verify:
                 root.verify_latest(manifest_too=False)
             tables = [config.build(signature) for config in configs]
+            #: The checkpoint that it began from; None if it began empty.
+            self.started_from = root.latest()
             checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
             try:
                 self._server = reverb.Server(tables, port=self.port, checkpointer=checkpointer)

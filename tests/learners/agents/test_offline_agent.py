@@ -165,3 +165,22 @@ def test_agents_learn_the_better_actions_of_random_data(name):
     found = -np.square(chosen - 0.5 * observation[:, :2]).sum(axis=1).mean()
     assert reward.mean() < -0.7
     assert found > -0.25
+
+
+@pytest.mark.parametrize("name", ["td3_bc", "bc"])
+def test_statistics_of_observations_go_with_the_weights(name, tmp_path):
+    def with_mean(value):
+        return make_agent(
+            name,
+            TIME_STEP_SPEC,
+            ACTION_SPEC,
+            hidden_sizes=(4,),
+            observation_mean=tf.nest.map_structure(lambda s: np.full(s.shape, value), TIME_STEP_SPEC.observation),
+            observation_std=tf.nest.map_structure(lambda s: np.full(s.shape, 2.0), TIME_STEP_SPEC.observation),
+        )
+
+    path = tf.train.Checkpoint(agent=with_mean(3.0)).write(str(tmp_path / "saved"))
+    again = with_mean(0.0)
+    tf.train.Checkpoint(agent=again).read(path).assert_consumed()
+    (mean,) = {tuple(v.numpy()) for v in again.variables if v.name.startswith("observation_mean")}
+    assert set(mean) == {3.0} and not any("observation" in v.name for v in again.trainable_variables)
