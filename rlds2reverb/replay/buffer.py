@@ -315,8 +315,9 @@ class ReplayBuffer:
             contents = self.contents
             if contents.spec is not None and contents.spec is not spec:  # another thread was first
                 rows = rows_of(contents.spec)
-            kept = contents.is_long_enough(rows.lengths)
-            if not kept.all():
+            kept: np.ndarray | slice = slice(None)
+            if self.config.least_length:
+                kept = rows.lengths >= self.config.least_length
                 columns = [column[np.repeat(kept, rows.lengths)] for column in rows.columns]
                 rows = rows._replace(columns=columns, lengths=rows.lengths[kept])
                 priorities = None if priorities is None else priorities[kept]

@@ -138,6 +138,11 @@ class BufferConfig:
         return self.window is not None and self.short_episodes == "pad"
 
     @property
+    def least_length(self) -> int:
+        """Steps that an episode has to have to be stored."""
+        return 0 if self.window is None or self.pads else self.window
+
+    @property
     def has_mask(self) -> bool:
         """Whether batches say which steps there are."""
         return self.kind == "episode" and (self.window is None or self.pads)

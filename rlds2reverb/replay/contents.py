@@ -141,12 +141,6 @@ class Contents:
         """Copies of elements; see `Store.elements`."""
         return None if self.store is None else self.store.elements(numbers)
 
-    def is_long_enough(self, lengths: np.ndarray) -> np.ndarray:
-        """Which elements are stored: not those that are shorter than the window and not padded; bool `[N]`."""
-        if self.config.window is None or self.config.pads:
-            return np.ones(len(lengths), bool)
-        return lengths >= self.config.window
-
     def _num_windows(self, lengths: np.ndarray) -> np.ndarray | None:
         """How many windows each element counts for, where it counts for more than one."""
         if self.config.window is None or not self.config.has_shares:
@@ -277,11 +271,11 @@ class Contents:
                 found.spec = self._spec_of(nest_of(header["spec"]), frozenset(header["widening"]))
                 if "ring" in arrays:
                     found.store = Store.loaded(found.spec, max_size, self._folder, arrays, push_count)
-            lengths = (
-                np.ones(max_size, np.int64) if found.store is None else found.store.lengths_of(np.arange(max_size))
-            )
-            kept = self.is_long_enough(lengths)[: min(push_count, max_size)]
-            known = {**arrays, "alive": arrays["alive"] & kept}
+            lengths = np.ones(max_size, np.int64)
+            if found.store is not None:
+                lengths = found.store.lengths_of(np.arange(max_size))
+            is_long_enough = (lengths >= self.config.least_length)[: min(push_count, max_size)]
+            known = {**arrays, "alive": arrays["alive"] & is_long_enough}
             found.ledger.load(push_count, known, self._num_windows(lengths))
             alive = found.ledger.priorities[found.ledger.numbers() % max_size]
             refusals.require_drawable(alive, self.config.lowest_priority, lambda place: f"its element {place}")
