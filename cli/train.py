@@ -322,7 +322,7 @@ class _Training:
 
     def run(self) -> int:
         import tensorflow as tf
-        from rlds2reverb.learners import Learner
+        from rlds2reverb.learners import Learner, load_run
         from rlds2reverb.learners.agents import make_agent, resolved
 
         from .main import MAY_BE_RETRIED, OK
@@ -355,6 +355,7 @@ class _Training:
                 )
             )
             has_run = learner.load_checkpoint(override=options["override"])
+            steps_before = load_run(options["root_dir"]).configuration.get("steps") if has_run else None
             learner.run.write_config(
                 {key: _plain(value) for key, value in {**options, **self.settings}.items()},
                 hyperparameters=_without_statistics(resolved(options["algo"], **settings)),
@@ -369,6 +370,9 @@ class _Training:
             if has_run:
                 output.say(f"continuing from iteration {learner.last_iter:,}")
                 self._compare_replay(learner)
+                if steps_before not in (None, options["steps"]) and settings.get("num_updates"):
+                    ends = f"ended after {steps_before:,} updates, and ends after {options['steps']:,} now"
+                    output.say(f"the schedule of the actor's learning rate {ends}")
             learner.start(options["steps"])
             self._export(learner)
             self._report(learner, prepared.behaviour_return)
