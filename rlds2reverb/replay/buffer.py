@@ -316,7 +316,7 @@ class ReplayBuffer:
             if contents.spec is not None and contents.spec is not spec:  # another thread was first
                 rows = rows_of(contents.spec)
             kept: np.ndarray | slice = slice(None)
-            if self.config.least_length:
+            if self.config.least_length and (rows.lengths < self.config.least_length).any():
                 kept = rows.lengths >= self.config.least_length
                 columns = [column[np.repeat(kept, rows.lengths)] for column in rows.columns]
                 rows = rows._replace(columns=columns, lengths=rows.lengths[kept])

@@ -8,6 +8,8 @@ import numpy as np
 
 #: Children of a node. Wide nodes make few levels, and so few calls of numpy; a node is read as two cache lines.
 _WIDTH = 16
+#: Up to so many elements numpy keeps the interpreter's lock; a busy thread that gets it gives it back after 5 ms.
+_MOST_UNSHARED = 500
 #: Nodes of the uppermost level, which is searched as a whole.
 _MOST_ON_TOP = 8192
 
@@ -40,8 +42,13 @@ class _Tree:
         return levels
 
     def _reduced(self, children: np.ndarray) -> np.ndarray:
-        """What rows of children add up to; one column after the other, which is faster, and the same for any rows."""
-        return self.ufunc.reduce(np.ascontiguousarray(children.T), axis=0)
+        """What rows of children add up to; one column after the other, which is the same for any rows."""
+        if not len(children) <= _MOST_UNSHARED < children.size:
+            return self.ufunc.reduce(np.ascontiguousarray(children.T), axis=0)
+        found = children[:, 0].copy()
+        for column in children.T[1:]:
+            self.ufunc(found, column, out=found)
+        return found
 
     def grow(self, size: int) -> None:
         """Makes room for `size` places; costs as much as there are."""

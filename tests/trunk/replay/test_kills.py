@@ -19,7 +19,7 @@ def pusher(channel, root, held_at):
 
     places = {
         "begin": (checkpoints, "_write"),
-        "arrays": (checkpoints, "_written"),
+        "arrays": (checkpoints._ArrayFile, "described"),
         "named": (checkpoints.sealed_json, "sync"),
     }
     if held_at in places:
