@@ -25,12 +25,6 @@ from matplotlib.figure import Figure
 from rlds2reverb.learners.curves import draw_learning_curves, learning_curves, save_png
 from rlds2reverb.learners.run_directory import Run, load_run
 
-ENVIRONMENTS = {
-    "hopper": "Hopper-v5",
-    "halfcheetah": "HalfCheetah-v5",
-    "invertedpendulum": "InvertedPendulum-v5",
-    "pendulum": "Pendulum-v1",
-}
 DATASETS = (
     "hopper_medium_expert-v2",
     "hopper_broad-v2",
@@ -64,7 +58,7 @@ def trained(data: Path, dataset: str, variant: str, seed: int, *, steps: int, ou
         every = max(steps // 20, 1)
         command = [
             *(sys.executable, "-m", "rlds2reverb.cli", "train", "--data", str(data / f"{dataset}.hdf5")),
-            *("--env", ENVIRONMENTS[dataset.split("_")[0]], "--references", str(data / "ref_scores.json")),
+            *("--references", str(data / "ref_scores.json")),
             *("--root_dir", str(root), "--seed", str(seed), "--steps", str(steps)),
             *("--eval-every", str(every), "--log-every", str(every), "--checkpoint-every", str(steps)),
             *VARIANTS[variant],

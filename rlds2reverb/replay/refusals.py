@@ -113,9 +113,9 @@ def known_of_items(items: Sequence[Any]) -> tuple[np.ndarray | None, np.ndarray]
             fields_of(item)  # which complains where one is not a mapping
     given, iters = [item.get(PRIORITY) for item in items], [item.get(COLLECT_ITER) for item in items]
     priorities = None
-    if given.count(None) < len(given):
+    if set(map(type, given)) != {type(None)}:  # `count` would compare arrays with None
         priorities = np.array([np.nan if value is None else _priority(value, i) for i, value in enumerate(given)])
-    if iters.count(None) == len(iters):
+    if set(map(type, iters)) == {type(None)}:
         return priorities, np.full(len(iters), UNKNOWN_ITER)
     known = [learner_iter(value, f"collect_iter of item {i}") for i, value in enumerate(iters)]
     return priorities, np.array(known, np.int64)

@@ -226,3 +226,8 @@ def test_a_number_that_is_no_id_is_refused(make, wrong):
     buffer.append(item(0))
     with pytest.raises(ValueError, match=f"'{wrong}' is not an id of buffer 'demo', expected one such as 'demo_12'"):
         buffer.update({"replay_unique_id": [wrong], "priority": [1.0]})
+
+
+def test_an_array_as_priority_of_an_item_is_refused_in_a_sentence(make):
+    with pytest.raises(ValueError, match=r"the priority of item 1 is \[1. 2.\], expected a finite number in \[0, 1e"):
+        make().extend([item(0), item(1, priority=np.array([1.0, 2.0]))])
