@@ -41,7 +41,7 @@ demo: install  ## convert a D4RL file, check it bit for bit, train on it
 	@$(BIN)/rlds2reverb demo $(DATA)
 	@rm -rf build/demo
 	@echo; echo "Last, an agent from the steps of a random policy, half a minute to a minute:"; echo
-	@$(BIN)/rlds2reverb train --algo iql --data $(TRAIN_DATA) --env InvertedPendulum-v5 --root_dir build/demo \
+	@$(BIN)/rlds2reverb train --algo iql --data $(TRAIN_DATA) --env InvertedPendulum-v5 --run-dir build/demo \
 	    --references tests/data/d4rl/ref_scores.json --steps 4000 --eval-every 1000 --log-every 1000
 
 test: install  ## the fast tests, in the random order of SEED=0

@@ -1,4 +1,4 @@
-"""Lets a bare checkout be tested: the branches beside the trunk become parts of it, as setup.py maps them."""
+"""Makes a bare checkout testable: the layers become sub-packages of `rlds2reverb`, as setup.py maps them."""
 
 from pathlib import Path
 

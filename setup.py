@@ -1,4 +1,4 @@
-"""Packaging of rlds2reverb: the trunk and its branches are folders side by side, mapped into one package."""
+"""Packaging: the core and the layers are sibling folders, mapped into one package."""
 
 import sys
 from pathlib import Path
@@ -41,16 +41,16 @@ setup(
         "rlds2reverb.learners.hooks",
         "rlds2reverb.learners.agents",
         "rlds2reverb.cli",
-        "rlds2reverb.cli.recipes",
+        "rlds2reverb.cli.presets",
     ],
     package_dir={
         "rlds2reverb": "rlds2reverb",
         "rlds2reverb.adders": "adders",
         "rlds2reverb.learners": "learners",
         "rlds2reverb.cli": "cli",
-        "rlds2reverb.cli.recipes": "cli/recipes",
+        "rlds2reverb.cli.presets": "cli/presets",
     },
-    package_data={"rlds2reverb": ["py.typed"], "rlds2reverb.cli.recipes": ["*.gin"]},
+    package_data={"rlds2reverb": ["py.typed"], "rlds2reverb.cli.presets": ["*.gin"]},
     install_requires=[
         "tensorflow==2.15.1",
         "tf-agents==0.19.0",

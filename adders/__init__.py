@@ -4,12 +4,10 @@ Each adder takes a data set of episodes and gives one of items, and is an `adder
 `Adder` has DI-engine's functions over lists of transitions.
 """
 
-from .adder import Adder
 from .chain import compose
-from .context_windows import ContextWindows
+from .column_adder import ColumnAdder, episode_columns
 from .contract import check_adder
-from .episode_adder import EpisodeAdder, episode_columns
-from .episode_items import EpisodeItems
+from .di_engine import Adder
 from .gae import GAE
 from .initial_priorities import InitialPriorities
 from .n_step import NStep
@@ -23,18 +21,20 @@ from .returns import (
     returns_to_go,
     td_errors,
 )
-from .sequence import Sequence
+from .step_context_windows import StepContextWindows
+from .step_episodes import StepEpisodes
+from .step_windows import StepWindows
 
 __all__ = [
     "GAE",
     "Adder",
-    "ContextWindows",
-    "EpisodeAdder",
-    "EpisodeItems",
+    "ColumnAdder",
     "InitialPriorities",
     "NStep",
     "ReturnToGo",
-    "Sequence",
+    "StepContextWindows",
+    "StepEpisodes",
+    "StepWindows",
     "VTrace",
     "check_adder",
     "compose",

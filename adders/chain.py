@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from rlds2reverb.specs import Nest
 
-from .episode_adder import EpisodeAdder, spec_of_elements, whole_rows
+from .column_adder import ColumnAdder, spec_of_elements, whole_rows
 from .initial_priorities import InitialPriorities, Prioritized, prioritized
 
 
-def compose(*adders: EpisodeAdder) -> EpisodeAdder:
+def compose(*adders: ColumnAdder) -> ColumnAdder:
     """Returns one adder after the other, each given the rows of the one before it; the last one makes the items.
 
     With `InitialPriorities` among several the items come with their priorities; see there.
@@ -20,12 +20,12 @@ def compose(*adders: EpisodeAdder) -> EpisodeAdder:
     Raises:
       ValueError: if there are no adders, one before the last has already cut its rows into items, or there are two
         InitialPriorities.
-      TypeError: if one is not an `EpisodeAdder`.
+      TypeError: if one is not an `ColumnAdder`.
     """
     if not adders:
         raise ValueError("compose got no adders, expected at least one")
     for adder in adders:
-        if not isinstance(adder, EpisodeAdder):
+        if not isinstance(adder, ColumnAdder):
             raise TypeError(f"compose got {adder!r}, expected adders such as NStep(3, 0.99)")
     for adder in adders[:-1]:
         if adder.ends_chain:
@@ -37,17 +37,17 @@ def compose(*adders: EpisodeAdder) -> EpisodeAdder:
     return prioritized(parts, _chained) if num_priorities and len(parts) > 1 else _chained(*parts)
 
 
-def _parts(adder: EpisodeAdder) -> tuple[EpisodeAdder, ...]:
+def _parts(adder: ColumnAdder) -> tuple[ColumnAdder, ...]:
     return adder.adders if isinstance(adder, (_Chain, Prioritized)) else (adder,)
 
 
-def _chained(*adders: EpisodeAdder) -> EpisodeAdder:
+def _chained(*adders: ColumnAdder) -> ColumnAdder:
     return adders[0] if len(adders) == 1 else _Chain(adders)
 
 
 @dataclass(frozen=True)
-class _Chain(EpisodeAdder):
-    adders: tuple[EpisodeAdder, ...]
+class _Chain(ColumnAdder):
+    adders: tuple[ColumnAdder, ...]
 
     def __post_init__(self) -> None:
         last = self.adders[-1]

@@ -10,15 +10,15 @@ import tree
 
 from rlds2reverb.episode_batches import EpisodeBatch, in_batches
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load
 from rlds2reverb.specs import require_match
 
-from .episode_adder import EpisodeAdder
+from .column_adder import ColumnAdder
 
 
-def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
+def check_adder(adder: ColumnAdder, episodes: Any) -> int:
     """Checks that an adder keeps to what `ingest` and users rely on.
 
     The items of each episode are within its rows, are the same ones when they are made again, or of several episodes
@@ -35,7 +35,7 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
 
     Raises:
       AssertionError: at the first thing that is not so, saying in which episode and item.
-      SpecMismatch: if spec and items differ, naming the field.
+      SpecMismatchError: if spec and items differ, naming the field.
     """
     source = load(episodes)
     spec = adder.item_spec(source.step_spec)
@@ -47,7 +47,7 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
             _check_batch(adder, batch)
     dataset = source.to_rlds().apply(adder)
     if not _same_spec(dataset.element_spec, spec):
-        raise SpecMismatch(f"the data set's element_spec is {dataset.element_spec}, item_spec says {spec}")
+        raise SpecMismatchError(f"the data set's element_spec is {dataset.element_spec}, item_spec says {spec}")
     found = 0
     for found, item in enumerate(dataset.as_numpy_iterator(), start=1):
         if not adder.crosses_episodes and (found > len(expected) or not _close(item, expected[found - 1])):
@@ -57,7 +57,7 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
     return found
 
 
-def _checked_items(adder: EpisodeAdder, episode: Episode, spec: Any) -> list[Any]:
+def _checked_items(adder: ColumnAdder, episode: Episode, spec: Any) -> list[Any]:
     where = f"episode {episode.index}"
     before = tree.map_structure(np.copy, episode.steps)
     made = adder(episode)
@@ -72,8 +72,8 @@ def _checked_items(adder: EpisodeAdder, episode: Episode, spec: Any) -> list[Any
     return items
 
 
-def _check_batch(adder: EpisodeAdder, batch: EpisodeBatch) -> None:
-    made = adder.of_batch(batch)
+def _check_batch(adder: ColumnAdder, batch: EpisodeBatch) -> None:
+    made = adder.convert_batch(batch)
     if made is None:
         return
     for number, episode in enumerate(batch.episodes):

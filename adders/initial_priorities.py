@@ -17,7 +17,7 @@ from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import Nest
 
 from .batches import is_last_transition, of_steps, steps_left
-from .episode_adder import EpisodeAdder, spec_of_columns, spec_of_elements
+from .column_adder import ColumnAdder, spec_of_columns, spec_of_elements
 from .n_step import NStep
 from .padding import MASK
 from .returns import td_errors
@@ -34,7 +34,7 @@ KINDS = ("constant", "return", "td", "max")
 
 
 @dataclass(frozen=True)
-class InitialPriorities(EpisodeAdder):
+class InitialPriorities(ColumnAdder):
     """Computes the priorities that items begin with, each from the item as it will be trained on.
 
         'constant':  p_t = constant
@@ -100,19 +100,19 @@ class InitialPriorities(EpisodeAdder):
         require_number("eta", self.eta, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `EpisodeAdder.row_spec`."""
+        """See `ColumnAdder.row_spec`."""
         require_single_rewards(step_spec, "InitialPriorities")
         if self.kind in ("td", "max"):
             require_values(step_spec, self.value_fn, f"InitialPriorities({self.kind!r})")
         return with_added(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
 
     def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `EpisodeAdder.batch_rows`."""
+        """See `ColumnAdder.batch_rows`."""
         return {**columns, PRIORITY: self._of_steps(columns, num_steps)}, num_steps
 
     @property
     def takes_batches(self) -> bool:
-        """See `EpisodeAdder.takes_batches`; networks, and sums of rewards, may round in other ways in batches."""
+        """See `ColumnAdder.takes_batches`; networks, and sums of rewards, may round in other ways in batches."""
         return super().takes_batches and self.value_fn is None and self.kind != "return"
 
     def _of_steps(self, columns: Nest, num_steps: tf.Tensor) -> tf.Tensor:
@@ -140,7 +140,7 @@ class InitialPriorities(EpisodeAdder):
         return tf.cast(tf.abs(errors) + self.eps, tf.float32)
 
     def __call__(self, episodes: Any, items: Items | None = None) -> Any:
-        """See `EpisodeAdder`; and with an episode's items their priorities, float64 `[M]`, as `ingest` asks for them.
+        """See `ColumnAdder`; and with an episode's items their priorities, float64 `[M]`, as `ingest` asks for them.
 
         Raises:
           ValueError: if the items were made without this object, or with another.
@@ -189,7 +189,7 @@ class PrioritizedItems(Items):
 
 
 @dataclass(frozen=True)
-class Prioritized(EpisodeAdder):
+class Prioritized(ColumnAdder):
     """Adders one after the other, whose items come with initial priorities.
 
     Made by `compose`. Items, specs and data sets are those of `plain`; the priorities of an episode's items are read
@@ -202,9 +202,9 @@ class Prioritized(EpisodeAdder):
       priorities: what computes them.
     """
 
-    adders: tuple[EpisodeAdder, ...]
-    plain: EpisodeAdder = field(repr=False)
-    with_column: EpisodeAdder = field(repr=False)
+    adders: tuple[ColumnAdder, ...]
+    plain: ColumnAdder = field(repr=False)
+    with_column: ColumnAdder = field(repr=False)
     priorities: InitialPriorities = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -213,25 +213,25 @@ class Prioritized(EpisodeAdder):
 
     @property
     def item_length(self) -> int | None:
-        """See `EpisodeAdder.item_length`."""
+        """See `ColumnAdder.item_length`."""
         return self.plain.item_length
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `EpisodeAdder.row_spec`."""
+        """See `ColumnAdder.row_spec`."""
         self.with_column.row_spec(step_spec)  # raises for steps without what the priorities need
         return self.plain.row_spec(step_spec)
 
     def rows(self, columns: Nest) -> Nest:
-        """See `EpisodeAdder.rows`."""
+        """See `ColumnAdder.rows`."""
         return self.plain.rows(columns)
 
     def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `EpisodeAdder.item_bounds`."""
+        """See `ColumnAdder.item_bounds`."""
         return self.plain.item_bounds(num_rows)
 
-    def of_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
-        """See `EpisodeAdder.of_batch`."""
-        made = self.with_column.of_batch(batch)
+    def convert_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
+        """See `ColumnAdder.convert_batch`."""
+        made = self.with_column.convert_batch(batch)
         return None if made is None else replace(made, items=self._without_column(made.items, batch.steps))
 
     def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
@@ -253,7 +253,7 @@ class Prioritized(EpisodeAdder):
         return PrioritizedItems(kept, items.starts, items.lengths, items.squeeze, priorities, self.priorities)
 
 
-def prioritized(adders: Sequence[EpisodeAdder], chain: Callable[..., EpisodeAdder]) -> EpisodeAdder:
+def prioritized(adders: Sequence[ColumnAdder], chain: Callable[..., ColumnAdder]) -> ColumnAdder:
     """Returns the adders as one whose items have the priorities of the `InitialPriorities` among them.
 
     Args:
@@ -263,7 +263,7 @@ def prioritized(adders: Sequence[EpisodeAdder], chain: Callable[..., EpisodeAdde
     at = next(number for number, adder in enumerate(adders) if isinstance(adder, InitialPriorities))
     priorities = cast(InitialPriorities, adders[at])
     before, after = list(adders[:at]), list(adders[at + 1 :])
-    steps: EpisodeAdder = priorities
+    steps: ColumnAdder = priorities
     n_step = next((number for number, adder in enumerate(after) if isinstance(adder, NStep)), None)
     marked = list(after)
     if n_step is not None and priorities.kind in ("td", "max"):
@@ -273,7 +273,7 @@ def prioritized(adders: Sequence[EpisodeAdder], chain: Callable[..., EpisodeAdde
 
 
 @dataclass(frozen=True)
-class _Values(EpisodeAdder):
+class _Values(ColumnAdder):
     """Adds the value of each observation, which `_OfTransitions` takes away again."""
 
     value_fn: ValueFn | None = field(repr=False)
@@ -292,7 +292,7 @@ class _Values(EpisodeAdder):
 
 
 @dataclass(frozen=True)
-class _OfTransitions(EpisodeAdder):
+class _OfTransitions(ColumnAdder):
     """`NStep` whose rows have the priority of their own TD error, of the values that `_Values` added."""
 
     n_step: NStep

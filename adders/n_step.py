@@ -14,7 +14,7 @@ from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.specs import Nest
 
 from .batches import is_last_transition, steps_left
-from .episode_adder import EpisodeAdder
+from .column_adder import ColumnAdder
 from .recurrence import MOST_STEPS
 from .returns import n_step_returns
 from .steps import require_fields, require_rewards, returns_dtype, transition_factors
@@ -24,7 +24,7 @@ _ADDED = ("next_observation", "value_gamma")
 
 
 @dataclass(frozen=True)
-class NStep(EpisodeAdder):
+class NStep(ColumnAdder):
     """Transitions from s_t over m = min(n, T - t) steps, one for each of the T transitions of an episode.
 
         reward      = sum_{k<m} gamma^k * (prod_{j<k} d_{t+j}) * r_{t+k}
@@ -69,7 +69,7 @@ class NStep(EpisodeAdder):
         require_one_of("discount_power", self.discount_power, ("m-1", "m"))
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `EpisodeAdder.row_spec`."""
+        """See `ColumnAdder.row_spec`."""
         require_fields(step_spec, (fields.OBSERVATION, fields.ACTION), "NStep")
         require_rewards(step_spec, "NStep")
         rewards, discounts = _of_one_nest(step_spec[fields.REWARD], step_spec[fields.DISCOUNT])
@@ -86,7 +86,7 @@ class NStep(EpisodeAdder):
         }
 
     def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `EpisodeAdder.batch_rows`."""
+        """See `ColumnAdder.batch_rows`."""
         left = steps_left(num_steps)
         begins = tf.where(left > 0)[:, 0]
         n = tf.constant(min(self.n, MOST_STEPS), tf.int64)
@@ -131,7 +131,7 @@ class NStep(EpisodeAdder):
 
     @property
     def takes_batches(self) -> bool:
-        """See `EpisodeAdder.takes_batches`; the windows that grow at the start are made of one episode at a time."""
+        """See `ColumnAdder.takes_batches`; the windows that grow at the start are made of one episode at a time."""
         return super().takes_batches and not self.grow_at_start
 
     def as_transition(self, items: Nest) -> Transition:

@@ -10,7 +10,7 @@ from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
 from .batches import is_last_transition, of_steps, steps_left
-from .episode_adder import EpisodeAdder
+from .column_adder import ColumnAdder
 from .returns import discounted_returns
 from .steps import require_single_rewards, transitions, with_added
 
@@ -18,7 +18,7 @@ RETURN_TO_GO = "return_to_go"
 
 
 @dataclass(frozen=True)
-class ReturnToGo(EpisodeAdder):
+class ReturnToGo(ColumnAdder):
     """Adds `return_to_go` to every step: see `returns.returns_to_go`.
 
     Chen et al. (2021), "Decision Transformer", sec. 3.
@@ -39,12 +39,12 @@ class ReturnToGo(EpisodeAdder):
         require_number("gamma", self.gamma, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `EpisodeAdder.row_spec`."""
+        """See `ColumnAdder.row_spec`."""
         dtype = require_single_rewards(step_spec, "ReturnToGo")
         return with_added(step_spec, "ReturnToGo", **{RETURN_TO_GO: tf.TensorSpec((), dtype)})
 
     def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `EpisodeAdder.batch_rows`."""
+        """See `ColumnAdder.batch_rows`."""
         left = steps_left(num_steps)
         rewards, _ = transitions(columns)
         is_last = is_last_transition(left, rewards)

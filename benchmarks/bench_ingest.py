@@ -40,10 +40,10 @@ from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._server.connection import confirmed_keys
 from rlds2reverb._writing.conversion import make_conversion
 from rlds2reverb.episode_batches import in_batches
-from rlds2reverb.items import ItemAdder
-from rlds2reverb.windows import Windows
+from rlds2reverb.items import EpisodeAdder
+from rlds2reverb.trajectory_items import TrajectoryWindows
 
-TWO_STEPS = Windows()
+TWO_STEPS = TrajectoryWindows()
 
 
 def nested(episodes: list[dict]) -> tf.data.Dataset:
@@ -53,7 +53,7 @@ def nested(episodes: list[dict]) -> tf.data.Dataset:
     return dataset.map(lambda steps: {"steps": tf.data.Dataset.from_tensor_slices(steps)})
 
 
-def served(episodes: list[dict], adder: ItemAdder = TWO_STEPS) -> ReplayServer:
+def served(episodes: list[dict], adder: EpisodeAdder = TWO_STEPS) -> ReplayServer:
     return ReplayServer([TableConfig()], adder.item_spec(load(episodes[:1]).step_spec))
 
 
@@ -105,7 +105,7 @@ def our_push(episodes: list[dict]) -> Callable[[], float]:
 
 
 def our_ingest(
-    source: object, episodes: list[dict], adder: ItemAdder = TWO_STEPS, **options: object
+    source: object, episodes: list[dict], adder: EpisodeAdder = TWO_STEPS, **options: object
 ) -> Callable[[], float]:
     def run() -> float:
         with served(episodes, adder) as server:
@@ -147,7 +147,7 @@ def write_structured(client: reverb.Client, episodes: list[dict], length: int) -
 
 def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
     def run() -> float:
-        with served(episodes, Windows(length)) as server:
+        with served(episodes, TrajectoryWindows(length)) as server:
             began = time.perf_counter()
             write_structured(server.client, episodes, length)
             taken = time.perf_counter() - began
@@ -159,7 +159,7 @@ def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
 
 def encoded(episodes: list[dict]) -> Iterator[bytes]:
     source = load(episodes)
-    conversion = make_conversion(source, Windows(), 1.0, on_invalid="error", layout="columns")
+    conversion = make_conversion(source, TrajectoryWindows(), 1.0, on_invalid="error", layout="columns")
     blocks = (block for episodes in in_batches(source) for block in conversion.blocks(episodes))
     for batch in Encoder(conversion.specs, ["replay"]).encode(blocks):
         yield from batch.insert_requests()
@@ -298,15 +298,15 @@ def main() -> None:
         compare(
             runs,
             Work("the peer", num_steps(some[:5]), structured_writer(some[:5], length)),
-            Work("ingest, from memory", num_steps(some), our_ingest(some, some, Windows(length)), asked),
+            Work("ingest, from memory", num_steps(some), our_ingest(some, some, TrajectoryWindows(length)), asked),
         )
     print("\nshort episodes, items from a D4RL HDF5 file into a table; the peer is the same adder with long episodes")
     with tempfile.TemporaryDirectory() as name:
-        for adder in (Windows(), NStep(3, 0.99)):
+        for adder in (TrajectoryWindows(), NStep(3, 0.99)):
             compare(runs, *[short_episodes(Path(name), adder, length, steps // 2) for length in (1000, 100, 20, 5)])
 
 
-def short_episodes(folder: Path, adder: ItemAdder, length: int, num_rows: int) -> Work:
+def short_episodes(folder: Path, adder: EpisodeAdder, length: int, num_rows: int) -> Work:
     episodes = float_episodes(num_rows // length, length)
     path = folder / f"{length}.hdf5"
     write_d4rl(path, episodes)

@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from bench_data import float_episodes
 from rlds2reverb.adders import NStep
-from rlds2reverb.learners import Learner, ResidentItems, gathered_items
+from rlds2reverb.learners import InMemoryDataset, Learner, collect_items
 from rlds2reverb.learners.agents import make_agent
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.agents.ddpg import actor_network, critic_network
@@ -45,7 +45,7 @@ from rlds2reverb import (
     ReplayServer,
     Selector,
     TableConfig,
-    Windows,
+    TrajectoryWindows,
     ingest,
     load,
     packed_signature,
@@ -111,10 +111,10 @@ class Bench:
         self.adder = NStep(1, 0.99)
         episodes = float_episodes(50)
         self.source = load(episodes)
-        self.resident = gathered_items(map(self.adder, self.source))
+        self.resident = collect_items(map(self.adder, self.source))
         self.uniform = self._filled(Selector("uniform"), self.adder, "packed")
         self.prioritized = self._filled(Selector("prioritized", 0.6), self.adder, "packed")
-        self.windows = self._filled(Selector("uniform"), Windows(2), "columns")
+        self.windows = self._filled(Selector("uniform"), TrajectoryWindows(2), "columns")
 
     def _filled(self, sampler: Selector, adder: Any, layout: str) -> ReplayServer:
         spec = adder.item_spec(self.source.step_spec)
@@ -157,8 +157,8 @@ class Bench:
             return samples
         return samples.map(lambda sample: sample._replace(data=self.adder.as_transition(sample.data)))
 
-    def items(self) -> ResidentItems:
-        return ResidentItems(self.resident, BATCH_SIZE, as_experience=self.adder.as_transition)
+    def items(self) -> InMemoryDataset:
+        return InMemoryDataset(self.resident, BATCH_SIZE, to_experience=self.adder.as_transition)
 
     def one_batch(self) -> tf.data.Dataset:
         experience, _ = self.items().next(tf.constant(0, tf.int64))

@@ -28,7 +28,7 @@ import tree
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, trajectory_columns
 from rlds2reverb._encoding.packing import Packing, packed_signature
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb.windows import Windows
+from rlds2reverb.trajectory_items import TrajectoryWindows
 
 
 def status(name: str, pid: int | str = "self") -> int:
@@ -66,7 +66,7 @@ def memory_of(signature: Any, fill: Callable[[str], object], data: Path | None =
 
 
 def compare(what: str, episodes: list[dict]) -> None:
-    signature = Windows().item_spec(load(episodes[:1]).step_spec)
+    signature = TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)
     packed = packed_signature(Packing(signature, squeeze=False))
     row_bytes = sum(column[:1].nbytes for column in tree.flatten(trajectory_columns(episodes[0])))
     print(f"\n{what}: a step is {row_bytes:,} bytes; items of 2 steps")

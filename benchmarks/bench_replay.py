@@ -32,7 +32,7 @@ import numpy as np
 from bench_data import float_episodes
 from bench_sample import filled_by_ingest, through
 
-from rlds2reverb import Windows, load, sample_dataset, trajectory_columns
+from rlds2reverb import TrajectoryWindows, load, sample_dataset, trajectory_columns
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
 
 try:
@@ -260,7 +260,9 @@ def streams(num_batches: int, runs: int) -> None:
     with AdvancedReplayBuffer("ours", BufferConfig(max_size=len(columns["reward"]), alpha=ALPHA, beta=BETA)) as ours:
         ours.extend_columns(columns)
         with filled_by_ingest(episodes, "packed") as server:
-            assert Windows().item_spec(load(episodes[:1]).step_spec).reward.shape == columns["reward"].shape[1:]
+            assert (
+                TrajectoryWindows().item_spec(load(episodes[:1]).step_spec).reward.shape == columns["reward"].shape[1:]
+            )
             mine = through(ours.dataset(256), num_batches)
             theirs = through(sample_dataset(server.address, "replay", 256), num_batches)
             mine(), theirs()

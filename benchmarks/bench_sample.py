@@ -32,7 +32,7 @@ from bench_data import float_episodes
 from tf_agents.replay_buffers import reverb_replay_buffer, reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 
-from rlds2reverb import ReplayServer, TableConfig, Windows, ingest, load, sample_dataset, trajectory_columns
+from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset, trajectory_columns
 from rlds2reverb._encoding.packing import Packing, packed_signature
 
 BATCH_SIZE = 256
@@ -48,7 +48,7 @@ def filled_by_the_observer(episodes: list[dict]) -> Iterator[ReplayServer]:
     steps = tf.data.Dataset.from_tensor_slices(columns)
     dataset = steps.map(lambda nest: {"steps": tf.data.Dataset.from_tensor_slices(nest)})
     spec = reference.tensor_spec.add_outer_dim(reference.create_trajectory_data_spec(dataset))
-    with ReplayServer([TableConfig()], Windows().item_spec(load(episodes[:1]).step_spec)) as server:
+    with ReplayServer([TableConfig()], TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)) as server:
         observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
         observer.get_table_signature = lambda: spec  # it compares bounds and names, which Reverb does not keep
         reference.push_rlds_to_reverb(dataset, observer)
@@ -58,7 +58,7 @@ def filled_by_the_observer(episodes: list[dict]) -> Iterator[ReplayServer]:
 
 @contextlib.contextmanager
 def filled_by_ingest(episodes: list[dict], layout: str) -> Iterator[ReplayServer]:
-    signature = Windows().item_spec(load(episodes[:1]).step_spec)
+    signature = TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)
     if layout == "packed":
         signature = packed_signature(Packing(signature, squeeze=False))
     with ReplayServer([TableConfig()], signature) as server:

@@ -59,7 +59,7 @@ def trained(data: Path, dataset: str, variant: str, seed: int, *, steps: int, ou
         command = [
             *(sys.executable, "-m", "rlds2reverb.cli", "train", "--data", str(data / f"{dataset}.hdf5")),
             *("--references", str(data / "ref_scores.json")),
-            *("--root_dir", str(root), "--seed", str(seed), "--steps", str(steps)),
+            *("--run-dir", str(root), "--seed", str(seed), "--steps", str(steps)),
             *("--eval-every", str(every), "--log-every", str(every), "--checkpoint-every", str(steps)),
             *VARIANTS[variant],
             *recipe,

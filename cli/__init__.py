@@ -1,4 +1,4 @@
-"""The command line `rlds2reverb` (or `r2r`): the only place that joins trunk and branches."""
+"""The command line `rlds2reverb` (or `r2r`): parses options, calls the layers below, and prints."""
 
 from .main import main, run
 

@@ -42,7 +42,7 @@ from .stopping import sigterm_as_exception
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb._writing.report import IngestReport
-    from rlds2reverb.items import ItemAdder
+    from rlds2reverb.items import EpisodeAdder
 
 _HEADINGS = {
     "Where to": ["address", "serve", "out", "append", "resume", "save_statistics"],
@@ -173,7 +173,7 @@ def convert(
 
 def _serve(
     source: Source,
-    adder: ItemAdder,
+    adder: EpisodeAdder,
     statistics: dict[str, Any],
     save_statistics: Path | None,
     options: dict[str, Any],
@@ -223,7 +223,7 @@ def _save(statistics: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(statistics, indent=1, allow_nan=False) + "\n")
 
 
-def _ingest(source: Source, destination: Any, adder: ItemAdder, options: dict[str, Any], *, as_json: bool) -> None:
+def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict[str, Any], *, as_json: bool) -> None:
     from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions, ingest
 

@@ -46,7 +46,7 @@ def demo(file: Path, num_batches: int) -> None:
     if source.kind != "d4rl":
         raise SourceError(f"{file.name} is a {source.kind} file; the demo compares with D4RL's columns")
     summary = summarize(source)
-    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.open_ends:,} open"
+    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.unterminated:,} open"
     out.print(f"\n[bold]1  The data[/]   {output.plain(file.name)}")
     out.print(f"   {summary.episodes:,} episodes ({ends}), {summary.transitions:,} transitions")
     returns = summary.returns

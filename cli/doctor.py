@@ -196,12 +196,12 @@ def _run_trials(names: list[str], timeout_secs: float) -> tuple[list[dict[str, s
 
 def _port(port: int) -> Iterator[Finding]:
     from rlds2reverb._server.ports import require_free_port
-    from rlds2reverb.errors import InUse
+    from rlds2reverb.errors import ResourceInUseError
 
     try:
         require_free_port(port)
         yield Finding(f"port {port}", "ok", "free")
-    except InUse as error:
+    except ResourceInUseError as error:
         yield Finding(f"port {port}", "note", str(error), "serve on another port, or stop what uses it")
 
 

@@ -60,7 +60,7 @@ _FOLDERS = {"last": "policy", "best": "best_policy"}
 def evaluate(folder: Path, which: str | None, as_json: bool, **options: Any) -> None:
     """Run the policies of a training run in the real environment: the last one, and the best one.
 
-    RUN is the root_dir of `rlds2reverb train`, or a directory where TF-Agents' PolicySaver saved a policy (then give
+    RUN is the run_dir of `rlds2reverb train`, or a directory where TF-Agents' PolicySaver saved a policy (then give
     --env). Which policy is the best was decided in training, by other episodes than the ones here.
     """
     run, paths = _found(folder, which)

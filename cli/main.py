@@ -13,12 +13,12 @@ import click
 
 from rlds2reverb.errors import (
     CheckpointError,
-    DamagedFile,
-    InvalidEpisode,
+    CorruptFileError,
+    InvalidEpisodeError,
     SourceError,
-    SpecMismatch,
-    StorageFull,
-    TrainingDiverged,
+    SpecMismatchError,
+    StorageFullError,
+    TrainingDivergedError,
 )
 
 from .output import fail, print_json
@@ -101,16 +101,16 @@ def _meaning(error: BaseException) -> tuple[int | None, str]:
         return MAY_BE_RETRIED, "stopped by SIGTERM; start the same command again to continue"
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         return INTERRUPTED, "stopped"
-    if isinstance(error, StorageFull):
+    if isinstance(error, StorageFullError):
         return MAY_BE_RETRIED, error.strerror or str(error)
     if isinstance(error, ConnectionError):
         return MAY_BE_RETRIED, str(error)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):  # of data sets whose server is gone
         return MAY_BE_RETRIED, error.message
-    if isinstance(error, (SourceError, InvalidEpisode, CheckpointError, DamagedFile, TrainingDiverged)):
+    if isinstance(error, (SourceError, InvalidEpisodeError, CheckpointError, CorruptFileError, TrainingDivergedError)):
         return INVALID_DATA, str(error)
-    if isinstance(error, SpecMismatch) and error.details != str(error):
+    if isinstance(error, SpecMismatchError) and error.details != str(error):
         return USER_ERROR, f"{error} {error.details}"
     if isinstance(error, ImportError):
         return USER_ERROR, f"{error}; 'rlds2reverb doctor' says what is wrong with the installation"

@@ -18,7 +18,7 @@ from rlds2reverb.sources.transforms import (
     CastFloats,
     ClipActions,
     CutAtTerminal,
-    LeaveOut,
+    DropFields,
     NormalizeObservations,
     Transform,
     apply_transforms,
@@ -31,7 +31,7 @@ from .quiet import status
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb.items import ItemAdder
+    from rlds2reverb.items import EpisodeAdder
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -44,7 +44,9 @@ reading_options = _all(
     click.option("--split", default="train", show_default=True, help="TFDS: which split, such as train[:10%]."),
     click.option("--data-dir", type=click.Path(path_type=Path), help="TFDS: where named data sets are prepared."),
     click.option("--download", is_flag=True, help="TFDS and Minari: download SRC if it is not on this machine."),
-    click.option("--info", "infos", multiple=True, metavar="NAME", help="D4RL: read infos/NAME as well. Repeatable."),
+    click.option(
+        "--info", "extra_fields", multiple=True, metavar="NAME", help="D4RL: read infos/NAME as well. Repeatable."
+    ),
     click.option(
         "--max-episode-steps",
         type=checks.at_least_1,
@@ -57,7 +59,7 @@ reading_options = _all(
         help="D4RL without timeouts: cut where an observation is not the next_observations before it.",
     ),
     click.option(
-        "--one-step",
+        "--independent-rows",
         is_flag=True,
         help="D4RL, logs: each row is an episode of one transition, for data that were shuffled or relabelled.",
     ),
@@ -71,7 +73,10 @@ cast_floats_option = click.option(
 
 transform_options = _all(
     click.option(
-        "--leave-out", multiple=True, metavar="PATH", help="Leave a field out, such as observation/mission. Repeatable."
+        "--drop-field",
+        multiple=True,
+        metavar="PATH",
+        help="Leave a field out, such as observation/mission. Repeatable.",
     ),
     click.option("--cut-at-terminal", is_flag=True, help="End each episode at its first terminal step."),
     cast_floats_option,
@@ -170,10 +175,10 @@ SOURCE_ONLY = {
     "split",
     "data_dir",
     "download",
-    "infos",
+    "extra_fields",
     "max_episode_steps",
 }
-SOURCE_ONLY |= {"split_at_discontinuity", "one_step"}
+SOURCE_ONLY |= {"split_at_discontinuity", "independent_rows"}
 
 
 def require_table_options(options: dict[str, Any]) -> None:
@@ -192,22 +197,24 @@ def require_item_options(options: dict[str, Any]) -> None:
         require_unused({"sequence_length", "stride", "padding", "discount"}, "does not go with --n-step")
 
 
-def adder_of(options: dict[str, Any]) -> ItemAdder:
+def adder_of(options: dict[str, Any]) -> EpisodeAdder:
     """Returns the adder that the `item_options` describe, with the further ones that `convert` has."""
-    from rlds2reverb.windows import WholeEpisodes, Windows
+    from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 
     require_item_options(options)
     if options["whole_episodes"]:
-        return WholeEpisodes(options.get("discount", "product"))
+        return TrajectoryEpisodes(options.get("discount", "product"))
     if options["n_step"] is not None:
         from rlds2reverb.adders import NStep
 
         return NStep(options["n_step"], options["gamma"])
     described = {name: options[name] for name in ("stride", "padding") if name in options}
-    return Windows(options["sequence_length"], discount_source=options.get("discount", "product"), **described)
+    return TrajectoryWindows(
+        options["sequence_length"], discount_source=options.get("discount", "product"), **described
+    )
 
 
-def signature_of(source: Source, adder: ItemAdder, options: dict[str, Any]) -> Any:
+def signature_of(source: Source, adder: EpisodeAdder, options: dict[str, Any]) -> Any:
     """The signature of a table for a source's items in the layout that was asked for."""
     spec = adder.item_spec(source.step_spec)
     if options["layout"] == "columns":
@@ -224,10 +231,10 @@ def open_source(options: dict[str, Any]) -> Source:
             options["source"],
             split=options["split"],
             data_dir=options["data_dir"],
-            infos=options["infos"],
+            extra_fields=options["extra_fields"],
             max_episode_steps=options["max_episode_steps"],
             split_at_discontinuity=options["split_at_discontinuity"],
-            one_step=options["one_step"],
+            independent_rows=options["independent_rows"],
             download=options["download"],
         )
     for warning in source.warnings:
@@ -237,7 +244,7 @@ def open_source(options: dict[str, Any]) -> Source:
 
 def transformed(source: Source, options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
     """The source after the `transform_options`, in the order of `--help`, and the statistics that they used."""
-    chosen: list[Transform] = [LeaveOut(options["leave_out"])] if options["leave_out"] else []
+    chosen: list[Transform] = [DropFields(options["drop_field"])] if options["drop_field"] else []
     if options["cut_at_terminal"]:
         chosen.append(CutAtTerminal())
     if options["cast_floats"]:

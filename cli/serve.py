@@ -110,7 +110,7 @@ def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = Non
       checkpoint_secs: how often to write a checkpoint before that; None for never.
 
     Raises:
-      StorageFull: if there was no space for the last checkpoint when a second signal came.
+      StorageFullError: if there was no space for the last checkpoint when a second signal came.
       CheckpointError: if the last checkpoint could not be written for another reason when a second signal came.
     """
     from rlds2reverb._server.clients import table_infos
@@ -140,24 +140,24 @@ def _arrives(signals: list[int], secs: float | None) -> bool:
 
 def write_checkpoint(server: ReplayServer) -> None:
     """Writes a checkpoint; if that fails, says so and leaves it to the next time."""
-    from rlds2reverb.errors import CheckpointError, ServerUnavailable, StorageFull
+    from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 
     try:
         output.say(f"checkpoint {server.checkpoint()}")
-    except (CheckpointError, ServerUnavailable, StorageFull) as error:
+    except (CheckpointError, ServerUnavailableError, StorageFullError) as error:
         output.warn(f"no checkpoint: {_sentence(error)}")
 
 
 def _write_last(server: ReplayServer, signals: list[int]) -> None:
     """Writes the last checkpoint, as soon as there is space; a signal ends the waiting."""
-    from rlds2reverb.errors import CheckpointError, StorageFull
+    from rlds2reverb.errors import CheckpointError, StorageFullError
 
     said = False
     while True:
         try:
             output.say(f"checkpoint {server.checkpoint()}")
             return
-        except (CheckpointError, StorageFull) as error:
+        except (CheckpointError, StorageFullError) as error:
             if not said:
                 output.warn(
                     f"{_sentence(error)}. All items are still in memory: this is tried again every {_RETRY_SECS:g} s; "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 
 from . import checks, output
 from .options import (
@@ -29,16 +29,16 @@ from .options import (
     transformed,
 )
 from .output import json_option
+from .presets import preset_names, preset_path, read_configs
 from .progress_lines import ProgressLines
 from .quiet import import_quietly, status
-from .recipes import read_configs, recipe_names, recipe_path
 from .stopping import sigterm_as_exception
 
 if TYPE_CHECKING:
     from rlds2reverb.learners import Evaluator, Learner
 
 _HEADINGS = {
-    "The run": ["algo", "source", "root_dir", "steps", "seed", "deterministic", "override"],
+    "The run": ["algo", "source", "run_dir", "steps", "seed", "deterministic", "override"],
     "The agent": ["overrides", "configs", "n_step", "gamma", "batch_size", "sampler", "top_percent", "jit_compile"],
     "Evaluation": ["environment", "evaluate_every", "episodes", "references", "is_d4rl"],
     "Checkpoints and logs": ["checkpoint_every", "log_every", "keep"],
@@ -75,10 +75,10 @@ _NO_ENVIRONMENT = "none"
 
 def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[Path, ...]:
     """Returns the files of `--config`, those that come with the package by their names."""
-    paths = tuple(recipe_path(name) for name in names)
+    paths = tuple(preset_path(name) for name in names)
     for path in paths:
         if not path.is_file():
-            raise click.BadParameter(f"there is no file {path}{_nearest(str(path), recipe_names())}")
+            raise click.BadParameter(f"there is no file {path}{_nearest(str(path), preset_names())}")
     return paths
 
 
@@ -92,8 +92,8 @@ def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, 
     help="A data set (see rlds2reverb --help), a directory that convert --out wrote, or HOST:PORT of a server.",
 )
 @click.option(
-    "--root_dir",
-    "--root-dir",
+    "--run-dir",
+    "--run-dir",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     help="Directory of the run. The same command continues the run that is in it.",
@@ -179,7 +179,7 @@ def train(as_json: bool, **options: Any) -> int:
     """Trains an agent from a data set, evaluates it, and leaves everything in a directory.
 
     \b
-      rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --root_dir runs/iql
+      rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/iql
 
     Uniform batches are drawn from the data set in memory; prioritized ones from a Reverb table that the command
     serves. SIGTERM or Ctrl-C saves and stops (exit code 75); the same command goes on.
@@ -342,7 +342,7 @@ class _Training:
             dataset, writer, hooks = self._batches(prepared, position, resources)
             learner = resources.enter_context(
                 Learner(
-                    options["root_dir"],
+                    options["run_dir"],
                     agent,
                     dataset,
                     priorities=writer,
@@ -355,7 +355,7 @@ class _Training:
                 )
             )
             has_run = learner.load_checkpoint(override=options["override"])
-            steps_before = load_run(options["root_dir"]).configuration.get("steps") if has_run else None
+            steps_before = load_run(options["run_dir"]).configuration.get("steps") if has_run else None
             learner.run.write_config(
                 {key: _plain(value) for key, value in {**options, **self.settings}.items()},
                 hyperparameters=_without_statistics(resolved(options["algo"], **settings)),
@@ -383,7 +383,7 @@ class _Training:
         evaluator = self._evaluator()
         try:
             return evaluator, self._data_for(evaluator, resources)
-        except SpecMismatch as error:
+        except SpecMismatchError as error:
             if evaluator is None or self.options["environment"]:
                 raise
             output.warn(f"no evaluation, give --env: {error}")
@@ -412,7 +412,7 @@ class _Training:
         if server is None:
             kind = f"{type(adder).__name__}-{options['n_step']}-{options['gamma']}-{options['top_percent']}"
             name = f"{prepared.fingerprint[:16]}-{kind}{'-clipped' if options['clip_actions'] else ''}"
-            own = training.table_of(prepared.source, adder, checkpoint_root=options["root_dir"] / "replay" / name)
+            own = training.table_of(prepared.source, adder, checkpoint_root=options["run_dir"] / "replay" / name)
             server, table = resources.enter_context(own), "replay"
         if isinstance(server, ReplayServer) and server.has_checkpoints:
             hooks.append(ReplayCheckpointHook(server, every=options["checkpoint_every"]))
@@ -468,7 +468,7 @@ class _Training:
         if Path(server).is_dir():
             from rlds2reverb._server.replay_server import ReplayServer
 
-            root = options["root_dir"] / "replay" / "served" if options["sampler"] == "prioritized" else None
+            root = options["run_dir"] / "replay" / "served" if options["sampler"] == "prioritized" else None
             if root is not None:
                 root.mkdir(parents=True, exist_ok=True)
             with status(f"serving {server}"):
@@ -492,10 +492,10 @@ class _Training:
         """Returns what makes the items: transitions, or trajectories of two steps."""
         from rlds2reverb.adders import NStep
 
-        from rlds2reverb import Windows
+        from rlds2reverb import TrajectoryWindows
 
         if self.options["algo"] in _OF_TRAJECTORIES:
-            return Windows(2)
+            return TrajectoryWindows(2)
         return NStep(self.options["n_step"], self.options["gamma"])
 
     def _of_run(self) -> dict[str, Any]:
@@ -562,9 +562,9 @@ class _Training:
 
     def _export(self, learner: Learner) -> None:
         with status("exporting the policy"):
-            learner.export_policy(learner.root_dir / "policy")
-            if learner.export_best_policy(learner.root_dir / "best_policy") is None:
-                shutil.rmtree(learner.root_dir / "best_policy", ignore_errors=True)
+            learner.export_policy(learner.run_dir / "policy")
+            if learner.export_best_policy(learner.run_dir / "best_policy") is None:
+                shutil.rmtree(learner.run_dir / "best_policy", ignore_errors=True)
 
     def _report(self, learner: Learner, behaviour_return: float | None) -> None:
         from rlds2reverb.learners import load_run
@@ -579,19 +579,19 @@ class _Training:
             facts += [("last return", f"{last:,.1f}"), ("best return", f"{learner.best_return:,.1f}")]
             if "evaluation/score" in latest:
                 facts.append(("last score", f"{latest['evaluation/score']:.1f}"))
-            figure = draw_curves(learning_curves([load_run(learner.root_dir)]))
-            save_png(figure, learner.root_dir / "curve.png")
-            facts.append(("curve", str(learner.root_dir / "curve.png")))
-        facts.append(("policy", str(learner.root_dir / "policy")))
+            figure = draw_curves(learning_curves([load_run(learner.run_dir)]))
+            save_png(figure, learner.run_dir / "curve.png")
+            facts.append(("curve", str(learner.run_dir / "curve.png")))
+        facts.append(("policy", str(learner.run_dir / "policy")))
         if learner.stop_reason:
             facts.append(("stopped by", f"{learner.stop_reason}; the same command continues"))
         if self.as_json:
             best = learner.best_return if last is not None else None
-            summary = {"root_dir": str(learner.root_dir), "iterations": learner.last_iter}
+            summary = {"run_dir": str(learner.run_dir), "iterations": learner.last_iter}
             returns = {"behaviour_return": behaviour_return, "best_return": best}
             output.print_json({**summary, **returns, "stopped_by": learner.stop_reason or None, **latest})
         else:
-            output.print_facts(f"{self.options['algo']} trained in {learner.root_dir}", facts)
+            output.print_facts(f"{self.options['algo']} trained in {learner.run_dir}", facts)
 
 
 def _without_statistics(hyperparameters: dict[str, Any]) -> dict[str, Any]:

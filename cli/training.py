@@ -13,15 +13,15 @@ import numpy as np
 import tensorflow as tf
 import tree
 import xxhash
-from rlds2reverb.learners import ResidentItems, gathered_items
+from rlds2reverb.learners import InMemoryDataset, collect_items
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, Windows, ingest, sample_dataset
+from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, TrajectoryWindows, ingest, sample_dataset
 from rlds2reverb import packed_signature as signature_of_packed
-from rlds2reverb._encoding.packing import Packing, packing_of
+from rlds2reverb._encoding.packing import Packing, find_packing
 from rlds2reverb._server.clients import connect, table_infos
-from rlds2reverb.errors import SourceError, SpecMismatch
+from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.fields import REWARD
 from rlds2reverb.sampling import LinearSchedule
 from rlds2reverb.sources import Source
@@ -65,7 +65,7 @@ def behaviour_of(source: Source) -> Behaviour:
     """Reads a data set for what training has to know of it.
 
     Raises:
-      SpecMismatch: if its actions are a nest, or observations are not numbers.
+      SpecMismatchError: if its actions are a nest, or observations are not numbers.
       SourceError: if it has no transition, or no rewards.
     """
     fingerprint, returns, actions = Fingerprint(), [], []
@@ -80,7 +80,7 @@ def behaviour_of(source: Source) -> Behaviour:
         returns.append(episode.total_reward)
         action = episode.steps["action"]
         if not isinstance(action, np.ndarray):
-            raise SpecMismatch("the actions are a nest, expected one array; leave parts out with --leave-out")
+            raise SpecMismatchError("the actions are a nest, expected one array; leave parts out with --drop-field")
         actions.append([action[:-1].min(0), action[:-1].max(0)])
         seen = tree.map_structure(lambda column: column[:-1].astype(np.float64), episode.steps["observation"])
         sums.append(tree.map_structure(lambda column: np.stack([column.sum(0), (column**2).sum(0)]), seen))
@@ -119,7 +119,7 @@ def specs_of(
     are to be clipped, else the least and the largest of the data; integers begin at 0.
 
     Raises:
-      SpecMismatch: if actions of the environment are of another shape.
+      SpecMismatchError: if actions of the environment are of another shape.
     """
     spec = source.step_spec
     observation = to_tensor_spec(spec["observation"])
@@ -146,7 +146,7 @@ def _bounded(action: Any, action_space: Any, otherwise: tuple[Any, Any]) -> Any:
 
 def _require_shape(action: Any, action_space: Any) -> None:
     if action_space is not None and tuple(action_space.shape) != tuple(action.shape):
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the data's actions are {tuple(action.shape)}, the environment's {tuple(action_space.shape)}; give the "
             "environment that the data are of"
         )
@@ -203,12 +203,12 @@ class ServedItems:
 
 
 def served_items(server: Any, action_space: Any = None) -> ServedItems:
-    """Returns what a server has to train from: transitions of `NStep`, or trajectories of `Windows(2)`.
+    """Returns what a server has to train from: transitions of `NStep`, or trajectories of `TrajectoryWindows(2)`.
 
     Raises:
       SourceError: if its table is empty, or there are several and none is 'replay'.
-      SpecMismatch: if the items are of another kind.
-      ServerUnavailable: if it does not answer.
+      SpecMismatchError: if the items are of another kind.
+      ServerUnavailableError: if it does not answer.
     """
     client = connect(server)
     infos, where = table_infos(client), client.server_address
@@ -218,21 +218,21 @@ def served_items(server: Any, action_space: Any = None) -> ServedItems:
     if not infos[name].current_size:
         raise SourceError(f"table {name!r} at {where} has no items; there is nothing to train from")
     signature = infos[name].signature
-    packing = packing_of(signature) if signature is not None else None
+    packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec
     if isinstance(spec, dict) and {"observation", "action", "reward", "discount", "next_observation"} <= set(spec):
         row = spec
     elif hasattr(spec, "next_step_type") and tree.flatten(spec.reward)[0].shape[:1] == [2]:
         row = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), spec)._asdict()
     else:
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the items of table {name!r} at {where} are neither transitions (convert --n-step) nor trajectories of "
             "two steps (convert); convert the data again"
         )
     action = row["action"]
     _require_shape(action, action_space)
     if action_space is None and not action.dtype.is_floating:
-        raise SpecMismatch(
+        raise SpecMismatchError(
             "the items have integers as actions, whose number is unknown; give the environment with --env"
         )
     bounded = _bounded(action, action_space, (-1, 1))
@@ -246,7 +246,7 @@ def require_items_for(adder: Any, algo: str, served: ServedItems) -> bool:
     Looks at a few items, which counts as a sample of them.
 
     Args:
-      adder: that makes such items: `NStep` or `Windows`.
+      adder: that makes such items: `NStep` or `TrajectoryWindows`.
       algo: the agent.
       served: the items.
 
@@ -254,10 +254,10 @@ def require_items_for(adder: Any, algo: str, served: ServedItems) -> bool:
       Whether they all have one priority, so that none is drawn more often.
 
     Raises:
-      SpecMismatch: if they are not.
+      SpecMismatchError: if they are not.
     """
-    if isinstance(adder, Windows) and not served.is_of_trajectories:
-        raise SpecMismatch(
+    if isinstance(adder, TrajectoryWindows) and not served.is_of_trajectories:
+        raise SpecMismatchError(
             f"the items of table {served.table!r} are transitions, {algo} learns from trajectories of two steps; "
             "convert the data again, without --n-step"
         )
@@ -268,7 +268,7 @@ def require_items_for(adder: Any, algo: str, served: ServedItems) -> bool:
     value_gamma = float(sample.data["value_gamma"][0])
     powers = adder.gamma ** np.arange(1, 1001, dtype=np.float64)
     if not np.isclose(powers, value_gamma, rtol=1e-5, atol=1e-9).any():
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the items of table {served.table!r} have another discount factor: value_gamma is {value_gamma:g}, which "
             f"is no power of {adder.gamma:g}; give --gamma as it was in the conversion"
         )
@@ -281,10 +281,10 @@ def identity_of(source: str) -> str:
     return xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else source
 
 
-def resident_items(source: Source, adder: Any, batch_size: int, *, seed: int) -> ResidentItems:
+def resident_items(source: Source, adder: Any, batch_size: int, *, seed: int) -> InMemoryDataset:
     """Returns the items of a data set as tensors on the device."""
-    made = gathered_items(adder(episode) for episode in source)
-    return ResidentItems(made, batch_size, seed=seed, as_experience=getattr(adder, "as_transition", None))
+    made = collect_items(adder(episode) for episode in source)
+    return InMemoryDataset(made, batch_size, seed=seed, to_experience=getattr(adder, "as_transition", None))
 
 
 def table_of(source: Source, adder: Any, *, checkpoint_root: Path) -> ReplayServer:

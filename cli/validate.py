@@ -36,7 +36,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
         return _validate_directory(options["source"], as_json=as_json)
     problems: list[Problem] = []
     warnings: tuple[str, ...] = ()
-    num_problems = num_episodes = num_steps = open_ends = no_successor = num_jumps = 0
+    num_problems = num_episodes = num_steps = unterminated = dropped_last_transition = num_jumps = 0
     first_jump = refusal = ""
     statistics: dict[str, Any] = {}
     try:
@@ -50,14 +50,14 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 problems += found[: max(0, max_problems - len(problems))]
                 num_problems += len(found)
                 num_episodes, num_steps = num_episodes + 1, num_steps + episode.num_steps
-                open_ends += episode.open_end
-                no_successor += episode.no_successor
+                unterminated += episode.unterminated
+                dropped_last_transition += episode.dropped_last_transition
                 num_jumps += len(episode.discontinuities)
                 first_jump = first_jump or discontinuity_place(episode)
     except SourceError as error:
         refusal = str(error)
     valid = not num_problems and not refusal
-    found_notes = [*notes(no_successor, num_jumps, first_jump), *statistics.get("notes", [])]
+    found_notes = [*notes(dropped_last_transition, num_jumps, first_jump), *statistics.get("notes", [])]
     if as_json:
         output.print_json(
             {
@@ -65,8 +65,8 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
                 "valid": valid,
                 "episodes": num_episodes,
                 "steps": num_steps,
-                "open_ends": open_ends,
-                "no_successor": no_successor,
+                "unterminated": unterminated,
+                "dropped_last_transition": dropped_last_transition,
                 "discontinuities": num_jumps,
                 "num_problems": num_problems + bool(refusal),
                 "problems": [asdict(problem) for problem in problems],
@@ -82,8 +82,8 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
         print(f"... and {num_problems - len(problems):,} more (--max-problems)")
     if refusal:
         output.fail(refusal)
-    if open_ends:
-        found_notes.insert(0, f"open ends in {output.counted(open_ends, 'episode')}; kept as truncated")
+    if unterminated:
+        found_notes.insert(0, f"open ends in {output.counted(unterminated, 'episode')}; kept as truncated")
     for note in found_notes:
         print(f"note: {note}")
     counts = {"episode": num_episodes, "step": num_steps, "problem": num_problems + bool(refusal)}

@@ -5,40 +5,40 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlds2reverb.errors import TrainingDiverged
+from rlds2reverb.errors import TrainingDivergedError
 
 if TYPE_CHECKING:
     from .batched_policy import load_policy
     from .checkpoints import Checkpoint, Checkpoints
     from .dataloader import Dataloader, setup_dataloader
     from .evaluation import Evaluation, Evaluator, read_reference_returns
-    from .feeds import DatasetFeed, ResidentItems, gathered_items, require_experience
+    from .feeds import InMemoryDataset, StreamingDataset, collect_items, require_experience
     from .learner import Learner
     from .run_directory import RunDirectory, load_run
 
-_HOMES = {
+_EXPORTS = {
     "checkpoints": ("Checkpoint", "Checkpoints"),
     "dataloader": ("Dataloader", "setup_dataloader"),
     "batched_policy": ("load_policy",),
     "evaluation": ("Evaluation", "Evaluator", "read_reference_returns"),
-    "feeds": ("DatasetFeed", "ResidentItems", "gathered_items", "require_experience"),
+    "feeds": ("StreamingDataset", "InMemoryDataset", "collect_items", "require_experience"),
     "learner": ("Learner",),
     "run_directory": ("RunDirectory", "load_run"),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "Checkpoint",
     "Checkpoints",
     "Dataloader",
-    "DatasetFeed",
     "Evaluation",
     "Evaluator",
+    "InMemoryDataset",
     "Learner",
-    "ResidentItems",
     "RunDirectory",
-    "TrainingDiverged",
-    "gathered_items",
+    "StreamingDataset",
+    "TrainingDivergedError",
+    "collect_items",
     "load_policy",
     "load_run",
     "read_reference_returns",
@@ -50,9 +50,9 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME_OF:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+        return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

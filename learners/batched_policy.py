@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 
 
 def load_policy(path: str | Path) -> Any:
@@ -43,7 +43,7 @@ class BatchedPolicy:
 
         Raises:
           TypeError: if it is not a policy.
-          SpecMismatch: if it was saved for batches of another size.
+          SpecMismatchError: if it was saved for batches of another size.
         """
         import tensorflow as tf
 
@@ -106,7 +106,7 @@ def _saved_specs(policy: Any, batch_size: int) -> tuple[Any, Any]:
     time_step = functions[0].structured_input_signature[0][0]
     saved_for = time_step.step_type.shape[0]
     if saved_for not in (None, batch_size):
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the policy was saved for batches of {saved_for}, expected any size or {batch_size}; save it with "
             f"PolicySaver(policy, batch_size=None), or evaluate {saved_for} episodes"
         )

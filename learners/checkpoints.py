@@ -18,7 +18,7 @@ import tensorflow as tf
 from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._arguments import require_count
 from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb.errors import CheckpointError, DamagedFile, StorageFull
+from rlds2reverb.errors import CheckpointError, CorruptFileError, StorageFullError
 
 _LOG = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -75,7 +75,7 @@ class Checkpoints:
 
         Raises:
           CheckpointError: if a weight is not finite; nothing is written then.
-          StorageFull: if the disk is full; the checkpoints before it are kept.
+          StorageFullError: if the disk is full; the checkpoints before it are kept.
         """
         wrong = [each.name for each in _variables(self._state) if not np.isfinite(each.numpy()).all()]
         if wrong:
@@ -87,7 +87,7 @@ class Checkpoints:
         try:
             with full_disk_as_error(partial):
                 self._write(partial, {**manifest, "step": step, "best": best})
-        except StorageFull:
+        except StorageFullError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         if path.exists():  # the same iterations again: what was there goes first
@@ -141,7 +141,7 @@ class Checkpoints:
             self._state.read(str(found.path / _PREFIX)).assert_existing_objects_matched()
         except (AssertionError, ValueError) as error:
             raise CheckpointError(
-                f"{found.path} is of another agent ({str(error).splitlines()[0]}); give another root_dir"
+                f"{found.path} is of another agent ({str(error).splitlines()[0]}); give another run_dir"
             ) from error
 
     @contextmanager
@@ -176,7 +176,7 @@ class Checkpoints:
                 continue
             try:
                 best: int | None = (sealed_json.load(path / _MANIFEST) or {}).get("best")
-            except DamagedFile:
+            except CorruptFileError:
                 continue
             return best
         return None
@@ -200,7 +200,7 @@ def _opened(path: Path) -> Checkpoint:
     """Returns a checkpoint whose files have their checksums; raises `CheckpointError` otherwise, naming the file."""
     try:
         manifest = sealed_json.load(path / _MANIFEST)
-    except DamagedFile as error:
+    except CorruptFileError as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
     if manifest is None:
         raise CheckpointError(f"there is no checkpoint at {path}: {_MANIFEST} is missing")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlds2reverb.errors import DamagedFile, StorageFull
+from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 STEP = "step"
 
@@ -30,7 +30,7 @@ class CsvLog:
           path: of the file, whose directory exists. Only one process at a time may write it.
 
         Raises:
-          DamagedFile: if it is not such a file.
+          CorruptFileError: if it is not such a file.
         """
         self._path = path
         self._columns, rows = _parsed(path)
@@ -46,7 +46,7 @@ class CsvLog:
 
         Raises:
           TypeError: if a value is not a number.
-          StorageFull: if the disk is full; the file is as it was.
+          StorageFullError: if the disk is full; the file is as it was.
         """
         row = {STEP: str(int(step)), **{name: _text(name, value) for name, value in values.items()}}
         new = [name for name in row if name not in self._columns]
@@ -60,7 +60,7 @@ class CsvLog:
             if _written(stream, line.encode()) < len(line.encode()):
                 stream.truncate(size)
                 message = f"no space left for {self._path}; free some, and start again to continue"
-                raise StorageFull(errno.ENOSPC, message)
+                raise StorageFullError(errno.ENOSPC, message)
 
     def cut_after(self, step: int) -> None:
         """Removes the rows of later steps, for a run that goes on from this one."""
@@ -90,7 +90,7 @@ def read_csv_log(path: Path) -> dict[str, np.ndarray]:
       float64 [N] by column, NaN where a row has nothing; rising in `step`: of rows with the same step the last.
 
     Raises:
-      DamagedFile: if it is not such a file.
+      CorruptFileError: if it is not such a file.
     """
     names, rows = _parsed(path)
     if not names:
@@ -108,12 +108,12 @@ def _parsed(path: Path) -> tuple[list[str], list[list[str]]]:
     except FileNotFoundError:
         return [], []
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DamagedFile(f"{path} is damaged ({error}); move it away to begin a new one") from error
+        raise CorruptFileError(f"{path} is damaged ({error}); move it away to begin a new one") from error
     if names and names[0] != STEP:
-        raise DamagedFile(f"{path} begins with {names[0]!r}, expected a file whose first column is {STEP!r}")
+        raise CorruptFileError(f"{path} begins with {names[0]!r}, expected a file whose first column is {STEP!r}")
     for number, row in enumerate(rows, 2):
         if len(row) != len(names) or not row[0].isdigit() or not all(_is_number(cell) for cell in row[1:]):
-            raise DamagedFile(
+            raise CorruptFileError(
                 f"{path} is damaged at line {number}, expected {len(names)} numbers; mend or remove that line"
             )
     return names, rows

@@ -25,7 +25,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _GREY = "#666666"
 #: Settings in which the runs of one curve may differ.
-_OF_ONE_RUN = ("seed", "root_dir")
+_OF_ONE_RUN = ("seed", "run_dir")
 _LONGEST_LABEL = 34
 _MOST_HISTOGRAMS, _MOST_STRETCHES = 3, 50
 _NUM_LAST = 5
@@ -66,7 +66,7 @@ class Curve:
 
 
 def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]:
-    """Returns a curve for each group of runs whose configurations differ in `seed` and `root_dir` alone.
+    """Returns a curve for each group of runs whose configurations differ in `seed` and `run_dir` alone.
 
     Runs of a group that were evaluated at different steps are interpolated linearly between their evaluations.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources.scores import d4rl_score
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
@@ -144,7 +144,7 @@ class Evaluator:
 
         Raises:
           TypeError: if it is not a policy.
-          SpecMismatch: naming the first field that differs.
+          SpecMismatchError: naming the first field that differs.
         """
         self._of(policy)
 
@@ -155,7 +155,7 @@ class Evaluator:
           spec: nest of specs of the observations that they take.
 
         Raises:
-          SpecMismatch: naming the first field that differs.
+          SpecMismatchError: naming the first field that differs.
         """
         _require_observations(self.observation_spec, spec, self.name)
 
@@ -170,7 +170,7 @@ class Evaluator:
           policy: a TF-Agents `TFPolicy`, or what `load_policy` returns for one that `PolicySaver` saved.
 
         Raises:
-          TypeError, SpecMismatch: as `require_match` does.
+          TypeError, SpecMismatchError: as `require_match` does.
           ValueError: naming episode and step, if an action or a reward is not finite, if a discrete action is not
             one of the environment's, or if an observation does not fit the policy's dtype.
           RuntimeError: if an episode without a time limit does not end.
@@ -298,7 +298,7 @@ class _Episodes:
             expected = column.values
             fits = value.shape == expected.shape[1:] and np.can_cast(value.dtype, expected.dtype, "same_kind")
             if not fits:
-                raise SpecMismatch(
+                raise SpecMismatchError(
                     f"{path_name(column.path, 'observation')} is {describe(value)}, expected the environment's own "
                     f"{describe(ArraySpec(expected.shape[1:], expected.dtype))} ({self._where(row)})"
                 )
@@ -413,13 +413,13 @@ def _require_observations(given: Nest, taken: Nest, name: str) -> None:
         place = path_name(path, "observation")
         if path not in given_leaves:
             has = ", ".join(path_name(path, "observation") for path in given_leaves)
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"the policy takes {place}, the environment {name} has {has}; choose the one of the data"
             )
         have = given_leaves[path]
         would_truncate = have.dtype.kind == "f" and not spec.dtype.is_floating
         if tuple(spec.shape) != have.shape or would_truncate:
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"the policy takes {describe(spec)} as {place}, the environment {name} gives {describe(have)}; "
                 "choose the environment that the data are of"
             )
@@ -427,11 +427,11 @@ def _require_observations(given: Nest, taken: Nest, name: str) -> None:
 
 def _require_actions(space: Any, spec: Any, name: str) -> None:
     if not hasattr(spec, "dtype"):
-        raise SpecMismatch(f"the policy gives a nest of actions, the environment {name} takes one of {space}")
+        raise SpecMismatchError(f"the policy gives a nest of actions, the environment {name} takes one of {space}")
     whole = np.dtype(space.dtype).kind in "iu"
     if tuple(spec.shape) != tuple(space.shape) or (whole and not spec.dtype.is_integer):
         taken = describe(ArraySpec(tuple(space.shape), np.dtype(space.dtype)))
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the policy gives actions {describe(spec)}, the environment {name} takes {taken}; "
             "choose the environment that the data are of"
         )

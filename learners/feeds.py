@@ -12,9 +12,9 @@ import tree
 from tf_agents.trajectories import PolicyStep, TimeStep, Trajectory, Transition
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb.errors import SourceError, SpecMismatch
+from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
-from rlds2reverb.sampling import as_experience
+from rlds2reverb.sampling import to_experience
 from rlds2reverb.specs import Nest, describe, path_name
 
 
@@ -30,7 +30,7 @@ class Feed(Protocol):
         """Returns the experience of an iteration, and its `SampleInfo` or (); traced by TensorFlow."""
 
 
-class DatasetFeed:
+class StreamingDataset:
     """Batches of a data set, in its order: `sample_dataset(...)`, or anything that gives batches of experience."""
 
     def __init__(self, dataset: tf.data.Dataset | tf.data.Iterator):
@@ -46,7 +46,7 @@ class DatasetFeed:
         """
         if not isinstance(dataset, (tf.data.Dataset, tf.data.Iterator)):
             raise TypeError(
-                f"dataset is a {type(dataset).__name__}, expected a tf.data.Dataset, its iterator or ResidentItems"
+                f"dataset is a {type(dataset).__name__}, expected a tf.data.Dataset, its iterator or InMemoryDataset"
             )
         self._dataset = dataset
         self._iterator: Any = dataset if isinstance(dataset, tf.data.Iterator) else None
@@ -64,7 +64,7 @@ class DatasetFeed:
 def parted(batch: Any) -> tuple[Nest, Any]:
     """Returns the experience and the info of a batch, or of its spec; the info is () if there is none."""
     if isinstance(batch, reverb.ReplaySample):
-        experience, info = as_experience(batch)
+        experience, info = to_experience(batch)
         if getattr(experience, "_fields", None) == Transition._fields:  # a table gives named tuples of its own
             now, action, then = experience
             experience = Transition(TimeStep(*now), PolicyStep(*action), TimeStep(*then))
@@ -78,7 +78,7 @@ def parted(batch: Any) -> tuple[Nest, Any]:
 _SALT = 0x52_45_53_49
 
 
-class ResidentItems:
+class InMemoryDataset:
     """Items of a data set held as tensors, and drawn uniformly, with replacement, in the graph.
 
     The draws of an iteration follow from the seed and its number alone, so that a run that is continued draws what it
@@ -93,15 +93,15 @@ class ResidentItems:
         batch_size: int,
         *,
         seed: int = 0,
-        as_experience: Callable[[Nest], Nest] | None = None,
+        to_experience: Callable[[Nest], Nest] | None = None,
     ):
         """Puts the items on the device.
 
         Args:
-          items: of all episodes, such as `gathered_items` gives them; all of one length, at least one.
+          items: of all episodes, such as `collect_items` gives them; all of one length, at least one.
           batch_size: items in a batch, at least 1.
           seed: of the draws, in [0, 2^31).
-          as_experience: makes experience of a batch of items, such as `NStep.as_transition`; None if they are
+          to_experience: makes experience of a batch of items, such as `NStep.as_transition`; None if they are
             experience already.
 
         Raises:
@@ -121,7 +121,7 @@ class ResidentItems:
         self._starts = None if np.array_equal(items.starts, every) else tf.constant(items.starts, tf.int64)
         self._length = None if items.squeeze else int(lengths[0])
         self.num_items, self._batch_size, self._seed = len(items), batch_size, seed
-        self._as_experience = as_experience or (lambda batch: batch)
+        self._as_experience = to_experience or (lambda batch: batch)
         self.experience_spec = (
             tf.function(self.next).get_concrete_function(tf.TensorSpec([], tf.int64)).structured_outputs[0]
         )
@@ -167,7 +167,7 @@ class _PackedColumns:
         return tree.unflatten_as(self._structure, parts)
 
 
-def gathered_items(parts: Any) -> Items:
+def collect_items(parts: Any) -> Items:
     """Returns the items of several episodes as one, the rows one after the other.
 
     Args:
@@ -196,7 +196,7 @@ def require_experience(spec: Nest, agent: Any) -> None:
       agent: a `TFAgent`.
 
     Raises:
-      SpecMismatch: naming each field that differs, what it is, and what the agent expects.
+      SpecMismatchError: naming each field that differs, what it is, and what the agent expects.
     """
     wanted = agent.collect_data_spec
     if isinstance(spec, Transition):
@@ -215,15 +215,15 @@ def require_experience(spec: Nest, agent: Any) -> None:
         axes = 1 if spec.step_type.shape.rank == 1 else 2
         length, wanted_length = (*spec.step_type.shape, None)[1], agent.train_sequence_length
         if axes == 2 and None not in (length, wanted_length) and length != wanted_length:
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"the data do not fit the agent: items have {length} steps, the agent expects {wanted_length}; make "
-                f"them with Windows({wanted_length})"
+                f"them with TrajectoryWindows({wanted_length})"
             )
     else:
         return  # somebody's own experience: the agent checks it itself
     wrong = [sentence for name, got, want in pairs for sentence in _differences(name, got, want, axes)]
     if wrong:
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the data do not fit the agent: {'; '.join(wrong)}; make the agent from the data's spec, or convert the "
             "data again"
         )

@@ -18,10 +18,10 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies.policy_saver import PolicySaver
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.errors import CheckpointError, SpecMismatch, TrainingDiverged
+from rlds2reverb.errors import CheckpointError, SpecMismatchError, TrainingDivergedError
 
 from .checkpoints import Checkpoint, Checkpoints
-from .feeds import DatasetFeed, Feed, ResidentItems, parted, require_experience
+from .feeds import Feed, InMemoryDataset, StreamingDataset, parted, require_experience
 from .hooks import POSITIONS, LearnerHook, UpdatePrioritiesHook, merge_hooks
 from .monitor import Monitor
 from .run_directory import RunDirectory
@@ -44,7 +44,7 @@ class Learner:
 
     Attributes:
       agent: that is trained.
-      root_dir: where checkpoints and logs are written.
+      run_dir: where checkpoints and logs are written.
       run: the `RunDirectory` there.
       last_iter: the number of the last iteration in 'after_iter' hooks, counted from 0; elsewhere how many are done.
       learn_info: what the last iteration gave: `loss` and the agent's other scalars.
@@ -61,9 +61,9 @@ class Learner:
 
     def __init__(
         self,
-        root_dir: str | Path,
+        run_dir: str | Path,
         agent: tf_agent.TFAgent,
-        dataset: tf.data.Dataset | tf.data.Iterator | ResidentItems,
+        dataset: tf.data.Dataset | tf.data.Iterator | InMemoryDataset,
         *,
         priorities: Any = None,
         hooks: Iterable[LearnerHook] = (),
@@ -81,9 +81,9 @@ class Learner:
         """Checks that data and agent fit, and takes the directory; nothing is trained yet.
 
         Args:
-          root_dir: made if it is missing.
+          run_dir: made if it is missing.
           agent: TF-Agents' or one of `rlds2reverb.learners.agents`.
-          dataset: of batches, or an iterator over one, see `feeds.DatasetFeed`; or `ResidentItems`.
+          dataset: of batches, or an iterator over one, see `feeds.StreamingDataset`; or `InMemoryDataset`.
           priorities: a `PriorityWriter` that TD errors are written back through, or None.
           hooks: see `LearnerHook`.
           steps_per_call: the most iterations in a call of the graph, at least 1.
@@ -93,7 +93,7 @@ class Learner:
             their gradients. None for one device. What an agent computes over a batch, such as the scale of TD3+BC's
             critic, is computed over each replica's part.
           name: for the log.
-          rank: the number of this process among those that train together, each in a root_dir of its own; only 0 saves
+          rank: the number of this process among those that train together, each in a run_dir of its own; only 0 saves
             and shows by hooks.
           identity: what the run is about, such as the agent's name and the data's fingerprint; checkpoints of others
             are refused. The agent's class is always part of it.
@@ -104,8 +104,8 @@ class Learner:
           on_log: called with the iterations done and the numbers that are logged; None for a line by `logging`.
 
         Raises:
-          InUse: if another learner uses the directory.
-          SpecMismatch: if the data do not fit the agent; names each field.
+          ResourceInUseError: if another learner uses the directory.
+          SpecMismatchError: if the data do not fit the agent; names each field.
           TypeError: if dataset is neither a data set nor resident items, or the strategy is another one.
           ValueError: if a number is out of its range, the agent was not made in the strategy's scope, or several
             replicas are to be compiled by XLA.
@@ -113,13 +113,15 @@ class Learner:
         require_count("steps_per_call", steps_per_call)
         require_count("rank", rank, 0)
         require_count("keep_checkpoints", keep_checkpoints)
-        self.agent, self.name, self.rank, self.root_dir = agent, name, rank, Path(root_dir)
+        self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._steps_per_call, self._position = steps_per_call, position
         _require_strategy(strategy, agent, jit_compile=jit_compile)
         self._feed = feed = _feed_of(dataset)
         require_experience(feed.experience_spec, agent)
         if priorities is not None and not feed.has_info:
-            raise SpecMismatch("priorities are given, but the batches have no keys; sample them with sample_dataset")
+            raise SpecMismatchError(
+                "priorities are given, but the batches have no keys; sample them with sample_dataset"
+            )
         self._hooks: list[LearnerHook] = []
         for hook in hooks:
             self.register_hook(hook)
@@ -130,10 +132,10 @@ class Learner:
             self._resources.callback(self._priorities.close)
         self._identity = {"agent": type(agent).__name__, **(identity or {})}
         try:
-            self.run = self._resources.enter_context(RunDirectory(self.root_dir))
+            self.run = self._resources.enter_context(RunDirectory(self.run_dir))
             self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
             self._checkpoints = Checkpoints(
-                self.root_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
+                self.run_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
             )
         except BaseException:
             self.close()
@@ -210,7 +212,7 @@ class Learner:
           What it gave: `loss` and other scalars.
 
         Raises:
-          TrainingDiverged: if the loss or a weight is not finite.
+          TrainingDivergedError: if the loss or a weight is not finite.
         """
         experience, info = parted(batch)
         self.call_hook("before_iter")
@@ -222,7 +224,7 @@ class Learner:
         except tf.errors.InvalidArgumentError as error:
             if not is_of_numbers(error):
                 raise
-            raise TrainingDiverged(self._why_diverged(self._done, float("nan"), keys, "keys")) from None
+            raise TrainingDivergedError(self._why_diverged(self._done, float("nan"), keys, "keys")) from None
         self._take(result, 0.0)
         return self.learn_info
 
@@ -236,14 +238,14 @@ class Learner:
           num_iterations: in all, at least 1.
 
         Raises:
-          TrainingDiverged: if a loss or a weight is not finite; names the iteration and the keys of its batch.
+          TrainingDivergedError: if a loss or a weight is not finite; names the iteration and the keys of its batch.
           ValueError: if the data set ends.
           Exception: whatever a hook, the data set or the agent raises, after it was written to `exception.txt` in
-            `root_dir`.
+            `run_dir`.
         """
         require_count("num_iterations", num_iterations)
         self.stop_reason = ""
-        (self.root_dir / _EXCEPTION).unlink(missing_ok=True)
+        (self.run_dir / _EXCEPTION).unlink(missing_ok=True)
         try:
             with stopped_by_signals(self.stop):
                 self.call_hook("before_run")
@@ -290,9 +292,9 @@ class Learner:
         try:
             if not result.is_finite:
                 at, keys, kind = self._done - 1, result.last_keys, "keys"
-                if isinstance(self._feed, ResidentItems) and secs:
+                if isinstance(self._feed, InMemoryDataset) and secs:
                     keys, kind = self._feed.drawn(tf.constant(at, tf.int64)).numpy(), "items"
-                raise TrainingDiverged(self._why_diverged(at, result.last["loss"], keys, kind))
+                raise TrainingDivergedError(self._why_diverged(at, result.last["loss"], keys, kind))
             self.learn_info = result.last
             is_prioritized = result.td_errors is not None and hasattr(result.info, "key")
             self.priority_info = {"info": result.info, "td_error": result.td_errors} if is_prioritized else {}
@@ -384,7 +386,7 @@ class Learner:
         self._loop.prepare()  # optimisers of Keras make their variables when they are traced
         self._checkpoints.restore(found)
         manifest = found.manifest
-        is_own = found.path.resolve().parent == (self.root_dir / "checkpoints").resolve()
+        is_own = found.path.resolve().parent == (self.run_dir / "checkpoints").resolve()
         self._done, self._saved_at = found.step, found.step if is_own else None
         self.run.cut_after(found.step)
         states = manifest.get("hooks", {})
@@ -437,20 +439,20 @@ class Learner:
         if names and not override:
             differences = [f"{name} was {saved.get(name)}, is {self._identity.get(name)}" for name in names]
             raise CheckpointError(
-                f"{found.path} is of another run: {'; '.join(differences)}; give another root_dir, or go on with "
+                f"{found.path} is of another run: {'; '.join(differences)}; give another run_dir, or go on with "
                 "override=True (--override)"
             )
 
     def _write_down(self, text: str) -> None:
         """Keeps what went wrong beside the checkpoints."""
         with suppress(OSError):  # such as a full disk, which is what went wrong then
-            (self.root_dir / _EXCEPTION).write_text(f"{self._done} iterations were done\n{text}", encoding="utf-8")
+            (self.run_dir / _EXCEPTION).write_text(f"{self._done} iterations were done\n{text}", encoding="utf-8")
 
 
 def _feed_of(dataset: Any) -> Feed:
-    if isinstance(dataset, ResidentItems):
+    if isinstance(dataset, InMemoryDataset):
         return dataset
-    return DatasetFeed(dataset)
+    return StreamingDataset(dataset)
 
 
 def _require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: bool) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._arguments import require_count
 from rlds2reverb._server.locks import FileLock
-from rlds2reverb.errors import DamagedFile, InUse
+from rlds2reverb.errors import CorruptFileError, ResourceInUseError
 
 from .csv_log import STEP, CsvLog, read_csv_log
 from .event_files import cut_events_after
@@ -53,17 +53,17 @@ class RunDirectory:
     A process that is killed leaves whole rows; an unfinished last line is dropped when the directory is opened again.
     """
 
-    def __init__(self, root_dir: str | Path):
+    def __init__(self, run_dir: str | Path):
         """Makes the directory if it is missing, and locks it until `close`.
 
         Args:
-          root_dir: path of the directory.
+          run_dir: path of the directory.
 
         Raises:
-          InUse: if another learner has it, naming that.
-          DamagedFile: if a log in there is damaged.
+          ResourceInUseError: if another learner has it, naming that.
+          CorruptFileError: if a log in there is damaged.
         """
-        self.path = Path(root_dir)
+        self.path = Path(run_dir)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
         try:
@@ -195,11 +195,13 @@ class RunDirectory:
         lock = FileLock(self.path / ".lock", "")
         try:
             return lock.__enter__()
-        except InUse:
+        except ResourceInUseError:
             owner = "another process"
             with contextlib.suppress(OSError):
                 owner = (self.path / _OWNER).read_text(encoding="utf-8") or owner
-            raise InUse(f"{self.path} is in use by {owner}; choose another root_dir, or end that run first") from None
+            raise ResourceInUseError(
+                f"{self.path} is in use by {owner}; choose another run_dir, or end that run first"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -250,20 +252,20 @@ def load_run(path: str | Path) -> Run:
 
     Raises:
       ValueError: if it is not the directory of a run.
-      DamagedFile: if a file in it is damaged.
+      CorruptFileError: if a file in it is damaged.
     """
     folder = Path(path)
     names = (_CONFIG, _PROGRESS, _EVALUATIONS, _PRIORITIES)
     if not any((folder / name).is_file() for name in names):
-        raise ValueError(f"{path} has none of {', '.join(names)}, expected the root_dir of a training run")
+        raise ValueError(f"{path} has none of {', '.join(names)}, expected the run_dir of a training run")
     config: Any = {}
     with contextlib.suppress(FileNotFoundError):
         try:
             config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise DamagedFile(f"{folder / _CONFIG} is not valid JSON ({error})") from error
+            raise CorruptFileError(f"{folder / _CONFIG} is not valid JSON ({error})") from error
     if not isinstance(config, dict):
-        raise DamagedFile(f"{folder / _CONFIG} is a {type(config).__name__}, expected an object")
+        raise CorruptFileError(f"{folder / _CONFIG} is a {type(config).__name__}, expected an object")
     logs = [read_csv_log(folder / name) for name in (_PROGRESS, _EVALUATIONS, _PRIORITIES)]
     steps = logs[2].pop(STEP, np.zeros(0)).astype(np.int64)
     columns = list(logs[2].values()) or [np.zeros(0)] * len(PRIORITY_BINS)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 
 from .feeds import Feed
 
@@ -100,13 +100,13 @@ class TrainLoop:
           strategy: whose replicas share each batch; None for one device.
 
         Raises:
-          SpecMismatch: if the batches cannot be shared equally.
+          SpecMismatchError: if the batches cannot be shared equally.
         """
         self._agent, self._feed, self._strategy = agent, feed, strategy
         self._num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         rows = tf.nest.flatten(feed.experience_spec)[0].shape[0]
         if rows is not None and rows % self._num_replicas:
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"a batch has {rows} items for {self._num_replicas} replicas, which share it equally; expected a "
                 f"batch_size that {self._num_replicas} divides"
             )

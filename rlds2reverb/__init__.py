@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING, Any
 from rlds2reverb._logs import quiet_libraries
 
 if TYPE_CHECKING:
-    from rlds2reverb._encoding.packing import Packing, packed_signature, packing_of, unpack
+    from rlds2reverb._encoding.packing import Packing, find_packing, packed_signature, unpack
     from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb._writing.report import IngestReport, IngestWarning
     from rlds2reverb.episode_batches import EpisodeBatch
     from rlds2reverb.episodes import Episode
     from rlds2reverb.errors import (
         CheckpointError,
-        DamagedFile,
-        InUse,
-        InvalidEpisode,
-        KeyCollision,
+        CorruptFileError,
+        InsufficientMemoryError,
+        InvalidEpisodeError,
+        KeyCollisionError,
         Problem,
-        RateLimited,
+        RateLimitedError,
+        ResourceInUseError,
         ResumeError,
         Rlds2ReverbError,
-        ServerRestarted,
-        ServerUnavailable,
+        ServerRestartedError,
+        ServerUnavailableError,
         SourceError,
-        SpecMismatch,
-        StorageFull,
-        TooLarge,
-        TrainingDiverged,
+        SpecMismatchError,
+        StorageFullError,
+        TrainingDivergedError,
     )
     from rlds2reverb.ingestion import IngestOptions, ingest
-    from rlds2reverb.items import BatchAdder, ItemAdder, ItemBatch, Items
+    from rlds2reverb.items import EpisodeAdder, EpisodeBatchAdder, ItemBatch, Items
     from rlds2reverb.priorities import ByReturn
     from rlds2reverb.rlds_to_reverb import (
         convert_rlds_to_trajectories,
@@ -49,47 +49,47 @@ if TYPE_CHECKING:
         LinearSchedule,
         PriorityWriter,
         SampleInfo,
-        as_experience,
         mixed_dataset,
         sample_dataset,
+        to_experience,
     )
     from rlds2reverb.sources import Source, Summary, load, summarize
     from rlds2reverb.sources.transforms import apply_transforms
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
     from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-    from rlds2reverb.windows import WholeEpisodes, Windows
+    from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 
 __version__ = "0.1.0"
 
 # In the root of a checkout this folder hides the installed package, which has the branches (adders, cli) as well.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
-_HOMES = {
-    "_encoding.packing": ("Packing", "packed_signature", "packing_of", "unpack"),
+_EXPORTS = {
+    "_encoding.packing": ("Packing", "packed_signature", "find_packing", "unpack"),
     "_server.replay_server": ("ReplayServer",),
     "_writing.report": ("IngestReport", "IngestWarning"),
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
     "errors": (
         "CheckpointError",
-        "DamagedFile",
-        "InUse",
-        "InvalidEpisode",
-        "KeyCollision",
+        "CorruptFileError",
+        "ResourceInUseError",
+        "InvalidEpisodeError",
+        "KeyCollisionError",
         "Problem",
-        "RateLimited",
+        "RateLimitedError",
         "ResumeError",
         "Rlds2ReverbError",
-        "ServerRestarted",
-        "ServerUnavailable",
+        "ServerRestartedError",
+        "ServerUnavailableError",
         "SourceError",
-        "SpecMismatch",
-        "StorageFull",
-        "TooLarge",
-        "TrainingDiverged",
+        "SpecMismatchError",
+        "StorageFullError",
+        "InsufficientMemoryError",
+        "TrainingDivergedError",
     ),
     "ingestion": ("IngestOptions", "ingest"),
-    "items": ("BatchAdder", "ItemAdder", "ItemBatch", "Items"),
+    "items": ("EpisodeBatchAdder", "EpisodeAdder", "ItemBatch", "Items"),
     "priorities": ("ByReturn",),
     "rlds_to_reverb": (
         "convert_rlds_to_trajectories",
@@ -97,68 +97,68 @@ _HOMES = {
         "get_rlds_step_features",
         "push_rlds_to_reverb",
     ),
-    "sampling": ("LinearSchedule", "PriorityWriter", "SampleInfo", "as_experience", "mixed_dataset", "sample_dataset"),
+    "sampling": ("LinearSchedule", "PriorityWriter", "SampleInfo", "to_experience", "mixed_dataset", "sample_dataset"),
     "sources": ("Source", "Summary", "load", "summarize"),
     "sources.transforms": ("apply_transforms",),
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
     "trajectories": ("trajectory_columns", "trajectory_spec"),
-    "windows": ("WholeEpisodes", "Windows"),
+    "trajectory_items": ("TrajectoryEpisodes", "TrajectoryWindows"),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
-    "BatchAdder",
     "ByReturn",
     "CheckpointError",
-    "DamagedFile",
+    "CorruptFileError",
     "Episode",
+    "EpisodeAdder",
     "EpisodeBatch",
-    "InUse",
+    "EpisodeBatchAdder",
     "IngestOptions",
     "IngestReport",
     "IngestWarning",
-    "InvalidEpisode",
-    "ItemAdder",
+    "InsufficientMemoryError",
+    "InvalidEpisodeError",
     "ItemBatch",
     "Items",
-    "KeyCollision",
+    "KeyCollisionError",
     "LinearSchedule",
     "Packing",
     "PriorityWriter",
     "Problem",
-    "RateLimited",
+    "RateLimitedError",
     "RateLimiter",
     "ReplayServer",
+    "ResourceInUseError",
     "ResumeError",
     "Rlds2ReverbError",
     "SampleInfo",
     "Selector",
-    "ServerRestarted",
-    "ServerUnavailable",
+    "ServerRestartedError",
+    "ServerUnavailableError",
     "Source",
     "SourceError",
-    "SpecMismatch",
-    "StorageFull",
+    "SpecMismatchError",
+    "StorageFullError",
     "Summary",
     "TableConfig",
-    "TooLarge",
-    "TrainingDiverged",
-    "WholeEpisodes",
-    "Windows",
+    "TrainingDivergedError",
+    "TrajectoryEpisodes",
+    "TrajectoryWindows",
     "apply_transforms",
-    "as_experience",
     "convert_rlds_to_trajectories",
     "create_trajectory_data_spec",
+    "find_packing",
     "get_rlds_step_features",
     "ingest",
     "item_signature",
     "load",
     "mixed_dataset",
     "packed_signature",
-    "packing_of",
     "push_rlds_to_reverb",
     "sample_dataset",
     "summarize",
+    "to_experience",
     "trajectory_columns",
     "trajectory_spec",
     "unpack",
@@ -171,9 +171,9 @@ quiet_libraries()
 if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME_OF:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'rlds2reverb' has no attribute {name!r}")
-        return getattr(importlib.import_module(f"rlds2reverb.{_HOME_OF[name]}"), name)
+        return getattr(importlib.import_module(f"rlds2reverb.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

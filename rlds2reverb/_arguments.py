@@ -1,4 +1,4 @@
-"""Checks of arguments, so that each says the same thing in the same words."""
+"""Argument checks with uniform messages."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _YEAR_SECS = 365 * 24 * 3600
 def require_count(name: str, value: Any, low: int = 1, high: int | None = None) -> None:
     """Raises `ValueError` unless the value is an int from `low` to `high`; a bool is not an int here."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        upper = "" if high is None else f" to {high:,}"
-        raise ValueError(f"{name} is {value!r}, expected an integer from {low:,}{upper}")
+        allowed = f">= {low:,}" if high is None else f"from {low:,} to {high:,}"
+        raise ValueError(f"{name} must be an integer {allowed}, got {value!r}")
 
 
 def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
     """Raises `ValueError` unless the value is a Python or numpy number from `low` to `high`; rejects NaN and bools."""
     if not isinstance(value, Real) or isinstance(value, bool) or not low <= float(value) <= high:
-        raise ValueError(f"{name} is {value!r}, expected a number in [{low:g}, {high:g}]")
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}")
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises `ValueError` unless the value is one of a few names."""
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, allowed))}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def require_timeout(timeout_secs: Any) -> None:
-    """Raises `ValueError` unless a time-out is above 0 and at most a year."""
+    """Raises `ValueError` unless the timeout is above 0 and at most one year."""
     if not isinstance(timeout_secs, Real) or not 0 < float(timeout_secs) <= _YEAR_SECS:
-        raise ValueError(f"timeout_secs is {timeout_secs}, expected seconds above 0 and up to a year")
+        raise ValueError(f"timeout_secs must be above 0 and at most one year, got {timeout_secs}")

@@ -8,14 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.errors import DamagedFile
+from rlds2reverb.errors import CorruptFileError
 
 
 def load(path: Path) -> dict[str, Any] | None:
     """Returns what was saved last, or None if there is no such file.
 
     Raises:
-      DamagedFile: if anything in it has changed.
+      CorruptFileError: if anything in it has changed.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -25,7 +25,7 @@ def load(path: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, KeyError, TypeError, RecursionError, OSError):
         pass
-    raise DamagedFile(f"{path} is damaged")
+    raise CorruptFileError(f"{path} is damaged")
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tree
 
 from rlds2reverb.episodes import Episode, has_problems
-from rlds2reverb.specs import Nest, concatenated
+from rlds2reverb.specs import Nest, concatenate
 
 #: The most bytes of a batch of several episodes: enough to make calls few, and few enough to stay in the caches.
 _BATCH_BYTES = 1 << 20
@@ -32,7 +32,7 @@ class EpisodeBatch:
         if len(self.episodes) == 1:
             return self.episodes[0].steps
         columns = zip(*[[column for _, column in episode.columns] for episode in self.episodes], strict=True)
-        return tree.unflatten_as(self.episodes[0].steps, [concatenated(column) for column in columns])
+        return tree.unflatten_as(self.episodes[0].steps, [concatenate(column) for column in columns])
 
     @cached_property
     def num_steps(self) -> np.ndarray:

@@ -12,8 +12,8 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.errors import Problem, SpecMismatch
-from rlds2reverb.specs import Nest, describe, leaves, mapped, path_name, require_match, step_spec_of
+from rlds2reverb.errors import Problem, SpecMismatchError
+from rlds2reverb.specs import Nest, describe, leaves, make_step_spec, map_structure, path_name, require_match
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 
@@ -26,8 +26,8 @@ class Episode:
       steps: dict of nests of arrays `[N, ...]`: `observation, action, reward, discount, is_first, is_last,
         is_terminal`, and whatever else the source has. `N` counts the step of the final observation.
       index: position in the source, from 0.
-      open_end: True if the source just stops inside this episode; it is then closed as truncated.
-      no_successor: True if the source holds one more transition, the last one, that is left out because no observation
+      unterminated: True if the source just stops inside this episode; it is then closed as truncated.
+      dropped_last_transition: True if the source holds one more transition, the last one, that is left out because no observation
         follows it: the episode is truncated, and its final observation is not there.
       discontinuities: the rows inside of it whose `next_observations` is not the observation of the next row, which
         takes its place. Rows of the whole source for D4RL's columns, of the episode for logs.
@@ -35,8 +35,8 @@ class Episode:
 
     steps: dict[str, Nest]
     index: int
-    open_end: bool = False
-    no_successor: bool = False
+    unterminated: bool = False
+    dropped_last_transition: bool = False
     discontinuities: tuple[int, ...] = ()
 
     @property
@@ -101,12 +101,12 @@ def from_transitions(
       on the terminal step itself. A truncated episode keeps 1 everywhere.
 
     Raises:
-      SpecMismatch: if the final observation has another dtype or shape than the others.
+      SpecMismatchError: if the final observation has another dtype or shape than the others.
     """
     num_transitions = len(rewards)
     if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
-        final_observation = mapped(lambda column: column[-1], observations)
-        observations = mapped(lambda column: column[:-1], observations)
+        final_observation = map_structure(lambda column: column[-1], observations)
+        observations = map_structure(lambda column: column[:-1], observations)
     if final_observation is not None:
         final_observation = tree.map_structure(_as_row_of, observations, final_observation)
     steps, _ = joined_transitions(
@@ -165,7 +165,7 @@ def joined_transitions(
         return steps
 
     if final_observations is None:
-        steps = mapped(spread, observations)
+        steps = map_structure(spread, observations)
     else:
         steps = tree.map_structure(with_finals, observations, final_observations)
     discount = np.ones(total, np.float32)
@@ -176,7 +176,7 @@ def joined_transitions(
     flags[fields.IS_TERMINAL][ends[terminated] - 1] = True
     discount[ends[terminated] - 1] = 0
     discount[ends[terminated & (num_steps > 1)] - 2] = 0
-    rest = mapped(spread, {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})})
+    rest = map_structure(spread, {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})})
     return {fields.OBSERVATION: steps, **rest, fields.DISCOUNT: discount, **flags}, num_steps
 
 
@@ -202,37 +202,39 @@ def one_step_episodes(
       first_index: of the first episode.
 
     Raises:
-      SpecMismatch: if the next observations have another dtype or shape than the observations.
+      SpecMismatchError: if the next observations have another dtype or shape than the observations.
     """
-    got, expected = step_spec_of(next_observations), step_spec_of(observations)
+    got, expected = make_step_spec(next_observations), make_step_spec(observations)
     require_match(got, expected, holder="observations", advice="make them alike", root="next_observations")
     rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
     columns = {  # [T, 2, ...]
         fields.OBSERVATION: tree.map_structure(
             lambda now, after: np.stack([now, after], axis=1), observations, next_observations
         ),
-        **mapped(lambda column: np.stack([column, np.broadcast_to(_nothing(column), column.shape)], axis=1), rest),
+        **map_structure(
+            lambda column: np.stack([column, np.broadcast_to(_nothing(column), column.shape)], axis=1), rest
+        ),
         fields.DISCOUNT: np.where(terminated[:, None], np.zeros(2, np.float32), np.ones(2, np.float32)),
         fields.IS_FIRST: np.broadcast_to(np.array([True, False]), (len(rewards), 2)),
         fields.IS_LAST: np.broadcast_to(np.array([False, True]), (len(rewards), 2)),
         fields.IS_TERMINAL: terminated[:, None] & np.array([False, True]),
     }
     for row in range(len(rewards)):
-        yield Episode(mapped(operator.itemgetter(row), columns), first_index + row)
+        yield Episode(map_structure(operator.itemgetter(row), columns), first_index + row)
 
 
-def notes(no_successor: int, discontinuities: int, first_discontinuity: str) -> tuple[str, ...]:
+def notes(dropped_last_transition: int, discontinuities: int, first_discontinuity: str) -> tuple[str, ...]:
     """Returns a sentence for each count above 0 of what a source holds and its episodes do not.
 
     Args:
-      no_successor: episodes with that flag.
+      dropped_last_transition: episodes with that flag.
       discontinuities: rows, of all episodes.
       first_discontinuity: where the first one is; see `discontinuity_place`.
     """
     sentences = []
-    if no_successor:
+    if dropped_last_transition:
         sentences.append(
-            f"{no_successor:,} transitions are left out, the last ones of truncated episodes without a final "
+            f"{dropped_last_transition:,} transitions are left out, the last ones of truncated episodes without a final "
             "observation: nothing says where they led; give next_observations, or one observation more than actions"
         )
     if discontinuities:
@@ -256,11 +258,11 @@ def _nothing(column: np.ndarray) -> np.ndarray:
 
 
 def _as_row_of(column: np.ndarray, row: Any) -> np.ndarray:
-    """Returns a final observation as a column of one row; `SpecMismatch` if it is not like the others."""
+    """Returns a final observation as a column of one row; `SpecMismatchError` if it is not like the others."""
     row = np.asarray(row, object if column.dtype == object else None)
     if row.shape != column.shape[1:] or row.dtype != column.dtype:
         others = f"{column.dtype} {list(column.shape[1:])}"
-        raise SpecMismatch(f"the final observation is {describe(row)}, the others are {others}; make them alike")
+        raise SpecMismatchError(f"the final observation is {describe(row)}, the others are {others}; make them alike")
     return row[None]
 
 
@@ -278,7 +280,7 @@ def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Probl
     if step_spec is not None and episode.num_steps:
         try:
             require_same_spec(episode, step_spec)
-        except SpecMismatch as error:
+        except SpecMismatchError as error:
             problems.append(Problem(episode.index, None, fields.STEPS, str(error)))
     return problems
 
@@ -300,15 +302,15 @@ def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest 
     if (is_first != begins_here).any() or (is_last != ends_here).any() or (is_terminal & ~is_last).any():
         return True
     discount = steps[fields.DISCOUNT]
-    if ((discount < 0) | (discount > 1)).any() or (step_spec is not None and step_spec_of(steps) != step_spec):
+    if ((discount < 0) | (discount > 1)).any() or (step_spec is not None and make_step_spec(steps) != step_spec):
         return True
     numbers = leaves({name: steps[name] for name in _FINITE_FIELDS})
     return any(column.dtype.kind in "fc" and not np.isfinite(column).all() for _, column in numbers)
 
 
 def require_same_spec(episode: Episode, step_spec: Nest) -> None:
-    """Raises `SpecMismatch` unless the episode's steps have this spec, the one of the first episode."""
-    got = step_spec_of(episode.steps)
+    """Raises `SpecMismatchError` unless the episode's steps have this spec, the one of the first episode."""
+    got = make_step_spec(episode.steps)
     if got != step_spec:
         holder = f"the first episode (this is episode {episode.index})"
         require_match(got, step_spec, holder=holder, advice="make all episodes alike, or convert them apart")

@@ -13,7 +13,7 @@ class Rlds2ReverbError(Exception):
     """The base of all exceptions of this package."""
 
 
-class SpecMismatch(Rlds2ReverbError, ValueError):
+class SpecMismatchError(Rlds2ReverbError, ValueError):
     """Two nests of arrays differ in structure, dtype or shape: data and table, or two episodes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Problem:
         return f"{self.message} ({where}, field {self.field})"
 
 
-class InvalidEpisode(Rlds2ReverbError, ValueError):
+class InvalidEpisodeError(Rlds2ReverbError, ValueError):
     """An episode breaks a rule of RLDS or holds invalid numbers.
 
     Attributes:
@@ -61,11 +61,11 @@ class ResumeError(Rlds2ReverbError, ValueError):
     """The data set is not the one that an unfinished run was writing."""
 
 
-class KeyCollision(Rlds2ReverbError, ValueError):
+class KeyCollisionError(Rlds2ReverbError, ValueError):
     """Two items, or two chunks, have the same key by chance."""
 
 
-class DamagedFile(Rlds2ReverbError, ValueError):
+class CorruptFileError(Rlds2ReverbError, ValueError):
     """A journal or manifest of ours has changed since it was written."""
 
 
@@ -73,29 +73,29 @@ class CheckpointError(Rlds2ReverbError, ValueError):
     """A checkpoint or its root directory has changed since we wrote it, or was written for other tables."""
 
 
-class StorageFull(Rlds2ReverbError, OSError):
+class StorageFullError(Rlds2ReverbError, OSError):
     """The disk is full. What was written is kept; the same call continues once there is space."""
 
 
-class InUse(Rlds2ReverbError, OSError):
+class ResourceInUseError(Rlds2ReverbError, OSError):
     """Another process uses the port, directory or data set."""
 
 
-class TooLarge(Rlds2ReverbError, MemoryError):
+class InsufficientMemoryError(Rlds2ReverbError, MemoryError):
     """The data need more memory than there is."""
 
 
-class ServerUnavailable(Rlds2ReverbError, ConnectionError):
+class ServerUnavailableError(Rlds2ReverbError, ConnectionError):
     """A Reverb server did not answer, or did not take items, within the deadline. Trying again may help."""
 
 
-class ServerRestarted(Rlds2ReverbError, ConnectionError):
+class ServerRestartedError(Rlds2ReverbError, ConnectionError):
     """The server at the address was restarted: what the earlier one had confirmed may be lost."""
 
 
-class RateLimited(Rlds2ReverbError, RuntimeError):
+class RateLimitedError(Rlds2ReverbError, RuntimeError):
     """A push was refused: too much was pushed for what was sampled. Sample, then push again."""
 
 
-class TrainingDiverged(Rlds2ReverbError, ArithmeticError):
+class TrainingDivergedError(Rlds2ReverbError, ArithmeticError):
     """A loss, a gradient or a weight is not finite any more."""

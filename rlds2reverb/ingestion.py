@@ -25,16 +25,16 @@ from rlds2reverb._writing.compatibility import TrialItem, why_bulk_writing_fails
 from rlds2reverb._writing.conversion import ItemConversion, Layout, OnInvalid, make_conversion
 from rlds2reverb._writing.directory_destination import DirectoryDestination
 from rlds2reverb._writing.journal import Journal
-from rlds2reverb._writing.public_writer import PublicWriter
 from rlds2reverb._writing.report import IngestReport
+from rlds2reverb._writing.reverb_writer import ReverbWriter
 from rlds2reverb._writing.server_destination import ServerDestination
 from rlds2reverb._writing.transfer import Progress, Transfer, too_many_items
-from rlds2reverb.errors import ServerRestarted
-from rlds2reverb.items import ItemAdder
+from rlds2reverb.errors import ServerRestartedError
+from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.priorities import Priority
 from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
-from rlds2reverb.windows import Windows
+from rlds2reverb.trajectory_items import TrajectoryWindows
 
 #: Who writes to a server: our own messages, or Reverb's public writer.
 Writer = Literal["bulk", "public"]
@@ -82,7 +82,7 @@ def ingest(
     destination: Server | Path,
     tables: str | TableConfig | Sequence[str | TableConfig] = "replay",
     *,
-    adder: ItemAdder | None = None,
+    adder: EpisodeAdder | None = None,
     priority: Priority = 1.0,
     layout: Layout = "columns",
     on_invalid: OnInvalid = "error",
@@ -104,7 +104,7 @@ def ingest(
         `pathlib.Path` of a directory that does not exist yet.
       tables: name or names; each gets every item. On a server they have to exist, with the items' signature or none.
         For a directory a name stands for a `TableConfig` of that name.
-      adder: makes items of episodes; None for `Windows()`, whose items are transitions.
+      adder: makes items of episodes; None for `TrajectoryWindows()`, whose items are transitions.
       priority: of every item, or a function of an episode and its `Items` that returns them; in [0, 1e12].
       layout: 'columns', or 'packed' for tables of `packed_signature`: half the memory, faster to sample.
       on_invalid: 'error' writes nothing if an episode is invalid (for a server, it reads and checks the whole data set
@@ -119,19 +119,19 @@ def ingest(
       `IngestReport`. Its warnings and notes are `IngestWarning`s of Python as well.
 
     Raises:
-      InvalidEpisode: with on_invalid='error', at the first episode with problems; nothing is written.
+      InvalidEpisodeError: with on_invalid='error', at the first episode with problems; nothing is written.
       SourceError: if the source cannot be opened or read.
-      SpecMismatch: if a table's signature differs from the items, or an episode from the first; if a table without a
+      SpecMismatchError: if a table's signature differs from the items, or an episode from the first; if a table without a
         signature holds an item of other columns (where it can be looked at; else the report has a warning).
-      ServerUnavailable: if the server does not answer or take items in time; what it confirmed is in the journal.
-      ServerRestarted: if the server is restarted again and again.
+      ServerUnavailableError: if the server does not answer or take items in time; what it confirmed is in the journal.
+      ServerRestartedError: if the server is restarted again and again.
       ResumeError: if the data set is not the one of the run that is to be resumed.
-      DamagedFile: if the journal of that run is damaged.
+      CorruptFileError: if the journal of that run is damaged.
       CheckpointError: if the directory exists, or what is left of an unfinished run is damaged or of another one.
-      StorageFull: if there is no space; what is written is kept, for `resume`.
-      InUse: if another process does the same.
-      TooLarge: if the server is on this machine, and its memory is not enough.
-      KeyCollision: if two items have the same key by chance.
+      StorageFullError: if there is no space; what is written is kept, for `resume`.
+      ResourceInUseError: if another process does the same.
+      InsufficientMemoryError: if the server is on this machine, and its memory is not enough.
+      KeyCollisionError: if two items have the same key by chance.
       ValueError: if an argument is out of its range, a table does not exist, or a table holds fewer items than the
         data set gives (see `IngestOptions.allow_eviction`).
     """
@@ -147,7 +147,7 @@ def ingest(
         client = connect(destination)
         infos = table_infos(client, timeout_secs=min(timeout_secs, _FIRST_ANSWER_SECS))
     source = load(source)
-    conversion = make_conversion(source, adder or Windows(), priority, on_invalid=on_invalid, layout=layout)
+    conversion = make_conversion(source, adder or TrajectoryWindows(), priority, on_invalid=on_invalid, layout=layout)
     encoder = _encoder(conversion, names, options, number_items=to_directory)
     arguments = {
         "on_invalid": on_invalid,
@@ -280,7 +280,7 @@ def _write_to_server(
             ) as server:
                 transfer.run(server)
                 return
-        except ServerRestarted:
+        except ServerRestartedError:
             if transfer.report.restarts == _MAX_RESTARTS:
                 raise
             transfer.report.restarts += 1
@@ -288,7 +288,7 @@ def _write_to_server(
 
 def _open_writer(
     transfer: Transfer, client: reverb.Client, encoder: Encoder, *, timeout_secs: float
-) -> BulkWriter | PublicWriter:
+) -> BulkWriter | ReverbWriter:
     """Opens a writer that the server understands, after checking that its tables take the items."""
     conversion, report, address = transfer.conversion, transfer.report, client.server_address
     with ServerConnection(address) as connection:
@@ -299,15 +299,15 @@ def _open_writer(
     require_same_items(address, infos, report.tables, conversion.signature, timeout_secs=timeout_secs)
     if report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint
         _fall_back_to_public_writer_at_need(transfer, client, timeout_secs)
-    writer: BulkWriter | PublicWriter
+    writer: BulkWriter | ReverbWriter
     if report.writer == "bulk":
         writer = BulkWriter(client, encoder, timeout_secs=timeout_secs)
     else:
         structure, squeeze = conversion.signature, conversion.squeeze
-        writer = PublicWriter(client, report.tables, structure, squeeze=squeeze, timeout_secs=timeout_secs)
+        writer = ReverbWriter(client, report.tables, structure, squeeze=squeeze, timeout_secs=timeout_secs)
     if writer.state_id != state_id:
         writer.close(failed=True)
-        raise ServerRestarted(f"the server at {address} was restarted after its tables were checked")
+        raise ServerRestartedError(f"the server at {address} was restarted after its tables were checked")
     return writer
 
 

@@ -10,7 +10,7 @@ import tree
 
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
-from rlds2reverb.specs import Nest, leaves, mapped
+from rlds2reverb.specs import Nest, leaves, map_structure
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Items:
 
     def part(self, rows: slice, items: slice) -> Items:
         """Returns some of the items, which lie within some of the rows; both slices have a start and a stop."""
-        columns = mapped(lambda column: column[rows], self.columns)
+        columns = map_structure(lambda column: column[rows], self.columns)
         return Items(columns, self.starts[items] - rows.start, self.lengths[items], self.squeeze)
 
 
@@ -101,10 +101,10 @@ class ItemBatch:
         )
 
 
-class ItemAdder(Protocol):
+class EpisodeAdder(Protocol):
     """What `ingest` takes as `adder`: turns an episode into items, the same ones each time, and knows their spec.
 
-    `Windows`, `WholeEpisodes` and the adders of `rlds2reverb.adders` are item adders. (`rlds2reverb.adders.Adder` is
+    `TrajectoryWindows`, `TrajectoryEpisodes` and the adders of `rlds2reverb.adders` are item adders. (`rlds2reverb.adders.Adder` is
     something else: DI-engine's functions over lists of transitions.)
     """
 
@@ -115,10 +115,10 @@ class ItemAdder(Protocol):
         """Returns the nest of `tf.TensorSpec` of one item, for the table's signature, from a `Source.step_spec`."""
 
 
-class BatchAdder(ItemAdder, Protocol):
-    """An `ItemAdder` that can also take several episodes at once, which is much faster where they are short."""
+class EpisodeBatchAdder(EpisodeAdder, Protocol):
+    """An `EpisodeAdder` that can also take several episodes at once, which is much faster where they are short."""
 
-    def of_batch(self, batch: EpisodeBatch, /) -> ItemBatch | None:
+    def convert_batch(self, batch: EpisodeBatch, /) -> ItemBatch | None:
         """Returns the items of each episode of a batch, bit for bit those that it makes of the episode alone.
 
         None if it takes one episode at a time after all.

@@ -31,7 +31,7 @@ def require_priorities(values: np.ndarray, whose: Callable[[int], str]) -> None:
         )
 
 
-def priorities_of(priority: Priority, episode: Episode, items: Items) -> np.ndarray:
+def compute_priorities(priority: Priority, episode: Episode, items: Items) -> np.ndarray:
     """Priorities of an episode's items, float64 `[M]`.
 
     Raises:

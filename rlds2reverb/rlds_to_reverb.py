@@ -18,7 +18,7 @@ from tf_agents.trajectories import trajectory
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb._writing.observer_items import push_episodes
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources.rlds_trajectories import (
     PolicyInfoFn,
     episode_trajectories,
@@ -133,11 +133,11 @@ def push_rlds_to_reverb(
       The number of trajectories given to the observer, or written in its place.
 
     Raises:
-      SpecMismatch: if the table's signature differs from the data's spec. The message is TF-Agents' own; `details`
+      SpecMismatchError: if the table's signature differs from the data's spec. The message is TF-Agents' own; `details`
         and the cause say what differs.
       ValueError: as `convert_rlds_to_trajectories`; if validate is unknown; or with fast, if the observer cannot be
         imitated.
-      ServerUnavailable: with fast, if the server does not take items in time.
+      ServerUnavailableError: with fast, if the server does not take items in time.
       tf.errors.InvalidArgumentError: as `convert_rlds_to_trajectories`.
     """
     require_one_of("validate", validate, VALIDATE_MODES)
@@ -187,8 +187,8 @@ def _require_signature(spec: Nest, signature: Nest) -> None:
     advice = "build the table from create_trajectory_data_spec() of this data"
     try:
         require_match(spec, inner, holder="the table", advice=advice, root="trajectory")
-    except SpecMismatch as error:
-        raise SpecMismatch(_SIGNATURE_DIFFERS, details=error.details) from error
+    except SpecMismatchError as error:
+        raise SpecMismatchError(_SIGNATURE_DIFFERS, details=error.details) from error
 
 
 def _rows(columns: Nest) -> Iterator[Nest]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 
 #: A nest (dicts, tuples, named tuples) whose leaves are arrays, or specs of arrays.
 Nest = Any
@@ -64,26 +64,26 @@ def _leaves(nest: Nest, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], An
     return [((*path, *inner), leaf) for inner, leaf in tree.flatten_with_path(nest)]
 
 
-def mapped(function: Callable[[Any], Any], nest: Nest) -> Nest:
+def map_structure(function: Callable[[Any], Any], nest: Nest) -> Nest:
     """Returns the nest of what the function makes of each leaf, as `tree.map_structure`, several times as fast."""
     if isinstance(nest, (np.ndarray, ArraySpec)):
         return function(nest)
     if type(nest) is dict:
-        return {key: mapped(function, part) for key, part in nest.items()}
+        return {key: map_structure(function, part) for key, part in nest.items()}
     if isinstance(nest, tuple):
-        parts = [mapped(function, part) for part in nest]
+        parts = [map_structure(function, part) for part in nest]
         return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
     return tree.map_structure(function, nest)
 
 
-def concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+def concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Returns arrays `[T, ...]` one after the other along their first axis; a single one as it is, not a copy."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def step_spec_of(columns: Nest) -> Nest:
+def make_step_spec(columns: Nest) -> Nest:
     """Returns the spec of one step of a nest of columns `[T, ...]`: their dtypes, and shapes without the first axis."""
-    return mapped(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
+    return map_structure(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
 
 
 def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
@@ -121,18 +121,18 @@ def require_match(got: Nest, wanted: Nest, *, holder: str, advice: str, root: st
       root: name of the nest in the message.
 
     Raises:
-      SpecMismatch: naming the first path that differs, what it is and what was expected.
+      SpecMismatchError: naming the first path that differs, what it is and what was expected.
     """
     got_leaves, wanted_leaves = leaves(got), leaves(wanted)
     got_paths, wanted_paths = [path for path, _ in got_leaves], [path for path, _ in wanted_leaves]
     missing = [path_name(path, root) for path in wanted_paths if path not in got_paths]
     extra = [path_name(path, root) for path in got_paths if path not in wanted_paths]
     if missing or extra:
-        parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has {', '.join(extra)} besides"] if extra else []
-        raise SpecMismatch(f"the data {' and '.join(parts)}, compared with {holder}; {advice}")
+        parts = [f"missing {', '.join(missing)}"] if missing else []
+        parts += [f"unexpected {', '.join(extra)}"] if extra else []
+        raise SpecMismatchError(f"the data do not match {holder}: {'; '.join(parts)}; {advice}")
     for (path, have), (_, want) in zip(got_leaves, wanted_leaves, strict=True):
         if not _same_leaf(have, want):
-            raise SpecMismatch(
-                f"{path_name(path, root)} is {describe(have)}, {holder} wants {describe(want)}; {advice}"
+            raise SpecMismatchError(
+                f"{path_name(path, root)} is {describe(have)}, but {holder} expects {describe(want)}; {advice}"
             )

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from oracles import episode
+from reference_impls import episode
 from reverb.cc import schema_pb2
 
 import rlds2reverb

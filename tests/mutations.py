@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PROMISES = "tests/trunk/writing/test_promises.py"
+PROMISES = "tests/core/writing/test_promises.py"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a restart is not noticed at the end",
-        "rlds2reverb/_writing/public_writer.py",
+        "rlds2reverb/_writing/reverb_writer.py",
         "        if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self.state_id:",
         "        if False:",
         PROMISES,
@@ -69,63 +69,63 @@ MUTATIONS = [
         "rlds2reverb/_writing/server_destination.py",
         "return saved.state if self._has_first_items() else None",
         "return saved.state",
-        "tests/trunk/writing/test_faults_server.py",
+        "tests/core/writing/test_faults_server.py",
     ),
     Mutation(
         "other data are taken for those of the earlier run",
         "rlds2reverb/_writing/transfer.py",
         "        if fingerprint.hexdigest() != state.fingerprint:",
         "        if False:",
-        "tests/trunk/writing/test_faults_server.py",
+        "tests/core/writing/test_faults_server.py",
     ),
     Mutation(
         "keys that collide are not noticed",
         "rlds2reverb/_encoding/keys.py",
         "    if len(repeated):",
         "    if False:",
-        "tests/trunk/encoding/test_keys.py",
+        "tests/core/encoding/test_keys.py",
     ),
     Mutation(
         "more items than a table holds",
         "rlds2reverb/ingestion.py",
         "    elif not allow_eviction:",
         "    elif False:",
-        "tests/trunk/test_ingestion.py",
+        "tests/core/test_ingestion.py",
     ),
     Mutation(
         "a time-out counts while the process does not run",
-        "rlds2reverb/_server/patience.py",
+        "rlds2reverb/_server/pausable_deadline.py",
         "min(now - self._seen, _MAX_TICKS_IN_A_GAP * self._tick_secs)",
         "now - self._seen",
-        "tests/trunk/writing/test_faults_server.py",
+        "tests/core/writing/test_faults_server.py",
     ),
     Mutation(
         "a file is not what its checksum says",
         "rlds2reverb/_sealed_json.py",
         'stored["sha256"] == _digest(stored["content"])',
         "True",
-        "tests/trunk/test_sealed_json.py",
+        "tests/core/test_sealed_json.py",
     ),
     Mutation(
         "no lock is held",
         "rlds2reverb/_server/locks.py",
         "fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
-        "tests/trunk/server/test_locks.py",
+        "tests/core/server/test_locks.py",
     ),
     Mutation(
         "the discount at a terminal is kept",
         "rlds2reverb/trajectories.py",
         "    return where(zero, np.float32(0), discounts)",
         "    return where(zero & False, np.float32(0), discounts)",
-        "tests/trunk/test_trajectories.py",
+        "tests/core/test_trajectories.py",
     ),
     Mutation(
         "a truncated episode loses its final observation",
         "rlds2reverb/sources/d4rl.py",
         "final_observations=None if following is None else following[ends - 1],",
         "final_observations=None,",
-        "tests/trunk/sources/test_d4rl.py",
+        "tests/core/sources/test_d4rl.py",
     ),
     Mutation(
         "windows run on into the next episode of a batch",

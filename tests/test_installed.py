@@ -21,10 +21,10 @@ import rlds2reverb.sampling
 SCRIPT = """
 from pathlib import Path
 
-from rlds2reverb import IngestOptions, IngestReport, ItemAdder, Items, Episode, ReplayServer, TableConfig, Windows, ingest, load
-from rlds2reverb.adders import GAE, EpisodeItems, NStep, Sequence, compose
+from rlds2reverb import IngestOptions, IngestReport, EpisodeAdder, Items, Episode, ReplayServer, TableConfig, TrajectoryWindows, ingest, load
+from rlds2reverb.adders import GAE, StepEpisodes, NStep, StepWindows, compose
 
-any_adders: list[ItemAdder] = [Windows(), NStep(3, 0.99), Sequence(5), EpisodeItems(9), compose(GAE(0.9, 0.9), NStep(2, 0.9))]
+any_adders: list[EpisodeAdder] = [TrajectoryWindows(), NStep(3, 0.99), StepWindows(5), StepEpisodes(9), compose(GAE(0.9, 0.9), NStep(2, 0.9))]
 report: IngestReport = ingest(load("x.hdf5"), Path("out"), adder=NStep(3, 0.99), options=IngestOptions(key_seed=1))
 items: Items = NStep(3, 0.99)(load("x.hdf5").first_episode)
 server: ReplayServer = ReplayServer([TableConfig()])
@@ -32,8 +32,8 @@ server: ReplayServer = ReplayServer([TableConfig()])
 
 
 def test_every_module_of_the_package_can_be_imported():
-    trunk = [str(Path(rlds2reverb.__file__).parent)]  # a bare checkout has more on its path
-    found = [module.name for module in pkgutil.walk_packages(trunk, "rlds2reverb.")]
+    core = [str(Path(rlds2reverb.__file__).parent)]  # a bare checkout has more on its path
+    found = [module.name for module in pkgutil.walk_packages(core, "rlds2reverb.")]
     for branch in (rlds2reverb.adders, rlds2reverb.cli):
         found += [module.name for module in pkgutil.walk_packages(branch.__path__, f"{branch.__name__}.")]
     for name in found:
@@ -104,7 +104,7 @@ def test_pyright_resolves_every_public_name(tmp_path):
     assert "no_such_name" in errors[0]["message"]
 
 
-def test_recipes_come_with_the_package():
-    from rlds2reverb.cli.recipes import recipe_names
+def test_presets_come_with_the_package():
+    from rlds2reverb.cli.presets import preset_names
 
-    assert {"iql-antmaze", "rebrac-hopper-medium"} <= set(recipe_names())
+    assert {"iql-antmaze", "rebrac-hopper-medium"} <= set(preset_names())

@@ -1,4 +1,4 @@
-"""The import rules of the house: rooms of the trunk in one order, branches apart, only the roof joins them."""
+"""The import rules: sub-packages of the core in one order, layers independent, and only `cli` joins them."""
 
 import ast
 from pathlib import Path
@@ -7,20 +7,30 @@ import pytest
 
 import rlds2reverb
 
-TRUNK = Path(rlds2reverb.__file__).parent
+CORE = Path(rlds2reverb.__file__).parent
 ROOT = Path(__file__).parent.parent
-#: Each room imports only rooms before it, and itself without a circle. "words" are the files at the top of the trunk.
-ROOMS = ["words", "replay", "_internals", "sources", "_encoding", "_server", "_writing", "sampling", "doors"]
-DOORS = {"ingestion", "rlds_to_reverb"}
-BRANCHES = {"adders", "learners", "envs", "cli"}
-#: The roof may import every branch.
-ROOF = "cli"
+#: Parts of the core, each importing only those before it. "shared types" are the modules directly in `rlds2reverb/`.
+PARTS = [
+    "shared types",
+    "replay",
+    "_internals",
+    "sources",
+    "_encoding",
+    "_server",
+    "_writing",
+    "sampling",
+    "entry points",
+]
+ENTRY_POINTS = {"ingestion", "rlds_to_reverb"}
+LAYERS = {"adders", "learners", "envs", "cli"}
+#: The layer that may import every other one.
+TOP_LAYER = "cli"
 
 
 def modules_imported(path, package):
-    """The dotted name of every module that a file imports, wherever it stands in the file; typing-only ones aside.
+    """Yields the dotted name of every module that a file imports at any level, except for type checking only.
 
-    `from a import b, c` gives `a.b` and `a.c`, since each may be a module. Relative imports are resolved in `package`.
+    `from a import b, c` yields `a.b` and `a.c`, since each may be a module. Relative imports are resolved in `package`.
     """
     tree = ast.parse(path.read_text())
     typing_only = {
@@ -40,27 +50,27 @@ def modules_imported(path, package):
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def module_of(path):
-    parts = ["rlds2reverb", *path.relative_to(TRUNK).with_suffix("").parts]
+def module_name(path):
+    parts = ["rlds2reverb", *path.relative_to(CORE).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module):
+def part_name(module):
     parts = module.split(".")
-    if len(parts) > 1 and parts[1] in ROOMS:
+    if len(parts) > 1 and parts[1] in PARTS:
         return parts[1]
-    return "doors" if len(parts) > 1 and parts[1] in DOORS else "words"
+    return "entry points" if len(parts) > 1 and parts[1] in ENTRY_POINTS else "shared types"
 
 
 FILES = {
-    module_of(path): path
-    for path in sorted(TRUNK.rglob("*.py"))
-    if path.relative_to(TRUNK).parts[0] not in BRANCHES and path != TRUNK / "__init__.py"
+    module_name(path): path
+    for path in sorted(CORE.rglob("*.py"))
+    if path.relative_to(CORE).parts[0] not in LAYERS and path != CORE / "__init__.py"
 }
 
 
-def own_imports(module):
-    """The modules of the trunk that a module of it imports."""
+def core_imports(module):
+    """Yields the modules of the core that one of its modules imports."""
     package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
     for name in modules_imported(FILES[module], package):
         while name and name not in FILES:  # the last part may be a name in a module
@@ -70,28 +80,30 @@ def own_imports(module):
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_rooms_import_only_rooms_before_them(module):
-    for imported in own_imports(module):
-        assert ROOMS.index(room_of(imported)) <= ROOMS.index(room_of(module)), f"{module} imports {imported}"
+def test_parts_of_the_core_import_only_earlier_parts(module):
+    for imported in core_imports(module):
+        assert PARTS.index(part_name(imported)) <= PARTS.index(part_name(module)), f"{module} imports {imported}"
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_the_trunk_imports_no_branch_and_its_own_room_relatively(module):
+def test_core_imports_no_layer_and_siblings_relatively(module):
     tree = ast.parse(FILES[module].read_text())
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("rlds2reverb."):
             continue
-        assert node.module.split(".")[1] not in BRANCHES, f"{module} imports {node.module}"
-        if room_of(module) not in ("words", "doors"):
-            assert room_of(node.module) != room_of(module), f"{module} imports {node.module}, of its own room"
+        assert node.module.split(".")[1] not in LAYERS, f"{module} imports {node.module}"
+        if part_name(module) not in ("shared types", "entry points"):
+            assert part_name(node.module) != part_name(module), (
+                f"{module} imports {node.module} from its own part; use a relative import"
+            )
     for imported in modules_imported(FILES[module], module):
-        assert imported.split(".")[0] not in BRANCHES, f"{module} imports {imported}, a bare branch"
+        assert imported.split(".")[0] not in LAYERS, f"{module} imports {imported}, a layer by its bare name"
 
 
-def test_no_two_modules_import_each_other_in_a_circle():
-    imports = {module: set(own_imports(module)) - {module} for module in FILES}
+def test_modules_do_not_import_each_other_in_a_circle():
+    imports = {module: set(core_imports(module)) - {module} for module in FILES}
     packages = {module for module, path in FILES.items() if path.name == "__init__.py"}
-    for module, found in imports.items():  # a module that runs is in its package, which need not have ended
+    for module, found in imports.items():  # a package may still be importing when its modules run
         imports[module] = {name for name in found if name not in packages or not module.startswith(f"{name}.")}
     done = set()
     while left := [module for module in imports if module not in done]:
@@ -100,19 +112,19 @@ def test_no_two_modules_import_each_other_in_a_circle():
         done.update(ready)
 
 
-@pytest.mark.parametrize("branch", sorted(BRANCHES))
-def test_no_branch_imports_another_and_none_is_imported_bare(branch):
-    others = BRANCHES - {branch, ROOF} if branch == ROOF else BRANCHES - {branch}
-    for folder in (ROOT / branch, TRUNK / branch):
+@pytest.mark.parametrize("layer", sorted(LAYERS))
+def test_layers_do_not_import_each_other(layer):
+    others = LAYERS - {layer, TOP_LAYER} if layer == TOP_LAYER else LAYERS - {layer}
+    for folder in (ROOT / layer, CORE / layer):
         for path in folder.rglob("*.py"):
-            for module in modules_imported(path, f"rlds2reverb.{branch}"):
+            for module in modules_imported(path, f"rlds2reverb.{layer}"):
                 parts = module.split(".")
-                assert parts[0] not in BRANCHES, f"{path} imports {module}, a bare branch"
-                if branch != ROOF:
+                assert parts[0] not in LAYERS, f"{path} imports {module}, a layer by its bare name"
+                if layer != TOP_LAYER:
                     assert parts[0] != "rlds2reverb" or parts[1] not in others, f"{path} imports {module}"
 
 
-def test_every_name_of_an_import_is_looked_at(tmp_path):
+def test_modules_imported_finds_nested_and_relative_imports(tmp_path):
     (tmp_path / "x.py").write_text(
         "def f():\n    import adders\nfrom rlds2reverb import fields, cli\nfrom .a import b\nfrom . import c\n"
     )
@@ -125,15 +137,15 @@ def test_every_name_of_an_import_is_looked_at(tmp_path):
     ]
 
 
-def test_every_package_is_listed_in_setup_py():
+def test_setup_py_lists_every_package():
     setup = ROOT / "setup.py"
     if not setup.is_file():
-        pytest.skip("the sources are not here: an installed wheel is tested")
+        pytest.skip("the source tree is not available when an installed wheel is tested")
     listed = ast.literal_eval(setup.read_text().partition("packages=")[2].partition("],")[0] + "]")
-    rooms = {module for module, path in FILES.items() if path.name == "__init__.py"}
-    branches = {
+    packages = {module for module, path in FILES.items() if path.name == "__init__.py"}
+    layers = {
         ".".join(["rlds2reverb", *path.parent.relative_to(ROOT).parts])
-        for branch in BRANCHES
-        for path in (ROOT / branch).rglob("__init__.py")
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("__init__.py")
     }
-    assert sorted(listed) == sorted({"rlds2reverb"} | rooms | branches)
+    assert sorted(listed) == sorted({"rlds2reverb"} | packages | layers)

@@ -103,7 +103,7 @@ class ReBRACAgent(TD3BCAgent):
             if batch.next_action is None or batch.next_action_mask is None:
                 raise ValueError(
                     "expected experience with next actions for rebrac's critic penalty, got transitions; "
-                    "give trajectories of two steps (Windows(2)), or set critic_penalty=0"
+                    "give trajectories of two steps (TrajectoryWindows(2)), or set critic_penalty=0"
                 )
             distance = tf.reduce_sum(tf.square(action - batch.next_action), axis=-1)
             value -= self._critic_penalty * batch.next_action_mask * distance

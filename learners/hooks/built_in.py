@@ -28,7 +28,7 @@ class LoadCkptHook(LearnerHook):
         Args:
           name: see `Hook`.
           priority: see `Hook`.
-          load_path: a checkpoint's directory, or 'latest' for the newest good one under the learner's `root_dir`.
+          load_path: a checkpoint's directory, or 'latest' for the newest good one under the learner's `run_dir`.
           override: see `Learner.load_checkpoint`.
         """
         super().__init__(name, priority, position="before_run")
@@ -134,7 +134,7 @@ class UpdatePrioritiesHook(LearnerHook):
         """Begins to write what is in the learner's `priority_info`, if there is something.
 
         Raises:
-          ServerUnavailable: if those before could not be written.
+          ServerUnavailableError: if those before could not be written.
         """
         self.flush()
         given = learner.priority_info
@@ -146,7 +146,7 @@ class UpdatePrioritiesHook(LearnerHook):
         """Waits until everything is written.
 
         Raises:
-          ServerUnavailable: if it could not be.
+          ServerUnavailableError: if it could not be.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is not None:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from rlds2reverb.specs import concatenated
+from rlds2reverb.specs import concatenate
 
 #: Episodes are encoded and confirmed in groups of about this many bytes: small ones first, so that the server starts
 #: its work early.
@@ -150,7 +150,7 @@ def joined_rows(blocks: Sequence[ItemBlock]) -> ItemRows:
     )
     lengths = np.concatenate([block.lengths for block in blocks])
     columns = [
-        concatenated([block.columns[at][begin:end] for block, (begin, end) in zip(blocks, bounds, strict=True)])
+        concatenate([block.columns[at][begin:end] for block, (begin, end) in zip(blocks, bounds, strict=True)])
         for at in range(len(blocks[0].columns))
     ]
     covered = np.zeros(bases[-1] + 1, np.int64)

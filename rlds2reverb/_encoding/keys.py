@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlds2reverb.errors import KeyCollision
+from rlds2reverb.errors import KeyCollisionError
 from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import leaves
 
@@ -100,11 +100,11 @@ def keys_at(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def require_different(parts: Sequence[np.ndarray]) -> None:
-    """Raises `KeyCollision` if a key occurs twice in the arrays, taken together."""
+    """Raises `KeyCollisionError` if a key occurs twice in the arrays, taken together."""
     everything = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))
     repeated = everything[1:][everything[1:] == everything[:-1]]
     if len(repeated):
-        raise KeyCollision(
+        raise KeyCollisionError(
             f"{len(repeated)} keys coincide, {repeated[0]} the first, so that one of two items would be lost; "
             "convert again, into an empty table or a new directory, with another key_seed"
         )

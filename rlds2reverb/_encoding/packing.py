@@ -83,7 +83,7 @@ def packed_signature(packing: Packing) -> tf.TensorSpec:
     return tf.TensorSpec((*leading, *spec.shape), spec.dtype, name=name)
 
 
-def packing_of(signature: Nest) -> Packing | None:
+def find_packing(signature: Nest) -> Packing | None:
     """How the items of a table with this signature are packed, or None if they are not.
 
     Raises:
@@ -108,7 +108,7 @@ def unpack(packed: tf.Tensor, packing: Packing) -> Nest:
 
     Args:
       packed: int32 or uint8 `[..., W]`: items with any leading axes, those of batch and time.
-      packing: see `packing_of`.
+      packing: see `find_packing`.
 
     Returns:
       The nest of an item, each leaf with the leading axes of `packed` in front of the shape of its rows.

@@ -11,7 +11,7 @@ from tf_agents.replay_buffers import reverb_utils
 from .versions import require_version
 
 if TYPE_CHECKING:
-    from rlds2reverb.windows import Padding
+    from rlds2reverb.trajectory_items import Padding
 
 require_version("tf-agents", tf_agents.__version__, "0.19.0")
 
@@ -33,7 +33,7 @@ class ObserverSettings:
       num_cached_steps: steps of an unfinished episode that the observer holds.
       length: rows of an item; of 'episode' the most that one may have.
       stride: rows between the beginnings of items; 1 for 'episode'.
-      padding: see `windows.Windows`.
+      padding: see `trajectory_items.TrajectoryWindows`.
       bypass_long_episodes: whether 'episode' leaves out episodes of more rows, rather than failing.
     """
 

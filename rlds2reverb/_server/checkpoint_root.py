@@ -248,7 +248,7 @@ class CheckpointRoot:
         found = _digests(checkpoint)
         try:
             manifest = sealed_json.load(self._manifest_of(checkpoint))
-        except sealed_json.DamagedFile:
+        except sealed_json.CorruptFileError:
             manifest = None
         if manifest is None:
             require_consistent(checkpoint)
@@ -353,7 +353,7 @@ def _require_equal(checkpoint: Path, found: dict[str, list[Any]], expected: dict
 def _load(path: Path) -> dict[str, Any] | None:
     try:
         return sealed_json.load(path)
-    except sealed_json.DamagedFile as error:
+    except sealed_json.CorruptFileError as error:
         raise CheckpointError(f"{error}; restore it from a copy, or give a new directory") from error
 
 

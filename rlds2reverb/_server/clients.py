@@ -9,8 +9,8 @@ import reverb
 from reverb.reverb_types import TableInfo
 
 from rlds2reverb._arguments import require_timeout
-from rlds2reverb._encoding.packing import packing_of
-from rlds2reverb.errors import ServerUnavailable, SpecMismatch
+from rlds2reverb._encoding.packing import find_packing
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
 
 from .connection import ServerConnection
@@ -60,7 +60,7 @@ def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[st
     before they come back to a server that was started again.
 
     Raises:
-      ServerUnavailable: if there is no answer within the time-out.
+      ServerUnavailableError: if there is no answer within the time-out.
     """
     require_timeout(timeout_secs)
     with ServerConnection(client.server_address) as connection:
@@ -72,7 +72,7 @@ def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None
 
     Raises:
       ValueError: if there is no such table.
-      SpecMismatch: if its signature differs, naming the field.
+      SpecMismatchError: if its signature differs, naming the field.
     """
     if name not in info:
         raise ValueError(f"the server has no table {name!r}; it has {', '.join(sorted(info)) or 'none'}")
@@ -83,14 +83,14 @@ def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None
         f"table {name!r}",
         "cast or reshape the data, or build the table from this data set's item_signature()",
     )
-    got_packing, table_packing = packing_of(item_signature), packing_of(signature)
+    got_packing, table_packing = find_packing(item_signature), find_packing(signature)
     if (got_packing is None) != (table_packing is None):
         has, lacks = ("the items are", "the table's are") if got_packing else ("the table's items are", "these are")
-        raise SpecMismatch(f"{has} packed, {lacks} not ({holder}); give the other layout")
+        raise SpecMismatchError(f"{has} packed, {lacks} not ({holder}); give the other layout")
     if got_packing is not None and table_packing is not None:
         require_match(got_packing.item_spec, table_packing.item_spec, holder=holder, advice=advice, root="item")
         if got_packing.squeeze != table_packing.squeeze:
-            raise SpecMismatch(f"items of single rows and of windows differ ({holder}); use the same adder")
+            raise SpecMismatchError(f"items of single rows and of windows differ ({holder}); use the same adder")
     require_match(item_signature, signature, holder=holder, advice=advice, root="item")
 
 
@@ -99,7 +99,7 @@ def why_blocked(client: reverb.Client, table_names: Sequence[str], waited_secs: 
     waited = f"waited {waited_secs:g} s for {client.server_address} to take items"
     try:
         infos = table_infos(client, timeout_secs=_info_secs(waited_secs))
-    except ServerUnavailable:
+    except ServerUnavailableError:
         return f"{waited}, and it does not answer any more; start it again and resume"
     states = []
     for name in table_names:
@@ -117,7 +117,7 @@ def why_nothing_sampled(client: reverb.Client, table: str, waited_secs: float) -
     waited = f"waited {waited_secs:g} s for a sample of table {table!r} at {client.server_address}"
     try:
         info = table_infos(client, timeout_secs=_info_secs(waited_secs))[table]
-    except (ServerUnavailable, KeyError):
+    except (ServerUnavailableError, KeyError):
         return f"{waited}, and it is gone; start the server again"
     limiter = info.rate_limiter_info
     few = info.current_size < limiter.min_size_to_sample

@@ -26,9 +26,9 @@ from rlds2reverb._internals.reverb import (
     ServerInfoResponse,
     to_table_info,
 )
-from rlds2reverb.errors import ServerUnavailable
+from rlds2reverb.errors import ServerUnavailableError
 
-from .patience import Patience
+from .pausable_deadline import PausableDeadline
 
 #: Between two questions to a server whose connection broke.
 _PAUSE_SECS = 0.1
@@ -73,7 +73,7 @@ class ServerConnection:
         """Returns what identifies this start of the server: it changes with every start.
 
         Raises:
-          ServerUnavailable: if the server does not answer in time.
+          ServerUnavailableError: if the server does not answer in time.
         """
         state_id = self._server_info(timeout_secs).tables_state_id
         return f"{state_id.high:016x}{state_id.low:016x}"
@@ -82,13 +82,13 @@ class ServerConnection:
         """Returns what the server reports about its tables, by name.
 
         Raises:
-          ServerUnavailable: if the server does not answer in time.
+          ServerUnavailableError: if the server does not answer in time.
         """
         infos = self._server_info(timeout_secs).table_info
         return {info.name: to_table_info(info) for info in infos}
 
     def _server_info(self, timeout_secs: float) -> Any:
-        patience = Patience(timeout_secs)
+        patience = PausableDeadline(timeout_secs)
         while True:
             call = self._unary("ServerInfo").future(b"", timeout=max(patience.left, 0.001), wait_for_ready=True)
             try:
@@ -100,7 +100,7 @@ class ServerConnection:
                     time.sleep(_PAUSE_SECS)
                     continue
                 reason = "" if error.code() in _LATE else f" ({error.code().name})"
-            raise ServerUnavailable(
+            raise ServerUnavailableError(
                 f"no Reverb server answered at {self.address} within {timeout_secs:g} s{reason}; "
                 "start it (rlds2reverb serve), or check host and port"
             )
@@ -115,7 +115,7 @@ class ServerConnection:
           timeout_secs: for the answer.
 
         Raises:
-          ServerUnavailable: if it is not done in time.
+          ServerUnavailableError: if it is not done in time.
         """
         request = priority_updates(table, keys, priorities)
         self._answered("MutatePriorities", request, timeout_secs, "take priorities")
@@ -124,7 +124,7 @@ class ServerConnection:
         """Removes items; ignores keys that are not in the table.
 
         Raises:
-          ServerUnavailable: if it is not done in time.
+          ServerUnavailableError: if it is not done in time.
         """
         request = MutatePrioritiesRequest(table=table, delete_keys=keys)
         self._answered("MutatePriorities", request.SerializeToString(), timeout_secs, "delete items")
@@ -152,8 +152,8 @@ class ServerConnection:
             return self._unary(method)(request, timeout=timeout_secs)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise ServerUnavailable(f"waited {timeout_secs:g} s for {self.address} to {what}") from None
-            raise ServerUnavailable(
+                raise ServerUnavailableError(f"waited {timeout_secs:g} s for {self.address} to {what}") from None
+            raise ServerUnavailableError(
                 f"{self.address} did not {what} ({error.code().name}: {error.details()}); start the server again"
             ) from None
 
@@ -178,7 +178,7 @@ def confirmed_keys(response: bytes) -> Sequence[int]:
     return InsertStreamResponse.FromString(response).keys
 
 
-def _result(call: Any, patience: Patience) -> bytes:
+def _result(call: Any, patience: PausableDeadline) -> bytes:
     """Returns the response of a call; raises `grpc.FutureTimeoutError` when patience is over."""
     while True:
         try:

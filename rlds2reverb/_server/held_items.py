@@ -13,12 +13,12 @@ import tensorflow as tf
 import tree
 from reverb.reverb_types import TableInfo
 
-from rlds2reverb._encoding.packing import packing_of
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb._encoding.packing import find_packing
+from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, require_match
 
 from .connection import ServerConnection
-from .patience import Patience
+from .pausable_deadline import PausableDeadline
 
 #: The longest wait for an item, where the table ought to give one at once.
 _LONGEST_SECS = 5.0
@@ -59,7 +59,7 @@ def require_same_items(
       A sentence for each table that holds items and could not be looked at.
 
     Raises:
-      SpecMismatch: naming the first column that differs.
+      SpecMismatchError: naming the first column that differs.
     """
     unknown = []
     for name in tables:
@@ -91,7 +91,7 @@ def _why_not_to_look(info: TableInfo) -> str | None:
 
 def _held_columns(connection: ServerConnection, table: str, timeout_secs: float) -> list[ArraySpec] | None:
     """Returns the specs of the columns of one item, in their order, or None if the table gives none in time."""
-    patience = Patience(timeout_secs)
+    patience = PausableDeadline(timeout_secs)
     while (left := patience.left) > 0:
         try:
             with closing(connection.sample(table, timeout_secs=min(left, _ATTEMPT_SECS))) as parts:
@@ -129,10 +129,10 @@ def _spec_of(column: Any, rows: Mapping[int, Sequence[ArraySpec]]) -> ArraySpec:
 def _require_same(signature: Nest, held: Sequence[ArraySpec], table: str) -> None:
     ours = tree.flatten(signature)
     holder = f"table {table!r}, judged by the columns of an item in it,"
-    may_be_packed = packing_of(signature) is not None or (len(held) == 1 and held[0].dtype in (np.int32, np.uint8))
+    may_be_packed = find_packing(signature) is not None or (len(held) == 1 and held[0].dtype in (np.int32, np.uint8))
     advice = f"{_ADVICE}; if only one of them is packed, give the other layout" if may_be_packed else _ADVICE
     if len(ours) != len(held):
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the items have {_listed(ours)}, {holder} has {_listed(held)}; {advice}",
         )
     require_match(

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.errors import InUse
+from rlds2reverb.errors import ResourceInUseError
 
 
 class FileLock:
@@ -30,7 +30,7 @@ class FileLock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(self._descriptor)
-                raise InUse(f"{self._complaint} (lock {self._path})") from None
+                raise ResourceInUseError(f"{self._complaint} (lock {self._path})") from None
             if self._is_at_path():
                 return self
             os.close(self._descriptor)  # its last holder has just removed it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlds2reverb._units import bytes_text
-from rlds2reverb.errors import TooLarge
+from rlds2reverb.errors import InsufficientMemoryError
 
 #: Bytes that Reverb 0.14 takes in addition to the data, as measured with `benchmarks/bench_memory.py`.
 _PER_CHUNK, _PER_COLUMN_OF_CHUNK = 340, 580
@@ -46,10 +46,10 @@ def _left_in_group() -> int:
 
 
 def require_memory(needed: int, what: str) -> None:
-    """Raises `TooLarge` unless there is memory for `needed` bytes."""
+    """Raises `InsufficientMemoryError` unless there is memory for `needed` bytes."""
     available = available_bytes()
     if needed > available:
-        raise TooLarge(
+        raise InsufficientMemoryError(
             f"{what} will need about {bytes_text(needed)} of memory, and {bytes_text(available)} are free; serve it on "
             "a larger machine, convert it with layout='packed' (--layout packed), or force it (--force)"
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlds2reverb.errors import ServerUnavailable
+from rlds2reverb.errors import ServerUnavailableError
 
 _LONGEST_WAIT_SECS = 1.0
 #: Longer than the interpreter needs to end, unless it waits for a lock that the thread holds.
@@ -85,7 +85,7 @@ def call_with_deadline(timeout_secs: float, call: Callable[[], Any], what: str) 
     on in the background.
 
     Raises:
-      ServerUnavailable: if the call did not return in time.
+      ServerUnavailableError: if the call did not return in time.
     """
     outcome: dict[str, Any] = {}
 
@@ -106,7 +106,7 @@ def call_with_deadline(timeout_secs: float, call: Callable[[], Any], what: str) 
         raise
     thread.join(timeout_secs)
     if thread.is_alive():
-        raise ServerUnavailable(f"waited {timeout_secs:g} s for {what}")
+        raise ServerUnavailableError(f"waited {timeout_secs:g} s for {what}")
     if "error" in outcome:
         raise outcome["error"]
     return outcome["result"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import portpicker
 
-from rlds2reverb.errors import InUse
+from rlds2reverb.errors import ResourceInUseError
 
 from .locks import FileLock
 from .scratch import own_directory
@@ -34,7 +34,7 @@ def held_port(port: int) -> Iterator[None]:
     """Keeps other servers of this package from a port. Reverb itself would let two start there and split the traffic.
 
     Raises:
-      InUse: if anything listens there.
+      ResourceInUseError: if anything listens there.
       ValueError: if it is not a port.
     """
     _USED_PORTS.add(port)
@@ -44,7 +44,7 @@ def held_port(port: int) -> Iterator[None]:
 
 
 def require_free_port(port: int) -> None:
-    """Raises `InUse` if anything listens on the port, on any interface; `ValueError` if it is not a port."""
+    """Raises `ResourceInUseError` if anything listens on the port, on any interface; `ValueError` if it is not a port."""
     if not 0 < port < 65536:
         raise ValueError(f"port is {port}, expected 1 to 65535")
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
@@ -59,6 +59,10 @@ def require_free_port(port: int) -> None:
             try:
                 probe.bind((host, port))
             except PermissionError as error:
-                raise InUse(f"port {port} may not be used ({error.strerror}); choose one above 1023") from None
+                raise ResourceInUseError(
+                    f"port {port} may not be used ({error.strerror}); choose one above 1023"
+                ) from None
             except OSError as error:
-                raise InUse(f"port {port} is taken ({error.strerror}); choose another, or stop what uses it") from None
+                raise ResourceInUseError(
+                    f"port {port} is taken ({error.strerror}); choose another, or stop what uses it"
+                ) from None

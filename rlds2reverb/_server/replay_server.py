@@ -13,7 +13,7 @@ import grpc
 import reverb
 
 from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb.errors import CheckpointError, ServerUnavailable, StorageFull
+from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
@@ -66,10 +66,10 @@ class ReplayServer:
             damaged. The root then takes the space of two checkpoints, which writing one takes in any case.
 
         Raises:
-          InUse: if another server listens there. (Two would both start, and split the traffic.)
+          ResourceInUseError: if another server listens there. (Two would both start, and split the traffic.)
           CheckpointError: if data or root are not ours, or damaged or for other tables.
-          TooLarge: if the data need more memory than there is.
-          SpecMismatch: if a restored table has another signature.
+          InsufficientMemoryError: if the data need more memory than there is.
+          SpecMismatchError: if a restored table has another signature.
         """
         if configs is not None and not configs:
             raise ValueError("a server needs at least one table, got none")
@@ -134,7 +134,7 @@ class ReplayServer:
         Raises:
           ValueError: if the server has no checkpoint root.
           CheckpointError: if something foreign lies in the root, or the checkpoint is not there afterwards.
-          ServerUnavailable: if it takes longer than the time-out.
+          ServerUnavailableError: if it takes longer than the time-out.
         """
         if self._root is None:
             raise ValueError("the server was started without a checkpoint root; give checkpoint_root=DIRECTORY")
@@ -153,11 +153,11 @@ class ReplayServer:
                 return connection.checkpoint(timeout_secs=timeout_secs)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # it may still be writing
-                raise ServerUnavailable(f"waited {timeout_secs:g} s for a checkpoint in {root.path}") from None
+                raise ServerUnavailableError(f"waited {timeout_secs:g} s for a checkpoint in {root.path}") from None
             root.delete_cut_off()
             if "No space left" in str(error.details()):
                 message = f"no space left for a checkpoint in {root.path}; the one before is kept: free some"
-                raise StorageFull(errno.ENOSPC, message) from error
+                raise StorageFullError(errno.ENOSPC, message) from error
             raise CheckpointError(f"Reverb cannot write a checkpoint in {root.path} ({error.details()})") from error
 
     def stop(self) -> None:
@@ -195,7 +195,7 @@ def begin_from(
 
     Raises:
       CheckpointError: if there is no such directory, it is damaged, or has other tables than are asked for.
-      TooLarge: if it needs more memory than there is, unless forced.
+      InsufficientMemoryError: if it needs more memory than there is, unless forced.
     """
     stored_tables(data)
     written = CheckpointRoot(data, make=False)

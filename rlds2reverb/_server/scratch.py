@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlds2reverb.errors import InUse
+from rlds2reverb.errors import ResourceInUseError
 
 from .locks import FileLock
 
@@ -20,13 +20,15 @@ def own_directory() -> Path:
     """Returns this user's directory for locks and temporary folders, after making it.
 
     Raises:
-      InUse: if another user made it, who could then change what is in it.
+      ResourceInUseError: if another user made it, who could then change what is in it.
     """
     directory = Path(tempfile.gettempdir()) / f"rlds2reverb-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     owner = directory.lstat().st_uid
     if owner != os.getuid():
-        raise InUse(f"{directory} belongs to user {owner}, expected user {os.getuid()}; remove it, or set TMPDIR")
+        raise ResourceInUseError(
+            f"{directory} belongs to user {owner}, expected user {os.getuid()}; remove it, or set TMPDIR"
+        )
     return directory
 
 
@@ -50,7 +52,7 @@ def scratch_folder() -> Iterator[Path]:
 def _remove_left_over(directory: Path) -> None:
     for folder in directory.glob("server-*"):
         if folder.is_dir():
-            with contextlib.suppress(InUse), _lock_of(folder):
+            with contextlib.suppress(ResourceInUseError), _lock_of(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

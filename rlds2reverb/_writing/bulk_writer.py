@@ -19,8 +19,8 @@ from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import EncodedBatch, Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.clients import Server, connect, why_blocked
-from rlds2reverb._server.patience import Patience
-from rlds2reverb.errors import ServerRestarted, ServerUnavailable
+from rlds2reverb._server.pausable_deadline import PausableDeadline
+from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 
 from .insert_stream import InsertStream, SentBatch
 
@@ -41,7 +41,7 @@ class BulkWriter:
           timeout_secs: how long to wait for any confirmation.
 
         Raises:
-          ServerUnavailable: if the server does not answer in time.
+          ServerUnavailableError: if the server does not answer in time.
           ValueError: if the time-out is out of its range.
         """
         require_timeout(timeout_secs)
@@ -54,7 +54,7 @@ class BulkWriter:
         self._num_batches = 0
         self._ends_of_writes: deque[int] = deque()
         self._num_confirmed = 0
-        self._patience = Patience(timeout_secs)
+        self._patience = PausableDeadline(timeout_secs)
         self._num_responses = 0
         self._item_keys: list[np.ndarray] = []
         self._chunk_keys: list[np.ndarray] = []
@@ -84,8 +84,8 @@ class BulkWriter:
         """Sends the items of some episodes, waiting where too much is unconfirmed.
 
         Raises:
-          ServerUnavailable: if the server confirms nothing within the time-out; names what was waited for.
-          ServerRestarted: if the server was restarted.
+          ServerUnavailableError: if the server confirms nothing within the time-out; names what was waited for.
+          ServerRestartedError: if the server was restarted.
         """
         for batch in self._encoder.encode(blocks):
             self._send(batch)
@@ -108,7 +108,7 @@ class BulkWriter:
         """Waits for all confirmations and forgets what was written: for distinct keys, and a server that stays.
 
         Raises:
-          ServerUnavailable, ServerRestarted: as `write`.
+          ServerUnavailableError, ServerRestartedError: as `write`.
         """
         self._wait(lambda: self._bytes == 0)
         self._item_keys.clear()
@@ -119,8 +119,8 @@ class BulkWriter:
         """Waits until everything is confirmed, by the server that was there at the beginning.
 
         Raises:
-          ServerUnavailable, ServerRestarted: as `write`.
-          KeyCollision: if two items or chunks have the same key.
+          ServerUnavailableError, ServerRestartedError: as `write`.
+          KeyCollisionError: if two items or chunks have the same key.
         """
         keys.require_different(self._item_keys)
         keys.require_different(self._chunk_keys)
@@ -155,7 +155,7 @@ class BulkWriter:
                     num_responses, pauses = self._num_responses, _pauses()
                 left = self._patience.left
                 if left <= 0:
-                    raise ServerUnavailable(self._why_late())
+                    raise ServerUnavailableError(self._why_late())
                 if self._stream.error is not None:
                     self._reopen(min(next(pauses), left), left)
                 else:
@@ -166,16 +166,16 @@ class BulkWriter:
         broken, error = self._stream, self._stream.error
         if isinstance(error, grpc.RpcError) and error.code() not in _PASSING:
             reason = f"{error.code().name}: {error.details()}"
-            raise ServerUnavailable(f"the server at {self._address} refused items ({reason})")
+            raise ServerUnavailableError(f"the server at {self._address} refused items ({reason})")
         self._changed.wait(pause)
         broken.end()
         try:
             stream = InsertStream(self._address, self._on_response, timeout_secs=max(0.1, min(left - pause, 5.0)))
-        except ServerUnavailable:
+        except ServerUnavailableError:
             return  # still away; the caller looks at the clock
         try:
             self._require_same(stream.state_id)
-        except ServerRestarted:
+        except ServerRestartedError:
             stream.end()
             raise
         self._stream = stream
@@ -184,7 +184,7 @@ class BulkWriter:
 
     def _require_same(self, state_id: str) -> None:
         if state_id != self.state_id:
-            raise ServerRestarted(
+            raise ServerRestartedError(
                 f"the server at {self._address} was restarted; what the earlier one confirmed may be gone: resume"
             )
 

@@ -15,7 +15,7 @@ from rlds2reverb._server.connection import ServerConnection, server_state_id
 from rlds2reverb._server.held_items import counts_samples
 from rlds2reverb._server.native_calls import NATIVE_CALLS, call_with_deadline
 from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb.errors import ServerUnavailable
+from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
 
@@ -77,7 +77,7 @@ def why_bulk_writing_fails(
       A sentence on what failed, or None if the item came back bit for bit.
 
     Raises:
-      ServerUnavailable: if the server does not answer any more.
+      ServerUnavailableError: if the server does not answer any more.
     """
     reason: str | None = ""
     secs = min(timeout_secs, _TIMEOUT_SECS)
@@ -110,7 +110,7 @@ def _why_once(client: reverb.Client, tables: Sequence[str], trial: TrialItem, ti
             if reason is None:
                 _UNDERSTOOD.add(state_id)
             return reason
-    except ServerUnavailable as error:
+    except ServerUnavailableError as error:
         return str(error)
 
 

@@ -14,11 +14,11 @@ from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, packed_spec
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
-from rlds2reverb.errors import InvalidEpisode, SpecMismatch
-from rlds2reverb.items import ItemAdder, ItemBatch
-from rlds2reverb.priorities import Priority, priorities_of
+from rlds2reverb.errors import InvalidEpisodeError, SpecMismatchError
+from rlds2reverb.items import EpisodeAdder, ItemBatch
+from rlds2reverb.priorities import Priority, compute_priorities
 from rlds2reverb.sources import Source
-from rlds2reverb.specs import ArraySpec, Nest, leaves, path_name, require_match, step_spec_of
+from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, path_name, require_match
 
 #: How the columns of an item lie in a table; see `_encoding.packing`.
 Layout = Literal["columns", "packed"]
@@ -43,7 +43,7 @@ class ItemConversion:
       example: the items of the first episode.
     """
 
-    adder: ItemAdder
+    adder: EpisodeAdder
     priority: Priority
     packed: bool
     squeeze: bool
@@ -57,17 +57,17 @@ class ItemConversion:
         """Returns the items of valid episodes as they are written: one block, or one for each episode.
 
         Raises:
-          SpecMismatch: if their columns differ from those of the first episode.
+          SpecMismatchError: if their columns differ from those of the first episode.
           ValueError: if a priority is not finite or not in [0, 1e12].
         """
-        of_batch = getattr(self.adder, "of_batch", None)
-        made = of_batch(batch) if of_batch and len(batch.episodes) > 1 else None
+        convert_batch = getattr(self.adder, "convert_batch", None)
+        made = convert_batch(batch) if convert_batch and len(batch.episodes) > 1 else None
         if made is None:
             return [self._block([episode], ItemBatch.of_one(self.adder(episode))) for episode in batch.episodes]
         return [self._block(batch.episodes, made)]
 
     def _block(self, episodes: Sequence[Episode], made: ItemBatch) -> ItemBlock:
-        spec = step_spec_of(made.items.columns)
+        spec = make_step_spec(made.items.columns)
         if spec != self.row_spec:
             holder = f"the first episode (this is episode {episodes[0].index})"
             require_match(spec, self.row_spec, holder=holder, advice="the adder has to make all alike", root="item")
@@ -91,29 +91,29 @@ def _block(episodes: Sequence[Episode], made: ItemBatch, priority: Priority, *, 
 def _priorities(episodes: Sequence[Episode], made: ItemBatch, priority: Priority) -> np.ndarray:
     """Returns the priorities of the items of all episodes, float64 `[M]`."""
     if len(episodes) == 1 or not callable(priority):
-        return priorities_of(priority, episodes[0], made.items)
-    each = [priorities_of(priority, episode, made.of_episode(at)) for at, episode in enumerate(episodes)]
+        return compute_priorities(priority, episodes[0], made.items)
+    each = [compute_priorities(priority, episode, made.of_episode(at)) for at, episode in enumerate(episodes)]
     return np.concatenate(each)
 
 
 def make_conversion(
-    source: Source, adder: ItemAdder, priority: Priority, *, on_invalid: OnInvalid, layout: Layout
+    source: Source, adder: EpisodeAdder, priority: Priority, *, on_invalid: OnInvalid, layout: Layout
 ) -> ItemConversion:
     """Reads the first episode that will be written, and checks that tables can take its items.
 
     Raises:
-      InvalidEpisode: if it has problems and they are errors.
+      InvalidEpisodeError: if it has problems and they are errors.
       SourceError: if there is no episode.
-      SpecMismatch: if a column holds strings, or the adder's items do not have its `item_spec`.
+      SpecMismatchError: if a column holds strings, or the adder's items do not have its `item_spec`.
       ValueError: if a priority is out of range, or a column has a dtype that tables do not take.
     """
     first = source.first_episode
-    step_spec = step_spec_of(first.steps)
+    step_spec = make_step_spec(first.steps)
     episode = _first_to_write(first, source, step_spec, on_invalid)
     item_spec = adder.item_spec(step_spec)
     _require_no_strings(item_spec)
     items = adder(episode)
-    row_spec = step_spec_of(items.columns)
+    row_spec = make_step_spec(items.columns)
     for path, leaf in tree.flatten_with_path(row_spec):
         messages.require_dtype(leaf, path_name(path, "item"))
     expected = tree.map_structure(lambda leaf: _row_of(leaf, squeeze=items.squeeze), item_spec)
@@ -142,14 +142,14 @@ def _first_to_write(first: Episode, source: Source, step_spec: Nest, on_invalid:
     if not problems:
         return first
     if on_invalid == "error":
-        raise InvalidEpisode(problems)
+        raise InvalidEpisodeError(problems)
     return next((episode for episode in source if not find_problems(episode, step_spec)), first)
 
 
 def _require_no_strings(item_spec: Nest) -> None:
     for path, leaf in leaves(item_spec):
         if leaf.dtype.name == "string":
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"{path_name(path, 'item')} holds strings, which our tables do not take; leave the field out "
-                "(--leave-out, transforms.LeaveOut) or encode it as numbers"
+                "(--drop-field, transforms.DropFields) or encode it as numbers"
             )

@@ -24,13 +24,13 @@ class TransferState:
       seen: episodes of the source that were read, whether they were written or left out.
       fingerprint: of the episodes that were written; see `sources.summary.Fingerprint`.
       items: written.
-      too_short: episodes that gave no item.
+      episodes_too_short: episodes that gave no item.
     """
 
     seen: int
     fingerprint: str
     items: int
-    too_short: int
+    episodes_too_short: int
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict, for JSON."""
@@ -39,7 +39,7 @@ class TransferState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TransferState:
         """From what `as_dict` returned; further keys are ignored."""
-        return cls(**{name: values[name] for name in ("seen", "fingerprint", "items", "too_short")})
+        return cls(**{name: values[name] for name in ("seen", "fingerprint", "items", "episodes_too_short")})
 
 
 class Destination(Protocol):

@@ -38,7 +38,14 @@ from rlds2reverb._server.checkpoint_root import (
 )
 from rlds2reverb._server.locks import FileLock
 from rlds2reverb._server.memory import needed_bytes
-from rlds2reverb.errors import CheckpointError, InvalidEpisode, KeyCollision, ResumeError, SpecMismatch, StorageFull
+from rlds2reverb.errors import (
+    CheckpointError,
+    InvalidEpisodeError,
+    KeyCollisionError,
+    ResumeError,
+    SpecMismatchError,
+    StorageFullError,
+)
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
@@ -52,7 +59,7 @@ _PART_BYTES = 64 << 20
 #: Batches that may wait to be written.
 _MAX_WAITING = 3
 #: Errors that come again when the same call is made again: what was written before them is of no use.
-_LASTING = (CheckpointError, InvalidEpisode, KeyCollision, SpecMismatch)
+_LASTING = (CheckpointError, InvalidEpisodeError, KeyCollisionError, SpecMismatchError)
 #: What the arguments of `ingest` are called on the command line.
 _COMMAND_LINE = {
     "source": "SRC",
@@ -141,8 +148,8 @@ class DirectoryDestination:
         Raises:
           CheckpointError: if the directory is there already, no server would find it, or the partial one is damaged,
             naming the file.
-          InUse: if another process writes it.
-          StorageFull: if there is no space.
+          ResourceInUseError: if another process writes it.
+          StorageFullError: if there is no space.
         """
         if os.path.lexists(self.directory) and not _is_empty(self.directory):
             return self._complete_state(resume)
@@ -157,7 +164,7 @@ class DirectoryDestination:
             self._resources.enter_context(FileLock(self._partial / "lock", f"another process writes {self.directory}"))
             try:
                 state = sealed_json.load(self._journal) if resume else None
-            except sealed_json.DamagedFile as error:
+            except sealed_json.CorruptFileError as error:
                 raise CheckpointError(f"{error}; delete {self._partial}, or convert without resuming") from error
             if state is None or self._is_shared():  # with the directory that an earlier run wrote, moved since
                 state = None
@@ -182,15 +189,15 @@ class DirectoryDestination:
 
     @contextmanager
     def _full_disk_as_error(self) -> Iterator[None]:
-        """Raises `StorageFull`, which says whether the same call continues or begins again."""
+        """Raises `StorageFullError`, which says whether the same call continues or begins again."""
         try:
             with full_disk_as_error(self._partial):
                 yield
-        except StorageFull as error:
+        except StorageFullError as error:
             if self._journal.is_file():
                 raise
             message = f"no space left for {self._partial}; nothing is kept: free some and start again"
-            raise StorageFull(error.errno, message) from error
+            raise StorageFullError(error.errno, message) from error
 
     def _is_shared(self) -> bool:
         """Returns whether a complete directory links to these files: one whose `root` an earlier run renamed."""
@@ -230,7 +237,7 @@ class DirectoryDestination:
         """Appends the items of some episodes; `state` is what `open` gives back once they are on the disk.
 
         Raises:
-          StorageFull: if there is no space.
+          StorageFullError: if there is no space.
           CheckpointError: if the directory is complete already.
         """
         if self._complete:
@@ -277,8 +284,8 @@ class DirectoryDestination:
         """Puts the checkpoint root together and gives it its name.
 
         Raises:
-          StorageFull: if there is no space.
-          KeyCollision: if two items or chunks have the same key.
+          StorageFullError: if there is no space.
+          KeyCollisionError: if two items or chunks have the same key.
         """
         if self._complete:
             return

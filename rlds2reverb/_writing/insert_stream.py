@@ -45,7 +45,7 @@ class InsertStream:
           timeout_secs: how long to wait for the connection.
 
         Raises:
-          ServerUnavailable: if the server does not answer in time.
+          ServerUnavailableError: if the server does not answer in time.
         """
         #: Batches that were sent and are not confirmed as a whole, in order.
         self.unconfirmed: deque[SentBatch] = deque()

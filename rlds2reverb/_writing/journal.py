@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._server.locks import FileLock
-from rlds2reverb.errors import DamagedFile, InUse, ResumeError
+from rlds2reverb.errors import CorruptFileError, ResourceInUseError, ResumeError
 
 from .destination import OTHER_DATA, TransferState
 
@@ -52,7 +52,7 @@ class Journal:
         """Holds a lock that only one process holds at a time.
 
         Raises:
-          InUse: if another process writes the same to the server.
+          ResourceInUseError: if another process writes the same to the server.
         """
         lock = FileLock(self.path.with_suffix(".lock"), f"another process writes this to {self._address}")
         with self._kept_at_best():
@@ -70,15 +70,15 @@ class Journal:
         """Returns what was saved last.
 
         Raises:
-          DamagedFile: if the file has changed since it was saved.
+          CorruptFileError: if the file has changed since it was saved.
           ResumeError: if the first episode gave other items then.
         """
         if not self._is_kept:
             return None
         try:
             saved = sealed_json.load(self.path)
-        except DamagedFile as error:
-            raise DamagedFile(f"{error}; delete it, or convert without resuming") from error
+        except CorruptFileError as error:
+            raise CorruptFileError(f"{error}; delete it, or convert without resuming") from error
         if saved is None:
             return None
         if saved[_EXAMPLE] != self._example:
@@ -101,7 +101,7 @@ class Journal:
         """Continues without a journal where the disk does not take it."""
         try:
             yield
-        except InUse:
+        except ResourceInUseError:
             raise
         except OSError as error:
             if self._is_kept:

@@ -14,8 +14,8 @@ from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock, in_groups
 from rlds2reverb._internals.tf_agents import ObserverSettings
 from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest, require_match, step_spec_of
-from rlds2reverb.windows import Windows
+from rlds2reverb.specs import Nest, make_step_spec, require_match
+from rlds2reverb.trajectory_items import TrajectoryWindows
 
 from .bulk_writer import BulkWriter
 from .compatibility import TrialItem, why_bulk_writing_fails
@@ -34,7 +34,7 @@ def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: floa
     Raises:
       ValueError: if the observer is another one, holds steps of an unfinished episode, or an episode is longer than
         its `max_sequence_length`.
-      ServerUnavailable: if the server does not take items in time.
+      ServerUnavailableError: if the server does not take items in time.
     """
     settings = _settings_of(observer)
     errors: list[Exception] = []
@@ -43,7 +43,7 @@ def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: floa
     if first is None:
         _raise_first(errors)
         return
-    specs = tree.flatten(step_spec_of(first.columns))
+    specs = tree.flatten(make_step_spec(first.columns))
     blocks = _blocks(itertools.chain([first], made), settings.priority)
     first_block = next(blocks)
     if len(first_block.starts):
@@ -86,7 +86,7 @@ def _raise_first(errors: Sequence[Exception]) -> None:
 def _blocks(made: Iterable[Items], priority: float) -> Iterator[ItemBlock]:
     spec = None
     for index, items in enumerate(made):
-        got = step_spec_of(items.columns)
+        got = make_step_spec(items.columns)
         spec = spec or got
         if got != spec:
             advice = "make all episodes alike, or push with fast=False"
@@ -107,7 +107,7 @@ def items_maker(settings: ObserverSettings) -> Callable[[Nest], Items]:
         return lambda rows: _whole(rows, settings.length, bypass=settings.bypass_long_episodes)
     if settings.kind == "stream":
         return _Stream(settings.length, settings.stride)
-    return Windows(settings.length, settings.stride, settings.padding).of_rows
+    return TrajectoryWindows(settings.length, settings.stride, settings.padding).convert_rows
 
 
 def _whole(rows: Nest, most: int, *, bypass: bool) -> Items:

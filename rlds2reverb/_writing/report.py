@@ -31,11 +31,11 @@ class IngestReport:
       episodes, steps, items, bytes: written, now or before a resumption; `steps` has those of final observations,
         `bytes` are of the steps.
       resumed_episodes, resumed_steps: of these, how many an earlier run had written.
-      open_ends: episodes that the source just stops in, written as truncated.
-      no_successor: transitions that were left out because their truncated episodes have no final observation.
+      unterminated: episodes that the source just stops in, written as truncated.
+      dropped_last_transition: transitions that were left out because their truncated episodes have no final observation.
       discontinuities: rows inside episodes whose `next_observations` is not the observation of the next row.
       first_discontinuity: where the first of them is.
-      too_short: episodes shorter than a window, which give no item.
+      episodes_too_short: episodes shorter than a window, which give no item.
       skipped_episodes: left out because of problems.
       kept_problems: found and written all the same.
       problems: the first 20 of them.
@@ -57,11 +57,11 @@ class IngestReport:
     bytes: int = 0
     resumed_episodes: int = 0
     resumed_steps: int = 0
-    open_ends: int = 0
-    no_successor: int = 0
+    unterminated: int = 0
+    dropped_last_transition: int = 0
     discontinuities: int = 0
     first_discontinuity: str = ""
-    too_short: int = 0
+    episodes_too_short: int = 0
     skipped_episodes: int = 0
     kept_problems: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -83,7 +83,7 @@ class IngestReport:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the data set holds and the tables do not (see `episodes.notes`), and the notes of transforms."""
-        of_data = notes(self.no_successor, self.discontinuities, self.first_discontinuity)
+        of_data = notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
         return (*of_data, *self.statistics.get("notes", ()))
 
     def __str__(self) -> str:
@@ -110,8 +110,8 @@ class IngestReport:
         counts = [
             (self.resumed_episodes, "episodes from an earlier run are there already"),
             (self.restarts, "restarts of the server; it got everything again"),
-            (self.open_ends, "episodes stop without an end in the data; written as truncated"),
-            (self.too_short, "episodes are shorter than an item, and give none"),
+            (self.unterminated, "episodes stop without an end in the data; written as truncated"),
+            (self.episodes_too_short, "episodes are shorter than an item, and give none"),
             (self.skipped_episodes, "invalid episodes were left out"),
             (self.kept_problems, "problems were kept"),
         ]
@@ -140,8 +140,8 @@ class IngestReport:
             self.episodes += 1
             self.steps += episode.num_steps
             self.bytes += episode.num_bytes
-            self.open_ends += episode.open_end
-            self.no_successor += episode.no_successor
+            self.unterminated += episode.unterminated
+            self.dropped_last_transition += episode.dropped_last_transition
             if episode.discontinuities:
                 self.discontinuities += len(episode.discontinuities)
                 self.first_discontinuity = self.first_discontinuity or discontinuity_place(episode)

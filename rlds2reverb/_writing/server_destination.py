@@ -11,12 +11,12 @@ import reverb
 
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.clients import table_infos
-from rlds2reverb.errors import ServerRestarted
+from rlds2reverb.errors import ServerRestartedError
 
 from .bulk_writer import BulkWriter
 from .destination import TransferState
 from .journal import Journal
-from .public_writer import PublicWriter
+from .reverb_writer import ReverbWriter
 
 _SECS_BETWEEN_SAVES = 0.5
 
@@ -27,7 +27,7 @@ class ServerDestination:
     def __init__(
         self,
         client: reverb.Client,
-        writer: BulkWriter | PublicWriter,
+        writer: BulkWriter | ReverbWriter,
         journal: Journal,
         *,
         tables: Sequence[str],
@@ -57,7 +57,7 @@ class ServerDestination:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and kind is not ServerRestarted:
+        if kind is not None and kind is not ServerRestartedError:
             self._note_confirmed()
             self._save()
         self._writer.close(failed=kind is not None)
@@ -78,8 +78,8 @@ class ServerDestination:
         A server that was restarted, or lacks something, gets everything again: it stores once what it has.
 
         Raises:
-          DamagedFile: if the journal is damaged.
-          ServerUnavailable, ServerRestarted: see the writer's `write`.
+          CorruptFileError: if the journal is damaged.
+          ServerUnavailableError, ServerRestartedError: see the writer's `write`.
         """
         if not resume:
             self._journal.delete()
@@ -99,7 +99,7 @@ class ServerDestination:
 
         Reverb does not say which keys it has. But an item that is sent again does not count as an insertion.
         """
-        if isinstance(self._writer, PublicWriter):
+        if isinstance(self._writer, ReverbWriter):
             return True  # its keys are random, so that nothing can be sent again
         before = self._num_inserted()
         self._writer.write([self._first])
@@ -114,7 +114,7 @@ class ServerDestination:
         """Sends the items of some episodes, and notes in the journal what is confirmed.
 
         Raises:
-          ServerUnavailable, ServerRestarted: see the writer's `write`.
+          ServerUnavailableError, ServerRestartedError: see the writer's `write`.
         """
         self._writer.write(blocks)
         self._unconfirmed.append(state)
@@ -126,7 +126,7 @@ class ServerDestination:
         """Waits until everything is confirmed; the journal is not needed any more.
 
         Raises:
-          ServerUnavailable, ServerRestarted: see the writer's `flush`.
+          ServerUnavailableError, ServerRestartedError: see the writer's `flush`.
         """
         self._writer.flush()
         self._journal.delete()

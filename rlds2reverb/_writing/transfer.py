@@ -12,7 +12,7 @@ from rlds2reverb._encoding.item_blocks import in_groups
 from rlds2reverb._server.memory import needed_bytes
 from rlds2reverb.episode_batches import EpisodeBatch, in_batches
 from rlds2reverb.episodes import Episode, find_problems
-from rlds2reverb.errors import InvalidEpisode, Problem, ResumeError
+from rlds2reverb.errors import InvalidEpisodeError, Problem, ResumeError
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
 from rlds2reverb.tables import MAX_ITEMS
@@ -73,7 +73,7 @@ class Transfer:
         """Reads and checks everything before anything is written, and keeps it in memory if there is little enough.
 
         Raises:
-          InvalidEpisode: at the first episode that has problems.
+          InvalidEpisodeError: at the first episode that has problems.
         """
         kept: list[Episode] = []
         kept_bytes = num_steps = 0
@@ -103,7 +103,7 @@ class Transfer:
         for episode in batch.episodes:
             problems = find_problems(episode, self.conversion.step_spec)
             if problems:
-                raise InvalidEpisode(problems)
+                raise InvalidEpisodeError(problems)
 
     def estimate_memory(self, encoder: Encoder) -> None:
         """Notes in the report about how much memory a server will need, judged by the items of the first episode."""
@@ -160,7 +160,7 @@ class Transfer:
         """Writes from the beginning, or from where an earlier run ended, to the end.
 
         Raises:
-          InvalidEpisode: at an episode that has problems, if they are errors and were not found by `check`.
+          InvalidEpisodeError: at an episode that has problems, if they are errors and were not found by `check`.
           ResumeError: if the data set is not the one that the earlier run wrote.
         """
         report = self.report = self.report.restarted()
@@ -179,7 +179,7 @@ class Transfer:
                         report.add_batch(kept)
                         made = [] if is_resumed else self.conversion.blocks(kept)
                         report.items += sum(len(block.starts) for block in made)
-                        report.too_short += sum(int((block.num_items == 0).sum()) for block in made)
+                        report.episodes_too_short += sum(int((block.num_items == 0).sum()) for block in made)
                         self._require_room()
                         blocks += made
                 for episode in batch.episodes:
@@ -200,14 +200,14 @@ class Transfer:
             raise too_many_items(self.report.items, self.max_items)
 
     def _state(self, seen: int, fingerprint: Fingerprint) -> TransferState:
-        return TransferState(seen, fingerprint.hexdigest(), self.report.items, self.report.too_short)
+        return TransferState(seen, fingerprint.hexdigest(), self.report.items, self.report.episodes_too_short)
 
     def _take_over(self, saved: TransferState, fingerprint: Fingerprint) -> None:
         """The counts of the earlier run, if the data set is still the one that it wrote."""
         if fingerprint.hexdigest() != saved.fingerprint:
             raise ResumeError(OTHER_DATA.format(f"its first {saved.seen} episodes are others"))
         report = self.report
-        report.items, report.too_short = saved.items, saved.too_short
+        report.items, report.episodes_too_short = saved.items, saved.episodes_too_short
         report.resumed_episodes, report.resumed_steps = report.episodes, report.steps
 
     def _timed_episodes(self) -> Iterator[Episode]:
@@ -227,7 +227,7 @@ class Transfer:
     def _is_left_out(self, problems: list[Problem]) -> bool:
         """Whether an episode with these problems is left out: always where no table can hold it."""
         if problems and self.on_invalid == "error":
-            raise InvalidEpisode(problems)
+            raise InvalidEpisodeError(problems)
         is_impossible = any(problem.field == fields.STEPS for problem in problems)
         return bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
 

@@ -1,6 +1,6 @@
 """Replay buffers in this process, and a manager of several."""
 
-from rlds2reverb.errors import RateLimited as RateLimited
+from rlds2reverb.errors import RateLimitedError as RateLimitedError
 
 from .batches import Batch as Batch
 from .batches import BatchInfo as BatchInfo

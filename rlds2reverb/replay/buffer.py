@@ -13,7 +13,7 @@ import numpy as np
 from rlds2reverb.episode_batches import in_batches
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.specs import Nest, leaves, mapped
+from rlds2reverb.specs import Nest, leaves, map_structure
 
 from . import refusals
 from .batches import Batch, BatchInfo, Drawn, as_dicts
@@ -21,7 +21,7 @@ from .checkpoints import CheckpointFolder
 from .configs import BufferConfig
 from .contents import FIRST_PRIORITY, Contents, require_same
 from .item_spec import ItemSpec, Rows, arrays_of, fields_of, first_of
-from .listeners import Listener, TellingLock
+from .listeners import Listener, NotifyingLock
 from .snapshots import Snapshot, State
 from .transitions import transitions_of
 
@@ -75,8 +75,8 @@ class ReplayBuffer:
         Raises:
           ValueError: if the name is empty or the configuration is of another kind.
           CheckpointError: if all checkpoints are damaged, or the newest is of another buffer or configuration.
-          SpecMismatch: if the checkpoint has another spec.
-          InUse: if another buffer has the root.
+          SpecMismatchError: if the checkpoint has another spec.
+          ResourceInUseError: if another buffer has the root.
         """
         self.config = BufferConfig(kind=self.kind or "advanced") if config is None else config
         if self.kind and self.config.kind != self.kind:
@@ -85,7 +85,7 @@ class ReplayBuffer:
             raise ValueError(f"a buffer's name is {name!r}, expected a text, which its ids begin with")
         self.name = name
         #: Held by every method; hold it to keep several calls together.
-        self.lock = TellingLock()
+        self.lock = NotifyingLock()
         #: Why the last sample was refused; empty when it was not.
         self.refusal = ""
         self._listeners: tuple[Listener, ...] = ()
@@ -196,11 +196,11 @@ class ReplayBuffer:
           that is too short to be stored.
 
         Raises:
-          SpecMismatch: if an item is not of the buffer's structure, naming the item and the field.
+          SpecMismatchError: if an item is not of the buffer's structure, naming the item and the field.
           TypeError: if an item is not a dict, or a dict in it has keys that are not text.
           ValueError: if a priority or a `collect_iter` is out of its range, a priority above 0 is so low that its power
             (`alpha`) is rounded to 0, or the buffer is closed.
-          RateLimited: if too much was pushed for what was sampled (`push_sample_rate_limit`).
+          RateLimitedError: if too much was pushed for what was sampled (`push_sample_rate_limit`).
         """
         if isinstance(items, Mapping):
             raise TypeError("extend takes several items, got one dict; append it, or give columns to extend_columns")
@@ -226,7 +226,7 @@ class ReplayBuffer:
           Their numbers, int64 `[N]`, which `update` takes for ids; -1 for an episode that is too short to be stored.
 
         Raises:
-          As `extend`; `SpecMismatch` also if the columns differ in N.
+          As `extend`; `SpecMismatchError` also if the columns differ in N.
         """
         self._require_open()
         arrays = arrays_of(fields_of(columns))
@@ -280,7 +280,7 @@ class ReplayBuffer:
         if not len(starts):
             return np.zeros(0, np.int64)
         if period > length:  # nothing is shared, and rows between the sequences are not kept
-            cut = mapped(lambda column: column[starts[:, None] + np.arange(length)], arrays)
+            cut = map_structure(lambda column: column[starts[:, None] + np.arange(length)], arrays)
             return self.extend_columns(cut, priorities=priority, collect_iters=collect_iter)
 
         def rows_of(spec: ItemSpec) -> Rows:
@@ -288,7 +288,7 @@ class ReplayBuffer:
             return rows._replace(lengths=np.full(len(starts), length))
 
         known = refusals.known_of_columns(priority, collect_iter, len(starts))
-        return self._add(mapped(lambda column: column[:length], arrays), rows_of, *known, starts)
+        return self._add(map_structure(lambda column: column[:length], arrays), rows_of, *known, starts)
 
     def _add(
         self,
@@ -522,7 +522,7 @@ class ReplayBuffer:
 
         Raises:
           ValueError: if the buffer has no `checkpoint_root`, or is closed.
-          StorageFull: if there is no space; the checkpoints before are kept.
+          StorageFullError: if there is no space; the checkpoints before are kept.
         """
         root = self.root
         with self.saving:
@@ -556,7 +556,7 @@ class ReplayBuffer:
 
         Raises:
           CheckpointError: if the state is damaged, or of another buffer or configuration; nothing is changed then.
-          SpecMismatch: if the buffer was given another spec.
+          SpecMismatchError: if the buffer was given another spec.
           ValueError: if the buffer is closed.
         """
         self.load(self.restored(state))

@@ -16,7 +16,7 @@ import xxhash
 
 from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb.errors import CheckpointError, DamagedFile, InUse
+from rlds2reverb.errors import CheckpointError, CorruptFileError, ResourceInUseError
 from rlds2reverb.specs import ArraySpec
 
 from .snapshots import Snapshot, State
@@ -38,7 +38,7 @@ class CheckpointFolder:
 
         Raises:
           CheckpointError: if it holds anything that is not ours.
-          InUse: if another buffer has it open.
+          ResourceInUseError: if another buffer has it open.
         """
         self.path = path
         self._damaged: set[Path] = set()
@@ -54,7 +54,9 @@ class CheckpointFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise InUse(f"{path} is in use by another buffer; close that one, or give another directory") from None
+            raise ResourceInUseError(
+                f"{path} is in use by another buffer; close that one, or give another directory"
+            ) from None
         shutil.rmtree(path / _PARTIAL, ignore_errors=True)
 
     def __enter__(self) -> CheckpointFolder:
@@ -77,7 +79,7 @@ class CheckpointFolder:
         """Writes a snapshot as the newest checkpoint, and gives its directory.
 
         Raises:
-          StorageFull: if there is no space; the checkpoints before are kept.
+          StorageFullError: if there is no space; the checkpoints before are kept.
         """
         try:
             before, partial = self._checkpoints(), self.path / _PARTIAL
@@ -113,7 +115,7 @@ class CheckpointFolder:
                 return State(
                     header["header"], {name: _read(path, name, known) for name, known in header["files"].items()}
                 )
-            except DamagedFile as error:
+            except CorruptFileError as error:
                 reason = f"{error}; restore it from a copy, or give a new directory"
                 if path == found[0]:
                     raise CheckpointError(reason) from error
@@ -169,7 +171,7 @@ class _ArrayFile:
 def _read_header(folder: Path) -> dict[str, Any]:
     found = sealed_json.load(folder / _HEADER)
     if found is None:
-        raise DamagedFile(f"{folder / _HEADER} is damaged")
+        raise CorruptFileError(f"{folder / _HEADER} is damaged")
     return found
 
 
@@ -182,4 +184,4 @@ def _read(folder: Path, name: str, known: Mapping[str, Any]) -> np.ndarray:
             return content.view(dtype).reshape(shape)
     except (OSError, ValueError):
         pass
-    raise DamagedFile(f"{path} is damaged")
+    raise CorruptFileError(f"{path} is damaged")

@@ -46,7 +46,7 @@ class BufferConfig:
       sample_min_limit_ratio: sampling B elements is refused while there are fewer than so many times B.
       push_sample_rate_limit: least and most elements pushed for each one sampled, all counted from the first push.
         Where it would fall below the least, a sample is refused; where it would rise above the most, a push is
-        (`RateLimited`), but pushing is free until something was sampled.
+        (`RateLimitedError`), but pushing is free until something was sampled.
       replace: whether an element may be in a batch several times.
       priority_decay: factor in (0, 1) by which each update lowers the highest priority that is remembered for new
         elements, though not below that of the update; None for never.

@@ -17,8 +17,8 @@ from . import refusals
 from .batches import BatchInfo, Drawn
 from .configs import BufferConfig
 from .drawing import choose, importance_weights
+from .element_table import ElementTable
 from .item_spec import MASK, ItemSpec, Rows
-from .ledger import Ledger
 from .snapshots import State, described, nest_of
 from .store import Store
 
@@ -53,7 +53,7 @@ class Contents:
         self.config, self.holder, self.generator, self._folder = config, holder, generator, folder
         self.spec: ItemSpec | None = None
         self.store: Store | None = None
-        self.ledger = Ledger(
+        self.ledger = ElementTable(
             config.max_size,
             alpha=config.exponent,
             max_use=config.max_use,

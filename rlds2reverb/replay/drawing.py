@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .configs import BufferConfig
-from .ledger import Ledger, occurrences
+from .element_table import ElementTable, occurrences
 from .trees import SumTree
 
 
@@ -51,7 +51,7 @@ def draw(
 
 
 def choose(
-    ledger: Ledger,
+    ledger: ElementTable,
     config: BufferConfig,
     size: int,
     rng: np.random.Generator,
@@ -85,7 +85,7 @@ def choose(
     return slots[draw(chances, size, rng, in_range)], ""
 
 
-def _most_uses(ledger: Ledger, config: BufferConfig) -> Callable[[np.ndarray], np.ndarray] | None:
+def _most_uses(ledger: ElementTable, config: BufferConfig) -> Callable[[np.ndarray], np.ndarray] | None:
     """Gives for slots how often each may be drawn in a batch; None if that is any number."""
     max_use = config.max_use
     if max_use is None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.errors import SpecMismatch
-from rlds2reverb.specs import ArraySpec, Nest, concatenated, describe, leaves, mapped, path_name, require_match
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, map_structure, path_name, require_match
 
 PRIORITY, COLLECT_ITER = "priority", "collect_iter"
 UNIQUE_ID, PLACE, WEIGHT, USE, STALENESS = "replay_unique_id", "replay_buffer_idx", "IS", "use", "staleness"
@@ -75,7 +75,7 @@ class ItemSpec:
         """The spec of items like an example, an item or a nest of specs (ours or TensorFlow's).
 
         Raises:
-          SpecMismatch: if a field lacks the time axis, or has another length.
+          SpecMismatchError: if a field lacks the time axis, or has another length.
           TypeError: if it is not a dict with text for keys, or a dict in it is not.
           ValueError: if it has no fields, or a field is neither bools nor numbers.
         """
@@ -88,13 +88,13 @@ class ItemSpec:
             if leaf.dtype.kind not in _KINDS:
                 raise ValueError(f"{what}, expected bools or numbers; encode it before the push")
             if has_time and not leaf.shape:
-                raise SpecMismatch(f"{what}, {holder} wants a time axis; give each field [T, ...]")
+                raise SpecMismatchError(f"{what}, but {holder} expects a time axis; give each field [T, ...]")
             if has_time and length is not None and leaf.shape[0] != length:
-                raise SpecMismatch(
-                    f"{what}, {holder} wants {length} steps; cut or pad the item, or make the buffer with another "
+                raise SpecMismatchError(
+                    f"{what}, but {holder} expects {length} steps; cut or pad the item, or make the buffer with another "
                     "length"
                 )
-        rows = mapped(lambda leaf: ArraySpec(leaf.shape[1:] if has_time else leaf.shape, leaf.dtype), given)
+        rows = map_structure(lambda leaf: ArraySpec(leaf.shape[1:] if has_time else leaf.shape, leaf.dtype), given)
         begun = [number for number, (_, leaf) in enumerate(found) if leaf.of_python and leaf.dtype == np.int64]
         return cls(rows, holder, has_time, length, frozenset(begun))
 
@@ -112,7 +112,7 @@ class ItemSpec:
     def items(self) -> Nest:
         """`ArraySpec`s of an item, time axis included."""
         time = (self.length,) if self.has_time else ()
-        return mapped(lambda leaf: ArraySpec((*time, *leaf.shape), leaf.dtype), self.rows)
+        return map_structure(lambda leaf: ArraySpec((*time, *leaf.shape), leaf.dtype), self.rows)
 
     def nest(self, values: Sequence[Any]) -> Any:
         """The nest of which the leaves are given."""
@@ -124,7 +124,7 @@ class ItemSpec:
         """The rows of items, after casts that lose nothing.
 
         Raises:
-          SpecMismatch: naming the item, its field, what it is and what was expected.
+          SpecMismatchError: naming the item, its field, what it is and what was expected.
           TypeError: if an item is not a dict with text for keys.
         """
         found: list[tuple[np.ndarray, list[int]]] = []
@@ -138,7 +138,7 @@ class ItemSpec:
         columns, lengths = [column for column, _ in found], [own for _, own in found]
         for number, own in enumerate(zip(*lengths, strict=True) if self.has_time else ()):
             if len(set(own)) > 1 or own[0] == 0 or own[0] != (self.length or own[0]):
-                raise SpecMismatch(
+                raise SpecMismatchError(
                     f"the fields of item {number} have {', '.join(map(str, sorted(set(own))))} steps, {self.holder} "
                     f"wants {self.length or 'at least one, in all fields as many'}; cut or pad the item"
                 )
@@ -149,7 +149,7 @@ class ItemSpec:
         """The rows of items that are given stacked, `[N, ...]` or with a time axis `[N, T, ...]`.
 
         Raises:
-          SpecMismatch: naming the field; also if the columns have different numbers of items.
+          SpecMismatchError: naming the field; also if the columns have different numbers of items.
           TypeError: if they are not a dict with text for keys.
         """
         fields, skip = fields_of(columns), 2 if self.has_time else 1
@@ -158,20 +158,20 @@ class ItemSpec:
             values = [_array(value) for value in _values(self.rows, fields)]
             if any(value.ndim < skip for value in values):
                 axes = "N, T" if self.has_time else "N"
-                raise SpecMismatch(
-                    f"{root} lack an axis, {self.holder} wants each field as [{axes}, ...]; stack the items"
+                raise SpecMismatchError(
+                    f"{root} lack an axis, but {self.holder} expects each field as [{axes}, ...]; stack the items"
                 )
             if any(value.shape[skip:] != leaf.shape for value, leaf in zip(values, self.leaves, strict=True)):
                 raise _Unfit
             for value in values:
                 found.append(self._cast(len(found), value))
         except _Unfit:
-            self._explain(first_of(mapped(_array, fields)), f"{root}[0]")
+            self._explain(first_of(map_structure(_array, fields)), f"{root}[0]")
             raise self._mismatch(len(found), root) from None
         sizes = sorted({value.shape[:skip] for value in found})
         if len(sizes) > 1 or (self.has_time and sizes[0][1] != (self.length or max(sizes[0][1], 1))):
-            raise SpecMismatch(
-                f"{root} have the leading axes {', '.join(str(list(size)) for size in sizes)}, {self.holder} wants "
+            raise SpecMismatchError(
+                f"{root} have the leading axes {', '.join(str(list(size)) for size in sizes)}, but {self.holder} expects "
                 f"[{', '.join(str(size) for size in ('N', self.length or 'T')[:skip])}] in all fields; cut or pad them"
             )
         columns = [value.reshape(-1, *leaf.shape) for value, leaf in zip(found, self.leaves, strict=True)]
@@ -181,17 +181,19 @@ class ItemSpec:
         """The rows of items that are given one after the other: columns `[R, ...]`, and the rows of each item.
 
         Raises:
-          SpecMismatch: naming the field.
+          SpecMismatchError: naming the field.
         """
         rows = replace(self, has_time=False).rows_of_columns(columns, "steps")
         if len(rows.lengths) != lengths.sum():
-            raise SpecMismatch(f"the steps are {len(rows.lengths)} rows, expected {lengths.sum()}; cut or pad them")
+            raise SpecMismatchError(
+                f"the steps are {len(rows.lengths)} rows, expected {lengths.sum()}; cut or pad them"
+            )
         return Rows(rows.columns, lengths, self._like(rows.columns))
 
     def refuse_widening(self, number: int) -> None:
-        """Raises `SpecMismatch` for a leaf that holds integers which are no float64s."""
+        """Raises `SpecMismatchError` for a leaf that holds integers which are no float64s."""
         path, _ = leaves(self.rows)[number]
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"{path_name(path, 'item')} is a float, {self.holder} holds int64 there and some above 2^53, which no "
             "float64 is; give the buffer a spec"
         )
@@ -222,7 +224,7 @@ class ItemSpec:
         arrays = _alike([self._cast(number, value) for value in values])
         if any(array.ndim < skip or array.shape[skip:] != leaf.shape for array in arrays):
             raise _Unfit
-        return (concatenated(arrays), [len(array) for array in arrays]) if skip else (np.stack(arrays), [])
+        return (concatenate(arrays), [len(array) for array in arrays]) if skip else (np.stack(arrays), [])
 
     def _cast(self, number: int, value: Any) -> np.ndarray:
         """A value in the dtype of a leaf, or as float64 where the leaf may be widened to that.
@@ -249,11 +251,11 @@ class ItemSpec:
             return array.astype(np.float64)
         raise _Unfit
 
-    def _mismatch(self, number: int, root: str) -> SpecMismatch:
+    def _mismatch(self, number: int, root: str) -> SpecMismatchError:
         """What is wrong with a leaf of which the first value alone would fit."""
         path, _ = leaves(self.rows)[number]
-        return SpecMismatch(
-            f"{path_name(path, root)} has integers above 2^53 among floats, {self.holder} wants one dtype; {_ADVICE}"
+        return SpecMismatchError(
+            f"{path_name(path, root)} has integers above 2^53 among floats, but {self.holder} expects one dtype; {_ADVICE}"
         )
 
     def with_widened(self, restored: ItemSpec) -> ItemSpec:
@@ -264,9 +266,9 @@ class ItemSpec:
         return replace(self, rows=rows, widening=self.widening - widened)
 
     def _explain(self, item: Any, root: str) -> None:
-        """Raises `SpecMismatch` with what is wrong with an item, if anything is."""
+        """Raises `SpecMismatchError` with what is wrong with an item, if anything is."""
         skip = (None,) if self.has_time else ()
-        wanted = leaves(mapped(lambda leaf: ArraySpec((*skip, *leaf.shape), leaf.dtype), self.rows))
+        wanted = leaves(map_structure(lambda leaf: ArraySpec((*skip, *leaf.shape), leaf.dtype), self.rows))
         given = _spec_of(fields_of(item))
         got = leaves(given)
         if [path for path, _ in got] != [path for path, _ in wanted]:
@@ -279,8 +281,8 @@ class ItemSpec:
             except _Unfit:
                 fits = False
             if not fits or len(have.shape) != len(want.shape):
-                raise SpecMismatch(
-                    f"{path_name(path, root)} is {describe(have)}, {self.holder} wants {describe(want)}; {_ADVICE}"
+                raise SpecMismatchError(
+                    f"{path_name(path, root)} is {describe(have)}, but {self.holder} expects {describe(want)}; {_ADVICE}"
                 )
 
 
@@ -312,7 +314,7 @@ def arrays_of(given: Any) -> Any:
 
 def first_of(columns: Nest) -> Nest:
     """The first of items that are given as columns, zeros where there is none; a number stays as it is."""
-    return mapped(lambda c: c if not c.ndim else c[0] if len(c) else np.zeros(c.shape[1:], c.dtype), columns)
+    return map_structure(lambda c: c if not c.ndim else c[0] if len(c) else np.zeros(c.shape[1:], c.dtype), columns)
 
 
 def is_exact(array: np.ndarray, dtype: np.dtype) -> bool:

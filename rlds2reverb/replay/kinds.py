@@ -44,7 +44,7 @@ class EpisodeReplayBuffer(ReplayBuffer):
 class SequenceReplayBuffer(ReplayBuffer):
     """Elements are `BufferConfig.length` consecutive steps: dicts of columns `[length, ...]`.
 
-    A spec that is given has that time axis too, else it raises `SpecMismatch`.
+    A spec that is given has that time axis too, else it raises `SpecMismatchError`.
     """
 
     kind: ClassVar[str | None] = "sequence"
@@ -66,7 +66,7 @@ class SequenceReplayBuffer(ReplayBuffer):
 
         Raises:
           ValueError: if the period is out of its range.
-          SpecMismatch: if columns have different lengths; see `extend` as well.
+          SpecMismatchError: if columns have different lengths; see `extend` as well.
         """
         require_count("period", period)
         numbers = self._add_sequences(episode, period, episode.get(PRIORITY), episode.get(COLLECT_ITER))

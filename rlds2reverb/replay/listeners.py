@@ -60,7 +60,7 @@ class Listener:
         """
 
 
-class TellingLock:
+class NotifyingLock:
     """A lock that a thread may take again, and that tells what was noted under it once it is free.
 
     Notes keep the order of what happened: one thread at a time tells, and one that has noted something waits for it.
@@ -112,7 +112,7 @@ class TellingLock:
             finally:
                 self._teller = None
 
-    def __enter__(self) -> TellingLock:
+    def __enter__(self) -> NotifyingLock:
         self.acquire()
         return self
 
@@ -121,11 +121,11 @@ class TellingLock:
 
 
 @contextmanager
-def held_together(locks: Iterable[TellingLock]) -> Iterator[None]:
+def held_together(locks: Iterable[NotifyingLock]) -> Iterator[None]:
     """Holds several locks, taken in the order given; tells when all are free."""
     with ExitStack() as telling, ExitStack() as holding:
 
-        def free(lock: TellingLock) -> None:
+        def free(lock: NotifyingLock) -> None:
             if lock.free():
                 telling.callback(lock.tell)
 

@@ -14,7 +14,7 @@ import tree
 
 from rlds2reverb._shares import by_largest_remainders
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.specs import ArraySpec, mapped, require_match, step_spec_of
+from rlds2reverb.specs import ArraySpec, make_step_spec, map_structure, require_match
 
 from . import refusals
 from .batches import Batch, BatchInfo
@@ -102,7 +102,7 @@ class BufferManager:
         Raises:
           ValueError: if there is no such buffer.
           TypeError: if the data are neither.
-          SpecMismatch: if an item is not of the buffer's structure; none is stored then.
+          SpecMismatchError: if an item is not of the buffer's structure; none is stored then.
         """
         if isinstance(data, Mapping):
             return [self[buffer_name].append(data)]
@@ -163,7 +163,7 @@ class BufferManager:
         """As `sample`, but as one batch of columns in the order of the draws: several times as fast.
 
         `info.buffer` is each element's buffer by its place in `names`; elements of other lengths than the longest are
-        filled up with zeros. Raises `SpecMismatch` if the buffers' items differ, naming the field.
+        filled up with zeros. Raises `SpecMismatchError` if the buffers' items differ, naming the field.
         """
         owners, counts = self._owners(batch_size, sample_ratio, exact)
         wanted = {name: count for name, count in counts.items() if count}
@@ -260,7 +260,7 @@ class BufferManager:
         Raises:
           ValueError: if a buffer is unknown, the shares or the size are wrong, a share gives no item, or a buffer has
             no elements yet.
-          SpecMismatch: if the buffers' items differ, naming the field.
+          SpecMismatchError: if the buffers' items differ, naming the field.
         """
         from .streams import batches
 
@@ -289,11 +289,11 @@ class BufferManager:
         )
 
     def _require_alike(self, names: Iterable[str]) -> None:
-        """Raises `SpecMismatch` unless the batches of some buffers can be joined."""
+        """Raises `SpecMismatchError` unless the batches of some buffers can be joined."""
         specs = [self[name].contents.spec for name in names]
         if len(specs) == len(self._alike) and all(own is seen for own, seen in zip(specs, self._alike, strict=True)):
             return
-        found = {name: mapped(_of_any_length, step_spec_of(self[name].empty_batch().data)) for name in names}
+        found = {name: map_structure(_of_any_length, make_step_spec(self[name].empty_batch().data)) for name in names}
         for (name, got), (other, wanted) in permutations(found.items(), 2):
             advice, root = "mix buffers of like items", f"an item of buffer {name!r}"
             require_match(got, wanted, holder=f"buffer {other!r}", advice=advice, root=root)
@@ -339,7 +339,7 @@ class BufferManager:
 
         Raises:
           ValueError: if there is no checkpoint root.
-          StorageFull: see `ReplayBuffer.checkpoint`.
+          StorageFullError: see `ReplayBuffer.checkpoint`.
         """
         if self._root is None:
             raise ValueError("the manager has no checkpoint_root; make it with one")

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.errors import RateLimited
+from rlds2reverb.errors import RateLimitedError
 from rlds2reverb.priorities import require_priorities
 from rlds2reverb.tables import MAX_PRIORITY
 
 from .batches import BatchInfo
 from .configs import BufferConfig
+from .element_table import ElementTable
 from .item_spec import COLLECT_ITER, PRIORITY, UNIQUE_ID, fields_of
-from .ledger import Ledger
 from .staleness import UNKNOWN_ITER
 
 #: Elements that a rate or a ratio gives too early: rounding (49 * (1 / 49) < 1) refuses none that is due.
@@ -59,7 +59,7 @@ def _needed(config: BufferConfig, size: int) -> int:
     return max(1 if config.replace else size, math.ceil(config.sample_min_limit_ratio * size - _ROUNDING))
 
 
-def refusal(holder: str, config: BufferConfig, ledger: Ledger, size: int, num_sampled: int) -> str:
+def refusal(holder: str, config: BufferConfig, ledger: ElementTable, size: int, num_sampled: int) -> str:
     """Why a sample of at least one element is refused, in a sentence; empty if it is not."""
     if ledger.count < (needed := _needed(config, size)):
         return f"{holder} has {ledger.count} elements, a sample of {size} needs {needed}: push more"
@@ -85,9 +85,9 @@ def rate_refusal(num_pushed: int, num_sampled: int, size: int, least: float) -> 
 
 
 def require_rate(holder: str, num_pushed: int, num_sampled: int, size: int, most: float) -> None:
-    """Raises `RateLimited` where `(pushed + size) / sampled` would be above `most`; never before the first sample."""
+    """Raises `RateLimitedError` where `(pushed + size) / sampled` would be above `most`; never before the first sample."""
     if num_sampled and num_pushed + size > most * num_sampled:
-        raise RateLimited(
+        raise RateLimitedError(
             f"{holder} had {num_pushed} pushed and {num_sampled} sampled; pushing {size} more would be more than "
             f"{most:g} for each one sampled: sample first"
         )

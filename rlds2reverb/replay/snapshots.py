@@ -10,7 +10,7 @@ import numpy as np
 
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .listeners import TellingLock
+from .listeners import NotifyingLock
 from .store import Store
 
 #: Bytes of a block, which take a fraction of a millisecond to copy.
@@ -34,7 +34,7 @@ class Snapshot:
     still held here and never written to again.
     """
 
-    def __init__(self, header: dict[str, Any], arrays: dict[str, np.ndarray], store: Store | None, lock: TellingLock):
+    def __init__(self, header: dict[str, Any], arrays: dict[str, np.ndarray], store: Store | None, lock: NotifyingLock):
         """Begins to keep what is written over.
 
         Args:

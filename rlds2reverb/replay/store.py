@@ -68,7 +68,7 @@ class Store:
         """Takes over a wider spec.
 
         Raises:
-          SpecMismatch: if a number that is stored would change; nothing is changed then.
+          SpecMismatchError: if a number that is stored would change; nothing is changed then.
         """
         wider = [i for i, (have, want) in enumerate(zip(self.spec.leaves, spec.leaves, strict=True)) if have != want]
         for column in wider:

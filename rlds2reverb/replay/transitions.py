@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb.specs import Nest, mapped
+from rlds2reverb.specs import Nest, map_structure
 
 
 def transitions_of(steps: Mapping[str, Nest]) -> dict[str, Nest]:
@@ -25,10 +25,10 @@ def transitions_of(steps: Mapping[str, Nest]) -> dict[str, Nest]:
     """
     rows = np.flatnonzero(~steps[fields.IS_LAST])
     kept = {name: column for name, column in steps.items() if name not in fields.FLAG_FIELDS}
-    found: dict[str, Nest] = mapped(lambda column: column[rows], kept)
+    found: dict[str, Nest] = map_structure(lambda column: column[rows], kept)
     into_terminal = steps[fields.IS_TERMINAL][rows + 1]
     discount = found[fields.DISCOUNT]
     stays = (~into_terminal).reshape(-1, *[1] * (discount.ndim - 1))
     found[fields.DISCOUNT] = (discount * stays).astype(discount.dtype)
-    found[f"next_{fields.OBSERVATION}"] = mapped(lambda column: column[rows + 1], steps[fields.OBSERVATION])
+    found[f"next_{fields.OBSERVATION}"] = map_structure(lambda column: column[rows + 1], steps[fields.OBSERVATION])
     return found

@@ -18,7 +18,7 @@ import tree
 from rlds2reverb._arguments import require_timeout
 from rlds2reverb._encoding.packing import Packing, unpack
 from rlds2reverb._server.clients import Server
-from rlds2reverb.errors import ServerUnavailable
+from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import MAX_PRIORITY
 
@@ -28,7 +28,7 @@ from .interleaving import OnSilent, interleaved
 from .server_tables import ServerTables
 
 #: Called with the address of a server that gives nothing any more, and why; not always from the thread that iterates.
-OnDead: TypeAlias = Callable[[str, str], None]
+OnServerLost: TypeAlias = Callable[[str, str], None]
 
 _BETA = LinearSchedule()
 #: With one part a server, a fifth of the batches lacks one of two servers at full speed; with four hardly any does.
@@ -73,8 +73,8 @@ def warn_of_dead(address: str, reason: str) -> None:
     warnings.warn(f"no samples from {address}, the other servers go on: {reason}", RuntimeWarning, stacklevel=2)
 
 
-def as_experience(sample: reverb.ReplaySample) -> tuple[Any, SampleInfo]:
-    """The pair (data, info) that TF-Agents' learners take: `sample_dataset(...).map(as_experience)`.
+def to_experience(sample: reverb.ReplaySample) -> tuple[Any, SampleInfo]:
+    """The pair (data, info) that TF-Agents' learners take: `sample_dataset(...).map(to_experience)`.
 
     A table gives back trajectories as named tuples of that name; learners want TF-Agents' own.
     """
@@ -95,7 +95,7 @@ def sample_dataset(
     num_workers: int = 2,
     prefetch: int = 1,
     timeout_secs: float = 30.0,
-    on_dead: OnDead = warn_of_dead,
+    on_server_lost: OnServerLost = warn_of_dead,
 ) -> tf.data.Dataset:
     """Batches of a table's items, without an end; packed items come out unpacked.
 
@@ -126,15 +126,15 @@ def sample_dataset(
       num_workers: streams of samples from each server; 1 for a queue, whose order is to be kept.
       prefetch: batches that are made ready ahead.
       timeout_secs: how long to wait for a server to say what it has, and for samples.
-      on_dead: called with the address of a server that gives nothing any more and the reason; the default warns.
+      on_server_lost: called with the address of a server that gives nothing any more and the reason; the default warns.
 
     Returns:
       Data set of `reverb.ReplaySample`: `info` a `SampleInfo`, `data` the nest of an item, `[batch_size, ...]`. Items
       of varying length are padded with zeros to the longest of the batch; `info.mask` says where.
 
     Raises:
-      ServerUnavailable: if no server answers in time.
-      SpecMismatch: if the tables of several servers have different signatures.
+      ServerUnavailableError: if no server answers in time.
+      SpecMismatchError: if the tables of several servers have different signatures.
       ValueError: if there is no such table, it has no signature, only some of several servers' tables draw at random,
         or a number is out of its range.
     """
@@ -154,7 +154,7 @@ def sample_dataset(
     num_readers = 1 if server_tables.in_order or server_tables.scarce else num_workers
     num_parts = parts_of(batch_size, len(server_tables.clients))
     for number in server_tables.silent:
-        on_dead(server_tables.addresses[number], "it does not answer")
+        on_server_lost(server_tables.addresses[number], "it does not answer")
 
     def parts_from(number: tf.Tensor) -> tf.data.Dataset:
         stream = reverb.TrajectoryDataset(
@@ -171,7 +171,7 @@ def sample_dataset(
         parts_from,
         len(server_tables.clients),
         timeout_secs=timeout_secs,
-        on_silent=_reporter(server_tables, on_dead, waited_secs=timeout_secs),
+        on_silent=_reporter(server_tables, on_server_lost, waited_secs=timeout_secs),
         num_readers=num_readers,
         # Reverb waits half a minute for a server that does not answer when a stream begins, and cannot be stopped.
         ready=server_tables.answers,
@@ -271,18 +271,20 @@ def _weigher(server_tables: ServerTables, beta: Beta, min_priority: Any) -> Call
     return weigh
 
 
-def _reporter(server_tables: ServerTables, on_dead: OnDead, *, waited_secs: float) -> OnSilent:
+def _reporter(server_tables: ServerTables, on_server_lost: OnServerLost, *, waited_secs: float) -> OnSilent:
     """Returns what is called about servers that give nothing: it reports them, or raises if there is no other."""
 
     def report(numbers: Sequence[int]) -> None:
         reasons = server_tables.why_nothing_sampled(numbers, waited_secs=waited_secs)
         for number, reason in zip(numbers, reasons, strict=True):
-            on_dead(server_tables.addresses[number], reason)
+            on_server_lost(server_tables.addresses[number], reason)
 
     def on_silent(numbers: Sequence[int], all_silent: bool) -> None:
         if all_silent:
             everyone = range(len(server_tables.clients))
-            raise ServerUnavailable("; ".join(server_tables.why_nothing_sampled(everyone, waited_secs=waited_secs)))
+            raise ServerUnavailableError(
+                "; ".join(server_tables.why_nothing_sampled(everyone, waited_secs=waited_secs))
+            )
         # Asking a server that is gone takes seconds, for which the others need not wait.
         threading.Thread(target=report, args=(numbers,), daemon=True).start()
 

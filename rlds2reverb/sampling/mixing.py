@@ -12,7 +12,7 @@ import tree
 
 from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb._shares import by_largest_remainders
-from rlds2reverb.specs import require_match, step_spec_of
+from rlds2reverb.specs import make_step_spec, require_match
 
 _ROUNDING = 1e-6
 
@@ -55,7 +55,7 @@ def mixed_dataset(
       (or of its tables, with `min_priority`); it does not make up for the shares.
 
     Raises:
-      SpecMismatch: if the items of the parts differ, naming the field and both parts.
+      SpecMismatchError: if the items of the parts differ, naming the field and both parts.
       TypeError: if a part is not a function.
       ValueError: if there are other names in `shares` than in `parts`, the shares do not add up to 1, one is so small
         that it gives no item, or a number is out of its range; and what a part raises.
@@ -119,7 +119,7 @@ def _require_alike(datasets: Mapping[str, tf.data.Dataset]) -> None:
             raise TypeError(
                 f"part {name!r} gives {dataset.element_spec}, expected batches as sample_dataset gives them"
             )
-    specs = {name: step_spec_of(dataset.element_spec.data) for name, dataset in datasets.items()}
+    specs = {name: make_step_spec(dataset.element_spec.data) for name, dataset in datasets.items()}
     for (name, got), (other, wanted) in permutations(specs.items(), 2):  # each allows the other's sizes
         require_match(
             got, wanted, holder=f"part {other!r}", advice="mix parts of like items", root=f"an item of part {name!r}"

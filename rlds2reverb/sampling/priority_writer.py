@@ -10,7 +10,7 @@ import numpy as np
 from rlds2reverb._arguments import require_timeout
 from rlds2reverb._server.clients import Server, connect_all
 from rlds2reverb._server.connection import ServerConnection
-from rlds2reverb.errors import ServerUnavailable
+from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.priorities import require_priorities
 
 
@@ -26,7 +26,7 @@ class PriorityWriter:
         table: str | Mapping[str, str],
         *,
         timeout_secs: float = 30.0,
-        on_dead: Callable[[str, str], None] | None = None,
+        on_server_lost: Callable[[str, str], None] | None = None,
     ):
         """Nothing is sent yet.
 
@@ -35,7 +35,7 @@ class PriorityWriter:
             those of each part, under the names of the parts.
           table: its name; or a dict of those of the parts.
           timeout_secs: how long to wait for a server to take priorities.
-          on_dead: called with the address of a server that did not take them in time and the reason, while another
+          on_server_lost: called with the address of a server that did not take them in time and the reason, while another
             did; None to raise an error instead.
 
         Raises:
@@ -52,7 +52,7 @@ class PriorityWriter:
             [(ServerConnection(client.server_address), tables[name]) for client in connect_all(parts[name])]
             for name in sorted(parts)
         ]
-        self._timeout_secs, self._on_dead = timeout_secs, on_dead
+        self._timeout_secs, self._on_server_lost = timeout_secs, on_server_lost
 
     def __enter__(self) -> PriorityWriter:
         return self
@@ -77,23 +77,23 @@ class PriorityWriter:
           ValueError: if there are not as many priorities as items, one is out of its range, an item is of an unknown
             server or part, or the batch was mixed and the servers are not a dict, or the other way round; nothing is
             sent then.
-          ServerUnavailable: if a server does not take them in time, or its connection breaks, and there is no `on_dead`
+          ServerUnavailableError: if a server does not take them in time, or its connection breaks, and there is no `on_server_lost`
             or no other server.
         """
         keys, values = np.asarray(info.key, np.uint64), np.asarray(priorities, np.float64)
         parts, servers = self._owners(info, keys, values)
         owners = sorted(set(zip(parts.tolist(), servers.tolist(), strict=True)))
-        failures: dict[tuple[int, int], ServerUnavailable] = {}
+        failures: dict[tuple[int, int], ServerUnavailableError] = {}
         for part, server in owners:
             own, (connection, table) = (parts == part) & (servers == server), self._parts[part][server]
             try:
                 connection.update_priorities(table, keys[own], values[own], timeout_secs=self._timeout_secs)
-            except ServerUnavailable as error:
+            except ServerUnavailableError as error:
                 failures[part, server] = error
         for (part, server), failure in failures.items():
-            if self._on_dead is None or len(failures) == len(owners):
+            if self._on_server_lost is None or len(failures) == len(owners):
                 raise failure
-            self._on_dead(self._parts[part][server][0].address, str(failure))
+            self._on_server_lost(self._parts[part][server][0].address, str(failure))
 
     def _owners(self, info: Any, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the part and the server of each item, if the batch is what `write` expects."""

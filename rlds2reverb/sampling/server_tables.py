@@ -9,10 +9,10 @@ from typing import Any
 
 import reverb
 
-from rlds2reverb._encoding.packing import Packing, packing_of
+from rlds2reverb._encoding.packing import Packing, find_packing
 from rlds2reverb._server.clients import Server, connect_all, table_infos, why_nothing_sampled
 from rlds2reverb._server.connection import server_state_id
-from rlds2reverb.errors import ServerUnavailable, SpecMismatch
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
 
 _ANSWER_SECS = 0.5
@@ -48,8 +48,8 @@ class ServerTables:
         """Asks all servers at the same time.
 
         Raises:
-          ServerUnavailable: if none answers in time.
-          SpecMismatch: if the tables have different signatures.
+          ServerUnavailableError: if none answers in time.
+          SpecMismatchError: if the tables have different signatures.
           ValueError: if there is no server, one is given twice, one lacks the table or its signature, or one gives
             items at random and another in an order of its own.
         """
@@ -61,10 +61,10 @@ class ServerTables:
         found = {
             number: _table_of(answer, table, addresses[number], several=len(clients) > 1)
             for number, answer in enumerate(answers)
-            if not isinstance(answer, ServerUnavailable)
+            if not isinstance(answer, ServerUnavailableError)
         }
         if not found:
-            raise next(answer for answer in answers if isinstance(answer, ServerUnavailable))
+            raise next(answer for answer in answers if isinstance(answer, ServerUnavailableError))
         first, *rest = found
         for number in rest:
             _require_same(found[number].signature, found[first].signature, table, addresses[number], addresses[first])
@@ -74,7 +74,7 @@ class ServerTables:
             table,
             clients,
             found[first].signature,
-            packing_of(found[first].signature),
+            find_packing(found[first].signature),
             tuple(_exponent(sampler) for sampler in samplers),
             found[first].sampler_options.is_deterministic,
             any(_is_scarce(info) for info in found.values()),
@@ -90,7 +90,7 @@ class ServerTables:
         """Whether a server answers within half a second."""
         try:
             server_state_id(self.clients[number].server_address, timeout_secs=_ANSWER_SECS)
-        except ServerUnavailable:
+        except ServerUnavailableError:
             return False
         return True
 
@@ -102,12 +102,12 @@ class ServerTables:
 
 
 def _ask_all(clients: Sequence[reverb.Client], timeout_secs: float) -> list[Any]:
-    """What each server says of its tables, or the `ServerUnavailable` that asking it gave."""
+    """What each server says of its tables, or the `ServerUnavailableError` that asking it gave."""
 
     def ask(client: reverb.Client) -> Any:
         try:
             return table_infos(client, timeout_secs=timeout_secs)
-        except ServerUnavailable as error:
+        except ServerUnavailableError as error:
             return error
 
     with ThreadPoolExecutor(len(clients)) as pool:
@@ -127,9 +127,9 @@ def _table_of(infos: dict[str, Any], table: str, address: str, *, several: bool)
 
 
 def _require_same(got: Nest, wanted: Nest, table: str, address: str, other: str) -> None:
-    got_packing, wanted_packing = packing_of(got), packing_of(wanted)
+    got_packing, wanted_packing = find_packing(got), find_packing(wanted)
     if got_packing != wanted_packing:
-        raise SpecMismatch(
+        raise SpecMismatchError(
             f"the items of table {table!r} are packed in other ways at {address} and at {other}; sample servers "
             "whose tables have the same items in the same layout"
         )

@@ -10,8 +10,8 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, from_transitions
-from rlds2reverb.errors import SourceError, SpecMismatch
-from rlds2reverb.specs import describe, mapped
+from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.specs import describe, map_structure
 
 from .continuity import discontinuities
 
@@ -96,7 +96,7 @@ def episode_of_log(
     rewards = require_log(where, observations, actions, rewards=rewards, next_observations=next_observations)
     final = None
     if next_observations is not None and len(tree.flatten(observations)[0]) == len(rewards):
-        final = mapped(lambda rows: rows[-1], next_observations)
+        final = map_structure(lambda rows: rows[-1], next_observations)
     jumps: tuple[int, ...] = ()
     try:
         steps = from_transitions(
@@ -104,10 +104,10 @@ def episode_of_log(
         )
         if next_observations is not None:
             jumps = discontinuities(observations, next_observations)
-    except (SpecMismatch, TypeError, ValueError) as error:
+    except (SpecMismatchError, TypeError, ValueError) as error:
         raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
-    no_successor = len(steps[fields.IS_FIRST]) == len(rewards)
-    return Episode(steps, index, no_successor=no_successor, discontinuities=jumps)
+    dropped_last_transition = len(steps[fields.IS_FIRST]) == len(rewards)
+    return Episode(steps, index, dropped_last_transition=dropped_last_transition, discontinuities=jumps)
 
 
 def require_log(

@@ -60,7 +60,7 @@ def differing_rows(one: np.ndarray, other: np.ndarray, *, but: Sequence[int] = (
 
 
 ONE_STEP = (
-    "if the rows are shuffled or relabelled, give one_step=True (on the command line --one-step), which takes each row "
+    "if the rows are shuffled or relabelled, give independent_rows=True (on the command line --independent-rows), which takes each row "
     "as a transition of its own"
 )
 SPLIT = "if ends of episodes have no flag, give split_at_discontinuity=True (--split-at-discontinuity)"

@@ -17,7 +17,7 @@ from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode, joined_transitions, one_step_episodes
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import concatenated
+from rlds2reverb.specs import concatenate
 
 from . import hdf5
 from .columns import as_columns, as_flags
@@ -61,7 +61,7 @@ class EpisodeEnds:
             require_count("max_episode_steps", self.max_episode_steps, 1)
         if self.at_every_row and (self.max_episode_steps is not None or self.at_discontinuity):
             raise ValueError(
-                "one_step=True ends an episode after each row; leave out max_episode_steps and split_at_discontinuity"
+                "independent_rows=True ends an episode after each row; leave out max_episode_steps and split_at_discontinuity"
             )
 
     def __bool__(self) -> bool:
@@ -71,7 +71,7 @@ class EpisodeEnds:
 def open_d4rl(
     path: Path,
     *,
-    infos: Sequence[str] = (),
+    extra_fields: Sequence[str] = (),
     ends: EpisodeEnds = EpisodeEnds(),
     limits: hdf5.Limits = hdf5.Limits(),  # noqa: B008
 ) -> Source:
@@ -81,14 +81,14 @@ def open_d4rl(
 
     Both ends of an episode: with `next_observations` every episode gets its own final observation. Without them a
     truncated episode ends at its last observation and a terminal one gets a final observation of zeros. Rows after the
-    last flag are an episode of their own, closed as truncated, with `open_end` set. A truncated episode without a final
-    observation loses its last transition, and has `no_successor` set.
+    last flag are an episode of their own, closed as truncated, with `unterminated` set. A truncated episode without a final
+    observation loses its last transition, and has `dropped_last_transition` set.
 
     Rows inside an episode whose `next_observations` is not the next row's observation are its `discontinuities`.
 
     Args:
       path: the file. Rewards may be `[N]` or `[N, 1]`, flags bool, integer or float; dtypes are kept.
-      infos: names below `infos/` to read as well, each an extra step field.
+      extra_fields: names below `infos/` to read as well, each an extra step field.
       ends: how to find truncated episodes; needed where the file has no `timeouts`.
       limits: how much a column may hold.
 
@@ -97,7 +97,7 @@ def open_d4rl(
         rows, or flags are not 0 and 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
         rows are discontinuities.
     """
-    asked = {f"infos/{name}": name for name in infos}
+    asked = {f"infos/{name}": name for name in extra_fields}
     with hdf5.open_hdf5(path) as file:
         num_rows = _checked(path.name, _columns(file, asked, limits), ends).num_rows
         metadata = hdf5.scalars(file, "metadata")
@@ -109,14 +109,14 @@ def open_d4rl(
     return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata)
 
 
-def from_rows(name: str, columns: Mapping[str, Any], *, infos: Sequence[str] = (), ends: EpisodeEnds) -> Source:
+def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), ends: EpisodeEnds) -> Source:
     """Returns arrays in memory under D4RL's names, such as `env.get_dataset()` gives them, as a source.
 
     Columns under other names, `metadata/*` and the `infos/*` that are not asked for included, are left out.
     """
-    require_free_names(infos, name)
+    require_free_names(extra_fields, name)
     places = own_names(columns, name)
-    for info in infos:
+    for info in extra_fields:
         if f"infos/{info}" not in columns:
             raise SourceError(f"{name} has no 'infos/{info}'")
         places[info] = f"infos/{info}"
@@ -177,12 +177,12 @@ def own_names(available: Iterable[str], where: str) -> dict[str, str]:
     return found
 
 
-def _columns(file: Any, infos: Mapping[str, str], limits: hdf5.Limits) -> dict[str, Any]:
+def _columns(file: Any, extra_fields: Mapping[str, str], limits: hdf5.Limits) -> dict[str, Any]:
     where = Path(file.filename).name
-    require_free_names(infos.values(), where)
+    require_free_names(extra_fields.values(), where)
     places = own_names((name for name in file if isinstance(name, str)), where)  # others are not UTF-8
     found = {name: hdf5.column(file, place, limits) for name, place in places.items()}
-    for place, name in infos.items():
+    for place, name in extra_fields.items():
         found[name] = hdf5.column(file, place, limits)
         if found[name] is None:
             raise SourceError(f"{where} has no '{place}'")
@@ -294,7 +294,7 @@ def _whole_episodes(
             num_held += num_rows - begin
     if held:
         lengths = np.array([num_held])
-        yield from _episodes(_join(held), lengths, index, first_row=stop - num_held, jumps=jumps, open_end=True)
+        yield from _episodes(_join(held), lengths, index, first_row=stop - num_held, jumps=jumps, unterminated=True)
 
 
 def _jumps(block: dict[str, np.ndarray], ends: list[int], before: dict[str, np.ndarray] | None) -> list[int]:
@@ -340,7 +340,7 @@ def _within_limit(flagged: list[int], limit: int, length: int, num_rows: int) ->
 
 
 def _join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
+    return {name: concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _episodes(
@@ -350,7 +350,7 @@ def _episodes(
     *,
     first_row: int,
     jumps: list[int],
-    open_end: bool = False,
+    unterminated: bool = False,
 ) -> Iterator[tuple[Episode, int]]:
     """Yields the episodes of rows that are whole ones, and how many rows each has.
 
@@ -360,7 +360,7 @@ def _episodes(
       first_index: of the first episode.
       first_row: of the first row in the source.
       jumps: discontinuities, rows of the source.
-      open_end: whether the rows just stop in the last episode.
+      unterminated: whether the rows just stop in the last episode.
     """
     ends = np.cumsum(lengths)
     following = part.get(NEXT_OBSERVATIONS)
@@ -379,7 +379,7 @@ def _episodes(
         cut = slice(step, step + count)
         inside = [jump for jump in jumps if row <= jump - first_row < row + length] if jumps else ()
         own = {name: column[cut] for name, column in steps.items()}
-        yield Episode(own, first_index + number, open_end, count == length, tuple(inside)), length
+        yield Episode(own, first_index + number, unterminated, count == length, tuple(inside)), length
         row, step = row + length, step + count
 
 

@@ -24,10 +24,10 @@ def load(
     source: Any,
     *,
     split: str = "train",
-    infos: Sequence[str] = (),
+    extra_fields: Sequence[str] = (),
     max_episode_steps: int | None = None,
     split_at_discontinuity: bool = False,
-    one_step: bool = False,
+    independent_rows: bool = False,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -48,10 +48,10 @@ def load(
         - an RLDS `tf.data.Dataset`;
         - a `Source`, which is returned as it is.
       split: of a TFDS data set, slices allowed.
-      infos: D4RL: which of `infos/*` to read as further step fields.
+      extra_fields: D4RL: which of `infos/*` to read as further step fields.
       max_episode_steps: D4RL: episodes are cut off after this many rows; needed where there are no `timeouts`.
       split_at_discontinuity: D4RL: episodes are cut off where an observation is not the `next_observations` before it.
-      one_step: D4RL and logs: whether each row is an episode of one transition, truncated unless it is terminal. For
+      independent_rows: D4RL and logs: whether each row is an episode of one transition, truncated unless it is terminal. For
         rows that are shuffled or relabelled, whose `next_observations` are not the observations of the next rows.
       data_dir: TFDS's data directory, for names.
       download: whether TFDS and Minari may download a data set that is not there, by its name.
@@ -62,31 +62,33 @@ def load(
     Raises:
       FileNotFoundError: if there is no such path, or a name would have to be downloaded.
       SourceError: if it is there, but damaged, hostile, or not one of the kinds; while it is read, also if more than
-        1 % of the rows do not continue in the next one (see `one_step`).
+        1 % of the rows do not continue in the next one (see `independent_rows`).
       TypeError: if it is an object of another type, such as a generator, which could be read only once.
       ValueError: if options contradict each other.
     """
-    ends = d4rl.EpisodeEnds(max_episode_steps, split_at_discontinuity, one_step)
-    opened = _open(source, split, infos, ends, data_dir, download=download)
-    if one_step and opened.kind not in ("d4rl", "memory"):
-        raise ValueError(f"one_step=True is for D4RL's rows and for logs; {opened.name} is of the kind {opened.kind!r}")
+    ends = d4rl.EpisodeEnds(max_episode_steps, split_at_discontinuity, independent_rows)
+    opened = _open(source, split, extra_fields, ends, data_dir, download=download)
+    if independent_rows and opened.kind not in ("d4rl", "memory"):
+        raise ValueError(
+            f"independent_rows=True is for D4RL's rows and for logs; {opened.name} is of the kind {opened.kind!r}"
+        )
     return opened
 
 
 def _open(
     source: Any,
     split: str,
-    infos: Sequence[str],
+    extra_fields: Sequence[str],
     ends: d4rl.EpisodeEnds,
     data_dir: str | Path | None,
     *,
     download: bool,
 ) -> Source:
-    one_step = ends.at_every_row
+    independent_rows = ends.at_every_row
     if isinstance(source, Source):
         return source
     if isinstance(source, Mapping):
-        return d4rl.from_rows("rows in memory", source, infos=infos, ends=ends)
+        return d4rl.from_rows("rows in memory", source, extra_fields=extra_fields, ends=ends)
     if isinstance(source, (str, Path)):
         path = _existing(source)
         if path is None:
@@ -95,9 +97,9 @@ def _open(
             return _by_name(str(source), split, data_dir, download=download)
         if path.is_dir():
             return _directory(path, split)
-        return _file(path, infos, ends)
+        return _file(path, extra_fields, ends)
     if isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray)):
-        return memory.from_episodes(source, one_step=one_step)
+        return memory.from_episodes(source, independent_rows=independent_rows)
     if hasattr(source, "element_spec"):
         return rlds.from_rlds_dataset(source)
     if isinstance(source, Iterator):
@@ -106,10 +108,12 @@ def _open(
             "function that makes it, load(make_episodes) instead of load(make_episodes())"
         )
     if isinstance(source, Iterable) and not hasattr(source, "__array__") and not isinstance(source, type):
-        return memory.from_function(lambda: source, name=f"a {type(source).__name__} of episodes", one_step=one_step)
+        return memory.from_function(
+            lambda: source, name=f"a {type(source).__name__} of episodes", independent_rows=independent_rows
+        )
     if callable(source):
         name = getattr(source, "__name__", type(source).__name__)
-        return memory.from_function(source, name=f"episodes of {name}", one_step=one_step)
+        return memory.from_function(source, name=f"episodes of {name}", independent_rows=independent_rows)
     raise TypeError(f"cannot load a {type(source).__name__}; expected {_KINDS}")
 
 
@@ -121,11 +125,11 @@ def _existing(source: str | Path) -> Path | None:
         return None
 
 
-def _file(path: Path, infos: Sequence[str], ends: d4rl.EpisodeEnds) -> Source:
+def _file(path: Path, extra_fields: Sequence[str], ends: d4rl.EpisodeEnds) -> Source:
     with hdf5.open_hdf5(path) as file:
         if robomimic.is_robomimic(file):
             return robomimic.open_robomimic(path)
-    return d4rl.open_d4rl(path, infos=infos, ends=ends)
+    return d4rl.open_d4rl(path, extra_fields=extra_fields, ends=ends)
 
 
 def _directory(path: Path, split: str) -> Source:

@@ -11,8 +11,8 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, one_step_episodes
-from rlds2reverb.errors import SourceError, SpecMismatch
-from rlds2reverb.specs import leaves, mapped, path_name
+from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.specs import leaves, map_structure, path_name
 
 from . import d4rl
 from .columns import as_columns, as_flags, as_steps, episode_of_log, require_log
@@ -27,7 +27,7 @@ _TRUNCATION_NAMES = ("truncated", "truncations", d4rl.TIMEOUTS, "timeout")
 
 
 def from_episodes(
-    episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes in memory", one_step: bool = False
+    episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes in memory", independent_rows: bool = False
 ) -> Source:
     """Returns a list of episodes as a source; all are checked at once.
 
@@ -39,19 +39,19 @@ def from_episodes(
       counts). It may also be named `terminations`, `terminals` or `terminal`. `truncated` (or `truncations`,
       `timeouts`, `timeout`) says nothing more. Further keys are further step fields.
 
-    A truncated log without a final observation loses its last transition (`Episode.no_successor`).
+    A truncated log without a final observation loses its last transition (`Episode.dropped_last_transition`).
 
     Args:
       episodes: the episodes.
       name: of the source.
-      one_step: whether each row of a log is an episode of its own, `[T]` flags saying which are terminal. Logs then
+      independent_rows: whether each row of a log is an episode of its own, `[T]` flags saying which are terminal. Logs then
         need a next observation for each row. They are checked while they are read.
 
     Raises:
       SourceError: if an episode has neither form, naming it; if in more than 1 % of the rows `next_observations` is
         not the next row's observation.
     """
-    if one_step:
+    if independent_rows:
         return Source(name, "memory", lambda: _read_rows(episodes))
     checked = list(_read(name, episodes))
     return Source(
@@ -64,7 +64,7 @@ def from_episodes(
 
 
 def from_function(
-    make_episodes: Callable[[], Iterable[Mapping[str, Any]]], *, name: str, one_step: bool = False
+    make_episodes: Callable[[], Iterable[Mapping[str, Any]]], *, name: str, independent_rows: bool = False
 ) -> Source:
     """Returns the episodes that a function gives as a source; only those in use are in memory.
 
@@ -72,7 +72,7 @@ def from_function(
       make_episodes: called each time the source is read (once or twice in an ingestion); gives the same episodes
         each time, of the forms of `from_episodes`. A generator function is one.
       name: of the source.
-      one_step: see `from_episodes`.
+      independent_rows: see `from_episodes`.
 
     Raises:
       TypeError: while iterating, if the function does not give an iterable.
@@ -94,7 +94,7 @@ def from_function(
         with contextlib.ExitStack() as stack:
             if hasattr(episodes, "close"):
                 stack.callback(episodes.close)
-            yield from _read_rows(episodes) if one_step else _read(name, episodes)
+            yield from _read_rows(episodes) if independent_rows else _read(name, episodes)
 
     return Source(name, "memory", read)
 
@@ -103,7 +103,7 @@ def _read(name: str, episodes: Iterable[Any]) -> Iterator[Episode]:
     check = ContinuityCheck(name)
     for index, given in enumerate(episodes):
         episode = _episode(index, given)
-        check.add(episode, episode.num_transitions + episode.no_successor)
+        check.add(episode, episode.num_transitions + episode.dropped_last_transition)
         yield episode
     check.finish()
 
@@ -134,13 +134,13 @@ def _read_rows(episodes: Iterable[Any]) -> Iterator[Episode]:
         if log["next_observations"] is None:
             if len(tree.flatten(observations)[0]) == len(rewards):
                 raise SourceError(f"{where} has no {d4rl.NEXT_OBSERVATIONS}, which transitions of one step need")
-            log["next_observations"] = mapped(lambda column: column[1:], observations)
-        log["observations"] = mapped(lambda column: column[: len(rewards)], observations)  # noqa: B023
+            log["next_observations"] = map_structure(lambda column: column[1:], observations)
+        log["observations"] = map_structure(lambda column: column[: len(rewards)], observations)  # noqa: B023
         if len(terminated) == 1:
             terminated = np.arange(len(rewards)) == len(rewards) - (1 if terminated[0] else 0)
         try:
             yield from one_step_episodes(**log, terminated=terminated, extras=extras, first_index=num_rows)
-        except (SpecMismatch, TypeError, ValueError) as error:
+        except (SpecMismatchError, TypeError, ValueError) as error:
             raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
         num_rows += len(rewards)
 

@@ -14,7 +14,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, require_same_spec
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import Nest, leaves, step_spec_of, to_tensor_spec
+from rlds2reverb.specs import Nest, leaves, make_step_spec, to_tensor_spec
 
 from .numbered_episodes import NumberedEpisodes
 
@@ -74,7 +74,7 @@ class Source:
         Raises:
           SourceError: if no episode has steps.
         """
-        return step_spec_of(self.first_episode.steps)
+        return make_step_spec(self.first_episode.steps)
 
     def to_rlds(self) -> tf.data.Dataset:
         """Returns an RLDS data set: `{'steps': data set of steps}` for every episode, read as it is iterated.
@@ -89,7 +89,7 @@ class Source:
 
         Raises:
           SourceError: if no episode has steps.
-          SpecMismatch: while iterating (as `tf.errors.InvalidArgumentError`), if an episode has other fields,
+          SpecMismatchError: while iterating (as `tf.errors.InvalidArgumentError`), if an episode has other fields,
             dtypes or shapes than the first.
         """
         import tensorflow as tf

@@ -13,7 +13,7 @@ from rlds2reverb._text import columns_text, facts_text, number_text
 from rlds2reverb._units import bytes_text
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, discontinuity_place, notes
-from rlds2reverb.specs import describe, leaves, path_name, step_spec_of
+from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
 from .scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from .source import Source
@@ -24,9 +24,9 @@ _COUNTS = (
     "transitions",
     "terminals",
     "timeouts",
-    "open_ends",
+    "unterminated",
     "empty",
-    "no_successor",
+    "dropped_last_transition",
     "discontinuities",
 )
 _QUANTILES = (0.25, 0.5, 0.75)
@@ -73,16 +73,16 @@ class Summary:
     Attributes:
       episodes, steps, transitions: counts; `steps` has those of the final observations, `transitions` are pairs of
         adjacent steps.
-      terminals, timeouts, open_ends: how episodes end; an open end is one that the data set just stops in (it is
+      terminals, timeouts, unterminated: how episodes end; an open end is one that the data set just stops in (it is
         counted in neither of the others).
       empty: episodes without steps.
-      no_successor: transitions that are left out because their truncated episodes have no final observation.
+      dropped_last_transition: transitions that are left out because their truncated episodes have no final observation.
       discontinuities: rows inside episodes whose `next_observations` is not the observation of the next row.
       returns, lengths: per episode; undiscounted sums of rewards, and transitions.
       score: D4RL's normalised score of the mean return, or None where no reference returns are known.
       score_environment: whose reference returns were used.
       bytes: of all steps in memory.
-      warnings: those of the source, and a sentence each for `no_successor` and `discontinuities`.
+      warnings: those of the source, and a sentence each for `dropped_last_transition` and `discontinuities`.
       metadata: what the source says of itself.
       fingerprint: XXH3-128 over the content: field names, dtypes, shapes and bytes of every episode in order.
     """
@@ -94,9 +94,9 @@ class Summary:
     transitions: int
     terminals: int
     timeouts: int
-    open_ends: int
+    unterminated: int
     empty: int
-    no_successor: int
+    dropped_last_transition: int
     discontinuities: int
     returns: Distribution
     lengths: Distribution
@@ -120,7 +120,7 @@ class Summary:
 
     def facts(self) -> list[tuple[str, str]]:
         """The summary as names and values for people, without the fields."""
-        ends = f"{self.terminals:,} terminal, {self.timeouts:,} truncated, {self.open_ends:,} open"
+        ends = f"{self.terminals:,} terminal, {self.timeouts:,} truncated, {self.unterminated:,} open"
         facts = [("kind", self.kind), ("episodes", f"{self.episodes:,} ({ends})")]
         if self.empty:
             facts.append(("empty", f"{self.empty:,} episodes have no steps"))
@@ -211,7 +211,7 @@ def summarize(
         if episode.num_steps:
             returns.append(episode.total_reward)
             lengths.append(float(episode.num_transitions))
-            specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(step_spec_of(episode.steps))}
+            specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
     known = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
     environment = d4rl_environment(source.name) if known and not reference_returns else None
     reference = reference_returns or (REFERENCE_RETURNS[environment] if environment else None)
@@ -226,7 +226,8 @@ def summarize(
         bytes=total_bytes,
         fingerprint=fingerprint.hexdigest(),
         fields=tuple(FieldSummary(name, spec, non_finite[name]) for name, spec in specs.items()),
-        warnings=source.warnings + notes(counts["no_successor"], counts["discontinuities"], first_discontinuity),
+        warnings=source.warnings
+        + notes(counts["dropped_last_transition"], counts["discontinuities"], first_discontinuity),
         metadata=dict(source.metadata),
     )
 
@@ -235,12 +236,12 @@ def _count(counts: dict[str, int], episode: Episode) -> None:
     counts["episodes"] += 1
     counts["steps"] += episode.num_steps
     counts["transitions"] += episode.num_transitions
-    counts["no_successor"] += episode.no_successor
+    counts["dropped_last_transition"] += episode.dropped_last_transition
     counts["discontinuities"] += len(episode.discontinuities)
     if not episode.num_steps:
         end = "empty"
-    elif episode.open_end:
-        end = "open_ends"
+    elif episode.unterminated:
+        end = "unterminated"
     else:
         end = "terminals" if episode.is_terminal else "timeouts"
     counts[end] += 1

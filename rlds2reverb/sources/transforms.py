@@ -43,7 +43,7 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     | `action_limit` | `ClipActions`: the smallest |
     | `observation_mean`, `_std`, `_eps` | `NormalizeObservations` |
     | `reward_scale`, `reward_shift` | `ScaleRewards`, `ScaleRewardsByReturns` |
-    | `left_out` | `LeaveOut`: paths, of all of them |
+    | `left_out` | `DropFields`: paths, of all of them |
     | `cut_at_terminal` | `CutAtTerminal`: True |
     | `notes` | sentences of any that had something to say |
     """
@@ -322,7 +322,7 @@ REWARD_RECIPES: dict[str, Transform] = {
 
 
 @dataclass(frozen=True)
-class LeaveOut:
+class DropFields:
     """Leaves fields out, such as texts, which no table of ours takes.
 
     Attributes:

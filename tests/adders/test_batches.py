@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from oracles import episode
 from properties import slow_but
-from rlds2reverb.adders import GAE, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
+from reference_impls import episode
+from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.episode_batches import EpisodeBatch
@@ -38,28 +38,28 @@ def some(lengths=LENGTHS):
 TOGETHER = [
     NStep(3, 0.97),
     GAE(0.97, 0.9),
-    *(Sequence(3, 2, end) for end in ("write", "zero_pad", "truncate")),
-    EpisodeItems(12, "end"),
+    *(StepWindows(3, 2, end) for end in ("write", "zero_pad", "truncate")),
+    StepEpisodes(12, "end"),
     compose(TD, NStep(3, 0.97)),
-    compose(NStep(3, 0.97), Sequence(2, 1, "zero_pad")),
+    compose(NStep(3, 0.97), StepWindows(2, 1, "zero_pad")),
 ]
 MORE = [
     NStep(1, 0.99),
     NStep(50, 0.97, discount_power="m"),
     ReturnToGo(0.97),
-    *(Sequence(3, 2, end) for end in ("last", "null_padding", "drop")),
-    Sequence(3),
-    *(EpisodeItems(12, padding) for padding in ("none", "start")),
+    *(StepWindows(3, 2, end) for end in ("last", "null_padding", "drop")),
+    StepWindows(3),
+    *(StepEpisodes(12, padding) for padding in ("none", "start")),
     TD,
-    compose(GAE(0.97, 0.9), ReturnToGo(0.9), Sequence(4, 1, "last")),
-    compose(TD, Sequence(2, 1, "last")),
+    compose(GAE(0.97, 0.9), ReturnToGo(0.9), StepWindows(4, 1, "last")),
+    compose(TD, StepWindows(2, 1, "last")),
 ]
 
 
 @pytest.mark.parametrize("adder", slow_but(TOGETHER[::2], TOGETHER + MORE), ids=repr)
 def test_many_episodes_give_the_items_of_each(adder):
     batch = some()
-    made = adder.of_batch(batch)
+    made = adder.convert_batch(batch)
     assert made is not None and len(made.num_items) == len(LENGTHS)
     for number, one in enumerate(batch.episodes):
         got, wanted = made.of_episode(number), adder(one)
@@ -86,7 +86,7 @@ class Doubled(NStep):
         NStep(3, 0.97, grow_at_start=True),
         GAE(0.97, 0.9, lambda observations: observations[:, 0]),
         InitialPriorities("return"),
-        Sequence(3, end="continue"),
+        StepWindows(3, end="continue"),
         Doubled(3, 0.97),
         compose(ReturnToGo(), Doubled(3, 0.97)),
         compose(InitialPriorities("return", highest=9), NStep(3, 0.97)),
@@ -94,12 +94,12 @@ class Doubled(NStep):
     ids=repr,
 )
 def test_others_take_one_episode_at_a_time(adder):
-    assert adder.of_batch(some()) is None
+    assert adder.convert_batch(some()) is None
 
 
 def test_an_error_is_left_to_the_episode_that_it_is_in(tmp_path):
-    adder = EpisodeItems(11)
-    assert adder.of_batch(some()) is None
+    adder = StepEpisodes(11)
+    assert adder.convert_batch(some()) is None
     with pytest.raises(ValueError, match="episode 4: an episode has more rows than the max_length of 11"):
         ingest([one.steps for one in some().episodes], tmp_path / "out", adder=adder)
 

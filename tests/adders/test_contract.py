@@ -1,4 +1,4 @@
-"""What every adder keeps to: `check_adder`, `compose`, and the two forms of data that `EpisodeAdder` takes."""
+"""What every adder keeps to: `check_adder`, `compose`, and the two forms of data that `ColumnAdder` takes."""
 
 import pickle
 
@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from oracles import assert_equal_nests, episode, rlds_dataset
 from properties import slow_but
+from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import (
     GAE,
-    EpisodeAdder,
-    EpisodeItems,
+    ColumnAdder,
     InitialPriorities,
     NStep,
     ReturnToGo,
-    Sequence,
+    StepEpisodes,
+    StepWindows,
     check_adder,
     compose,
     episode_columns,
 )
 
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources import load
 
 
@@ -35,12 +35,12 @@ ADDERS = [
     NStep(2, 0.9, grow_at_start=True, discount_power="m"),
     GAE(0.9, 0.8, values),
     ReturnToGo(),
-    *(Sequence(3, 2, end) for end in ("write", "last", "zero_pad", "truncate", "continue")),
-    *(EpisodeItems(6, padding) for padding in ("none", "end", "start")),
+    *(StepWindows(3, 2, end) for end in ("write", "last", "zero_pad", "truncate", "continue")),
+    *(StepEpisodes(6, padding) for padding in ("none", "end", "start")),
     InitialPriorities("td", value_fn=values),
     compose(InitialPriorities("return", highest=500), GAE(0.9, 0.8, values), NStep(2, 0.9)),
-    compose(ReturnToGo(), Sequence(2, end="continue")),
-    compose(NStep(2, 0.9), EpisodeItems(6, "end")),
+    compose(ReturnToGo(), StepWindows(2, end="continue")),
+    compose(NStep(2, 0.9), StepEpisodes(6, "end")),
 ]
 LENGTHS = (4, 1, 0, 2, 6, 1, 3)
 NUM_EPISODES = 6
@@ -108,7 +108,9 @@ def test_a_function_of_values_that_divides_keeps_the_contract():
     assert check_adder(adder, some((50, 236), nested=False)) == 2
 
 
-@pytest.mark.parametrize("last", [EpisodeItems(4, "end"), EpisodeItems(4, "start"), Sequence(4, end="last")], ids=repr)
+@pytest.mark.parametrize(
+    "last", [StepEpisodes(4, "end"), StepEpisodes(4, "start"), StepWindows(4, end="last")], ids=repr
+)
 def test_an_episode_that_leaves_the_last_adder_no_rows_gives_no_item(last):
     """NStep makes nothing of an episode of one step: there is nothing to fill up."""
     adder, single = compose(NStep(2, 0.9), last), episode(1, terminal=True)
@@ -128,7 +130,7 @@ def test_an_adder_that_was_used_can_be_sent_to_another_process(adder):
 # --- check_adder finds what is wrong
 
 
-class Plain(EpisodeAdder):
+class Plain(ColumnAdder):
     def row_spec(self, step_spec):
         return step_spec
 
@@ -181,8 +183,12 @@ class Doubles(Plain):
 @pytest.mark.parametrize(
     ("adder", "error", "message"),
     [
-        (OtherDtype(), SpecMismatch, r"episode 0: item\['reward'\] is float32 \[4\], item_spec wants float64 \[\?\]"),
-        (OtherLength(), SpecMismatch, r"episode 0: item\[.*\] is .* \[4.*\], item_spec wants .* \[3"),
+        (
+            OtherDtype(),
+            SpecMismatchError,
+            r"episode 0: item\['reward'\] is float32 \[4\], but item_spec expects float64 \[\?\]",
+        ),
+        (OtherLength(), SpecMismatchError, r"episode 0: item\[.*\] is .* \[4.*\], but item_spec expects .* \[3"),
         (OtherDatasetSpec(), AssertionError, "item 0 of the data set is not the one that was made of its episode"),
         (Random(), AssertionError, "episode 0: the adder made other items the second time"),
         (Writes(), AssertionError, "episode 0: the adder wrote into the episode"),
@@ -190,7 +196,7 @@ class Doubles(Plain):
         (Loses(), AssertionError, "the data set has 2 items, its episodes give 6"),
         (Doubles(), AssertionError, "item 6 of the data set is not the one that was made of its episode"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, EpisodeAdder) else None,
+    ids=lambda value: type(value).__name__ if isinstance(value, ColumnAdder) else None,
 )
 def test_a_bad_adder_is_told_what_is_wrong(adder, error, message):
     with pytest.raises(error, match=message):
@@ -207,7 +213,7 @@ class Crossing(Floats):
 
 
 def test_the_spec_of_the_data_set_is_compared_too():
-    with pytest.raises(SpecMismatch, match="the data set's element_spec is .*, item_spec says"):
+    with pytest.raises(SpecMismatchError, match="the data set's element_spec is .*, item_spec says"):
         check_adder(type("Late", (Crossing,), {"_dataset": lambda self, columns: columns})(), some())
 
 
@@ -244,7 +250,7 @@ def test_what_cannot_be_composed_is_refused():
         compose()
     with pytest.raises(TypeError, match="compose got <class .*NStep'>, expected adders such as NStep"):
         compose(ReturnToGo(), NStep)
-    for first in (Sequence(2), EpisodeItems(9), compose(ReturnToGo(), Sequence(2))):
+    for first in (StepWindows(2), StepEpisodes(9), compose(ReturnToGo(), StepWindows(2))):
         with pytest.raises(ValueError, match="cuts episodes into items, so that nothing can follow it"):
             compose(first, ReturnToGo())
     with pytest.raises(ValueError, match="NStep needs the field 'is_last'|NStep needs the field 'is_terminal'"):

@@ -6,8 +6,8 @@ import tensorflow as tf
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import assert_equal_nests, episode, rlds_dataset
 from properties import examples
+from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import GAE, ReturnToGo
 
 from rlds2reverb.episodes import Episode, from_transitions
@@ -158,9 +158,9 @@ def test_nothing_crosses_the_end_of_an_episode():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": 1.5}, r"gamma is 1.5, expected a number in \[0, 1\]"),
-        ({"gamma": "0.9"}, r"gamma is '0.9', expected a number in \[0, 1\]"),
-        ({"lambda_": -1}, r"lambda_ is -1, expected a number in \[0, 1\]"),
+        ({"gamma": 1.5}, r"gamma must be a number in \[0, 1\], got 1.5"),
+        ({"gamma": "0.9"}, r"gamma must be a number in \[0, 1\], got '0.9'"),
+        ({"lambda_": -1}, r"lambda_ must be a number in \[0, 1\], got -1"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):
@@ -232,7 +232,7 @@ def test_returns_to_go_of_integers_are_float32_and_of_a_single_step_0():
 
 def test_returns_to_go_of_bad_input_are_refused(monkeypatch):
     monkeypatch.setattr(ReturnToGo, "rows", lambda *_: pytest.fail("traced"))
-    with pytest.raises(ValueError, match=r"gamma is 2, expected a number in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"gamma must be a number in \[0, 1\], got 2"):
         ReturnToGo(2)
     for change, message in (
         ({"reward": {"a": np.ones(4)}}, "ReturnToGo wants one number as the reward"),

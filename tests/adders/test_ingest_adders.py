@@ -7,9 +7,9 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
-from oracles import assert_equal_nests, episode, read_items
 from properties import slow_but
-from rlds2reverb.adders import GAE, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
+from reference_impls import assert_equal_nests, episode, read_items
+from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 
 from rlds2reverb._encoding.packing import Packing, packed_signature, unpack
 from rlds2reverb._server.replay_server import ReplayServer
@@ -31,13 +31,13 @@ ADDERS = {
     "n_step_grown": NStep(4, 0.9, grow_at_start=True, discount_power="m"),
     "gae": GAE(0.99, 0.95, values),
     "return_to_go": ReturnToGo(),
-    "sequence_write": Sequence(20, 10),
-    "sequence_zero_pad": Sequence(20, 15, "zero_pad"),
-    "sequence_truncate": Sequence(20, 20, "truncate"),
-    "episode": EpisodeItems(1500),
-    "episode_end": EpisodeItems(1500, "end"),
+    "sequence_write": StepWindows(20, 10),
+    "sequence_zero_pad": StepWindows(20, 15, "zero_pad"),
+    "sequence_truncate": StepWindows(20, 20, "truncate"),
+    "episode": StepEpisodes(1500),
+    "episode_end": StepEpisodes(1500, "end"),
     "priorities": PRIORITIES,
-    "three": compose(PRIORITIES, GAE(0.99, 0.95, values), Sequence(16, 8, "last")),
+    "three": compose(PRIORITIES, GAE(0.99, 0.95, values), StepWindows(16, 8, "last")),
 }
 PACKED = ("n_step", "three")
 #: Of each, so many episodes: flat, nested, with infos; float32 and float64; terminated and truncated.
@@ -149,9 +149,9 @@ def test_the_public_writer_writes_the_same(address, sources):
 def test_what_crosses_episodes_and_what_is_too_long_is_refused_with_a_sentence(address, sources):
     table = f"{SMALL} sequence_write columns"
     with pytest.raises(ValueError, match="run on over the ends of episodes; take them from a data set"):
-        ingest(sources[SMALL], address, table, adder=Sequence(20, 10, "continue"))
+        ingest(sources[SMALL], address, table, adder=StepWindows(20, 10, "continue"))
     with pytest.raises(ValueError, match="episode 0: an episode has more rows than the max_length of 9; raise it"):
-        ingest(sources[SMALL], address, table, adder=EpisodeItems(9))
+        ingest(sources[SMALL], address, table, adder=StepEpisodes(9))
 
 
 def test_newer_priorities_replace_the_older_ones_of_the_same_items():

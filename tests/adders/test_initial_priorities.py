@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorflow as tf
-from oracles import assert_equal_nests
-from rlds2reverb.adders import EpisodeAdder, EpisodeItems, InitialPriorities, NStep, ReturnToGo, Sequence, compose
+from reference_impls import assert_equal_nests
+from rlds2reverb.adders import ColumnAdder, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.episodes import Episode, from_transitions
@@ -43,7 +43,7 @@ def column_of(adder, steps):
     return items.columns["priority"].tolist()
 
 
-def priorities_of(adder, priorities, steps):
+def compute_priorities(adder, priorities, steps):
     episode = Episode(steps, 0)
     return priorities(episode, adder(episode))
 
@@ -96,12 +96,12 @@ def test_a_single_step_has_eps():
 def test_an_item_has_a_mixture_of_the_largest_and_the_mean_of_its_real_steps(eta):
     """Rows 0 and 1; 2 and the last, which does not count; and with length 3 zeros behind it, which do not either."""
     own, one = [1.25, 3.25, 7.25, 0.25], Episode(three(False), 0)
-    pairs, triples = Sequence(2), Sequence(3, 2, "zero_pad")
+    pairs, triples = StepWindows(2), StepWindows(3, 2, "zero_pad")
     wanted = {
         pairs: [slow_priority(own[:2], [1, 1], eta), 7.25],
         triples: [slow_priority(own[:3], [1, 1, 1], eta), 7.25],
     }
-    for adder in (pairs, triples, *map(partial(EpisodeItems, 9), PADDINGS)):
+    for adder in (pairs, triples, *map(partial(StepEpisodes, 9), PADDINGS)):
         got = eagerly(adder, TD(eta=eta), one)
         assert got.dtype == np.float64
         np.testing.assert_allclose(got, wanted.get(adder, [slow_priority(own[:3], [1, 1, 1], eta)]), rtol=1e-6)
@@ -109,13 +109,13 @@ def test_an_item_has_a_mixture_of_the_largest_and_the_mean_of_its_real_steps(eta
 
 def test_max_is_the_largest_whatever_eta():
     priorities = InitialPriorities("max", gamma=0.5, eps=0.25, eta=0)
-    assert priorities_of(compose(priorities, Sequence(2)), priorities, three(False)).tolist() == [3.25, 7.25]
+    assert compute_priorities(compose(priorities, StepWindows(2)), priorities, three(False)).tolist() == [3.25, 7.25]
 
 
 def test_overlapping_items_have_each_their_own():
     priorities = TD(eta=1)
-    adder = compose(priorities, Sequence(2, 1))
-    assert priorities_of(adder, priorities, three(False)).tolist() == [3.25, 7.25, 7.25]
+    adder = compose(priorities, StepWindows(2, 1))
+    assert compute_priorities(adder, priorities, three(False)).tolist() == [3.25, 7.25, 7.25]
 
 
 #: Of two steps with gamma 0.5: |1 + 2/2 + 30/4 - 10|, |2 + 3/2 (+ 40/4) - 20|, |3 (+ 40/2) - 30|, each with 0.25.
@@ -127,7 +127,7 @@ def test_an_item_of_n_steps_has_the_error_of_its_own_target(terminated):
     for options in ({}, {"discount_power": "m"}):
         adder = NStep(2, 0.5, **options)
         priorities = TD(gamma=0.9)  # of steps; NStep has its own
-        got = priorities_of(compose(priorities, adder), priorities, three(terminated))
+        got = compute_priorities(compose(priorities, adder), priorities, three(terminated))
         assert got.tolist() == TWO_STEPS[terminated]
 
 
@@ -136,7 +136,7 @@ def test_a_sequence_of_n_step_rows_or_of_steps_with_n_mixes_their_errors():
     own = TWO_STEPS[False]
     for priorities, before in ((TD(eta=0.9), (NStep(2, 0.5),)), (TD(eta=0.9, n=2), ())):
         for length, wanted in ((3, [own]), (2, [own[:2], own[2:]])):
-            made = eagerly(compose(*before, Sequence(length, end="zero_pad")), priorities, Episode(three(False), 0))
+            made = eagerly(compose(*before, StepWindows(length, end="zero_pad")), priorities, Episode(three(False), 0))
             mixed = [slow_priority(part, [1] * len(part), 0.9) for part in wanted]
             np.testing.assert_allclose(made[: len(mixed)], mixed, rtol=1e-6)
 
@@ -174,9 +174,9 @@ def test_other_kinds_are_not_stored_either(kind):
 def test_the_place_in_the_chain_and_chains_in_chains_make_no_difference():
     one, priorities = Episode(three(False), 0), TD()
     chains = [
-        compose(priorities, ReturnToGo(), Sequence(2)),
-        compose(ReturnToGo(), priorities, Sequence(2)),
-        compose(compose(priorities, ReturnToGo()), Sequence(2)),
+        compose(priorities, ReturnToGo(), StepWindows(2)),
+        compose(ReturnToGo(), priorities, StepWindows(2)),
+        compose(compose(priorities, ReturnToGo()), StepWindows(2)),
     ]
     for chain in chains:
         items = chain(one)
@@ -195,7 +195,7 @@ def test_other_priorities_than_those_of_the_items_are_refused():
         compose(TD(), compose(TD(eps=0.5), NStep(2, 0.5)))
 
 
-class Forgets(EpisodeAdder):
+class Forgets(ColumnAdder):
     """Keeps the reward alone."""
 
     def row_spec(self, step_spec):
@@ -212,7 +212,7 @@ def test_an_adder_that_drops_the_priorities_is_refused():
 
 def test_an_item_of_nothing_but_last_steps_has_theirs():
     priorities = TD()
-    assert priorities_of(compose(priorities, Sequence(1)), priorities, three(True)).tolist() == [
+    assert compute_priorities(compose(priorities, StepWindows(1)), priorities, three(True)).tolist() == [
         1.25,
         3.25,
         27.25,
@@ -222,14 +222,14 @@ def test_an_item_of_nothing_but_last_steps_has_theirs():
 
 def test_no_items_have_no_priorities():
     priorities = TD()
-    assert priorities_of(compose(priorities, Sequence(9)), priorities, three(True)).shape == (0,)
+    assert compute_priorities(compose(priorities, StepWindows(9)), priorities, three(True)).shape == (0,)
 
 
 def test_items_without_the_column_are_refused():
     message = "the items have no priorities: put the InitialPriorities into the adder too, with compose"
-    for adder in (NStep(2, 0.5), Sequence(2)):
+    for adder in (NStep(2, 0.5), StepWindows(2)):
         with pytest.raises(ValueError, match=message):
-            priorities_of(adder, TD(), three(True))
+            compute_priorities(adder, TD(), three(True))
 
 
 def test_a_table_gets_the_priorities_of_its_items():
@@ -254,15 +254,15 @@ def test_a_table_gets_the_priorities_of_its_items():
     ("options", "message"),
     [
         ({"kind": "rank"}, "kind is 'rank', expected one of 'constant', 'return', 'td', 'max'"),
-        ({"constant": -1}, r"constant is -1, expected a number in \[0, 1e\+12\]"),
-        ({"constant": float("nan")}, r"constant is nan, expected a number in \[0, 1e\+12\]"),
+        ({"constant": -1}, r"constant must be a number in \[0, 1e\+12\], got -1"),
+        ({"constant": float("nan")}, r"constant must be a number in \[0, 1e\+12\], got nan"),
         ({"lowest": float("-inf")}, "lowest is -inf, expected a number in"),
         ({"highest": None}, "highest is None, expected a number in"),
         ({"lowest": 2, "highest": 2}, "returns go from 2 to 2, expected the second above the first"),
-        ({"gamma": 1.1}, r"gamma is 1.1, expected a number in \[0, 1\]"),
-        ({"n": 0}, "n is 0, expected an integer from 1"),
-        ({"eta": -0.1}, r"eta is -0.1, expected a number in \[0, 1\]"),
-        ({"eps": 0}, r"eps is 0, expected a number in \[1e-12, 1\]"),
+        ({"gamma": 1.1}, r"gamma must be a number in \[0, 1\], got 1.1"),
+        ({"n": 0}, "n must be an integer >= 1, got 0"),
+        ({"eta": -0.1}, r"eta must be a number in \[0, 1\], got -0.1"),
+        ({"eps": 0}, r"eps must be a number in \[1e-12, 1\], got 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):

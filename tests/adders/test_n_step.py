@@ -6,8 +6,8 @@ import tensorflow as tf
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import assert_equal_nests, episode, rlds_dataset
 from properties import examples
+from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import NStep, check_adder
 from tf_agents.agents import data_converter
 from tf_agents.trajectories import time_step as ts
@@ -378,12 +378,12 @@ def test_the_item_spec_is_that_of_the_data_set():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n": 0}, r"n is 0, expected an integer from 1"),
-        ({"n": 2.0}, r"n is 2.0, expected an integer from 1"),
+        ({"n": 0}, r"n must be an integer >= 1, got 0"),
+        ({"n": 2.0}, r"n must be an integer >= 1, got 2.0"),
         ({"n": True}, r"n is True, expected an integer"),
-        ({"gamma": -0.1}, r"gamma is -0.1, expected a number in \[0, 1\]"),
-        ({"gamma": 1.01}, r"gamma is 1.01, expected a number in \[0, 1\]"),
-        ({"gamma": float("nan")}, r"gamma is nan, expected a number in \[0, 1\]"),
+        ({"gamma": -0.1}, r"gamma must be a number in \[0, 1\], got -0.1"),
+        ({"gamma": 1.01}, r"gamma must be a number in \[0, 1\], got 1.01"),
+        ({"gamma": float("nan")}, r"gamma must be a number in \[0, 1\], got nan"),
         ({"discount_power": "m+1"}, "discount_power is 'm[+]1', expected one of 'm-1', 'm'"),
     ],
 )

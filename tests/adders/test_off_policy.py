@@ -4,13 +4,13 @@ import functools
 import re
 
 import numpy as np
-import oracles
 import pytest
+import reference_impls
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import Chunk, chunks, random_chunk
 from properties import examples
+from reference_impls import Chunk, chunks, random_chunk
 from rlds2reverb.adders import discounted_returns, lambda_returns, retrace, td_errors, v_trace
 
 few = examples(25)
@@ -53,12 +53,12 @@ FAST = {
 
 def slow_v_trace(at, case, clip_rho=1.0, clip_c=1.0):
     arguments = case.rewards, case.factors, case.values, case.next_values, case.ratios, case.lambda_
-    return oracles.slow_v_trace(*arguments, clip_rho, clip_c)[at]
+    return reference_impls.slow_v_trace(*arguments, clip_rho, clip_c)[at]
 
 
 def slow_retrace(case):
     arguments = case.rewards, case.factors, case.values, case.next_values, case.ratios, case.lambda_
-    return oracles.slow_retrace(*arguments)
+    return reference_impls.slow_retrace(*arguments)
 
 
 SLOW = {
@@ -227,16 +227,16 @@ GOOD = random_chunk((3,))
 @pytest.mark.parametrize(
     ("name", "change", "options", "message"),
     [
-        ("targets", {"gamma": 1.1}, {}, "gamma is 1.1, expected a number in [0, 1]"),
-        ("targets", {"lambda_": -0.1}, {}, "lambda_ is -0.1, expected a number in [0, 1]"),
-        ("targets", {}, {"clip_c": -1}, "clip_c is -1, expected a number in [0, inf]"),
-        ("targets", {}, {"clip_rho": 0.5}, "clip_rho is 0.5, expected a number in [1, inf]"),
+        ("targets", {"gamma": 1.1}, {}, "gamma must be a number in [0, 1], got 1.1"),
+        ("targets", {"lambda_": -0.1}, {}, "lambda_ must be a number in [0, 1], got -0.1"),
+        ("targets", {}, {"clip_c": -1}, "clip_c must be a number in [0, inf], got -1"),
+        ("targets", {}, {"clip_rho": 0.5}, "clip_rho must be a number in [1, inf], got 0.5"),
         ("targets", {"values": np.ones(4, np.float32)}, {}, "values are float32 (4,), rewards are float32 (3,)"),
         ("targets", {"next_values": np.ones(4, np.float32)}, {}, "ratios are float32 (4,), rewards are float32 (3,)"),
         ("targets", {"is_last": np.zeros(4, bool)}, {}, "is_last is bool (4,), expected bool (3,)"),
         ("targets", {}, {"bootstrap_value": 0.0}, "give either bootstrap_value, the value after the last step, or"),
-        ("retrace", {"gamma": 1.1}, {}, "gamma is 1.1, expected a number in [0, 1]"),
-        ("retrace", {"lambda_": -0.1}, {}, "lambda_ is -0.1, expected a number in [0, 1]"),
+        ("retrace", {"gamma": 1.1}, {}, "gamma must be a number in [0, 1], got 1.1"),
+        ("retrace", {"lambda_": -0.1}, {}, "lambda_ must be a number in [0, 1], got -0.1"),
         ("retrace", {"values": np.ones(4, np.float32)}, {}, "values are float32 (4,), rewards are float32 (3,)"),
         ("retrace", {"is_last": np.zeros(4, bool)}, {}, "is_last is bool (4,), expected bool (3,)"),
     ],

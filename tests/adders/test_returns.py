@@ -1,16 +1,16 @@
-"""Returns and advantages: golden numbers, slow oracles, laws, TF-Agents where it is right, and bad input."""
+"""Returns and advantages: golden numbers, slow reference_impls, laws, TF-Agents where it is right, and bad input."""
 
 import math
 import re
 
 import numpy as np
-import oracles
 import pytest
+import reference_impls
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import CHUNK_COLUMNS, Chunk, chunks, random_chunk
 from properties import examples, slow_but
+from reference_impls import CHUNK_COLUMNS, Chunk, chunks, random_chunk
 from rlds2reverb.adders import (
     discounted_returns,
     generalized_advantage_estimation,
@@ -47,22 +47,28 @@ def by_parts(slow):
 
 
 SLOW = {
-    "discounted": lambda c: oracles.slow_discounted_returns(c.rewards, c.factors, c.final),
-    "to_go": lambda c: oracles.slow_returns_to_go(c.rewards, c.gamma),
-    "n_step_sum": lambda c: [sums for sums, _ in oracles.slow_n_step_returns(c.rewards, c.factors, c.n)],
-    "n_step_discount": lambda c: [discount for _, discount in oracles.slow_n_step_returns(c.rewards, c.factors, c.n)],
-    "td_bootstrap": lambda c: oracles.slow_td_errors(c.rewards, c.factors, c.values, c.shifted),
-    "td_next": lambda c: oracles.slow_td_errors(c.rewards, c.factors, c.values, c.next_values),
-    "gae_bootstrap": lambda c: oracles.slow_gae(c.rewards, c.factors, c.values, c.shifted, c.is_last & 0, c.lambda_),
-    "gae_next": lambda c: oracles.slow_gae(c.rewards, c.factors, c.values, c.next_values, c.is_last, c.lambda_),
-    "lambda": lambda c: oracles.slow_lambda_returns(c.rewards, c.factors, c.next_values, c.is_last, c.lambda_),
-    "td_n_bootstrap": lambda c: oracles.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.shifted, c.n),
+    "discounted": lambda c: reference_impls.slow_discounted_returns(c.rewards, c.factors, c.final),
+    "to_go": lambda c: reference_impls.slow_returns_to_go(c.rewards, c.gamma),
+    "n_step_sum": lambda c: [sums for sums, _ in reference_impls.slow_n_step_returns(c.rewards, c.factors, c.n)],
+    "n_step_discount": lambda c: [
+        discount for _, discount in reference_impls.slow_n_step_returns(c.rewards, c.factors, c.n)
+    ],
+    "td_bootstrap": lambda c: reference_impls.slow_td_errors(c.rewards, c.factors, c.values, c.shifted),
+    "td_next": lambda c: reference_impls.slow_td_errors(c.rewards, c.factors, c.values, c.next_values),
+    "gae_bootstrap": lambda c: reference_impls.slow_gae(
+        c.rewards, c.factors, c.values, c.shifted, c.is_last & 0, c.lambda_
+    ),
+    "gae_next": lambda c: reference_impls.slow_gae(c.rewards, c.factors, c.values, c.next_values, c.is_last, c.lambda_),
+    "lambda": lambda c: reference_impls.slow_lambda_returns(c.rewards, c.factors, c.next_values, c.is_last, c.lambda_),
+    "td_n_bootstrap": lambda c: reference_impls.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.shifted, c.n),
 }
 SLOW |= {
     "discounted_last": by_parts(SLOW["discounted"]),
     "n_step_sum_last": by_parts(SLOW["n_step_sum"]),
     "n_step_discount_last": by_parts(SLOW["n_step_discount"]),
-    "td_n_last": by_parts(lambda c: oracles.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.next_values, c.n)),
+    "td_n_last": by_parts(
+        lambda c: reference_impls.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.next_values, c.n)
+    ),
 }
 every = pytest.mark.parametrize("name", FAST)
 few = examples(25)
@@ -279,17 +285,17 @@ def refused(message):
 @every
 @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
 def test_gamma_and_lambda_are_shares(name, bad):
-    with refused(f"gamma is {bad}, expected a number in [0, 1]"):
+    with refused(f"gamma must be a number in [0, 1], got {bad}"):
         FAST[name](GOOD._replace(gamma=bad))
     if name in ("gae_bootstrap", "gae_next", "lambda"):
-        with refused(f"lambda_ is {bad}, expected a number in [0, 1]"):
+        with refused(f"lambda_ must be a number in [0, 1], got {bad}"):
             FAST[name](GOOD._replace(lambda_=bad))
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 2.0, None])
 @pytest.mark.parametrize("name", ["n_step_sum", "td_n_last"])
 def test_n_is_an_integer(name, bad):
-    with refused(f"n is {bad!r}, expected an integer from 1"):
+    with refused(f"n must be an integer >= 1, got {bad!r}"):
         FAST[name](GOOD._replace(n=bad))
 
 

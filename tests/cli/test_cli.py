@@ -177,7 +177,7 @@ def test_an_open_end_is_valid_and_noted(data, capsys):
         and "note: open ends in 1 episode; kept as truncated" in out
         and "valid, with notes (4 episodes, 56 steps, 0 problems, 1 note)" in out
     )
-    assert json.loads(call(capsys, "validate", path, "--json")[1])["open_ends"] == 1
+    assert json.loads(call(capsys, "validate", path, "--json")[1])["unterminated"] == 1
 
 
 def test_resets_without_a_flag_are_valid_and_noted_and_refused_when_they_are_many(capsys, rows_file):
@@ -187,7 +187,11 @@ def test_resets_without_a_flag_are_valid_and_noted_and_refused_when_they_are_man
     assert out.startswith("note: in 2 rows inside episodes next_observations is not the observation of the next row")
     assert "first in row 149 (episode 1)" in out and "--split-at-discontinuity" in out
     found = json.loads(call(capsys, "validate", path, "--json")[1])
-    assert found["valid"] and (found["discontinuities"], found["no_successor"], len(found["notes"])) == (2, 0, 1)
+    assert found["valid"] and (found["discontinuities"], found["dropped_last_transition"], len(found["notes"])) == (
+        2,
+        0,
+        1,
+    )
     code, out, _ = call(capsys, "validate", path, "--split-at-discontinuity")
     assert code == 0 and out.endswith("valid (6 episodes, 406 steps, 0 problems)\n")
     code, out, err = call(capsys, "validate", rows_file(jump_at=range(0, 55, 5)))
@@ -198,13 +202,15 @@ def test_resets_without_a_flag_are_valid_and_noted_and_refused_when_they_are_man
 def test_shuffled_rows_are_taken_one_by_one_when_asked_for(capsys, rows_file, tmp_path):
     path = rows_file(shuffled=True)
     code, out, err = call(capsys, "validate", path)
-    assert code == 2 and "on the command line --one-step" in err and "INVALID" in out
-    code, out, _ = call(capsys, "validate", path, "--one-step")
+    assert code == 2 and "on the command line --independent-rows" in err and "INVALID" in out
+    code, out, _ = call(capsys, "validate", path, "--independent-rows")
     assert code == 0 and out.endswith("valid (400 episodes, 800 steps, 0 problems)\n")
-    code, out, err = call(capsys, "convert", path, "--one-step", "--out", tmp_path / "out")
+    code, out, err = call(capsys, "convert", path, "--independent-rows", "--out", tmp_path / "out")
     assert (code, err) == (0, "") and "400 in each table" in out
-    code, _, err = call(capsys, "convert", path, "--one-step", "--max-episode-steps", 3, "--out", tmp_path / "other")
-    assert code == 1 and "one_step=True ends an episode after each row; leave out max_episode_steps" in err
+    code, _, err = call(
+        capsys, "convert", path, "--independent-rows", "--max-episode-steps", 3, "--out", tmp_path / "other"
+    )
+    assert code == 1 and "independent_rows=True ends an episode after each row; leave out max_episode_steps" in err
 
 
 def test_only_so_many_problems_are_listed(data, capsys):
@@ -282,7 +288,10 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     code, out, err = call(capsys, *arguments)
     assert (code, err) == (0, "") and "all was there" in out and "episodes from an earlier run are there already" in out
     code, _, err = call(capsys, *arguments, "--stride", 2)
-    assert code == 1 and "written with other arguments: stride of adder Windows (--stride) was 1, is 2; give" in err
+    assert (
+        code == 1
+        and "written with other arguments: stride of adder TrajectoryWindows (--stride) was 1, is 2; give" in err
+    )
     assert not (tmp_path / "out.partial").exists()
     code, _, err = call(capsys, "serve", "--from", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is stored as uniform, asked as fifo" in err
@@ -369,7 +378,7 @@ def test_a_server_that_does_not_answer_may_be_retried(data, capsys):
         (["convert", "HOPPER", "--serve", "--sampler", "best"], "selector is 'best'"),
         (["convert", "HOPPER", "--serve", "--rate-limiter", "x"], "rate limiter 'x' is not understood"),
         (["serve", "--split", "test"], "--split is for --like SRC"),
-        (["validate", "HOPPER", "--leave-out", "reward"], "'reward' is what every step has"),
+        (["validate", "HOPPER", "--drop-field", "reward"], "'reward' is what every step has"),
         (["inspect", "nothing.hdf5"], "there is no file 'nothing.hdf5'"),
         (["inspect"], "Missing argument 'SRC'"),
         (["nonsense"], "No such command 'nonsense'"),

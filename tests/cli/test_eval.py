@@ -91,7 +91,7 @@ def test_the_references_of_a_run_are_not_those_of_another_environment(trained, c
 
 def test_what_cannot_be_evaluated_is_refused(trained, tmp_path, capsys):
     code, _, err = call(capsys, tmp_path)
-    assert code == 1 and "expected the root_dir of a training run" in err
+    assert code == 1 and "expected the run_dir of a training run" in err
     (tmp_path / "config.json").write_text("{}")
     code, _, err = call(capsys, tmp_path)
     assert code == 1 and "has no policy yet, expected" in err and "best_policy/; it is written when" in err

@@ -52,5 +52,5 @@ def test_what_cannot_be_drawn_is_refused(runs, tmp_path, capsys):
     code, _, err = call(capsys, runs[0], "--out", tmp_path / "a.png", "--metric", "score")
     assert code == 1 and "has no scores, since no reference returns were given" in err
     code, _, err = call(capsys, tmp_path, "--out", tmp_path / "a.png")
-    assert code == 1 and "expected the root_dir of a training run" in err
+    assert code == 1 and "expected the run_dir of a training run" in err
     assert list(tmp_path.iterdir()) == []

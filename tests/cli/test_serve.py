@@ -16,11 +16,11 @@ from rlds2reverb.cli import serve as command
 
 import rlds2reverb
 from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb.errors import CheckpointError, StorageFull
+from rlds2reverb.errors import CheckpointError, StorageFullError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.tables import TableConfig
 
-FULL = StorageFull(errno.ENOSPC, "no space left for a checkpoint in root")
+FULL = StorageFullError(errno.ENOSPC, "no space left for a checkpoint in root")
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def signal_once_serving(monkeypatch):
 def test_a_second_signal_ends_the_waiting(served, monkeypatch, capsys):
     answers(monkeypatch, served, FULL, FULL, signal.SIGINT, FULL, "never")
     signal_once_serving(monkeypatch)
-    with pytest.raises(StorageFull, match="no space left"):
+    with pytest.raises(StorageFullError, match="no space left"):
         command.serve_until_end(served)
     assert "checkpoint never" not in capsys.readouterr().err
 

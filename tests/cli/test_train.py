@@ -15,7 +15,7 @@ from rlds2reverb.cli.train import ALGORITHMS
 from rlds2reverb.learners import load_run
 from rlds2reverb.learners.agents import AGENTS, resolved
 
-from rlds2reverb import ReplayServer, Selector, TableConfig, Windows, ingest, sample_dataset
+from rlds2reverb import ReplayServer, Selector, TableConfig, TrajectoryWindows, ingest, sample_dataset
 from rlds2reverb.sources import load
 
 SMALL = ("--env", "none", "--batch-size", 8, "--set", "hidden_sizes=(8, 8)", "--log-every", 20)
@@ -49,7 +49,7 @@ def root(tmp_path_factory):
 
 
 def test_a_data_set_becomes_an_agent_and_the_same_command_goes_on(hopper, root, capsys):
-    command = ("--algo", "td3_bc", "--data", hopper, "--root_dir", root, *SMALL)
+    command = ("--algo", "td3_bc", "--data", hopper, "--run-dir", root, *SMALL)
     code, out, err = call(capsys, *command, "--steps", 40)
     assert code == 0 and out.startswith(f"td3_bc trained in {root}\n  updates             40\n") and "978.3" in out
     assert err.splitlines()[0] == "no evaluation: give --env ID, such as --env Hopper-v5 (needs pip install '.[eval]')"
@@ -66,7 +66,7 @@ def test_a_data_set_becomes_an_agent_and_the_same_command_goes_on(hopper, root, 
     code, out, err = call(capsys, *command, "--steps", 60, "--json")
     document = json.loads(out)
     assert code == 0 and "continuing from iteration 40" in err and document["iterations"] == 60
-    assert document["best_return"] is None and document["stopped_by"] is None and document["root_dir"] == str(root)
+    assert document["best_return"] is None and document["stopped_by"] is None and document["run_dir"] == str(root)
     assert load_run(root).progress["step"].tolist() == [20, 40, 60]
 
     command = (*command, "--steps", 60)  # other data and settings are refused, unless that is what was asked for
@@ -78,7 +78,7 @@ def test_a_data_set_becomes_an_agent_and_the_same_command_goes_on(hopper, root, 
 
 @pytest.mark.slow
 def test_prioritized_batches_come_from_a_table_whose_priorities_are_kept(hopper, tmp_path, capsys):
-    command = ("--algo", "iql", "--data", hopper, "--root_dir", tmp_path, *SMALL, "--sampler", "prioritized")
+    command = ("--algo", "iql", "--data", hopper, "--run-dir", tmp_path, *SMALL, "--sampler", "prioritized")
     assert call(capsys, *command, "--steps", 20)[0] == 0
     (root,) = (tmp_path / "replay").iterdir()
     with ReplayServer([TableConfig(sampler=Selector("prioritized", 0.6))], checkpoint_root=root) as server:
@@ -91,7 +91,9 @@ def test_prioritized_batches_come_from_a_table_whose_priorities_are_kept(hopper,
 
 
 @pytest.mark.parametrize(
-    "adder", [NStep(3, 0.99), pytest.param(Windows(2), marks=pytest.mark.slow)], ids=["transitions", "trajectories"]
+    "adder",
+    [NStep(3, 0.99), pytest.param(TrajectoryWindows(2), marks=pytest.mark.slow)],
+    ids=["transitions", "trajectories"],
 )
 def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, adder):
     from rlds2reverb.sources.source import Source
@@ -99,11 +101,11 @@ def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, 
     source = Source("few", "memory", lambda: iter(few))
     ingest(source, tmp_path / "table", adder=adder, layout="packed" if isinstance(adder, NStep) else "columns")
     options = ("--algo", "td3_bc", *SMALL, "--steps", 10)
-    code, out, err = call(capsys, *options, "--data", tmp_path / "table", "--root_dir", tmp_path / "one")
+    code, out, err = call(capsys, *options, "--data", tmp_path / "table", "--run-dir", tmp_path / "one")
     assert code == 0 and "updates  10\n" in out and "return of the data" not in out
     assert f"observations are not normalised: {tmp_path / 'table'} has no statistics; give them with --set" in err
     with ReplayServer(None, data=tmp_path / "table") as server:
-        more = ("--sampler", "prioritized", "--data", server.address, "--root_dir", tmp_path / "two")
+        more = ("--sampler", "prioritized", "--data", server.address, "--run-dir", tmp_path / "two")
         code, out, err = call(capsys, *options, *more)
         assert code == 0 and "updates  10\n" in out, err
         code, out, err = call(capsys, *options, *more)  # with the priorities of before
@@ -113,14 +115,14 @@ def test_a_directory_or_a_running_server_gives_its_items(few, tmp_path, capsys, 
             assert code == 1 and "is no power of 0.9; give --gamma as it was in the conversion" in err
             code, _, err = call(capsys, *options, *more, "--algo", "rebrac")
             assert code == 1 and "are transitions, rebrac learns from trajectories of two steps; convert" in err
-    code, _, err = call(capsys, *options, "--data", tmp_path / "table", "--root_dir", tmp_path / "x", "--clip-actions")
+    code, _, err = call(capsys, *options, "--data", tmp_path / "table", "--run-dir", tmp_path / "x", "--clip-actions")
     assert code == 1 and "--clip-actions is for a data set; items of a table are as they were converted" in err
 
 
 @pytest.mark.slow
 def test_rebrac_learns_from_trajectories_and_is_evaluated(data, tmp_path, capsys):
     file = data / "d4rl" / "pendulum_mixed-v2.hdf5"
-    command = ("--algo", "rebrac", "--data", file, "--root_dir", tmp_path / "run", *SMALL, "--env", "Pendulum-v1")
+    command = ("--algo", "rebrac", "--data", file, "--run-dir", tmp_path / "run", *SMALL, "--env", "Pendulum-v1")
     code, out, _ = call(capsys, *command, "--steps", 40, "--eval-every", 20, "--eval-episodes", 2)
     assert code == 0 and "last return" in out and "best return" in out
     assert load_run(tmp_path / "run").evaluations["step"].tolist() == [20, 40]
@@ -141,7 +143,7 @@ def test_iql_beats_the_policies_that_made_the_data_and_cloning_them(data, tmp_pa
             10_000,
             *recipe,
         )
-        code, _, _ = call(capsys, "--algo", algo, *command, "--root_dir", tmp_path / algo, "--eval-every", 1000)
+        code, _, _ = call(capsys, "--algo", algo, *command, "--run-dir", tmp_path / algo, "--eval-every", 1000)
         run_of = load_run(tmp_path / algo)
         found[algo] = run_of.evaluations["mean"][-5:].mean()
         assert code == 0
@@ -151,7 +153,7 @@ def test_iql_beats_the_policies_that_made_the_data_and_cloning_them(data, tmp_pa
 
 @pytest.mark.slow
 def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
-    command = ["--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path, "--steps", 10_000_000, *SMALL]
+    command = ["--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path, "--steps", 10_000_000, *SMALL]
     code = (
         f"import sys; from rlds2reverb.cli import run; sys.exit(run(['train', *{[str(each) for each in command]!r}]))"
     )
@@ -183,7 +185,7 @@ def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
     ],
 )
 def test_wrong_options_are_refused_before_tensorflow_is_loaded(hopper, tmp_path, arguments, sentence):
-    given = {"--algo": "td3_bc", "--data": hopper, "--root_dir": tmp_path / "run"}
+    given = {"--algo": "td3_bc", "--data": hopper, "--run-dir": tmp_path / "run"}
     command = [str(word) for pair in given.items() for word in pair] + [str(word) for word in arguments]
     code = f"import sys; from rlds2reverb.cli import run; code = run(['train', *{command!r}])"
     check = "; assert code == 1 and 'tensorflow' not in sys.modules, code"
@@ -193,7 +195,7 @@ def test_wrong_options_are_refused_before_tensorflow_is_loaded(hopper, tmp_path,
 
 
 def test_the_nearest_hyperparameter_and_file_are_named(hopper, tmp_path, capsys):
-    options = ("--algo", "td3_bc", "--root_dir", tmp_path / "run")
+    options = ("--algo", "td3_bc", "--run-dir", tmp_path / "run")
     code, _, err = call(capsys, *options, "--data", hopper, "--set", "hiden_sizes=(8,)")
     assert code == 1 and "td3_bc has no hyperparameter 'hiden_sizes'; did you mean 'hidden_sizes'?" in err
     code, _, err = call(capsys, *options, "--data", hopper.with_name("hopper_medum-v2.hdf5"))
@@ -209,14 +211,14 @@ def nothing_set():
 
 def test_a_recipe_by_name_sets_the_agent_and_the_run_and_the_command_line_wins(hopper, tmp_path, capsys, nothing_set):
     recipe = ("--config", "rebrac-antmaze-umaze", "--set", "hidden_sizes=(8, 8)", "--batch-size", 8)
-    code, _, _ = call(capsys, "--algo", "rebrac", "--data", hopper, "--root_dir", tmp_path, "--steps", 2, *recipe)
+    code, _, _ = call(capsys, "--algo", "rebrac", "--data", hopper, "--run-dir", tmp_path, "--steps", 2, *recipe)
     found = load_run(tmp_path).configuration
     assert code == 0
     assert (found["gamma"], found["reward"], found["batch_size"]) == (0.999, "scale:100", 8)
 
 
 def test_a_config_that_is_not_there_or_sets_what_the_run_sets_is_refused(hopper, tmp_path, capsys, nothing_set):
-    run_of = ("--algo", "iql", "--data", hopper, "--root_dir", tmp_path / "run")
+    run_of = ("--algo", "iql", "--data", hopper, "--run-dir", tmp_path / "run")
     code, _, err = call(capsys, *run_of, "--config", "iql-antmace")
     assert code == 1 and "there is no file iql-antmace; did you mean 'iql-antmaze'?" in err
     (tmp_path / "mine.gin").write_text("IQLAgent.discount = 0.9")
@@ -226,7 +228,7 @@ def test_a_config_that_is_not_there_or_sets_what_the_run_sets_is_refused(hopper,
 
 
 def test_settings_of_another_agent_and_what_a_preset_sets(hopper, tmp_path, capsys, nothing_set):
-    run_of = ("--algo", "iql", "--data", hopper, "--root_dir", tmp_path / "run")
+    run_of = ("--algo", "iql", "--data", hopper, "--run-dir", tmp_path / "run")
     code, _, err = call(capsys, *run_of, "--config", "rebrac-hopper-medium")
     assert code == 1 and "the settings are of ReBRACAgent, --algo iql is IQLAgent" in err
     gin.clear_config()
@@ -234,7 +236,7 @@ def test_settings_of_another_agent_and_what_a_preset_sets(hopper, tmp_path, caps
     assert resolved("discrete_cql")["learning_rate"] == 0.5 and resolved("discrete_cql")["conservative_weight"] == 1
     gin.clear_config()
     (tmp_path / "mine.gin").write_text("train.normalize_observations = False")
-    command = ("--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path / "run", *SMALL, "--steps", 2)
+    command = ("--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path / "run", *SMALL, "--steps", 2)
     assert call(capsys, *command, "--config", tmp_path / "mine.gin")[0] == 0
     assert load_run(tmp_path / "run").configuration["normalize_observations"] is False
 
@@ -242,17 +244,17 @@ def test_settings_of_another_agent_and_what_a_preset_sets(hopper, tmp_path, caps
 def test_the_environment_follows_from_the_name_of_the_data(hopper, tmp_path, capsys):
     pytest.importorskip("gymnasium")
     options = ("--algo", "bc", *SMALL[2:], "--steps", 2, "--eval-episodes", 1, "--d4rl-score")
-    code, out, err = call(capsys, *options, "--data", hopper, "--root_dir", tmp_path / "run")
+    code, out, err = call(capsys, *options, "--data", hopper, "--run-dir", tmp_path / "run")
     assert code == 0 and "evaluating in Hopper-v5, by the name of the data (--env none: not at all)" in err
     assert "last score" in out and (tmp_path / "run" / "curve.png").is_file()
     other = tmp_path / "halfcheetah_medium.hdf5"
     other.symlink_to(hopper)
-    code, out, err = call(capsys, *options, "--data", other, "--root_dir", tmp_path / "other")
+    code, out, err = call(capsys, *options, "--data", other, "--run-dir", tmp_path / "other")
     assert code == 0 and "no evaluation, give --env: the data's actions are (3,), the environment's (6,)" in err
 
 
 def test_a_run_that_diverges_is_a_sentence(hopper, tmp_path, capsys):
-    options = ("--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path, *SMALL, "--steps", 200)
+    options = ("--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path, *SMALL, "--steps", 200)
     code, _, err = call(capsys, *options, "--set", "critic_learning_rate=1e30")
     assert code == 2 and "error: training diverged at iteration" in err and "Traceback" not in err
 
@@ -263,7 +265,7 @@ def test_every_agent_is_an_algorithm():
 
 def test_an_environment_of_other_shapes_is_refused_before_anything_is_trained(hopper, tmp_path, capsys):
     pytest.importorskip("gymnasium")
-    options = ("--algo", "td3_bc", "--data", hopper, "--root_dir", tmp_path / "run", "--env", "Pendulum-v1")
+    options = ("--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path / "run", "--env", "Pendulum-v1")
     code, _, err = call(capsys, *options)
     assert (
         code == 1 and "the data's actions are (3,), the environment's (1,)" in err and not (tmp_path / "run").exists()
@@ -272,7 +274,7 @@ def test_an_environment_of_other_shapes_is_refused_before_anything_is_trained(ho
 
 def test_without_gymnasium_one_line_says_how_to_evaluate(hopper, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    options = ("--algo", "bc", "--data", hopper, "--root_dir", tmp_path / "run", "--steps", 2, "--env", "Hopper-v5")
+    options = ("--algo", "bc", "--data", hopper, "--run-dir", tmp_path / "run", "--steps", 2, "--env", "Hopper-v5")
     code, _, err = call(capsys, *SMALL, *options)
     (line,) = [line for line in err.splitlines() if "no evaluation" in line]
     assert code == 0 and "gymnasium" in line and "pip install '.[eval]'" in line
@@ -324,7 +326,7 @@ def test_actions_outside_of_the_bounds_are_counted_and_clipped_on_request(few):
 def test_data_without_rewards_or_transitions_and_empty_tables_are_refused(few, tmp_path):
     from dataclasses import replace
 
-    from rlds2reverb.errors import SourceError, SpecMismatch
+    from rlds2reverb.errors import SourceError, SpecMismatchError
     from rlds2reverb.sources.source import Source
 
     bare = [replace(one, steps={k: v for k, v in one.steps.items() if k != "reward"}) for one in few]
@@ -337,10 +339,10 @@ def test_data_without_rewards_or_transitions_and_empty_tables_are_refused(few, t
     with ReplayServer([TableConfig()], NStep(1, 0.9).item_spec(source.step_spec)) as server:
         with pytest.raises(SourceError, match="table 'replay' at .* has no items; there is nothing to train from"):
             training.served_items(server)
-    with ReplayServer([TableConfig("a"), TableConfig("b")], Windows(3).item_spec(source.step_spec)) as server:
+    with ReplayServer([TableConfig("a"), TableConfig("b")], TrajectoryWindows(3).item_spec(source.step_spec)) as server:
         with pytest.raises(SourceError, match="has the tables a, b; expected one, or one named 'replay'"):
             training.served_items(server)
-    with ReplayServer([TableConfig()], Windows(3).item_spec(source.step_spec)) as server:
-        ingest(source, server, adder=Windows(3))
-        with pytest.raises(SpecMismatch, match="are neither transitions .* nor trajectories of two steps"):
+    with ReplayServer([TableConfig()], TrajectoryWindows(3).item_spec(source.step_spec)) as server:
+        ingest(source, server, adder=TrajectoryWindows(3))
+        with pytest.raises(SpecMismatchError, match="are neither transitions .* nor trajectories of two steps"):
             training.served_items(server)

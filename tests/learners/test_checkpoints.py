@@ -17,7 +17,7 @@ from rlds2reverb.learners import Checkpoints, Learner
 from rlds2reverb.learners.hooks import EarlyStopHook, LoadCkptHook, LogShowHook, SaveCkptHook
 from small_agents import MeanAgent, batches
 
-from rlds2reverb.errors import CheckpointError, StorageFull
+from rlds2reverb.errors import CheckpointError, StorageFullError
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def save_on_full_disk(channel, folder, num_bytes):
     mount(folder, num_bytes, again=True)
     try:
         store.save(2, {})
-    except StorageFull as error:
+    except StorageFullError as error:
         channel.send(str(error))
     channel.send(sorted(path.name for path in (folder / "checkpoints").iterdir()))
     mount(folder, 2 << 20, again=True)
@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_run_is_refused_unless_it_is_overridden(tmp_path
     with learner_of(tmp_path, identity={"data": "abc"}, hooks=[SaveCkptHook(position="after_run")]) as learner:
         learner.start(2)
     with learner_of(tmp_path, identity={"data": "xyz"}) as learner:
-        with pytest.raises(CheckpointError, match="is of another run: data was abc, is xyz; give another root_dir"):
+        with pytest.raises(CheckpointError, match="is of another run: data was abc, is xyz; give another run_dir"):
             learner.load_checkpoint()
         assert learner.last_iter == 0
         assert learner.load_checkpoint(override=True) and learner.last_iter == 2
@@ -252,7 +252,7 @@ TRAINS = textwrap.dedent(
     import tensorflow as tf
     tf.config.experimental.enable_op_determinism()
     from rlds2reverb.adders import NStep
-    from rlds2reverb.learners import Learner, ResidentItems, gathered_items
+    from rlds2reverb.learners import Learner, InMemoryDataset, collect_items
     from rlds2reverb.learners.agents import make_agent
     from rlds2reverb.learners.hooks import LearnerHook, SaveCkptHook
     from small_agents import ACTION_SPEC, TIME_STEP_SPEC, items
@@ -266,8 +266,8 @@ TRAINS = textwrap.dedent(
         "reward": random.normal(size=64), "discount": np.ones(64), "next_observation": random.normal(size=(64, 2)),
     }
     columns = {name: column.astype(np.float32) for name, column in columns.items()}
-    resident = ResidentItems(
-        Items(columns, np.arange(64), np.ones(64, np.int64), True), 8, as_experience=NStep(1, 0.99).as_transition
+    resident = InMemoryDataset(
+        Items(columns, np.arange(64), np.ones(64, np.int64), True), 8, to_experience=NStep(1, 0.99).as_transition
     )
     agent = make_agent("td3_bc", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8, 8), seed=1)
 

@@ -13,7 +13,7 @@ def run(
 ):
     """A run with scores of ten times its returns."""
     columns = {"step": steps, "mean": means, "std": stds, "score": 10 * np.asarray(means, float)}
-    configuration = {"algo": algo, "seed": seed, "root_dir": f"runs/{algo}_{seed}", **settings} if algo else {}
+    configuration = {"algo": algo, "seed": seed, "run_dir": f"runs/{algo}_{seed}", **settings} if algo else {}
     config = {"configuration": configuration, "environment": "Hopper-v5", "reference_returns": references}
     return Run(
         Path(path or f"runs/{algo}_{seed}"),

@@ -12,7 +12,7 @@ from rlds2reverb.learners.batched_policy import load_policy
 from rlds2reverb.learners.evaluation import Evaluation, Evaluator, read_reference_returns
 from tf_agents.specs import tensor_spec
 
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 
 
 class Counter(gymnasium.Env):
@@ -157,14 +157,14 @@ def test_integers_that_keep_their_value_are_taken_as_floats():
 def test_an_environment_that_observes_another_shape_than_it_says_is_refused():
     made = evaluator(observe=lambda value: np.zeros(1 + int(value == 101)))
     with pytest.raises(
-        SpecMismatch, match=r"observation is float64 \[2\], expected .* own float64 \[1\] \(episode 1, step 1\)"
+        SpecMismatchError, match=r"observation is float64 \[2\], expected .* own float64 \[1\] \(episode 1, step 1\)"
     ):
         made.evaluate(always(0.5))
 
 
 def test_an_environment_that_observes_another_dtype_than_it_says_is_refused():
     made = evaluator(observation_space=spaces.Box(0, 9, (1,), np.int64), observe=lambda value: np.array([0.5]))
-    with pytest.raises(SpecMismatch, match=r"is float64 \[1\], expected .* own int64 \[1\] \(episode 0, step 0\)"):
+    with pytest.raises(SpecMismatchError, match=r"is float64 \[1\], expected .* own int64 \[1\] \(episode 0, step 0\)"):
         made.evaluate(always(0.5))
 
 
@@ -177,7 +177,7 @@ def test_an_environment_that_observes_another_dtype_than_it_says_is_refused():
     ],
 )
 def test_a_policy_for_other_observations_is_refused(observation, message):
-    with pytest.raises(SpecMismatch, match=message):
+    with pytest.raises(SpecMismatchError, match=message):
         evaluator().require_match(always(0.5, observation=observation))
 
 
@@ -230,7 +230,7 @@ def test_a_discrete_action_that_does_not_exist_is_refused(space, action, shape):
     ],
 )
 def test_a_policy_for_other_actions_is_refused(space, policy, message):
-    with pytest.raises(SpecMismatch, match=message):
+    with pytest.raises(SpecMismatchError, match=message):
         evaluator(action_space=space).require_match(policy)
 
 
@@ -336,7 +336,9 @@ def test_a_policy_that_was_saved_for_another_batch_size_is_refused(tmp_path):
     save_policy(LinearPolicy([[0.001]]), tmp_path, batch_size=2)
     policy = load_policy(tmp_path)
     np.testing.assert_allclose(evaluator(seeds=[0, 1]).evaluate(policy).returns, [0.001, 0.303], atol=1e-6)
-    with pytest.raises(SpecMismatch, match="saved for batches of 2, expected any size or 3; .* evaluate 2 episodes"):
+    with pytest.raises(
+        SpecMismatchError, match="saved for batches of 2, expected any size or 3; .* evaluate 2 episodes"
+    ):
         evaluator().evaluate(policy)
 
 

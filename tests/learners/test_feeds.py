@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 import tree
 from rlds2reverb.adders import NStep
-from rlds2reverb.learners import DatasetFeed, Learner, ResidentItems, gathered_items, require_experience
+from rlds2reverb.learners import InMemoryDataset, Learner, StreamingDataset, collect_items, require_experience
 from small_agents import MeanAgent, batches, items, transitions
 from tf_agents.agents import data_converter
 from tf_agents.trajectories import Trajectory, Transition
 
-from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, Windows, sample_dataset
-from rlds2reverb.errors import SourceError, SpecMismatch
+from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, TrajectoryWindows, sample_dataset
+from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load
 
@@ -35,7 +35,7 @@ def same_bits(one, other):
 # --- Resident items
 
 
-@pytest.mark.parametrize("adder", [NStep(3, 0.99), Windows(2)], ids=["transitions", "trajectories"])
+@pytest.mark.parametrize("adder", [NStep(3, 0.99), TrajectoryWindows(2)], ids=["transitions", "trajectories"])
 def test_drawn_rows_are_the_items_of_the_adder_bit_for_bit(episodes, adder):
     made = [adder(episode) for episode in episodes]
     expected = []
@@ -44,7 +44,7 @@ def test_drawn_rows_are_the_items_of_the_adder_bit_for_bit(episodes, adder):
             rows = slice(start, start + length)
             item = tree.map_structure(lambda column, rows=rows: np.asarray(column)[rows], each.columns)
             expected.append(tree.map_structure(lambda leaf: leaf[0], item) if each.squeeze else item)
-    resident = ResidentItems(gathered_items(made), 16, seed=3)
+    resident = InMemoryDataset(collect_items(made), 16, seed=3)
     assert resident.num_items == len(expected)
     for number in range(5):
         batch, info = resident.next(iteration(number))
@@ -58,11 +58,11 @@ def test_drawn_rows_are_the_items_of_the_adder_bit_for_bit(episodes, adder):
 
 
 def test_draws_follow_from_the_seed_and_the_iteration_alone_and_are_uniform():
-    resident, same = (ResidentItems(items(range(50)), 1000, seed=5) for _ in range(2))
+    resident, same = (InMemoryDataset(items(range(50)), 1000, seed=5) for _ in range(2))
     later = same.drawn(iteration(7)).numpy()
     drawn = np.stack([resident.drawn(iteration(number)).numpy() for number in range(20)])
     np.testing.assert_array_equal(drawn[7], later)
-    assert (ResidentItems(items(range(50)), 1000, seed=6).drawn(iteration(7)).numpy() != later).any()
+    assert (InMemoryDataset(items(range(50)), 1000, seed=6).drawn(iteration(7)).numpy() != later).any()
     assert len({row.tobytes() for row in drawn}) == 20
     counts = np.bincount(drawn.ravel(), minlength=50)
     chi_square = ((counts - 400) ** 2 / 400).sum()
@@ -72,7 +72,7 @@ def test_draws_follow_from_the_seed_and_the_iteration_alone_and_are_uniform():
 def test_columns_of_all_kinds_come_back():
     columns = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": {"c": np.array([True, False, True]), "d": np.zeros((3, 0), np.float32)},
                "e": np.arange(12, dtype=np.float32).reshape(3, 2, 2), "f": np.array([2**40, 1, 2], np.int64)}  # fmt: skip
-    resident = ResidentItems(Items(columns, np.arange(3), np.ones(3, np.int64), True), 8)
+    resident = InMemoryDataset(Items(columns, np.arange(3), np.ones(3, np.int64), True), 8)
     batch, drawn = resident.next(iteration(0))[0], resident.drawn(iteration(0)).numpy()
     tree.map_structure(lambda got, column: same_bits(got.numpy(), column[drawn]), batch, columns)
 
@@ -88,22 +88,22 @@ def test_columns_of_all_kinds_come_back():
 )
 def test_items_that_cannot_be_held_are_refused(made, arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
-        ResidentItems(made, **{"batch_size": 4, **arguments})
+        InMemoryDataset(made, **{"batch_size": 4, **arguments})
 
 
 def test_no_episodes_are_an_error():
     with pytest.raises(SourceError, match="there are no episodes"):
-        gathered_items([])
+        collect_items([])
 
 
 def test_n_step_gives_what_the_agents_converter_makes_of_trajectories(episodes):
     agent = MeanAgent()
     spec = tree.map_structure(
-        lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), Windows(2).item_spec(episodes_spec(episodes))
+        lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), TrajectoryWindows(2).item_spec(episodes_spec(episodes))
     )
     converter = data_converter.AsTransition(dataclass_context(agent, spec), squeeze_time_dim=True)
-    n_step, windows = NStep(1, 0.99), Windows(2)
-    rows, pairs = (gathered_items(adder(each) for each in episodes) for adder in (n_step, windows))
+    n_step, windows = NStep(1, 0.99), TrajectoryWindows(2)
+    rows, pairs = (collect_items(adder(each) for each in episodes) for adder in (n_step, windows))
     ours = n_step.as_transition(tree.map_structure(lambda column: column[:64], rows.columns))
     at = pairs.starts[:64, None] + np.arange(2)
     theirs = converter(tree.map_structure(lambda column: tf.constant(column[at]), pairs.columns))
@@ -135,15 +135,17 @@ def dataclass_context(agent, spec):
 
 def test_samples_pairs_and_plain_experience_are_taken(episodes):
     plain = batches(size=2)
-    (experience, info), feed = DatasetFeed(plain).next(iteration(0)), DatasetFeed(plain)
+    (experience, info), feed = StreamingDataset(plain).next(iteration(0)), StreamingDataset(plain)
     assert isinstance(experience, Transition) and info == () and not feed.has_info
     pairs = plain.map(lambda batch: (batch, ()))
-    assert DatasetFeed(pairs).next(iteration(0))[0].next_time_step.reward.numpy().tolist() == [0.0, 1.0]
+    assert StreamingDataset(pairs).next(iteration(0))[0].next_time_step.reward.numpy().tolist() == [0.0, 1.0]
     iterator = iter(plain)
     next(iterator)
-    assert DatasetFeed(iterator).next(iteration(0))[0].next_time_step.reward.numpy().tolist() == [1.0, 2.0]
-    with pytest.raises(TypeError, match="dataset is a list, expected a tf.data.Dataset, its iterator or ResidentItems"):
-        DatasetFeed([])
+    assert StreamingDataset(iterator).next(iteration(0))[0].next_time_step.reward.numpy().tolist() == [1.0, 2.0]
+    with pytest.raises(
+        TypeError, match="dataset is a list, expected a tf.data.Dataset, its iterator or InMemoryDataset"
+    ):
+        StreamingDataset([])
 
 
 # --- A prioritized table
@@ -209,11 +211,11 @@ def test_each_field_that_differs_is_named_before_the_first_step(tmp_path):
         action_step=good.action_step._replace(action=tf.zeros([4, 1], tf.float64)),
     )
     agent = MeanAgent()
-    with pytest.raises(SpecMismatch, match=r"the data do not fit the agent: .*observation.*\[3\].* expects .*\[2\].*; .*action.*float64"):  # fmt: skip
+    with pytest.raises(SpecMismatchError, match=r"the data do not fit the agent: .*observation.*\[3\].* expects .*\[2\].*; .*action.*float64"):  # fmt: skip
         Learner(tmp_path / "run", agent, tf.data.Dataset.from_tensors(bad).repeat())
     assert agent.num_traces == 0 and not (tmp_path / "run").exists()
     missing = good._replace(next_time_step=good.next_time_step._replace(observation={"x": wide}))
-    with pytest.raises(SpecMismatch, match="missing.*not of the agent|not of the agent.*missing"):
+    with pytest.raises(SpecMismatchError, match="missing.*not of the agent|not of the agent.*missing"):
         require_experience(tree.map_structure(tf.TensorSpec.from_tensor, missing), agent)
     require_experience(tree.map_structure(tf.TensorSpec.from_tensor, good), agent)
     require_experience({"mine": tf.TensorSpec([4])}, agent)  # somebody's own: the agent looks at it
@@ -227,5 +229,5 @@ def test_trajectories_of_another_length_are_refused():
         if length == 2:
             require_experience(items_of, MeanAgent())
         else:
-            with pytest.raises(SpecMismatch, match="items have 5 steps, the agent expects 2"):
+            with pytest.raises(SpecMismatchError, match="items have 5 steps, the agent expects 2"):
                 require_experience(items_of, MeanAgent())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
-from rlds2reverb.learners import Learner, ResidentItems, TrainingDiverged
+from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError
 from rlds2reverb.learners import learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
 from rlds2reverb.learners.stop_signals import stopped_by_signals
@@ -22,7 +22,7 @@ from tf_agents.trajectories import Trajectory
 
 from rlds2reverb import SampleInfo
 from rlds2reverb._server.signals import signals_deferred
-from rlds2reverb.errors import CheckpointError, InUse, SpecMismatch
+from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError
 
 
 class Note(LearnerHook):
@@ -219,7 +219,7 @@ def test_an_error_of_the_writer_reaches_the_caller(tmp_path):
 
 def test_the_directory_of_another_learner_is_refused_and_given_back(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches()):
-        with pytest.raises(InUse, match=f"in use by process {os.getpid()}"):
+        with pytest.raises(ResourceInUseError, match=f"in use by process {os.getpid()}"):
             Learner(tmp_path, MeanAgent(), batches())
     Learner(tmp_path, MeanAgent(), batches()).close()
 
@@ -232,7 +232,7 @@ def test_the_directory_of_another_learner_is_refused_and_given_back(tmp_path):
         ({"rank": -1}, ValueError, "rank is -1"),
         ({"keep_checkpoints": 0}, ValueError, "keep_checkpoints is 0"),
         ({"hooks": [print]}, TypeError, "expected a LearnerHook"),
-        ({"priorities": Written()}, SpecMismatch, "the batches have no keys"),
+        ({"priorities": Written()}, SpecMismatchError, "the batches have no keys"),
     ],
 )
 def test_arguments_are_checked_before_the_directory_is_taken(tmp_path, arguments, error, sentence):
@@ -285,23 +285,23 @@ def test_nan_stops_at_its_iteration_and_names_the_keys_of_the_batch(tmp_path):
     written, data = Written(), tf.data.Dataset.range(100).map(batch)
     with Learner(tmp_path, MeanAgent(), data, priorities=written, hooks=[SaveCkptHook(every=1)]) as learner:
         with pytest.raises(
-            TrainingDiverged, match="diverged at iteration 4: the loss is nan; its batch has the keys 40, 41"
+            TrainingDivergedError, match="diverged at iteration 4: the loss is nan; its batch has the keys 40, 41"
         ):
             learner.start(100)
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[-1] == f"{4:010d}"
         with pytest.raises(CheckpointError, match="no checkpoint at iteration 5: estimate:0 is not finite"):
             learner.save_checkpoint()
-        with pytest.raises(TrainingDiverged):
+        with pytest.raises(TrainingDivergedError):
             learner.train(transitions([1.0, 1.0]))  # the weight is spoilt
 
 
 def test_nan_among_resident_items_names_the_items_of_the_batch(tmp_path):
-    resident = ResidentItems(items([1.0, np.nan]), 2, as_experience=lambda batch: transitions(batch["reward"]))
+    resident = InMemoryDataset(items([1.0, np.nan]), 2, to_experience=lambda batch: transitions(batch["reward"]))
     drawn = [resident.drawn(tf.constant(n, tf.int64)).numpy().tolist() for n in range(9)]
     at = next(n for n, each in enumerate(drawn) if 1 in each)
     with Learner(tmp_path, MeanAgent(), resident) as learner:
         with pytest.raises(
-            TrainingDiverged, match=f"iteration {at}: .* has the items {drawn[at][0]}, {drawn[at][1]}; look"
+            TrainingDivergedError, match=f"iteration {at}: .* has the items {drawn[at][0]}, {drawn[at][1]}; look"
         ):
             learner.start(10)
 
@@ -327,7 +327,7 @@ def cloning_batches(*, bad_at=-1):
 @pytest.mark.slow
 def test_an_agent_of_tf_agents_that_checks_nothing_is_stopped_too_and_goes_on_bit_for_bit(tmp_path):
     with Learner(tmp_path / "bad", behavioural_cloning(), cloning_batches(bad_at=2)) as learner:
-        with pytest.raises(TrainingDiverged, match="diverged at iteration 2"):
+        with pytest.raises(TrainingDivergedError, match="diverged at iteration 2"):
             learner.start(10)
     straight = behavioural_cloning()
     first = [variable.numpy() for variable in straight.variables]

@@ -8,7 +8,7 @@ from faults import hear, process
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 
-from rlds2reverb.errors import SpecMismatch
+from rlds2reverb.errors import SpecMismatchError
 
 #: Those whose losses are sums over items: on two halves of a batch their gradients are those on the whole.
 BY_ITEM = ["bc", "iql"]
@@ -112,14 +112,14 @@ def share_five_items(channel, root):
         batch = two_steps(columns(size))
         try:
             Learner(root, agent, tf.data.Dataset.from_tensors(batch), strategy=strategy, jit_compile=jit_compile)
-        except (SpecMismatch, ValueError) as error:
+        except (SpecMismatchError, ValueError) as error:
             channel.send((type(error).__name__, str(error)))
 
 
 def test_a_batch_that_cannot_be_shared_and_a_compiled_one_are_refused(tmp_path):
     with process(share_five_items, tmp_path) as (_, channel):
         assert hear(channel) == (
-            "SpecMismatch",
+            "SpecMismatchError",
             "a batch has 5 items for 2 replicas, which share it equally; expected a batch_size that 2 divides",
         )
         assert hear(channel) == ("ValueError", "jit_compile is for one replica, the strategy has 2")

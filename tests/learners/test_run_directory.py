@@ -17,7 +17,7 @@ from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
 from rlds2reverb.learners.evaluation import Evaluation
 from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory, load_run
 
-from rlds2reverb.errors import DamagedFile, InUse, StorageFull
+from rlds2reverb.errors import CorruptFileError, ResourceInUseError, StorageFullError
 
 
 def evaluation(*returns, reference_returns=None, num_clipped=0):
@@ -106,7 +106,7 @@ def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(csv_log, "open", full, raising=False)
-        with pytest.raises(StorageFull, match="no space left for .*log.csv; free some, and start again"):
+        with pytest.raises(StorageFullError, match="no space left for .*log.csv; free some, and start again"):
             log.append(2, {"loss": 0.25})
     assert (tmp_path / "log.csv").read_text() == "step,loss\n1,0.5\n"
     log.append(2, {"loss": 0.25})
@@ -128,9 +128,9 @@ def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path, monkeyp
 def test_a_damaged_file_is_refused(text, message, tmp_path):
     (tmp_path / "progress.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     for reading in (CsvLog, read_csv_log):
-        with pytest.raises(DamagedFile, match=message):
+        with pytest.raises(CorruptFileError, match=message):
             reading(tmp_path / "progress.csv")
-    with pytest.raises(DamagedFile, match=message):
+    with pytest.raises(CorruptFileError, match=message):
         RunDirectory(tmp_path)
     (tmp_path / "progress.csv").unlink()
     RunDirectory(tmp_path).close()  # the lock was given back
@@ -141,7 +141,9 @@ def test_a_damaged_file_is_refused(text, message, tmp_path):
 
 def test_a_directory_in_use_is_refused_and_names_who_has_it(tmp_path):
     with RunDirectory(tmp_path / "a/run") as run:
-        with pytest.raises(InUse, match=rf"run is in use by process {os.getpid()} on .*choose another root_dir"):
+        with pytest.raises(
+            ResourceInUseError, match=rf"run is in use by process {os.getpid()} on .*choose another run_dir"
+        ):
             RunDirectory(tmp_path / "a/run")
         run.log_priorities(1, [1.0])
     RunDirectory(tmp_path / "a/run").close()
@@ -161,7 +163,7 @@ def test_a_killed_learner_leaves_whole_rows_and_a_free_directory(tmp_path):
         while learner.poll() is None and (not path.exists() or path.stat().st_size < 20_000):
             pass
         assert learner.poll() is None, learner.stderr.read().decode()
-        with pytest.raises(InUse, match=f"in use by process {learner.pid} on"):
+        with pytest.raises(ResourceInUseError, match=f"in use by process {learner.pid} on"):
             RunDirectory(tmp_path)
         learner.send_signal(signal.SIGKILL)
         learner.wait()
@@ -179,7 +181,7 @@ def test_the_configuration_is_written_with_versions_data_and_the_line_that_repea
     monkeypatch.chdir(tmp_path)
     with RunDirectory("my run") as run:
         run.write_config(
-            {"algo": "iql", "seed": np.int64(3), "root_dir": Path("my run"), "hidden": (256, 256), "beta": np.ones(2)},
+            {"algo": "iql", "seed": np.int64(3), "run_dir": Path("my run"), "hidden": (256, 256), "beta": np.ones(2)},
             data={"source": "x.hdf5", "fingerprint": "xxh128 00", "behaviour_return": 12.5},
             environment="Pendulum-v1",
             reference_returns=(-1200, -150),
@@ -189,7 +191,7 @@ def test_the_configuration_is_written_with_versions_data_and_the_line_that_repea
     assert found.configuration == {
         "algo": "iql",
         "seed": 3,
-        "root_dir": "my run",
+        "run_dir": "my run",
         "hidden": [256, 256],
         "beta": [1.0, 1.0],
     }
@@ -253,18 +255,18 @@ def test_logs_are_there_for_people_and_for_tensorboard_and_are_cut_for_a_resumed
 def test_steps_are_integers_from_0(tmp_path):
     with RunDirectory(tmp_path) as run:
         for call in (run.log, run.log_evaluation, run.log_priorities):
-            with pytest.raises(ValueError, match="step is -1, expected an integer from 0"):
+            with pytest.raises(ValueError, match="step must be an integer >= 0, got -1"):
                 call(-1, evaluation(1) if call == run.log_evaluation else {})
         with pytest.raises(ValueError, match="step is True"):
             run.cut_after(True)
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has none of config.json, progress.csv, .* expected the root_dir"):
+    with pytest.raises(ValueError, match=r"has none of config.json, progress.csv, .* expected the run_dir"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DamagedFile, match="config.json is not valid JSON"):
+    with pytest.raises(CorruptFileError, match="config.json is not valid JSON"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps([1]))
-    with pytest.raises(DamagedFile, match="config.json is a list, expected an object"):
+    with pytest.raises(CorruptFileError, match="config.json is a list, expected an object"):
         load_run(tmp_path)

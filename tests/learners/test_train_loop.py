@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from rlds2reverb.learners.feeds import DatasetFeed
+from rlds2reverb.learners.feeds import StreamingDataset
 from rlds2reverb.learners.monitor import Monitor
 from rlds2reverb.learners.train_loop import TrainLoop, is_of_numbers, metrics_of, td_errors_of
 from small_agents import MeanAgent, batches
@@ -12,7 +12,7 @@ from tf_agents.agents.tf_agent import LossInfo
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_call_does_so_many_iterations_and_gives_means_and_the_last(jit_compile):
     agent = MeanAgent(rate=1.0)
-    loop = TrainLoop(agent, DatasetFeed(batches(size=2)), jit_compile=jit_compile)
+    loop = TrainLoop(agent, StreamingDataset(batches(size=2)), jit_compile=jit_compile)
     loop.prepare()
     assert int(agent.train_step_counter) == 0
     for first, num in ((0, 3), (3, 1), (4, 2)):

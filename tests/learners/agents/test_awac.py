@@ -1,6 +1,6 @@
 """AWAC against a slow version from the paper."""
 
-import agent_oracles as slow
+import agent_reference_impls as slow
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,6 +1,6 @@
 """CQL against a slow version from the paper, and its penalty against that of TF-Agents."""
 
-import agent_oracles as slow
+import agent_reference_impls as slow
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,6 +1,6 @@
 """Discrete agents against TF-Agents' own and slow versions."""
 
-import agent_oracles as slow
+import agent_reference_impls as slow
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-import agent_oracles as slow
+import agent_reference_impls as slow
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,6 +1,6 @@
 """Two updates of each agent are those of slow versions from the papers."""
 
-import agent_oracles as slow
+import agent_reference_impls as slow
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,13 +50,13 @@ def parameters(variable):
     return variable.numpy().astype(float)
 
 
-def updates(agent, as_experience, count=2):
+def updates(agent, to_experience, count=2):
     """Yields the exact columns and TD3's noise before each update, and what the update returns."""
     train = tf.function(agent.train)
     for step in range(count):
         data = columns(len(WEIGHTS), seed=step)
         noise = tf.random.stateless_normal([len(WEIGHTS), ACTION], agent.noise_seed(0)).numpy().astype(float)
-        yield exact(data), noise, train(as_experience(data), tf.constant(WEIGHTS, tf.float32))
+        yield exact(data), noise, train(to_experience(data), tf.constant(WEIGHTS, tf.float32))
 
 
 def check(variable, expected):

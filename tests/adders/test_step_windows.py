@@ -1,0 +1,302 @@
+"""Sequences: each end by hand, a slow loop, masks, and the parts for a learner with burn-in."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tree
+from hypothesis import given
+from hypothesis import strategies as st
+from properties import examples
+from reference_impls import assert_equal_nests, episode, rlds_dataset
+from rlds2reverb.adders import NStep, StepWindows, compose
+
+from rlds2reverb.episodes import Episode
+
+ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")
+OF_ONE_EPISODE = ENDS[:-1]
+
+
+def slow_sequences(num_rows, length, period, end):
+    """The numbers of the rows of each item, None for a row that fills it up."""
+    full = []
+    for begin in range(num_rows):
+        if begin % period == 0 and begin + length <= num_rows:
+            full.append(list(range(begin, begin + length)))
+    covered = full[-1][-1] + 1 if full else 0
+    following = len(full) * period
+    if covered == num_rows or end in ("drop", "continue"):
+        return full
+    if end in ("write", "last"):
+        if num_rows >= length:
+            return [*full, list(range(num_rows - length, num_rows))]
+        return [[*range(num_rows), *[None] * (length - num_rows)]] if end == "last" else []
+    if following >= num_rows:  # the rest is in no sequence, as the rows between two
+        return full
+    rest = list(range(following, num_rows))
+    return [*full, rest + ([] if end == "truncate" else [None] * (length - len(rest)))]
+
+
+def numbered(length, start=1, *, terminal=True):
+    """Observations start, start + 1, ..; rewards 100 higher."""
+    steps = episode(length, terminal=terminal, start=start)
+    return {**steps, "observation": steps["observation"][:, 0], "reward": steps["observation"][:, 0] + 100}
+
+
+def items_of(adder, steps):
+    items = adder(Episode(steps, 0))
+    return [
+        tree.map_structure(lambda column, a=begin, n=length: column[a : a + n], items.columns)
+        for begin, length in zip(items.starts, items.lengths, strict=True)
+    ]
+
+
+def observations(items):
+    """What is in each item: observations, 0 where the mask is False."""
+    return [item["observation"].astype(int).tolist() for item in items]
+
+
+# --- by hand
+
+TABLE = {
+    "write": [[1, 2, 3], [3, 4, 5], [4, 5, 6]],
+    "last": [[1, 2, 3], [3, 4, 5], [4, 5, 6]],
+    "zero_pad": [[1, 2, 3], [3, 4, 5], [5, 6, 0]],
+    "null_padding": [[1, 2, 3], [3, 4, 5], [5, 6, 0]],
+    "truncate": [[1, 2, 3], [3, 4, 5], [5, 6]],
+    "drop": [[1, 2, 3], [3, 4, 5]],
+}
+SHORT = {
+    "write": [],
+    "drop": [],
+    "truncate": [[1, 2]],
+    "last": [[1, 2, 0]],
+    "zero_pad": [[1, 2, 0]],
+    "null_padding": [[1, 2, 0]],
+}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("end", OF_ONE_EPISODE)
+def test_each_end_by_hand(end, terminal):
+    for num_rows, wanted in (
+        (6, TABLE[end]),
+        (7, [[1, 2, 3], [3, 4, 5], [5, 6, 7]]),
+        (3, [[1, 2, 3]]),
+        (2, SHORT[end]),
+    ):
+        steps = numbered(num_rows, terminal=terminal)
+        items = items_of(StepWindows(3, 2, end), steps)
+        assert observations(items) == wanted
+        for item in items:
+            real = item["mask"]
+            assert real.tolist() == [number != 0 for number in item["observation"]]
+            rows = item["observation"][real].astype(int) - 1
+            assert_equal_nests({name: item[name][real] for name in steps}, {name: steps[name][rows] for name in steps})
+
+
+def test_the_row_of_the_final_observation_is_not_learned_as_an_action():
+    """Its action is a zero that nobody took: behavioural cloning leaves it out, and the filling up as well."""
+    for end, wanted in (("write", [[1, 1], [1, 0]]), ("zero_pad", [[1, 1], [1, 0]]), ("truncate", [[1, 1], [1, 0]])):
+        for terminal in (True, False):
+            items = items_of(StepWindows(2, end=end), numbered(4, terminal=terminal))
+            assert [item["action_taken"].tolist() for item in items] == [[bool(n) for n in row] for row in wanted]
+    for end in ("zero_pad", "null_padding", "last"):
+        (item,) = items_of(StepWindows(4, end=end), numbered(3))
+        assert item["action_taken"].tolist() == [True, True, False, False]
+        assert item["mask"].tolist() == [True, True, True, False]
+        assert (item["is_last"] & item["mask"]).tolist() == [False, False, True, False]
+    (rows,) = items_of(compose(NStep(2, 0.9), StepWindows(4, end="zero_pad")), numbered(4))
+    assert rows["action_taken"].tolist() == rows["mask"].tolist() == [True, True, True, False]
+
+
+def test_a_period_beyond_the_length_is_refused():
+    """Acme's own rule there gives sequences of nothing but padding; ours would leave rows out in silence."""
+    with pytest.raises(
+        ValueError, match="period is 3, expected at most the length of 2: the rows between two sequences"
+    ):
+        StepWindows(2, 3)
+    assert StepWindows(2, 2).period == 2
+
+
+def test_without_a_period_sequences_lie_side_by_side():
+    assert observations(items_of(StepWindows(2), numbered(4))) == [[1, 2], [3, 4]]
+    assert observations(items_of(StepWindows(2, end="truncate"), numbered(5))) == [[1, 2], [3, 4], [5]]
+
+
+def test_rows_that_fill_up_are_zeros_but_null_padding_says_that_all_is_over():
+    for end, flag in (("zero_pad", False), ("null_padding", True), ("last", False)):
+        (item,) = items_of(StepWindows(4, end=end), numbered(2, terminal=False))
+        assert item["is_last"].tolist() == [False, True, flag, flag]
+        assert item["is_terminal"].tolist() == [False, False, flag, flag]
+        rest = tree.map_structure(lambda column: column[2:], {**item, "is_last": (), "is_terminal": ()})
+        assert not any(np.any(column) for column in tree.flatten(rest))
+
+
+def test_nested_rows_keep_their_nests_and_dtypes():
+    steps = episode(3, terminal=True, nested=True)
+    items = items_of(StepWindows(2, end="zero_pad"), steps)
+    assert items[1]["observation"]["image"].shape == (2, 3, 2) and items[1]["observation"]["image"].dtype == np.uint8
+    assert items[1]["action"]["move"].tolist() == [12, 0]
+
+
+# --- over the ends
+
+
+def windows(many, length, period):
+    rows = [number for steps in many for number in steps["observation"].astype(int).tolist()]
+    return [rows[at : at + length] for at in range(0, len(rows) - length + 1, period)]
+
+
+@pytest.mark.parametrize(("length", "period"), [(3, 2), (3, 3), (4, 1), (1, 1), (9, 2)])
+def test_continue_goes_on_with_the_next_episode(length, period):
+    many = [numbered(6), numbered(1, 20), numbered(2, 30), numbered(7, 40), numbered(1, 50)]
+    adder = StepWindows(length, period, "continue")
+    got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
+    assert observations(got) == windows(many, length, period)
+    assert all(item["mask"].all() for item in got)
+    if (length, period) == (3, 2):
+        assert observations(got)[:4] == [[1, 2, 3], [3, 4, 5], [5, 6, 20], [20, 30, 31]]
+        assert got[2]["is_last"].tolist() == [False, True, True] and got[2]["is_first"].tolist() == [False, False, True]
+
+
+def test_continue_is_not_for_single_episodes():
+    for adder in (StepWindows(3, 2, "continue"), compose(NStep(2, 0.9), StepWindows(3, 2, "continue"))):
+        with pytest.raises(ValueError, match="run on over the ends of episodes; take them from a data set"):
+            adder(Episode(numbered(6), 0))
+
+
+def test_no_other_end_crosses_an_episode():
+    many = [numbered(6), numbered(1, 20), numbered(2, 30), numbered(7, 40)]
+    for end in ("write", "last", "truncate"):
+        adder = StepWindows(3, 2, end)
+        got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
+        wanted = [item for steps in many for item in items_of(adder, steps)]
+        for item, want in zip(got, wanted, strict=True):
+            assert_equal_nests(item, want)
+
+
+# --- the slow loop, and laws
+
+
+def eagerly(adder, steps):
+    tf.config.run_functions_eagerly(True)
+    try:
+        return items_of(adder, steps)
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+@given(st.integers(1, 14), st.integers(1, 6), st.data(), st.sampled_from(OF_ONE_EPISODE))
+@examples(25)
+def test_items_are_those_of_the_slow_loop(num_rows, length, data, end):
+    period = data.draw(st.integers(1, length))
+    got = eagerly(StepWindows(length, period, end), numbered(num_rows))
+    wanted = slow_sequences(num_rows, length, period, end)
+    assert observations(got) == [[0 if row is None else row + 1 for row in item] for item in wanted]
+    assert [item["mask"].tolist() for item in got] == [[row is not None for row in item] for item in wanted]
+
+
+@given(st.integers(1, 14), st.integers(1, 6), st.data())
+@examples(25)
+def test_filled_up_sequences_have_every_row_and_masks_count_them(num_rows, length, data):
+    period = data.draw(st.integers(1, length))
+    items = eagerly(StepWindows(length, period, "zero_pad"), numbered(num_rows))
+    real = np.concatenate([item["observation"][item["mask"]] for item in items])
+    assert set(real.astype(int)) == set(range(1, num_rows + 1))
+    assert sum(item["mask"].sum() for item in items) == sum((item["observation"] != 0).sum() for item in items)
+    if period == length:
+        assert sum(item["mask"].sum() for item in items) == num_rows
+
+
+# --- parts
+
+
+def batch_of(length):
+    """Two sequences: observations 0, 1, .. and 100, 101, ..; everything else is as many thousands higher."""
+    place = np.arange(length) + np.array([[0], [100]])
+    names = ("action", "reward", "is_last", "value_gamma", "mask")
+    others = {name: tf.constant(place + 1000 * (at + 1)) for at, name in enumerate(names)}
+    return {"observation": {"a": tf.constant(place), "b": tf.constant(np.stack([place, -place], 2))}, **others}
+
+
+@pytest.mark.parametrize("time_axis", [0, 1])
+@pytest.mark.parametrize(("length", "burn_in", "n"), [(10, 3, 2), (10, 0, 1), (5, 3, 1), (4, 1, 2)])
+def test_parts_are_cut_as_r2d2_does(length, burn_in, n, time_axis):
+    batch = batch_of(length)
+    given_as = batch if time_axis else tree.map_structure(lambda column: column[0], batch)
+    parts = StepWindows(length, burn_in=burn_in).parts(given_as, n=n, time_axis=time_axis)
+    wanted = {
+        "burnin": {"observation": slice(None, burn_in + n)},
+        "main": {
+            **dict.fromkeys(("observation", "action", "reward"), slice(burn_in, -n)),
+            **dict.fromkeys(("is_last", "value_gamma", "mask"), slice(burn_in, None)),
+        },
+        "target": {"observation": slice(burn_in + n, None)},
+    }
+    assert {name: set(part) for name, part in parts.items()} == {name: set(part) for name, part in wanted.items()}
+    for name, part in parts.items():
+        for field, nest in part.items():
+            for got, column in zip(tree.flatten(nest), tree.flatten(batch[field]), strict=True):
+                want = column.numpy()[:, wanted[name][field]]
+                np.testing.assert_array_equal(got, want if time_axis else want[0])
+    rows = {name: tree.flatten(part["observation"])[0].shape[time_axis] for name, part in parts.items()}
+    assert rows == {"burnin": burn_in + n, "main": length - burn_in - n, "target": length - burn_in - n}
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"n": 0}, r"n must be an integer >= 1, got 0"),
+        ({}, {"n": 7}, "the sequences have 10 rows, burn_in is 3 and n 7; expected 10 rows, more than burn_in and n"),
+        ({}, {"time_axis": 2}, "time_axis is 2, expected 0 or 1"),
+        ({}, {"time_axis": 0}, "the sequences have 2 rows, burn_in is 3 and n 1; expected 10 rows"),
+        ({"reward": None}, {}, "StepWindows.parts needs the field 'reward' in every step, found"),
+        ({"observation": None}, {}, "StepWindows.parts needs the field 'observation'"),
+    ],
+)
+def test_sequences_that_cannot_be_cut_are_refused(change, options, message):
+    batch = {name: nest for name, nest in {**batch_of(10), **change}.items() if nest is not None}
+    with pytest.raises(ValueError, match=message):
+        StepWindows(10, burn_in=3).parts(batch, **options)
+
+
+# --- spec and bad input
+
+
+@pytest.mark.parametrize("end", ["write", "truncate", "continue"])
+def test_the_item_spec_is_that_of_the_data_set(end):
+    adder = StepWindows(3, 2, end)
+    nested = episode(4, terminal=True, nested=True)
+    for steps, dataset in ((nested, rlds_dataset([nested])), (numbered(4), tf.data.Dataset.from_tensors(numbered(4)))):
+        spec = adder.item_spec(tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), steps))
+        assert dataset.apply(adder).element_spec == spec
+    assert spec["mask"] == tf.TensorSpec((None if end == "truncate" else 3,), tf.bool)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, r"length must be an integer >= 1, got 0"),
+        ({"period": 0}, r"period must be an integer >= 1, got 0"),
+        ({"period": 1.5}, r"period must be an integer >= 1, got 1.5"),
+        (
+            {"end": "pad"},
+            "end is 'pad', expected one of 'write', 'last', 'zero_pad', 'null_padding', 'truncate', 'drop',",
+        ),
+        ({"burn_in": -1}, r"burn_in must be an integer >= 0, got -1"),
+        ({"burn_in": 3}, "burn_in is 3, expected less than the length of 3"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        StepWindows(**{"length": 3, **options})
+
+
+@pytest.mark.parametrize("name", ["mask", "action_taken"])
+def test_steps_with_a_mask_of_their_own_are_refused(name):
+    steps = {**numbered(4), name: np.ones(4, bool)}
+    for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
+        with pytest.raises(
+            ValueError, match=f"StepWindows adds a field '{name}', expected steps that are a dict without one"
+        ):
+            StepWindows(3)(episodes)

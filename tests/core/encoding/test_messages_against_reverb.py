@@ -1,0 +1,195 @@
+"""The bulk writer and Reverb's own write the same: what is sampled, and what the server keeps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+from decoding import assert_same_columns, chunk_column, item_columns
+from reference_impls import assert_equal_nests, episode, read_items
+from reverb.cc import schema_pb2
+
+from rlds2reverb._encoding import encoder
+from rlds2reverb.ingestion import IngestOptions, ingest
+from rlds2reverb.items import Items
+from rlds2reverb.sources import load
+from rlds2reverb.tables import Selector, TableConfig
+from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
+from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Every second step, squeezed: items without the time axis."""
+
+    def __call__(self, episode):
+        rows = trajectory_columns(episode.steps)
+        starts = np.arange(0, len(rows.step_type), 2)
+        return Items(rows, starts, np.ones(len(starts), np.int64), squeeze=True)
+
+    def item_spec(self, step_spec):
+        return trajectory_spec(step_spec)
+
+
+def images():
+    """Two episodes with images of few colours, which are compressed, a float64, a bool and a field without elements."""
+    many = [episode(7, terminal=True), episode(5, terminal=False, start=40)]
+    for steps in many:
+        place = steps["reward"].astype(np.uint8)
+        steps["observation"] = {
+            "image": np.tile(place[:, None, None, None], (1, 16, 16, 3)),
+            "position": steps["observation"].astype(np.float64) / 3,
+            "touch": steps["observation"] > 0,
+            "nothing": np.zeros((len(place), 0), np.int16),
+        }
+    return many
+
+
+def nested():
+    return [episode(length, terminal=length % 2 > 0, start=10 * length, nested=True) for length in (5, 1, 30, 64)]
+
+
+#: The tables: what goes into them, and by which adder.
+CASES = {
+    "windows": (nested, TrajectoryWindows(3)),
+    "strided": (nested, TrajectoryWindows(4, 3)),
+    "apart": (nested, TrajectoryWindows(2, 5)),
+    "tiled": (nested, TrajectoryWindows(5, padding="tile")),
+    "episodes": (nested, TrajectoryEpisodes()),
+    "steps": (nested, Steps()),
+    "images": (images, TrajectoryWindows(2)),
+    "large": (nested, TrajectoryEpisodes()),
+}
+WRITERS = ("public", "bulk")
+
+
+def priority(episode, items):
+    """Another one for each item."""
+    return episode.index * 100 + np.arange(len(items)) + 0.25
+
+
+def filled_server(writer, folder):
+    fifo = Selector("fifo")
+    tables = [
+        TableConfig(name, fifo, fifo, max_times_sampled=1).build(adder.item_spec(load(many()).step_spec))
+        for name, (many, adder) in CASES.items()
+    ]
+    server = reverb.Server(tables, port=None, checkpointer=reverb.checkpointers.DefaultCheckpointer(str(folder)))
+    for name, (many, adder) in CASES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "large":  # several chunks an item, several messages a batch
+                patch.setattr(encoder, "_MAX_CHUNK_BYTES", 500)
+                patch.setattr(encoder, "_MAX_REQUEST_BYTES", 1000)
+            report = ingest(many(), server, name, adder=adder, priority=priority, options=IngestOptions(writer=writer))
+        assert (report.writer, report.warnings) == (writer, ())
+    return server
+
+
+def messages(path, kind):
+    return [kind.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path), compression_type="ZLIB")]
+
+
+@dataclass
+class Stored:
+    """What a server keeps and gives: items by table in the order of their priorities, chunks by key, samples."""
+
+    items: dict
+    chunks: dict
+    samples: dict
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """From each writer the contents of a checkpoint, and then of the tables."""
+    out = {}
+    for writer in WRITERS:
+        server = filled_server(writer, tmp_path_factory.mktemp(writer))
+        checkpoint = Path(server.localhost_client().checkpoint())
+        items = messages(checkpoint / "items.tfrecord", schema_pb2.PrioritizedItem)
+        chunks = messages(checkpoint / "chunks.tfrecord", schema_pb2.ChunkData)
+        out[writer] = Stored(
+            {name: sorted((i for i in items if i.table == name), key=lambda i: i.priority) for name in CASES},
+            {chunk.chunk_key: chunk for chunk in chunks},
+            {name: read_items(f"localhost:{server.port}", name) for name in CASES},
+        )
+        server.stop()
+    return out
+
+
+def wanted_items(name):
+    many, adder = CASES[name]
+    for read in load(many()):
+        items = adder(read)
+        yield from zip(priority(read, items), items.starts, items.lengths, strict=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_items_are_read_back_the_same(stored, name):
+    public, bulk = (stored[writer].samples[name] for writer in WRITERS)
+    assert len(bulk) == len(public) == len(list(wanted_items(name))) > 0
+    for got, want in zip(bulk, public, strict=True):
+        assert_equal_nests(got, want)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_server_keeps_the_same_items(stored, name):
+    public, bulk = (stored[writer].items[name] for writer in WRITERS)
+    wanted = [each for each, _, _ in wanted_items(name)]
+    assert [item.priority for item in bulk] == [item.priority for item in public] == wanted
+    for got, want in zip(bulk, public, strict=True):
+        assert (got.table, got.times_sampled) == (want.table, want.times_sampled) == (name, 0)
+        assert got.HasField("inserted_at") and want.HasField("inserted_at")
+        columns, own = want.flat_trajectory.columns, got.flat_trajectory.columns
+        assert [column.squeeze for column in own] == [column.squeeze for column in columns]
+        lengths = [[sum(place.length for place in column.chunk_slices) for column in of] for of in (own, columns)]
+        assert lengths[0] == lengths[1] and len(set(lengths[0])) == 1
+        assert {field.name for field, _ in got.ListFields()} == {field.name for field, _ in want.ListFields()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_chunks_of_an_item_hold_the_same_data(stored, name):
+    public, bulk = (stored[writer] for writer in WRITERS)
+    for got, want in zip(bulk.items[name], public.items[name], strict=True):
+        assert_same_columns(item_columns(got, bulk.chunks), item_columns(want, public.chunks))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_fields_of_a_chunk_mean_the_same(stored, writer):
+    chunks = stored[writer].chunks
+    used = {
+        place.chunk_key: place.index
+        for items in stored[writer].items.values()
+        for item in items
+        for column in item.flat_trajectory.columns
+        for place in column.chunk_slices
+    }
+    assert used.keys() == chunks.keys()
+    for chunk in chunks.values():
+        columns = [chunk_column(chunk, index) for index in range(len(chunk.data.tensors))]
+        span = chunk.sequence_range
+        assert not chunk.delta_encoded and not span.sparse
+        assert chunk.data_tensors_len == len(columns) > used[chunk.chunk_key]
+        assert chunk.data_uncompressed_size == sum(column.nbytes for column in columns)
+        assert {len(column) for column in columns} == {span.end - span.start + 1}
+
+
+def test_both_writers_set_the_same_fields_of_chunks(stored):
+    fields = [
+        {field.name for chunk in stored[writer].chunks.values() for field, _ in chunk.ListFields()}
+        for writer in WRITERS
+    ]
+    assert fields[0] == fields[1]
+
+
+def test_a_large_item_lies_in_several_chunks(stored):
+    longest = stored["bulk"].items["large"][-1]
+    for column in longest.flat_trajectory.columns:
+        assert len(column.chunk_slices) > 5 and all(place.length for place in column.chunk_slices)
+
+
+def test_the_two_writers_lay_the_rows_out_differently(stored):
+    """Otherwise the comparison says little: one chunk for all columns against one for each."""
+    sizes = [{len(chunk.data.tensors) for chunk in stored[writer].chunks.values()} for writer in WRITERS]
+    assert sizes[0] == {1} and min(sizes[1]) > 1

@@ -1,0 +1,192 @@
+"""The packed layout: what is packed in numpy comes out of TensorFlow, and the table says how."""
+
+import base64
+import zlib
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+import tree
+from hypothesis import given
+from hypothesis import strategies as st
+from properties import examples
+from reference_impls import assert_equal_nests, episode
+from tf_agents.trajectories import trajectory
+
+from rlds2reverb._encoding import messages
+from rlds2reverb._encoding.packing import Packing, find_packing, pack_columns, packed_signature, packed_spec, unpack
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.sources import load
+from rlds2reverb.specs import ArraySpec
+from rlds2reverb.tables import Selector, TableConfig, item_signature
+from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
+from rlds2reverb.trajectory_items import TrajectoryWindows
+
+DTYPES = sorted(messages._DATA_TYPES)
+WORDS = [name for name in DTYPES if np.dtype(name).itemsize % 4 == 0]
+
+
+@st.composite
+def nests(draw):
+    """A nest of columns `[R, ...]` of any bits."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_rows, dtypes = draw(st.integers(1, 6)), draw(st.sampled_from([DTYPES, WORDS]))
+
+    def leaf():
+        dtype = np.dtype(draw(st.sampled_from(dtypes)))
+        shape = (num_rows, *draw(st.lists(st.integers(0, 3), max_size=3)))
+        raw = generator.integers(
+            0, 2 if dtype.kind == "b" else 256, int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8
+        )
+        return raw.view(dtype).reshape(shape)
+
+    names = draw(st.lists(st.sampled_from(["b", "a", "ü"]), min_size=1, unique=True))
+    return {name: (leaf(), leaf()) if draw(st.booleans()) else leaf() for name in names}
+
+
+def spec_of(nest, *, leading):
+    return tree.map_structure(lambda column: tf.TensorSpec((*leading, *column.shape[1:]), column.dtype), nest)
+
+
+def padded(nest, axes):
+    """The nest's columns with axes of size 1 in front."""
+    return tree.map_structure(lambda column: column.reshape((1,) * axes + column.shape), nest)
+
+
+# --- there and back
+
+
+@given(nests())
+@examples(80)
+def test_what_is_packed_is_unpacked_bit_for_bit(nest):
+    columns = tree.flatten(nest)
+    packed = pack_columns(columns)
+    spec = packed_spec([ArraySpec(column.shape[1:], column.dtype) for column in columns])
+    assert packed.shape[1:] == spec.shape and packed.dtype == spec.dtype
+    packing = Packing(spec_of(nest, leading=(len(packed),)), squeeze=False)
+    assert_equal_nests(unpack(tf.constant(packed), packing), nest)
+    assert_equal_nests(unpack(tf.constant(packed[None]), packing), padded(nest, 1))
+    assert_equal_nests(unpack(tf.constant(packed[None, None]), packing), padded(nest, 2))
+    squeezed = Packing(spec_of(nest, leading=()), squeeze=True)
+    assert_equal_nests(unpack(tf.constant(packed), squeezed), nest)
+    assert squeezed.row_shapes == packing.row_shapes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_unpacked(dtype):
+    nest = {"a": np.arange(12).astype(dtype).reshape(2, 3, 2), "b": np.array([1, 0], dtype)}
+    packing = Packing(spec_of(nest, leading=(2,)), squeeze=False)
+    assert_equal_nests(unpack(tf.constant(pack_columns(tree.flatten(nest))), packing), nest)
+
+
+def test_shapes_are_known_in_a_data_set():
+    nest = {"a": np.zeros((4, 3), np.float64), "b": np.zeros(4, np.bool_)}
+    packing = Packing(spec_of(nest, leading=(4,)), squeeze=False)
+    packed = pack_columns(tree.flatten(nest))
+    dataset = tf.data.Dataset.from_tensors(packed).repeat(2).batch(2).map(lambda one: unpack(one, packing))
+    assert tree.map_structure(lambda leaf: leaf.shape.as_list(), dataset.element_spec) == {
+        "a": [None, 4, 3],
+        "b": [None, 4],
+    }
+
+
+def test_rows_are_words_where_all_columns_are_and_bytes_otherwise():
+    words = [np.zeros((2, 3), np.float32), np.zeros(2, np.int64)]
+    assert pack_columns(words).dtype == np.int32 and pack_columns(words).shape == (2, 5)
+    mixed = [*words, np.zeros((2, 7), np.float16)]
+    assert pack_columns(mixed).dtype == np.uint8 and pack_columns(mixed).shape == (2, 34)
+
+
+# --- the table says how
+
+
+def trajectory_item_spec(length=2, *, nested=True):
+    return item_signature(trajectory_spec(load([episode(3, terminal=True, nested=nested)]).step_spec), length)
+
+
+@pytest.mark.parametrize("length", [2, None])
+def test_a_signature_goes_through_a_server_and_says_how_items_are_packed(length):
+    rows = trajectory_item_spec(length)
+    row = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), rows)
+    packings = {"rows": Packing(rows, False), "row": Packing(row, True)}
+    plain = {"plain": rows, "without": None, "named": tf.TensorSpec([2], tf.float32, name="rlds2reverb.other")}
+    signatures = {**{name: packed_signature(packing) for name, packing in packings.items()}, **plain}
+    tables = [TableConfig(name).build(signature) for name, signature in signatures.items()]
+    server = reverb.Server(tables, port=None)
+    infos = server.localhost_client().server_info(timeout=10)
+    server.stop()
+    for name, packing in packings.items():
+        assert find_packing(infos[name].signature) == packing
+        assert find_packing(infos[name].signature).item_spec._fields == trajectory.Trajectory._fields
+    assert [find_packing(infos[name].signature) for name in plain] == [None] * 3
+
+
+def test_the_signature_has_the_shape_of_the_packed_rows():
+    spec = {"a": tf.TensorSpec([5, 3], tf.float32), "b": tf.TensorSpec([5], tf.int64)}
+    for dtype, size, wanted in ((tf.int64, 5, tf.int32), (tf.bool, 13, tf.uint8)):
+        spec["b"] = tf.TensorSpec([5], dtype)
+        signature = packed_signature(Packing(spec, squeeze=False))
+        assert (signature.shape.as_list(), signature.dtype) == ([5, size], wanted)
+    assert packed_signature(Packing({"a": tf.TensorSpec([3], tf.float32)}, squeeze=True)).shape.as_list() == [3]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda name: name[:-9],
+        lambda name: name.replace(".rows.", "."),
+        lambda name: name.replace(".rows.", ".rows.x."),
+        lambda name: name[:60] + ("A" if name[60] != "A" else "B") + name[61:],
+        lambda name: "rlds2reverb.packed.",
+        lambda name: "rlds2reverb.packed.rows.",
+        lambda name: "rlds2reverb.packed.rows.ü",
+        lambda name: "rlds2reverb.packed.rows." + base64.urlsafe_b64encode(zlib.compress(b"\xff\xff")).decode(),
+    ],
+)
+def test_a_damaged_name_is_an_error_that_says_so(damage):
+    signature = packed_signature(Packing(trajectory_item_spec(), squeeze=False))
+    broken = tf.TensorSpec(signature.shape, signature.dtype, name=damage(signature.name))
+    with pytest.raises(ValueError, match="the table's signature does not say how its items are packed"):
+        find_packing(broken)
+
+
+# --- through a server
+
+
+def test_packed_items_are_read_back_bit_for_bit():
+    many = [episode(6, terminal=True, nested=True), episode(3, terminal=False, start=50, nested=True)]
+    signature = packed_signature(Packing(trajectory_item_spec(3), squeeze=False))
+    fifo = Selector("fifo")
+    server = reverb.Server([TableConfig("items", fifo, fifo, max_times_sampled=1).build(signature)], port=None)
+    report = ingest(many, server, "items", adder=TrajectoryWindows(3), layout="packed")
+    address = f"localhost:{server.port}"
+    dataset = reverb.TrajectoryDataset.from_table_signature(address, "items", 1, rate_limiter_timeout_ms=200)
+    packing = find_packing(server.localhost_client().server_info(timeout=10)["items"].signature)
+    got = [unpack(sample.data, packing) for sample in dataset]
+    server.stop()
+    rows = [trajectory_columns(steps) for steps in many]
+    wanted = [
+        tree.map_structure(lambda column, b=begin: column[b : b + 3], of)
+        for of in rows
+        for begin in range(len(of.step_type) - 2)
+    ]
+    assert report.items == len(got) == len(wanted) == 5
+    for have, want in zip(got, wanted, strict=True):
+        assert_equal_nests(have, want)
+
+
+def test_a_table_that_is_packed_otherwise_is_refused():
+    one = episode(4, terminal=True)
+    swapped = dict(one, observation=one["action"], action=one["observation"])
+    spec = TrajectoryWindows().item_spec(load([one]).step_spec)
+    with ReplayServer([TableConfig("items")], packed_signature(Packing(spec, squeeze=False))) as server:
+        with pytest.raises(SpecMismatchError, match=r"item\['observation'\] is float32 \[2, 1\], table 'items' wants"):
+            ingest([swapped], server.address, "items", layout="packed")
+        with pytest.raises(SpecMismatchError, match="the table's items are packed, these are not"):
+            ingest([one], server.address, "items")
+    with ReplayServer([TableConfig("items")], spec) as server:
+        with pytest.raises(SpecMismatchError, match=r"the items are packed, the table's are not \(table 'items'\)"):
+            ingest([one], server.address, "items", layout="packed")

@@ -1,0 +1,416 @@
+"""Checkpoints of buffers: what is kept, what is refused, and that nobody waits for them."""
+
+import errno
+import os
+import shutil
+import threading
+from collections import namedtuple
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from faults import damage_file
+from saved_buffers import CONFIG, content, filled, item
+
+from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError, StorageFullError
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, Listener, checkpoints, make_buffer, snapshots
+
+
+def draws(buffer, count=5):
+    return [buffer.sample_batch(4).info.replay_unique_id.tolist() for _ in range(count)]
+
+
+def test_a_checkpoint_keeps_all_and_draws_go_on_as_they_would_have(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, seed=3)) as buffer:
+        path, wanted = buffer.checkpoint(), content(buffer)
+        assert path.is_dir()
+        drawn = draws(buffer)
+        buffer.append(item(99))
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert content(again) == wanted and str(again.spec["obs"]) == "float32 [3]"
+        assert draws(again) == drawn
+        assert again.append(item(8)) == "demo_8"
+        second = again.checkpoint()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["buffer.lock", path.name, second.name]
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, spec=item(0)) as third:
+        assert third.push_count == 9
+        third.checkpoint()
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+
+
+def test_draws_go_on_after_a_buffer_that_grew(tmp_path):
+    config = BufferConfig(max_size=30_000, alpha=0.7)
+    with AdvancedReplayBuffer("demo", config, seed=5) as buffer, AdvancedReplayBuffer("demo", config) as other:
+        rng = np.random.default_rng(0)
+        for _ in range(30):
+            buffer.extend_columns({"x": rng.random(1200)}, priorities=rng.random(1200))
+            batch = buffer.sample_batch(256)
+            buffer.update(batch.info, priority=rng.random(256) * 1e3)
+        other.load_state_dict(buffer.state_dict())
+        for _ in range(50):
+            first, second = buffer.sample_batch(256), other.sample_batch(256)
+            assert first.info.replay_unique_id.tolist() == second.info.replay_unique_id.tolist()
+            assert first.data["x"].tolist() == second.data["x"].tolist()
+
+
+def test_uses_and_limits_go_on(tmp_path):
+    config = BufferConfig(max_use=3, max_staleness=5, sample_min_limit_ratio=0, push_sample_rate_limit=(0.25, 2.0))
+    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
+        buffer.extend([item(0, collect_iter=7), item(1, collect_iter=1)])
+        buffer.sample(2, 0)
+        buffer.checkpoint()
+    with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
+        assert again.sample(5, 6) is None and again.count() == 1  # the other is too old
+        uses_left = 3 - again.sample(1, 6)[0]["use"]
+        assert again.sample(uses_left + 1, 6) is None
+        again.sample(uses_left, 6)
+        assert again.count() == 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BufferConfig(kind="episode", window=2),
+        BufferConfig(kind="episode", max_size=3),
+        BufferConfig(kind="sequence", length=2),
+        BufferConfig(kind="naive"),
+    ],
+)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_every_kind_of_buffer_is_restored(tmp_path, config, on_disk):
+    Pair = namedtuple("Pair", "second first")
+    element = {"x": np.arange(2, dtype=np.float32), "y": Pair([np.zeros(2)], {"z": np.ones(2, bool)})}
+    options = {"checkpoint_root": tmp_path / "root", "folder": tmp_path / "data" if on_disk else None}
+    with make_buffer("a_b", config, **options) as buffer:
+        for _ in range(5):
+            buffer.append(element)
+        spec = buffer.spec
+        buffer.checkpoint()
+    with make_buffer("a_b", config, **options) as again:
+        assert str(again.spec) == str(spec) and again.append(element) == "a_b_5"
+        (sampled,) = again.sample(1, 0)
+        np.testing.assert_array_equal(sampled["y"].first["z"], np.ones(2, bool))
+        assert type(sampled["y"]).__name__ == "Pair" and isinstance(sampled["y"].second, list)
+    with make_buffer("a_b", config, spec=element, **options) as typed:
+        assert isinstance(typed.sample(1)[0]["y"], Pair)
+    assert not on_disk or not list((tmp_path / "data").iterdir())
+
+
+def test_a_state_dict_carries_a_buffer_over():
+    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
+        state = buffer.state_dict()
+        other.append(item(77))
+        other.load_state_dict(state)
+        assert content(other) == content(buffer) and other.append(item(8)) == "demo_8"
+        other.load_state_dict(state)
+        assert other.push_count == 8
+        with AdvancedReplayBuffer("demo", CONFIG) as empty:
+            other.load_state_dict(empty.state_dict())
+            assert other.count() == other.push_count == 0 and other.sample(1, 0) is None
+        for wrong, message in (
+            (AdvancedReplayBuffer("other", CONFIG), "the state is of a buffer with name 'demo', this one has 'other'"),
+            (AdvancedReplayBuffer("demo", replace(CONFIG, max_size=7)), "with max_size 6, this one has 7; make it as"),
+        ):
+            with wrong, pytest.raises(CheckpointError, match=message):
+                wrong.load_state_dict(state)
+        with pytest.raises(
+            CheckpointError, match="the state of buffer 'demo' is damaged .'header'.; give what state_dict"
+        ):
+            buffer.load_state_dict({"data": []})
+
+
+def test_a_buffer_that_has_only_a_spec_is_carried_over(tmp_path):
+    with AdvancedReplayBuffer("demo", CONFIG, spec=item(0), checkpoint_root=tmp_path) as buffer:
+        buffer.checkpoint()
+        state = buffer.state_dict()
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert str(again.spec["obs"]) == "float32 [3]" and again.append(item(1)) == "demo_0"
+        again.load_state_dict(state)
+        assert again.count() == 0 and again.append(item(2)) == "demo_0"
+        assert again.sample(1)[0]["obs"].tolist() == [2.0] * 3
+    with pytest.raises(ValueError, match="buffer 'demo' is closed; make a new one"):
+        again.load_state_dict(state)
+
+
+def changed(state, **arrays):
+    return {**state, "arrays": {**state["arrays"], **arrays}}
+
+
+DAMAGES_OF_A_STATE = {
+    "a number lost": lambda s: changed(s, alive=s["arrays"]["alive"][:-1]),
+    "rows lost": lambda s: changed(s, column_0=s["arrays"]["column_0"][:-1]),
+    "a column lost": lambda s: {**s, "arrays": {k: v for k, v in s["arrays"].items() if k != "column_1"}},
+    "no number for beta": lambda s: {**s, "header": {**s["header"], "beta": "x"}},
+    "no generator": lambda s: {**s, "header": {**s["header"], "generator": {}}},
+    "no configuration": lambda s: {**s, "header": {}},
+    "a priority that is never drawn": lambda s: changed(s, priorities=s["arrays"]["priorities"] * 1e-320),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES_OF_A_STATE)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage):
+    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer:
+        state = DAMAGES_OF_A_STATE[damage](buffer.state_dict())
+    with AdvancedReplayBuffer("demo", CONFIG) as other:
+        other.extend([item(1), item(2)])
+        before = content(other)
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(state)
+        assert content(other) == before and other.append(item(3)) == "demo_2"
+
+
+def test_data_are_saved_to_a_directory_and_loaded(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
+        buffer.save_data(tmp_path / "a")
+        other.load_data(tmp_path / "a")
+        assert content(other) == content(buffer)
+        buffer.append(item(8))
+        buffer.save_data(tmp_path / "a")  # once more
+        other.load_data(tmp_path / "a")
+        assert other.push_count == 9
+        with pytest.raises(CheckpointError, match="has no checkpoint; give the directory that save_data was given"):
+            other.load_data(tmp_path / "b")
+
+
+def test_what_cannot_be_saved_is_told(tmp_path):
+    with AdvancedReplayBuffer("demo", CONFIG) as buffer:
+        buffer.append(item(0))
+        with pytest.raises(ValueError, match="buffer 'demo' has no checkpoint_root; make it with one"):
+            buffer.checkpoint()
+        assert buffer.contents.store.ring.before_write is None
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a"):
+        with pytest.raises(
+            ResourceInUseError, match="a is in use by another buffer; close that one, or give another directory"
+        ):
+            AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a")
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint root of a buffer \(a, mine.txt\); give a new"):
+        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)
+
+
+def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path, monkeypatch):
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as buffer:
+        buffer.append(item(0))
+        buffer.checkpoint()
+        buffer.append(item(1))
+
+        def full(path, array):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints._ArrayFile, "add", full)
+            with pytest.raises(StorageFullError, match="no space left for .* what is there is kept: free some"):
+                buffer.checkpoint()
+        assert buffer.count() == 2 and buffer.contents.store.ring.before_write is None
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert again.push_count == again.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("demo", {"max_size": 7}, "the state is of a buffer with max_size 6, this one has 7; make it as that one was"),
+        ("other", {}, "the state is of a buffer with name 'demo', this one has 'other'"),
+        ("demo", {"kind": "naive"}, "the state is of a buffer with kind 'advanced', this one has 'naive'"),
+    ],
+)
+def test_another_configuration_is_refused(tmp_path, name, change, message):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        buffer.checkpoint()
+    with pytest.raises(CheckpointError, match=message):
+        make_buffer(name, replace(CONFIG, **change), checkpoint_root=tmp_path)
+    with pytest.raises(
+        SpecMismatchError, match=r"item\['obs'\] is float64 \[3\], but buffer 'demo' expects float32 \[3\]; give the"
+    ):
+        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, spec=item(0) | {"obs": np.zeros(3)})
+    AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path).close()  # and the root is free again
+
+
+@pytest.mark.parametrize("harm", ["flipped", "truncated", "empty", "removed"])
+@pytest.mark.parametrize("file", ["state.json", "column_0", "column_1", "priorities", "alive"])
+def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, file, harm):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        buffer.checkpoint()
+        buffer.append(item(8))
+        second = buffer.checkpoint()
+    for path, expected in ((second / file, 8), (tmp_path / "checkpoint-00000001" / file, None)):
+        os.remove(path) if harm == "removed" else damage_file(path, harm)
+        if expected:
+            with pytest.warns(RuntimeWarning, match=f"{path} is damaged; restore .* the checkpoint before it is used"):
+                with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+                    assert again.push_count == expected
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(CheckpointError, match=f"{path} is damaged; restore it from a copy"),
+    ):
+        AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)
+
+
+def test_what_a_killed_process_had_begun_is_deleted(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        buffer.checkpoint()
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / "column_0").write_bytes(b"half")
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+        assert again.push_count == 8 and not (tmp_path / "partial").exists()
+
+
+# --- snapshots
+
+
+@pytest.mark.parametrize("kind", ["advanced", "episode", "sequence"])
+def test_a_snapshot_is_of_its_moment_whatever_happens_while_it_is_read(monkeypatch, kind):
+    monkeypatch.setattr(snapshots, "_BLOCK_BYTES", 100)
+    rng = np.random.default_rng(0)
+    config = BufferConfig(kind=kind, max_size=50, length=2 if kind == "sequence" else None)
+
+    def element(number):
+        if kind == "advanced":
+            return {"x": np.full(3, number), "n": number}
+        length = 2 if kind == "sequence" else int(rng.integers(1, 300))
+        return {"x": np.full((length, 3), number), "n": np.full(length, number)}
+
+    buffer = make_buffer("demo", config)
+    buffer.extend([element(n) for n in range(70)])
+    wanted = content_of(buffer)
+    snapshot = buffer.snapshot()
+    blocks = snapshot.blocks()
+    found, number = [next(blocks)], 70
+    for turn, block in enumerate(blocks):
+        found.append(block)
+        for _ in range(3):
+            buffer.append(element(number))
+            number += 1
+        if turn == 5 and kind == "advanced":
+            buffer.append({"x": np.full(3, number), "n": 0.5})  # which widens a column
+            number += 1
+        buffer.sample_batch(4)
+        if turn == 12:
+            buffer.clear()
+    columns = {f"column_{i}": np.concatenate(parts) for i, parts in enumerate(zip(*found, strict=True))}
+    other = make_buffer("demo", config)
+    other.load_state_dict({"header": snapshot.header, "arrays": {**snapshot.arrays, **columns}})
+    assert content_of(other) == wanted
+    assert number > 110 and buffer.contents.store.ring.before_write is None
+
+
+def content_of(buffer):
+    """All elements by their numbers; each is one number everywhere."""
+    numbers = buffer.contents.ledger.numbers()
+    columns, there = buffer.contents.store.read(numbers)
+    flat = [np.where(there, c.reshape(*there.shape, -1)[..., 0], -1) if there is not None else c for c in columns]
+    return numbers.tolist(), [c.tolist() for c in flat]
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_threads_go_on_while_a_state_is_taken(rounds):
+    buffer = AdvancedReplayBuffer("demo", BufferConfig(max_size=20_000, alpha=1.0))
+    zeros = np.zeros((20_000, 30))
+    buffer.extend_columns({"x": zeros, "n": np.arange(20_000)})
+    ended, errors = threading.Event(), []
+
+    def work():
+        try:
+            while not ended.is_set():
+                first = buffer.push_count
+                rows = np.arange(first, first + 64)
+                buffer.extend_columns({"x": np.repeat(rows[:, None], 30, 1).astype(float), "n": rows})
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(rounds):
+            state = buffer.state_dict()
+            other = AdvancedReplayBuffer("demo", buffer.config)
+            other.load_state_dict(state)
+            batch = other.sample_batch(5000)
+            assert batch.data["n"].tolist() == batch.info.replay_unique_id.tolist()
+            new = batch.data["n"] >= 20_000
+            assert (batch.data["x"][new] == batch.data["n"][new, None]).all() and not batch.data["x"][~new].any()
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors
+
+
+def test_what_a_smaller_limit_leaves_out_is_not_restored(tmp_path):
+    config = BufferConfig(max_use=3, sample_min_limit_ratio=0)
+    with AdvancedReplayBuffer("demo", replace(config, max_use=5), checkpoint_root=tmp_path / "a") as buffer:
+        buffer.extend([item(n) for n in range(6)])
+        info = buffer.sample_batch(12, sample_range=slice(0, 3)).info
+        uses = dict(zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True))  # of the last time
+        buffer.checkpoint()
+    with AdvancedReplayBuffer("demo", replace(config, replace=False), checkpoint_root=tmp_path / "a") as again:
+        left = {n for n in range(6) if uses.get(n, 0) < 3}
+        assert left != set(range(6)) and again.count() == len(left)
+        assert set(again.sample_batch(len(left)).info.replay_unique_id.tolist()) == left
+
+    with make_buffer("demo", BufferConfig(kind="episode"), checkpoint_root=tmp_path / "b") as buffer:
+        buffer.extend([{"x": np.arange(length)} for length in (2, 9, 4)])
+        buffer.checkpoint()
+    config = BufferConfig(kind="episode", window=4, sample_min_limit_ratio=0)
+    with make_buffer("demo", config, checkpoint_root=tmp_path / "b") as again:
+        assert again.count() == 2
+        begins = again.sample_batch(7000).data["x"][:, 0]
+        assert abs((begins == 0).mean() - 2 / 7) < 0.03  # 6 windows and 1: of two the first step is 0
+
+
+def test_a_given_spec_stays_whatever_is_loaded():
+    state = filled(AdvancedReplayBuffer("demo", CONFIG)).state_dict()
+    empty = AdvancedReplayBuffer("demo", CONFIG).state_dict()
+    with AdvancedReplayBuffer("demo", CONFIG, spec={"other": 1.0}) as buffer:
+        with pytest.raises(SpecMismatchError):
+            buffer.load_state_dict(state)
+        buffer.load_state_dict(empty)
+        with pytest.raises(SpecMismatchError):
+            buffer.append(item(0))
+        assert buffer.append({"other": 2}) == "demo_0"
+
+
+def test_the_good_checkpoint_stays_when_the_damaged_one_goes(tmp_path):
+    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        good, bad = buffer.checkpoint(), buffer.checkpoint()
+    damage_file(bad / "column_0", "flipped")
+    with pytest.warns(RuntimeWarning, match="is damaged"):
+        with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
+            newest = again.checkpoint()
+    assert sorted(path for path in tmp_path.iterdir() if path.is_dir()) == [good, newest]
+
+
+def test_a_save_that_fails_keeps_nothing_in_memory(tmp_path):
+    with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a") as buffer:
+        buffer.append(item(0))
+        shutil.rmtree(tmp_path / "a")
+        with pytest.raises(FileNotFoundError):
+            buffer.checkpoint()
+        assert buffer.contents.store.ring.before_write is None
+        with pytest.raises(CheckpointError, match="b has no checkpoint"):
+            buffer.load_data(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_listener_may_save_while_another_thread_saves(tmp_path):
+    with AdvancedReplayBuffer("demo", BufferConfig(max_size=3000), checkpoint_root=tmp_path) as buffer:
+
+        class Saves(Listener):
+            def on_push(self, priorities):
+                if buffer.push_count % 10 == 0:
+                    buffer.checkpoint()
+
+        buffer.add_listener(Saves())
+        ended = threading.Event()
+
+        def save():
+            while not ended.is_set():
+                buffer.state_dict()
+
+        thread = threading.Thread(target=save, daemon=True)
+        thread.start()
+        for n in range(200):
+            buffer.append(item(n))
+        ended.set()
+        thread.join(20)
+        assert not thread.is_alive()

@@ -1,0 +1,289 @@
+"""Any sequence of calls against a naive model: a list of dicts, and a loop for everything."""
+
+import math
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import properties
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from rlds2reverb.replay import BufferConfig, Listener, RateLimitedError, make_buffer
+
+#: Of each option one is drawn. Hypothesis draws no more than a seed: it is too fond of first values to mix them.
+OPTIONS = {
+    "kind": ["advanced", "naive"],
+    "max_size": [8, 5, 1],
+    "alpha": [0.6, 1.0, 0.0],
+    "beta": [0.4, 0.4, 0.0],
+    "anneal_step": [0, 3],
+    "weights": ["buffer", "batch"],
+    "eps": [0.0, 0.01],
+    "max_use": [None, 3, 1],
+    "max_staleness": [None, 4, 1],
+    "sample_min_limit_ratio": [0, 1],
+    "push_sample_rate_limit": [(0.0, math.inf), (0.0, math.inf), (0.2, math.inf), (0.0, 3.0), (0.2, 4.0)],
+    "replace": [True, False],
+    "priority_decay": [None, 0.5],
+}
+CONFIGS = st.integers(0, 2**32 - 1).map(
+    lambda seed: BufferConfig(**{name: random.Random(f"{seed} {name}").choice(own) for name, own in OPTIONS.items()})
+)
+PRIORITIES = st.sampled_from([None, 0.5, 8.0, 0.0])
+ITERS = st.sampled_from([None, 2, 1, 0, 5])
+PUSHED = st.lists(st.tuples(PRIORITIES, ITERS), min_size=1, max_size=10)
+PLACES = [None, None, None, None, slice(-2, None), slice(0, 3), slice(None, None, -2)]
+SAMPLES = {
+    "size": st.sampled_from([2, 1, 3, 4, 0, 8]),
+    "learner_at": st.sampled_from([None, 1, 0, 3, 6]),
+    "as_columns": st.booleans(),
+    "places": st.sampled_from(PLACES),
+}
+
+
+class Gone(Listener):
+    wants_data = True
+
+    def __init__(self):
+        self.seen = []
+
+    def on_remove(self, numbers, reason, data):
+        assert data["x"].tolist() == [[n, n] for n in numbers.tolist()]
+        self.seen += [(n, reason) for n in numbers.tolist()]
+
+
+class Comparison(RuleBasedStateMachine):
+    @initialize(config=CONFIGS, on_disk=st.booleans(), new=PUSHED)
+    def begin(self, config, on_disk, new):
+        self.config, self.folder = config, tempfile.TemporaryDirectory()
+        self.files = Path(self.folder.name) / "data" if on_disk else None
+        self.buffer = self.made()
+        self.there, self.pushed, self.sampled, self.ignored = [], 0, 0, 0  # the oldest first
+        self.highest, self.beta, self.gone = 1.0, config.beta, []
+        self.saved = {}
+        self.push(new, False)
+
+    def made(self):
+        buffer = make_buffer("demo", self.config, folder=self.files, seed=0)
+        self.listener = Gone()
+        buffer.add_listener(self.listener)
+        return buffer
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    def power(self, element):
+        p = element["priority"]
+        return 1.0 if self.config.kind == "naive" else (p**self.config.alpha if p > 0 else 0.0)
+
+    def leave(self, reason, wrong):
+        self.gone += [(e["number"], reason) for e in self.there if wrong(e)]
+        self.there = [e for e in self.there if not wrong(e)]
+
+    @rule(new=PUSHED, as_columns=st.booleans())
+    def some_more(self, new, as_columns):
+        self.push(new, as_columns)
+
+    def push(self, new, as_columns):
+        most = self.config.push_sample_rate_limit[1]
+        refused = self.sampled and self.pushed + len(new) > most * self.sampled
+        values = np.arange(self.pushed, self.pushed + len(new))
+        try:
+            if as_columns:
+                priorities = [math.nan if p is None else p for p, _ in new]
+                if any(p is None for p, _ in new):
+                    priorities, new = None, [(None, i) for _, i in new]
+                iters = [-1 if i is None else i for _, i in new]
+                columns = {"x": np.stack([values, values], 1)}
+                numbers = self.buffer.extend_columns(columns, priorities=priorities, collect_iters=iters).tolist()
+            else:
+                rows = zip(values, new, strict=True)
+                ids = self.buffer.extend(
+                    [{"x": np.array([v, v]), "priority": p, "collect_iter": i} for v, (p, i) in rows]
+                )
+                numbers = [int(unique_id.removeprefix("demo_")) for unique_id in ids]
+        except RateLimitedError:
+            assert refused
+            return
+        assert not refused and numbers == values.tolist()
+        for priority, iteration in new:
+            self.highest = max(self.highest, priority or 0.0)
+            priority = self.highest if priority is None else priority
+            self.there.append({"number": self.pushed, "priority": priority, "iter": iteration, "use": 0})
+            self.pushed += 1
+        kept = self.pushed - self.config.max_size
+        self.leave("full", lambda e: e["number"] < kept)
+
+    @rule(**SAMPLES)
+    def sample_first(self, **how):
+        self.sample_or_not(**how)
+
+    @rule(**SAMPLES)
+    def sample_again(self, **how):
+        self.sample_or_not(**how)
+
+    def sample_or_not(self, size, learner_at, as_columns, places):
+        config = self.config
+        if max(size, size * config.sample_min_limit_ratio, 0 if config.replace else size) > config.max_size:
+            return
+        if learner_at is not None and config.max_staleness is not None:
+            self.leave("stale", lambda e: e["iter"] is not None and learner_at - e["iter"] >= config.max_staleness)
+        left = {e["number"]: 0 if not self.power(e) else self.left(e, size) for e in self.there}
+        refused = len(self.there) < max(size * config.sample_min_limit_ratio, 1 if config.replace else size)
+        refused |= sum(map(bool, left.values())) < (1 if config.replace else size)
+        if config.max_use is not None:
+            refused |= sum(config.max_use - e["use"] for e in self.there if self.power(e)) < size
+        least = config.push_sample_rate_limit[0]
+        refused |= bool(least) and self.pushed < least * (self.sampled + size)
+        allowed = [e["number"] for e in (self.there if places is None else self.there[places])]
+        refused |= sum(left[n] for n in allowed) < size
+        call = self.buffer.sample_batch if as_columns else self.buffer.sample
+        given = call(size, learner_at, places)
+        if not size:
+            assert given is not None
+            return
+        assert (given is None) == refused and bool(self.buffer.refusal) == refused
+        if not refused:
+            items = as_dicts(given) if as_columns else given
+            for item in items:
+                item["number"] = int(str(item["replay_unique_id"]).removeprefix("demo_"))
+            self.check(items, allowed, left, learner_at)
+
+    def left(self, element, size):
+        uses = size if self.config.max_use is None else self.config.max_use - element["use"]
+        return uses if self.config.replace else min(uses, 1)
+
+    def check(self, given, allowed, left, learner_at):
+        by_number = {e["number"]: e for e in self.there}
+        powers = [self.power(by_number[s["number"]]) for s in given]
+        everyone = [p for p in map(self.power, self.there) if p > 0] if self.config.weights == "buffer" else powers
+        for drawn, power in zip(given, powers, strict=True):
+            element = by_number[drawn["number"]]
+            element["use"] += 1
+            left[drawn["number"]] -= 1
+            known = learner_at is not None and element["iter"] is not None
+            assert drawn["number"] in allowed and left[drawn["number"]] >= 0
+            assert drawn["x"].tolist() == [drawn["number"]] * 2
+            assert drawn["replay_buffer_idx"] == drawn["number"] % self.config.max_size
+            assert (drawn["priority"], drawn["use"]) == (element["priority"], element["use"])
+            assert drawn["staleness"] == (max(0, learner_at - element["iter"]) if known else -1)
+            assert drawn.get("collect_iter") == element["iter"]
+            assert math.isclose(drawn["IS"], (power / min(everyone)) ** -self.beta, rel_tol=1e-12)
+        self.sampled += len(given)
+        if self.config.anneal_step:
+            self.beta = min(1.0, self.beta + (1 - self.config.beta) / self.config.anneal_step)
+        if self.config.max_use is not None:
+            self.leave("used", lambda e: e["use"] >= self.config.max_use)
+
+    @rule(
+        pairs=st.lists(st.tuples(st.integers(0, 99), st.sampled_from([0.25, 3.0, 0.0])), min_size=1, max_size=8),
+        as_numbers=st.booleans(),
+    )
+    def update(self, pairs, as_numbers):
+        numbers = [max(0, self.pushed + 2 - number) for number, _ in pairs]
+        priorities = [priority for _, priority in pairs]
+        ids = np.array(numbers) if as_numbers else [f"demo_{n}" for n in numbers]
+        count = self.buffer.update({"replay_unique_id": ids, "priority": priorities})
+        by_number = {e["number"]: e for e in self.there}
+        found = [(by_number[n], p) for n, p in zip(numbers, priorities, strict=True) if n in by_number]
+        assert count == len(found)
+        self.ignored += len(numbers) - len(found)
+        for element, priority in found:
+            element["priority"] = priority + self.config.eps
+        if found:
+            lowered = self.highest * (self.config.priority_decay or 1.0)
+            self.highest = max(lowered, max(p for _, p in found), self.config.lowest_priority)
+
+    @rule()
+    def clear(self):
+        self.buffer.clear()
+        self.leave("cleared", lambda e: True)
+        self.highest = 1.0
+
+    def state(self):
+        return [dict(e) for e in self.there], self.pushed, self.sampled, self.ignored, self.highest, self.beta
+
+    @rule(way=st.sampled_from(["dict", "files"]))
+    def save(self, way):
+        where = Path(self.folder.name) / "saved"
+        self.saved[way] = self.buffer.state_dict() if way == "dict" else self.buffer.save_data(where), self.state()
+
+    @rule(way=st.sampled_from(["dict", "files"]), into_new=st.booleans())
+    def restore(self, way, into_new):
+        if way not in self.saved:
+            return
+        state, (there, *numbers) = self.saved[way]
+        if into_new:
+            self.compare_listeners()
+            self.buffer, self.gone = self.made(), []
+        if way == "dict":
+            self.buffer.load_state_dict(state)
+        else:
+            self.buffer.load_data(state.parent)
+        self.there = [dict(e) for e in there]
+        self.pushed, self.sampled, self.ignored, self.highest, self.beta = numbers
+
+    def compare_listeners(self):
+        assert sorted(self.listener.seen) == sorted(self.gone)
+
+    @invariant()
+    def counts_agree(self):
+        if not hasattr(self, "buffer"):
+            return
+        buffer = self.buffer
+        assert (buffer.count(), buffer.push_count) == (len(self.there), self.pushed)
+        assert (buffer.sample_count, buffer.ignored_count) == (self.sampled, self.ignored)
+        assert math.isclose(buffer.highest_priority, self.highest) and math.isclose(buffer.beta, self.beta)
+        assert math.isclose(
+            buffer.contents.ledger.chances.root, sum(map(self.power, self.there)), rel_tol=1e-12, abs_tol=0
+        )
+        self.compare_listeners()
+
+
+def as_dicts(batch):
+    info = batch.info._asdict()
+    info.pop("buffer")
+    items = [dict(zip(info, values, strict=True)) for values in zip(*(v.tolist() for v in info.values()), strict=True)]
+    for item, x in zip(items, batch.data["x"], strict=True):
+        item["x"] = x
+        if item["collect_iter"] == -1:
+            del item["collect_iter"]
+    return items
+
+
+TestAnySequence = Comparison.TestCase
+TestAnySequence.settings = settings(properties.examples(200), stateful_step_count=40)
+
+
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 600))])
+def test_long_sequences_by_chance(seed):
+    """Longer ones than Hypothesis makes, with all options mixed."""
+    rng = random.Random(seed)
+    run = Comparison()
+
+    def pushed():
+        return [(rng.choice([None, 0.5, 8.0, 0.0]), rng.choice([None, 0, 1, 2, 5])) for _ in range(rng.randint(1, 10))]
+
+    def flip():
+        return rng.random() < 0.5
+
+    calls = [
+        *[lambda: run.some_more(pushed(), flip())] * 6,
+        *[lambda: run.sample_or_not(rng.randint(0, 4), rng.choice([None, 0, 1, 3]), flip(), rng.choice(PLACES))] * 12,
+        *[lambda: run.update([(rng.randint(0, 12), rng.choice([0.25, 3.0, 0.0])) for _ in range(4)], flip())] * 6,
+        run.clear,
+        lambda: run.save(rng.choice(["dict", "files"])),
+        lambda: run.restore(rng.choice(["dict", "files"]), flip()),
+    ]
+    run.begin(BufferConfig(**{name: rng.choice(own) for name, own in OPTIONS.items()}), flip(), pushed())
+    try:
+        for _ in range(80):
+            rng.choice(calls)()
+            run.counts_agree()
+    finally:
+        run.teardown()

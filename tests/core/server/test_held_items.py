@@ -1,0 +1,175 @@
+"""A table without a signature does not take items of mixed columns from us."""
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+import tree
+from reference_impls import episode
+
+from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, TrajectoryWindows, ingest, load
+from rlds2reverb._server import held_items
+from rlds2reverb._server.clients import table_infos
+from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.items import Items
+from rlds2reverb.tables import RateLimiter, Selector
+from rlds2reverb.trajectories import trajectory_columns
+
+SOURCE = load([episode(4, terminal=True), episode(6, terminal=False, start=50)])
+MORE = load([episode(9, terminal=True, start=90)])
+LONG = load([episode(6000, terminal=True)])
+FIFO = Selector("fifo")
+TABLES = [
+    *(TableConfig(name) for name in ("windows", "legacy", "long", "empty", "silent")),
+    TableConfig("rows", Selector("max_heap")),
+    TableConfig("episodes", Selector("uniform")),
+    TableConfig("packed", Selector("lifo")),
+    TableConfig("queue", FIFO, FIFO, 100, 1, RateLimiter("queue", 100)),
+    TableConfig("used up", max_times_sampled=2),
+    TableConfig("ratio", rate_limiter=RateLimiter("sample_to_insert_ratio", 1, 1.0, 100.0)),
+    TableConfig("waiting", rate_limiter=RateLimiter("min_size", 100)),
+]
+
+
+class Double:
+    """Windows whose rewards are float64."""
+
+    def __call__(self, given):
+        items = TrajectoryWindows()(given)
+        reward = items.columns.reward.astype(np.float64)
+        return Items(items.columns._replace(reward=reward), items.starts, items.lengths)
+
+    def item_spec(self, step_spec):
+        spec = TrajectoryWindows().item_spec(step_spec)
+        return spec._replace(reward=tf.TensorSpec(spec.reward.shape, tf.float64))
+
+
+class Rewards:
+    """Each step's reward, without a time axis."""
+
+    def __call__(self, given):
+        reward = trajectory_columns(given.steps).reward
+        return Items(reward, np.arange(len(reward)), np.ones(len(reward), np.int64), squeeze=True)
+
+    def item_spec(self, step_spec):
+        return tf.TensorSpec((), tf.float32)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ReplayServer(TABLES) as server:
+        for table in ("windows", "queue", "used up", "ratio", "waiting", "silent"):
+            ingest(SOURCE, server, table)
+        ingest(SOURCE, server, "rows", adder=Rewards())
+        ingest(SOURCE, server, "episodes", adder=TrajectoryEpisodes())
+        ingest(SOURCE, server, "packed", layout="packed")
+        ingest(LONG, server, "long", adder=TrajectoryWindows(5900, 50))  # each item has rows in several chunks
+        rows = trajectory_columns(SOURCE.first_episode.steps)
+        server.client.insert([column[0] for column in tree.flatten(rows)], {"legacy": 1.0})
+        yield server
+
+
+def counts(server, table):
+    limiter = table_infos(server.client)[table].rate_limiter_info
+    return limiter.insert_stats.completed, limiter.sample_stats.completed
+
+
+@pytest.mark.parametrize(
+    "table, arguments",
+    [
+        ("windows", {}),
+        ("rows", {"adder": Rewards()}),
+        ("episodes", {"adder": TrajectoryEpisodes()}),  # of another length than the one that is looked at
+        ("packed", {"layout": "packed"}),
+        ("legacy", {"adder": TrajectoryWindows(1)}),
+    ],
+)
+def test_items_of_the_same_columns_are_added(server, table, arguments):
+    before = counts(server, table)[0]
+    assert ingest(MORE, server, table, **arguments).warnings == ()
+    assert counts(server, table)[0] > before
+
+
+@pytest.mark.parametrize(
+    "table, arguments, message",
+    [
+        (
+            "windows",
+            {"adder": Double()},
+            r"item\['reward'\] is float64 \[2\], but table 'windows', .* expects float32 \[2\]",
+        ),
+        ("windows", {"adder": TrajectoryWindows(3)}, r"item\['step_type'\] is int32 \[3\], but .* expects int32 \[2\]"),
+        (
+            "windows",
+            {"adder": Rewards()},
+            r"the items have 1 column \(float32 \[\]\), .* has 6 columns \(int32 \[2\], ",
+        ),
+        (
+            "windows",
+            {"layout": "packed"},
+            r"have 1 column \(int32 \[2, 7\]\), .*; if only one .* give the other layout",
+        ),
+        ("packed", {}, r"have 6 columns \(.*\), .* has 1 column \(int32 \[2, 7\]\); .* give the other layout"),
+        (
+            "packed",
+            {"layout": "packed", "adder": TrajectoryWindows(3)},
+            r"item is int32 \[3, 7\], but .* expects int32 \[2, 7\]",
+        ),
+        ("rows", {"layout": "packed"}, r"item is int32 \[2, 7\], but .* expects float32 \[\]"),
+        ("episodes", {}, r"is int32 \[2\], but .* expects int32 \[\d\]"),
+        ("long", {"adder": TrajectoryWindows(5)}, r"is int32 \[5\], but .* expects int32 \[5900\]"),
+        ("legacy", {}, r"is int32 \[2\], but .* expects int32 \[1\]"),
+    ],
+)
+def test_items_of_other_columns_are_refused_and_nothing_is_written(server, table, arguments, message):
+    before = counts(server, table)[0]
+    with pytest.raises(SpecMismatchError, match=message) as raised:
+        ingest(MORE, server, table, **arguments)
+    assert "write to an empty table, or cast or reshape the data" in str(raised.value)
+    assert counts(server, table)[0] == before
+
+
+@pytest.mark.parametrize(
+    "table, reason",
+    [
+        ("queue", "each sample counts there"),
+        ("used up", "each sample counts there"),
+        ("ratio", "each sample counts there"),
+        ("waiting", "it gives none before it has 100"),
+    ],
+)
+def test_a_table_where_a_look_would_take_something_is_left_alone(server, table, reason):
+    inserted, _ = counts(server, table)
+    warning = rf"table '{table}' has no signature, and none of its 8 items was looked at \({reason}\)"
+    with pytest.warns(RuntimeWarning, match=warning):
+        report = ingest(MORE, server, table, adder=TrajectoryWindows(3))
+    assert len(report.warnings) == 1
+    assert counts(server, table) == (inserted + 7, 0)
+
+
+def test_an_item_that_does_not_come_is_not_waited_for(server, monkeypatch):
+    def broken(self, table, *, timeout_secs):
+        raise grpc.RpcError
+        yield
+
+    monkeypatch.setattr(ServerConnection, "sample", broken)
+    monkeypatch.setattr(held_items, "_LONGEST_SECS", 0.2)
+    with pytest.warns(RuntimeWarning, match=r"of its 8 items was looked at \(it gave none in time\)"):
+        assert ingest(MORE, server, "silent").items == 8
+
+
+def test_a_sample_that_the_rate_limiter_holds_back_ends_with_its_deadline(server):
+    with ServerConnection(server.address) as connection, pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+        list(connection.sample("waiting", timeout_secs=0.2))
+    assert counts(server, "waiting")[1] == 0
+
+
+def test_what_others_wrote_while_the_data_set_was_checked_counts(server):
+    def others(stage, at):
+        if stage == "check":
+            server.client.insert([np.zeros(3)], {"empty": 1.0})
+
+    with pytest.raises(SpecMismatchError, match=r"have 6 columns .* has 1 column \(float64 \[1, 3\]\)"):
+        ingest(MORE, server, "empty", progress=others)
+    assert counts(server, "empty")[0] == 1

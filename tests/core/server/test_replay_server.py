@@ -1,0 +1,264 @@
+"""Ports, locks, checkpoint roots: what is checked before a server starts, and what survives a restart."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import portpicker
+import pytest
+from reference_impls import episode
+
+from rlds2reverb._server.checkpoint_root import CheckpointRoot
+from rlds2reverb._server.clients import table_infos
+from rlds2reverb._server.ports import require_free_port
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.sources import load
+from rlds2reverb.tables import Selector, TableConfig, item_signature
+from rlds2reverb.trajectories import trajectory_spec
+
+MANY = [episode(5, terminal=True)]
+SIGNATURE = item_signature(trajectory_spec(load(MANY).step_spec), 2)
+
+
+def size(server):
+    return server.client.server_info(timeout=10)["replay"].current_size
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A checkpoint root with one checkpoint of four items."""
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
+        ingest(MANY, server.address)
+        assert server.checkpoint().parent == tmp_path / "root/checkpoints"
+    return tmp_path / "root"
+
+
+def test_a_restart_has_the_items_of_the_checkpoint(root):
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
+        assert size(server) == 4
+        ingest(MANY, server.address)  # the same again is stored once
+        assert size(server) == 4
+        ingest([episode(5, terminal=True, start=50)], server.address)
+        assert size(server) == 8
+
+
+def test_items_since_the_checkpoint_are_lost_and_the_checkpoint_is_kept_after_a_kill(root):
+    program = textwrap.dedent(
+        f"""
+        import sys, time
+        sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
+        from pathlib import Path
+        from reference_impls import episode
+        from rlds2reverb import ReplayServer, TableConfig, ingest
+        server = ReplayServer([TableConfig()], checkpoint_root=Path({str(root)!r}))
+        ingest([episode(50, terminal=True)], server.address)
+        print("written", flush=True)
+        time.sleep(600)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout.readline() == b"written\n"
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
+        assert size(server) == 4
+
+
+def test_the_newest_checkpoint_and_the_one_before_and_their_manifests_are_kept(root):
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
+        before, newest = [server.checkpoint().name for _ in range(3)][1:]
+    assert [path.name for path in (root / "checkpoints").iterdir()] == [newest]
+    assert [path.name for path in (root / "previous").iterdir()] == [before]
+    assert sorted(path.stem for path in (root / "manifests").iterdir()) == [before, newest]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TableConfig(max_size=5), "max_size of table 'replay' is stored as 2147483647, asked as 5"),
+        (TableConfig(sampler=Selector("uniform")), "sampler of table 'replay' is stored as"),
+        (TableConfig("other"), r"tables \['replay'\] are stored, \['other'\] asked"),
+    ],
+)
+def test_other_tables_than_the_stored_ones_are_refused(root, config, message):
+    with pytest.raises(CheckpointError, match=message):
+        ReplayServer([config], SIGNATURE, checkpoint_root=root)
+
+
+def test_a_stored_table_of_another_signature_is_refused(root):
+    with pytest.raises(SpecMismatchError, match="table 'replay' wants"):
+        ReplayServer([TableConfig()], item_signature(SIGNATURE, 3), checkpoint_root=root)
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
+        assert size(server) == 4
+
+
+def damage_flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "flipped": damage_flip,
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-3]),
+    "empty": lambda file: file.write_bytes(b""),
+    "missing": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["tables", "items", "chunks"])
+def test_a_damaged_file_is_named_before_the_server_starts(root, damage, name):
+    (checkpoint,) = (root / "checkpoints").iterdir()
+    DAMAGES[damage](checkpoint / f"{name}.tfrecord")
+    with pytest.raises(CheckpointError, match=f"{name}.tfrecord is (damaged|missing)"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
+
+
+def test_a_missing_done_is_named(root):
+    (checkpoint,) = (root / "checkpoints").iterdir()
+    (checkpoint / "DONE").unlink()
+    with pytest.raises(CheckpointError, match="has no DONE file"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
+
+
+def test_without_verification_a_checkpoint_still_has_to_be_complete(root):
+    (manifest,) = (root / "manifests").iterdir()
+    manifest.unlink()
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False) as server:
+        assert size(server) == 4
+    assert not manifest.exists()
+    (checkpoint,) = (root / "checkpoints").iterdir()
+    items = (checkpoint / "items.tfrecord").read_bytes()
+    (checkpoint / "items.tfrecord").write_bytes(b"garbage!")
+    with pytest.raises(CheckpointError, match="Reverb cannot load the checkpoint"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False)
+    (checkpoint / "items.tfrecord").write_bytes(items[:0])
+    with pytest.raises(CheckpointError, match="items.tfrecord is damaged: it is empty"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"tables": 3}', '{"tables": [1]}', "[" * 100_000])
+def test_a_damaged_file_of_our_own_is_named(root, content):
+    (root / "rlds2reverb.json").write_text(content)
+    with pytest.raises(CheckpointError, match="rlds2reverb.json is damaged"):
+        ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
+
+
+def test_a_root_whose_making_was_interrupted_is_still_ours(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "rlds2reverb.tmp").write_text("half")
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=str(tmp_path)) as server:
+        assert size(server) == 0
+        server.checkpoint()
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path) as server:
+        assert size(server) == 0
+
+
+def test_a_signal_waits_for_the_manifest(tmp_path, monkeypatch):
+    arrived = []
+    before = signal.signal(signal.SIGINT, lambda *_: arrived.append(list((tmp_path / "root/manifests").iterdir())))
+    try:
+        with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
+            real = server._root.write_manifest
+            monkeypatch.setattr(
+                server._root, "write_manifest", lambda path: (signal.raise_signal(signal.SIGINT), real(path))
+            )
+            server.checkpoint()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(arrived) == 1 and len(arrived[0]) == 1
+
+
+def test_a_directory_that_is_not_ours_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint root of ours \(thesis.tex\); give a new directory"):
+        ReplayServer([TableConfig()], checkpoint_root=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_foreign_entry_among_the_checkpoints_stops_before_reverb_deletes_it(root):
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
+        (root / "checkpoints/zzz").mkdir()
+        (root / "checkpoints/zzz/precious").write_text("kept")
+        with pytest.raises(CheckpointError, match="zzz is not a checkpoint; move it away"):
+            server.checkpoint()
+    with pytest.raises(CheckpointError, match="zzz is not a checkpoint"):
+        CheckpointRoot(root)
+    assert (root / "checkpoints/zzz/precious").read_text() == "kept"
+
+
+def test_without_a_root_there_is_no_checkpoint():
+    with ReplayServer([TableConfig()], SIGNATURE) as server:
+        with pytest.raises(ValueError, match="was started without a checkpoint root"):
+            server.checkpoint()
+
+
+def test_a_second_server_on_a_port_or_a_root_is_refused(tmp_path):
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
+        with pytest.raises(ResourceInUseError, match=f"port {server.port} is taken"):
+            ReplayServer([TableConfig()], port=server.port)
+        with pytest.raises(ResourceInUseError, match="root is in use"):
+            ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root")
+        port = server.port
+    with ReplayServer([TableConfig()], port=port) as server:
+        assert server.address == f"localhost:{port}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_that_anything_listens_on_is_refused(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind((host, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ResourceInUseError, match=f"port {port} is taken"):
+            require_free_port(port)
+
+
+def test_no_port_is_had_twice(monkeypatch):
+    first, second = portpicker.pick_unused_port(), portpicker.pick_unused_port()
+    with ReplayServer([TableConfig()], port=first):
+        pass
+    picked = iter([first, first, second])
+    monkeypatch.setattr(portpicker, "pick_unused_port", lambda: next(picked))
+    with ReplayServer([TableConfig()]) as server:
+        assert server.port == second
+
+
+@pytest.mark.slow
+def test_a_new_server_where_one_was_lost_is_there_at_once():
+    with ReplayServer([TableConfig()], SIGNATURE) as server:
+        assert size(server) == 0
+        client = server.client  # keeps looking for the server, less and less often, for all clients of the process
+    time.sleep(25)
+    with ReplayServer([TableConfig()], SIGNATURE, port=server.port) as server:
+        assert ingest(MANY, server.address, timeout_secs=1.0).writer == "bulk"
+        assert table_infos(client, timeout_secs=1.0)["replay"].current_size == 4
+
+
+def test_ports_have_a_range_and_servers_have_tables():
+    with pytest.raises(ValueError, match="port is 70000, expected 1 to 65535"):
+        require_free_port(70000)
+    with pytest.raises(ValueError, match="a server needs at least one table"):
+        ReplayServer([])
+
+
+@pytest.mark.parametrize("name", ["lr=[64,64]", "run*", "what?", "back\\slash"])
+def test_a_directory_that_reverb_would_take_for_a_pattern_is_refused_and_not_made(tmp_path, name):
+    with pytest.raises(CheckpointError, match="which Reverb takes for a pattern.*give another directory"):
+        ReplayServer([TableConfig("replay")], checkpoint_root=tmp_path / name)
+    with pytest.raises(CheckpointError, match="which Reverb takes for a pattern.*give another directory"):
+        ingest(MANY, tmp_path / name)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,146 @@
+"""D4RL rows to episodes: against the file itself, over real quirks, and whatever the block size."""
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import d4rl, load
+
+FILES = [
+    "d4rl/hopper_medium-v2.hdf5",
+    "d4rl/invertedpendulum_random-v2.hdf5",
+    "d4rl/pendulum_mixed-v2.hdf5",
+    "tfds_fake/d4rl_adroit_door/door-human-v0.hdf5",
+    "tfds_fake/d4rl_antmaze/antmaze-umaze-v0.hdf5",
+    "tfds_fake/d4rl_mujoco_halfcheetah/halfcheetah_medium.hdf5",
+    "tfds_fake/d4rl_mujoco_hopper/hopper_medium.hdf5",
+    "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5",
+    "tfds_fake/d4rl_mujoco_hopper/hopper_medium_replay-v1.hdf5",
+    "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_episodes_are_the_rows_of_the_file(data, name):
+    """Row by row with h5py: nothing lost, nothing moved, each episode's own final observation."""
+    with h5py.File(data / name) as file:
+        rows = {key: file[key][:] for key in file if isinstance(file[key], h5py.Dataset)}
+    row = 0
+    for episode in load(data / name):
+        steps = episode.steps
+        num_rows = episode.num_steps - ("next_observations" in rows or episode.is_terminal)
+        stop = row + num_rows
+        assert steps["observation"][:num_rows].tobytes() == rows["observations"][row:stop].tobytes()
+        assert steps["action"][:num_rows].tobytes() == rows["actions"][row:stop].tobytes()
+        assert steps["reward"][:num_rows].tobytes() == rows["rewards"][row:stop].tobytes()
+        assert steps["observation"].dtype == rows["observations"].dtype
+        ended = (rows["terminals"] != 0) | (rows["timeouts"] != 0)
+        assert ended[row:stop].tolist() == [False] * (num_rows - 1) + [not episode.unterminated]
+        assert episode.is_terminal == bool(rows["terminals"][stop - 1])
+        assert steps["discount"].tolist()[:num_rows] == [1.0] * (num_rows - 1) + [0.0 if episode.is_terminal else 1.0]
+        if "next_observations" in rows:
+            assert steps["observation"][-1].tobytes() == rows["next_observations"][stop - 1].tobytes()
+        elif episode.is_terminal:
+            assert not steps["observation"][-1].any()
+        row = stop
+    assert row == len(rows["rewards"])
+
+
+def columns(terminals, timeouts=None, **more):
+    num_rows = len(terminals)
+    place = np.arange(num_rows, dtype=np.float32)
+    rows = {
+        "observations": place[:, None] + 10,
+        "next_observations": place[:, None] + 11,
+        "actions": place[:, None],
+        "rewards": place + 100,
+        "terminals": np.array(terminals),
+        **more,
+    }
+    return {**rows, "timeouts": np.array(timeouts)} if timeouts is not None else rows
+
+
+def lengths(rows, **options):
+    return [episode.num_transitions for episode in load(rows, **options)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30), st.integers(1, 8))
+def test_the_block_size_does_not_matter(flags, block_rows):
+    terminals, timeouts = np.array(flags).T
+    whole = list(load(columns(terminals, timeouts)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(d4rl, "_MAX_BLOCK_ROWS", block_rows)
+        parts = list(load(columns(terminals, timeouts)))
+        limited = lengths(columns(terminals, timeouts), max_episode_steps=3)
+    assert len(whole) == len(parts)
+    for one, other in zip(whole, parts, strict=True):
+        assert one.unterminated == other.unterminated
+        assert all(one.steps[name].tobytes() == other.steps[name].tobytes() for name in one.steps)
+    assert limited == lengths(columns(terminals, timeouts), max_episode_steps=3)
+
+
+def test_terminal_wins_over_timeout_and_an_open_tail_is_kept():
+    first, second, third = load(columns([0, 1, 0, 0, 0], [0, 1, 0, 1, 0]))
+    assert (first.is_terminal, first.num_transitions, first.steps["discount"].tolist()) == (True, 2, [1, 0, 0])
+    assert (second.is_terminal, second.unterminated, second.steps["discount"].tolist()) == (False, False, [1, 1, 1])
+    assert (third.is_terminal, third.unterminated, third.steps["observation"].reshape(-1).tolist()) == (
+        False,
+        True,
+        [14, 15],
+    )
+
+
+def test_without_timeouts_the_user_says_where_episodes_end():
+    rows = columns([0, 0, 0, 0, 0, 1, 0])
+    with pytest.raises(SourceError, match="has no 'timeouts', so that nothing says where truncated episodes end"):
+        load(rows)
+    assert lengths(rows, max_episode_steps=2) == [2, 2, 2, 1]
+    assert lengths(rows, max_episode_steps=4) == [4, 2, 1]
+    assert lengths(rows, max_episode_steps=100) == [6, 1]
+    assert [e.is_terminal for e in load(rows, max_episode_steps=4)] == [False, True, False]
+    assert [e.unterminated for e in load(rows, max_episode_steps=4)] == [False, False, True]
+
+
+def test_without_timeouts_a_jump_of_the_observation_ends_an_episode():
+    rows = columns([0] * 6)
+    rows["observations"] = rows["observations"].copy()
+    rows["observations"][3:] += 50
+    rows["next_observations"] = rows["next_observations"].copy()
+    rows["next_observations"][3:] += 50
+    assert lengths(rows, split_at_discontinuity=True) == [3, 3]
+    del rows["next_observations"]
+    with pytest.raises(SourceError, match="has no 'next_observations', which splitting at a discontinuity compares"):
+        load(rows, split_at_discontinuity=True)
+
+
+def test_infos_are_read_on_request_only(data):
+    path = data / "d4rl/hopper_medium-v2.hdf5"
+    assert "qpos" not in next(iter(load(path))).steps
+    episode = next(iter(load(path, extra_fields=["qpos"])))
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(episode.steps["qpos"][:-1], file["infos/qpos"][: episode.num_transitions])
+    with pytest.raises(SourceError, match="has no 'infos/nothing'"):
+        load(path, extra_fields=["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"terminals": np.array([0, 2, 0])}, r"terminals\[1\] is 2, expected 0 or 1"),
+        ({"terminals": np.array([0, np.nan, 0])}, r"terminals\[1\] is nan, expected 0 or 1"),
+        ({"rewards": np.zeros((3, 2))}, r"'rewards' has shape \(3, 2\), expected \(N,\) or \(N, 1\)"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"'rewards' holds strings, expected numbers"),
+        ({"actions": np.zeros((4, 1))}, r"'actions' has 4 rows, 'rewards' has 3; expected equal"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(change, message):
+    with pytest.raises(SourceError, match=message):
+        list(load({**columns([0, 0, 1], [0, 0, 0]), **change}))
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(ValueError, match="max_episode_steps must be an integer >= 1, got 0"):
+        load(columns([0, 1]), max_episode_steps=0)

@@ -1,0 +1,236 @@
+"""HDF5 files that reach outside themselves, or hold more than they should: refused before data are read."""
+
+import os
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import hdf5, load
+from rlds2reverb.sources.d4rl import EpisodeEnds, open_d4rl
+
+
+@pytest.fixture
+def d4rl_file(tmp_path):
+    """Makes a D4RL file of ten rows whose `rewards` the test puts in itself."""
+
+    def make(write_rewards):
+        path = tmp_path / "file.hdf5"
+        with h5py.File(path, "w") as file:
+            file["observations"] = np.zeros((10, 3), np.float32)
+            file["actions"] = np.zeros((10, 2), np.float32)
+            file["terminals"] = np.arange(10) == 9
+            file["timeouts"] = np.zeros(10, bool)
+            write_rewards(file)
+        return path
+
+    return make
+
+
+def test_external_raw_storage_is_refused(d4rl_file, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 40)
+
+    def write(file):
+        file.create_dataset("rewards", (10,), "f4", external=[(str(secret), 0, 40)])
+
+    with pytest.raises(SourceError, match=r"'rewards' keeps its data in another file \(.*secret"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_a_virtual_data_set_is_refused(d4rl_file, tmp_path):
+    def write(file):
+        layout = h5py.VirtualLayout((10,), "f4")
+        layout[:] = h5py.VirtualSource(str(tmp_path / "other.hdf5"), "x", shape=(10,))
+        file.create_virtual_dataset("rewards", layout)
+
+    with pytest.raises(SourceError, match="'rewards' is a virtual data set"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_objects_and_links_are_refused(d4rl_file):
+    def strings(file):
+        file.create_dataset("rewards", (10,), h5py.string_dtype())
+
+    def loop(file):
+        file["rewards"] = h5py.SoftLink("/rewards")
+
+    def vlen(file):
+        file.create_dataset("rewards", (10,), h5py.vlen_dtype(np.float32))
+
+    for write, message in ((strings, "Python objects or strings"), (vlen, "Python objects"), (loop, "is a soft link")):
+        with pytest.raises(SourceError, match=message):
+            open_d4rl(d4rl_file(write))
+
+
+def test_a_shape_without_data_is_refused(d4rl_file):
+    def write(file):
+        file.create_dataset("rewards", (10,), "f4", chunks=(5,))
+
+    with pytest.raises(SourceError, match="'rewards' lacks 2 of its blocks: it was not written to its end"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_sizes_over_the_budget_are_refused(d4rl_file):
+    def huge(file):
+        file.create_dataset("rewards", (10**15,), "f8", chunks=(1024,), compression="gzip")
+
+    with pytest.raises(SourceError, match=r"'rewards' declares 8,000.0 TB; the limit is 274.9 GB"):
+        open_d4rl(d4rl_file(huge))
+
+
+def test_a_compression_bomb_that_is_asked_for_is_refused(data):
+    path = data / "malformed/hdf5/bomb_gzip.hdf5"
+    with pytest.raises(SourceError, match=r"'infos/zeros' unpacks .* more than 200 times; that looks like"):
+        open_d4rl(path, extra_fields=["zeros"])
+
+
+def test_a_huge_chunk_is_refused(d4rl_file):
+    def write(file):
+        file.create_dataset("rewards", data=np.zeros((10, 1), np.float32), chunks=(10, 1))
+
+    limits = hdf5.Limits(max_chunk_bytes=16)
+    with pytest.raises(SourceError, match=r"has rows or chunks of .* bytes; the limit is 16 bytes"):
+        open_d4rl(d4rl_file(write), limits=limits)
+
+
+def test_a_damaged_block_is_an_error_that_names_the_file(d4rl_file):
+    path = d4rl_file(
+        lambda file: file.create_dataset("rewards", data=np.random.rand(10), chunks=(10,), compression="gzip")
+    )
+    with h5py.File(path) as file:
+        offset = file["rewards"].id.get_chunk_info(0).byte_offset
+    damaged = bytearray(path.read_bytes())
+    damaged[offset : offset + 20] = b"\xff" * 20
+    path.write_bytes(damaged)
+    with pytest.raises(
+        SourceError, match=r"file.hdf5 is damaged; copy or download it again \(.*filter returned failure"
+    ):
+        list(open_d4rl(path))
+
+
+def test_damage_anywhere_is_refused_or_does_no_harm(tmp_path):
+    """One bit in each 64 bytes: in links, shapes, types, where the chunks are, and in these."""
+    path, random = tmp_path / "file.hdf5", np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for name, width in (("observations", (3,)), ("actions", (2,)), ("rewards", ()), ("terminals", ())):
+            values = np.zeros((10, *width), np.float32)
+            file.create_dataset(name, data=values, chunks=(4, *width), compression="gzip")
+    good = path.read_bytes()
+    refused = 0
+    for place in range(8, len(good) - 64, 64):
+        damaged = bytearray(good)
+        damaged[place + random.integers(64)] ^= 1 << random.integers(8)
+        path.write_bytes(damaged)
+        try:
+            list(open_d4rl(path, ends=EpisodeEnds(5)))
+        except SourceError:
+            refused += 1
+    assert refused > 10
+
+
+def test_a_type_that_numpy_lacks_is_refused(d4rl_file):
+    def write(file):
+        h5py.h5d.create(file.id, b"rewards", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((10,)))
+
+    with pytest.raises(SourceError, match="'rewards' holds values of a type that NumPy lacks, or is damaged"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_names_that_are_not_utf8_are_refused_where_names_matter(d4rl_file, robomimic_file):
+    def add_to_metadata(file):
+        file["rewards"] = np.zeros(10)
+        file["metadata/algorithm"] = 1
+        file["metadata"][b"caf\xe9"] = 2
+
+    assert open_d4rl(d4rl_file(add_to_metadata)).metadata == {"algorithm": 1}
+
+    def add_to_observations(file):
+        file["data/demo_0/obs"][b"caf\xe9"] = np.zeros(59)
+
+    with pytest.raises(SourceError, match=r"'/data/demo_0/obs' has a member named b'caf\\xe9', not UTF-8"):
+        list(load(robomimic_file(add_to_observations)))
+
+
+def test_plain_numbers_pass(d4rl_file):
+    path = d4rl_file(lambda file: file.create_dataset("rewards", data=np.arange(10.0), compression="gzip"))
+    with hdf5.open_hdf5(path) as file:
+        assert hdf5.column(file, "rewards")[3] == 3.0
+        assert hdf5.column(file, "nothing/there") is None
+
+
+def test_many_columns_that_are_a_bomb_together_are_refused(tmp_path):
+    with h5py.File(tmp_path / "bomb.hdf5", "w") as file:
+        for name in ("observations", "actions", "rewards"):
+            file.create_dataset(name, (15_000_000,), "f4", chunks=(1_000_000,), compression="gzip")[:] = 0
+        for name in ("terminals", "timeouts"):
+            file.create_dataset(name, (15_000_000,), "?", chunks=(1_000_000,), compression="gzip")[:] = False
+    with pytest.raises(SourceError, match="all columns together unpacks .* that looks like a compression bomb"):
+        open_d4rl(tmp_path / "bomb.hdf5")
+
+
+def test_a_data_set_that_was_not_written_to_its_end_is_refused(d4rl_file):
+    def write(file):
+        file.create_dataset("rewards", (10,), "f4", chunks=(2,))[:4] = 1
+
+    with pytest.raises(SourceError, match="'rewards' lacks 3 of its blocks"):
+        open_d4rl(d4rl_file(write))
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "x.hdf5")
+    with pytest.raises(SourceError, match="x.hdf5 is not a regular file"):
+        open_d4rl(tmp_path / "x.hdf5")
+
+
+def test_a_file_with_a_user_block_is_read(tmp_path):
+    with h5py.File(tmp_path / "x.hdf5", "w", userblock_size=512) as file:
+        file["rewards"] = np.arange(3.0)
+    with hdf5.open_hdf5(tmp_path / "x.hdf5") as file:
+        assert hdf5.column(file, "rewards")[1] == 1.0
+
+
+# --- robomimic
+
+
+@pytest.fixture
+def robomimic_file(data, tmp_path):
+    """A copy of the robomimic file, to be damaged."""
+
+    def make(change):
+        path = tmp_path / "lift.hdf5"
+        shutil.copy(data / "tfds_fake/robomimic_ph/lift_low_dim.hdf5", path)
+        with h5py.File(path, "a") as file:
+            change(file)
+        return path
+
+    return make
+
+
+def replaced(name, value):
+    def change(file):
+        del file[name]
+        if value is not None:
+            file[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replaced("data/demo_0/rewards", None), "'data/demo_0/rewards' is missing"),
+        (replaced("data/demo_0/rewards", np.zeros(3)), "has columns of .* rows; expected one length above 0"),
+        (replaced("data/demo_0/dones", np.float32(1)), "'data/demo_0/dones' is a single"),
+        (replaced("data/demo_0/dones", np.full(59, np.nan)), r"dones\[0\] is nan, expected 0 or 1"),
+        (replaced("data/demo_0/obs", np.zeros(59)), "'data/demo_0/obs' is missing, or is not a group"),
+        (replaced("data/demo_0/next_obs/object", None), "obs and next_obs differ in their columns: object"),
+        (replaced("data", np.zeros(3)), "has no 'observations'"),
+        (replaced("data/demo_0/obs", h5py.ExternalLink("/etc/passwd", "/")), "is a link into another file"),
+    ],
+)
+def test_a_damaged_robomimic_file_is_refused(robomimic_file, change, message):
+    with pytest.raises(SourceError, match=message):
+        list(load(robomimic_file(change)))

@@ -1,0 +1,485 @@
+"""`load` finds the kind by itself; the other sources; and the RLDS view of each."""
+
+import copy
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+import tree
+from reference_impls import assert_equal_nests, episode, rlds_dataset
+
+from rlds2reverb.episodes import find_problems
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import Source, load, minari
+from rlds2reverb.sources.transforms import DropFields, apply_transforms
+
+# name: (kind, episodes, steps, terminals)
+DATA = {
+    "d4rl/pendulum_mixed-v2.hdf5": ("d4rl", 80, 16080, 0),
+    "tfds_fake/robomimic_ph/lift_low_dim.hdf5": ("robomimic", 2, 119, 2),
+    "rlds/physics_rlds/hopper_flat/1.0.0": ("rlds", 9, 6038, 4),
+    "rlds/physics_rlds/pendulum_dict/1.0.0": ("rlds", 15, 3015, 0),
+    "rlds/physics_rlds/pendulum_pixels/1.0.0": ("rlds", 8, 808, 0),
+    "rlds_prepared/rlu_control_suite/cartpole_swingup/1.0.0": ("rlds", 1, 1001, 0),
+    "rlds_prepared/d4rl_adroit_door/v0-human/1.1.0": ("rlds", 2, 301, 1),
+    "rlds_prepared/d4rl_antmaze/umaze-v0/1.1.1": ("rlds", 2, 1402, 0),
+    "minari/mujoco/hopper/dev-v0": ("minari", 8, 4078, 4),
+    "minari/classic/pendulum-dict/dev-v0": ("minari", 8, 1608, 0),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_each_kind_is_found_and_valid(data, name):
+    source = load(data / name)
+    many = list(source)
+    assert (source.kind, len(many), sum(e.num_steps for e in many), sum(e.is_terminal for e in many)) == DATA[name]
+    assert source.num_episodes in (None, len(many))
+    assert [problem for e in many for problem in find_problems(e, source.step_spec)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if "pixels" not in name])
+def test_the_rlds_view_has_the_same_steps(data, name):
+    source = load(data / name)
+    for got, wanted in zip(source.to_rlds().take(3), source, strict=False):
+        columns = next(got["steps"].batch(10_000).as_numpy_iterator())
+        assert_equal_nests(columns, wanted.steps)
+
+
+def test_a_directory_above_a_single_data_set_will_do(data):
+    assert load(data / "rlds/physics_rlds/hopper_flat").name == "physics_rlds/hopper_flat"
+    with pytest.raises(SourceError, match=r"holds 3 data sets; name one of them: hopper_flat/1.0.0, pendulum_dict"):
+        load(data / "rlds/physics_rlds")
+
+
+def test_other_things_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file 'nothing.hdf5'"):
+        load("nothing.hdf5")
+    with pytest.raises(TypeError, match="cannot load a int; expected a D4RL"):
+        load(3)
+    with pytest.raises(SourceError, match="holds no data set"):
+        load(tmp_path)
+    source = load([episode(2, terminal=True)])
+    assert isinstance(source, Source) and load(source) is source
+
+
+def test_an_episode_without_steps_everywhere_leaves_nothing_to_convert():
+    with pytest.raises(SourceError, match="has no episode with steps; there is nothing to convert"):
+        load([]).step_spec  # noqa: B018
+
+
+# --- TFDS
+
+
+def test_the_shared_final_observation_of_the_tfds_builder_is_reported(data):
+    (warning,) = load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0").warnings
+    assert "all of the first 2 episodes end in the same observation" in warning and "convert FILE.hdf5" in warning
+    assert load(data / "rlds_prepared/d4rl_mujoco_hopper/v0-medium/1.2.0").warnings == ()
+
+
+def test_the_hdf5_file_has_the_final_observation_that_the_tfds_builder_lost(data):
+    ours = list(load(data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5"))
+    theirs = {len(e.steps["reward"]): e for e in load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")}
+    assert len(ours) == len(theirs) == 2
+    for index, mine in enumerate(ours):
+        built = theirs[mine.num_steps]
+        np.testing.assert_array_equal(mine.steps["observation"][:-1], built.steps["observation"][:-1])
+        same = np.array_equal(mine.steps["observation"][-1], built.steps["observation"][-1])
+        assert same == (index == len(ours) - 1)
+        for name in ("reward", "is_first", "is_last", "is_terminal"):
+            np.testing.assert_array_equal(mine.steps[name], built.steps[name])
+
+
+def test_a_builder_is_loaded_by_name_and_prepares_its_data(data, tmp_path, monkeypatch):
+    file = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium.hdf5"
+    monkeypatch.setattr(
+        tfds.download.DownloadManager, "download_and_extract", lambda self, urls: {"file_path": str(file)}
+    )
+    source = load("d4rl_mujoco_hopper/v0-medium", data_dir=tmp_path, download=True)
+    assert (source.name, source.num_episodes) == ("d4rl_mujoco_hopper/v0-medium", 2)
+    built = {e.num_steps: e.steps for e in source}
+    for mine in load(file):
+        for name in ("observation", "action", "reward", "discount", "is_terminal"):
+            np.testing.assert_array_equal(mine.steps[name], built[mine.num_steps][name])
+
+
+def test_what_is_prepared_under_a_name_is_checked_as_well(data, tmp_path, monkeypatch):
+    path = tmp_path / "physics_rlds/hopper_flat/1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    assert load("physics_rlds/hopper_flat", data_dir=tmp_path).num_episodes == 9
+    features = (path / "features.json").read_text()
+    (path / "features.json").write_text(features.replace("tensorflow_datasets.core.features.", "os.path."))
+    monkeypatch.setattr(tfds, "builder", lambda *arguments, **options: pytest.fail("TFDS was asked"))
+    with pytest.raises(SourceError, match="not a feature of TFDS; refused"):
+        load("physics_rlds/hopper_flat", data_dir=tmp_path)
+
+
+def test_an_unknown_builder_is_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match="TFDS can neither find nor prepare 'no_such_data'"):
+        load("no_such_data", data_dir=tmp_path, download=True)
+
+
+def test_splits_can_be_sliced_and_have_to_exist(data):
+    path = data / "rlds/physics_rlds/hopper_flat/1.0.0"
+    assert len(list(load(path, split="train[:3]"))) == 3
+    with pytest.raises(SourceError, match="has no split 'test'; it has train"):
+        load(path, split="test")
+    with pytest.raises(SourceError, match="is not a split; expected a name"):
+        load(path, split="../train")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("dataset_info.json", '"{DATASET}-{SPLIT}', '"../../{DATASET}-{SPLIT}', "leaves the directory; refused"),
+        ("features.json", "tensorflow_datasets.core.features.", "os.path.", "not a feature of TFDS; refused"),
+        ("dataset_info.json", '"physics_rlds"', '"/etc/x"', "which is not a plain name; refused"),
+        # the same under the other spelling that protobuf reads
+        (
+            "dataset_info.json",
+            '"filepathTemplate": "{',
+            '"filepath_template": "../x/{',
+            "leaves the directory; refused",
+        ),
+        ("dataset_info.json", '"{DATASET}-', '"{DATASET.__class__}-', "leaves the directory; refused"),
+        ("dataset_info.json", '"{DATASET}-', '"{FOO}-', "leaves the directory; refused"),
+        (
+            "features.json",
+            '"pythonClassName": "tensorflow_datasets.core',
+            '"python_class_name": "os.x',
+            "not a feature of TFDS",
+        ),
+        # forms that name classes elsewhere
+        ("features.json", '"pythonClassName": "tensorflow_datasets.core', '"type": "os.x', "not a feature of TFDS"),
+        ("features.json", '"pythonClassName"', '"python_class"', "is not of the form that TFDS 4.9 writes"),
+        (
+            "features.json",
+            '"featuresDict": {',
+            '"jsonFeature": {"json": "{}"}, "featuresDict": {',
+            "is not of the form|free JSON",
+        ),
+        # kinds that are not meant
+        ("dataset_info.json", '"splits": [', '"splits": ["train", ', "is not of the form that TFDS 4.9 writes"),
+        (
+            "dataset_info.json",
+            '"shardLengths": [',
+            '"shardLengths": 5, "x": [',
+            "is not of the form that TFDS 4.9 writes",
+        ),
+        ("dataset_info.json", '"train"', "5", "is not of the form that TFDS 4.9 writes"),
+        ("dataset_info.json", '{\n  "configName"', "[" * 100_000 + '{\n  "configName"', "is not valid JSON"),
+    ],
+)
+def test_hostile_metadata_is_refused_before_tfds_sees_it(data, tmp_path, monkeypatch, file, old, new, message):
+    path = tmp_path / "1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    text = (path / file).read_text()
+    assert old in text
+    (path / file).write_text(text.replace(old, new))
+    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was asked"))
+    with pytest.raises(SourceError, match=message):
+        load(path)
+
+
+@pytest.fixture
+def legacy_copy(data, tmp_path):
+    """A directory whose features.json is of the older form: type, content, proto_cls."""
+    path = tmp_path / "1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    features = tfds.builder_from_directory(path).info.features.to_json()
+    (path / "features.json").write_text(json.dumps(features))
+    return path
+
+
+def test_the_older_form_of_features_is_read(legacy_copy):
+    assert '"proto_cls"' in (legacy_copy / "features.json").read_text()
+    assert len(list(load(legacy_copy))) == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda old: {**old, "type": "os.path.X"}, "names 'os.path.X', not a feature of TFDS"),
+        (lambda old: {**old, "proto_cls": "google.protobuf.Any"}, "not a message of TFDS"),
+        (
+            lambda old: {**old, "content": json.dumps({"features": {"x": {"python_class_name": "os.path.X"}}})},
+            "names 'os.path.X', not a feature of TFDS",
+        ),
+        (lambda old: {**old, "content": {"x": [{"type": "os.path.X"}]}}, "names 'os.path.X', not a feature of TFDS"),
+        (lambda old: {**old, "content": "{"}, "the text of 'content' is not valid JSON"),
+    ],
+)
+def test_the_older_form_is_checked_as_well(legacy_copy, monkeypatch, change, message):
+    file = legacy_copy / "features.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was asked"))
+    with pytest.raises(SourceError, match=message):
+        load(legacy_copy)
+
+
+@pytest.mark.parametrize("split", ["train", "train[:2]", "train[:2]+train[2:5]", "train[2:5]"])
+def test_splits_of_every_form_are_read(data, tmp_path, split):
+    path = tmp_path / "1.0.0"
+    shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
+    info = json.loads((path / "dataset_info.json").read_text())
+    info["splits"].append({"name": "train-human", "numBytes": "0", "shardLengths": []})
+    (path / "dataset_info.json").write_text(json.dumps(info))
+    wanted = {"train": 9, "train[:2]": 2, "train[:2]+train[2:5]": 5, "train[2:5]": 3}
+    assert len(list(load(path, split=split))) == wanted[split]
+
+
+def test_an_empty_slice_is_refused(data):
+    with pytest.raises(SourceError, match="the split 'train.*' (has no episodes|cannot be read)"):
+        load(data / "rlds/physics_rlds/hopper_flat/1.0.0", split="train[5:2]")
+
+
+# --- Minari
+
+
+def test_minari_is_read_whole_with_its_final_observations(data):
+    path = data / "minari/classic/pendulum-dict/dev-v0"
+    with h5py.File(path / "data/main_data.hdf5") as file:
+        for index, got in enumerate(load(path)):
+            group = file[f"episode_{index}"]
+            for name in ("angle", "velocity"):
+                np.testing.assert_array_equal(got.steps["observation"][name], group["observations"][name][:])
+            np.testing.assert_array_equal(got.steps["action"][:-1], group["actions"][:])
+            np.testing.assert_array_equal(got.steps["reward"][:-1], group["rewards"][:])
+            assert got.is_terminal == bool(group["terminations"][-1])
+
+
+def test_minari_names_are_looked_up_in_its_root(data, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
+    source = load("mujoco/hopper/dev-v0")
+    assert (source.kind, source.name) == ("minari", "mujoco/hopper/dev-v0")
+    assert "was written by Minari 0.5.4" in source.warnings[0]
+
+
+def test_a_minari_file_with_a_link_is_refused(data, tmp_path):
+    shutil.copytree(data / "minari/mujoco/hopper/dev-v0", tmp_path / "dev-v0")
+    with h5py.File(tmp_path / "dev-v0/data/main_data.hdf5", "a") as file:
+        file["episode_0/infos/x"] = h5py.ExternalLink("/etc/passwd", "/")
+    with pytest.raises(SourceError, match="is a link into another file"):
+        load(tmp_path / "dev-v0")
+
+
+def test_without_minari_the_extra_is_named(data, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "minari", None)
+    with pytest.raises(SourceError, match=r"run pip install '\.\[minari\]'"):
+        minari.open_minari(data / "minari/mujoco/hopper/dev-v0")
+
+
+@pytest.fixture
+def minari_copy(data, tmp_path):
+    shutil.copytree(data / "minari/mujoco/hopper/dev-v0", tmp_path / "dev-v0")
+    return tmp_path / "dev-v0"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"observation_space": None}, "observation_space is None, expected a string"),
+        ({"action_space": {"type": "Box"}}, "action_space is .*, expected a string"),
+        ({"total_episodes": "abc"}, "total_episodes is 'abc', expected a count"),
+        ({"total_episodes": -1}, "total_episodes is -1, expected a count"),
+        ({"total_episodes": 1}, "holds 8 episodes, its metadata.json says 1"),
+        ({"observation_space": "{"}, "cannot be opened by minari"),
+    ],
+)
+def test_minari_metadata_are_checked_before_minari_trusts_them(minari_copy, change, message):
+    """Without the spaces minari would build the environment, and import whatever `env_spec` names."""
+    path = minari_copy / "data/metadata.json"
+    env_spec = json.dumps({"id": "x-v0", "entry_point": "rlds2reverb_evil:X"})
+    path.write_text(json.dumps({**json.loads(path.read_text()), "env_spec": env_spec, **change}))
+    with pytest.raises(SourceError, match=message):
+        load(minari_copy)
+
+
+def change_minari(path, name, value):
+    with h5py.File(path / "data/main_data.hdf5", "a") as file:
+        if name in file:
+            del file[name]
+        if isinstance(value, np.ndarray):
+            file.create_dataset(name, data=value, compression="gzip", chunks=True)
+        else:
+            value(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("episode_0/loop", lambda file: file["episode_0"].__setitem__("loop", file["/"]), "reached in two ways"),
+        ("episode_0/infos/zeros", np.zeros((40_000_000,)), "that looks like a compression bomb"),
+        ("episode_1/terminations", np.arange(11) == 3, r"continues after terminations\[3\] is True"),
+        ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] is nan, expected 0 or 1"),
+        ("episode_0", lambda file: None, "holds 7 episodes, its metadata.json says 8"),
+        ("episode_0/rewards", lambda file: None, "is damaged at episode 0"),
+    ],
+)
+def test_a_hostile_or_damaged_minari_file_is_refused(minari_copy, name, value, message):
+    change_minari(minari_copy, name, value)
+    with pytest.raises(SourceError, match=message):
+        list(load(minari_copy))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_minari_with_nested_spaces_is_read(tmp_path, monkeypatch):
+    """Dict actions with a discrete part, tuple observations, an episode without a single action."""
+    import gymnasium as gym
+    import minari
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    buffers = [
+        EpisodeBuffer(
+            id=index,
+            observations=(list(np.arange(length + 1)), [np.full(2, row, np.float32) for row in range(length + 1)]),
+            actions={"jump": list(np.arange(length)), "move": [np.full(3, row, np.float32) for row in range(length)]},
+            rewards=list(np.arange(float(length))),
+            terminations=[False] * (length - 1) + [index == 0],
+            truncations=[False] * (length - 1) + [index != 0],
+        )
+        for index, length in enumerate((3, 2))
+    ]
+    minari.create_dataset_from_buffers(
+        "nested/spaces-v0",
+        buffers,
+        observation_space=gym.spaces.Tuple([gym.spaces.Discrete(9), gym.spaces.Box(-9, 9, (2,), np.float32)]),
+        action_space=gym.spaces.Dict(jump=gym.spaces.Discrete(9), move=gym.spaces.Box(-9, 9, (3,), np.float32)),
+        data_format="hdf5",
+    )
+    first, second = load("nested/spaces-v0")
+    assert first.steps["observation"][0].tolist() == [0, 1, 2, 3] and first.steps["observation"][1][:, 1].tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert first.steps["action"]["jump"].tolist() == [0, 1, 2, 0] and first.is_terminal and not second.is_terminal
+    assert second.steps["action"]["move"].tolist() == [[0] * 3, [1] * 3, [0] * 3]
+
+
+# --- in memory
+
+
+def test_a_list_of_logs_and_a_list_of_steps_give_the_same_episode():
+    steps = episode(4, terminal=True)
+    log = {
+        "observations": steps["observation"],
+        "actions": steps["action"][:-1],
+        "rewards": steps["reward"][:-1],
+        "terminated": True,
+    }
+    (from_log,) = load([log])
+    (from_steps,) = load([steps])
+    for name in ("observation", "is_first", "is_last", "is_terminal"):
+        np.testing.assert_array_equal(from_log.steps[name], from_steps.steps[name])
+    pairs = {**log, "observations": steps["observation"][:-1], "next_observations": steps["observation"][1:]}
+    assert_equal_nests(next(iter(load([pairs]))).steps, from_log.steps)
+
+
+def test_logs_keep_their_further_fields():
+    log = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), "terminated": [0, 0, 1]}
+    (got,) = load([{**log, "qpos": np.arange(3)}])
+    assert got.is_terminal and got.steps["qpos"].tolist() == [0, 1, 2, 0]
+
+
+LOG = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": [1.0, 2.0, 3.0], "terminated": True}
+
+
+def test_natural_logs_are_taken():
+    for more in (
+        {"truncated": False},
+        {"rewards": (1.0, 2.0, 3.0)},
+        {"rewards": np.ones((3, 1))},
+        {"terminated": [0, 0, 1]},
+    ):
+        (got,) = load([{**LOG, **more}])
+        assert got.num_transitions == 3 and got.is_terminal and got.steps["reward"].shape == (4,)
+
+
+def test_texts_are_kept_and_end_in_an_empty_one():
+    log = {
+        **LOG,
+        "observations": {"text": np.array(["a", "b", "c", "d"]), "x": np.zeros(4)},
+        "note": np.array(["x"] * 3),
+    }
+    (got,) = load([log])
+    assert got.steps["observation"]["text"].tolist() == ["a", "b", "c", "d"] and got.steps["note"].tolist() == [
+        "x"
+    ] * 3 + [b""]
+    (first,) = load([log]).to_rlds()
+    assert [step["note"].numpy() for step in first["steps"]] == [b"x", b"x", b"x", b""]
+    without, _ = apply_transforms(load([log]), [DropFields(("observation/text", "note"))])
+    assert set(without.step_spec["observation"]) == {"x"} and "note" not in without.step_spec
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": {"a": np.zeros(3), "b": np.zeros(3)}}, "rewards are a dict, expected one number for each row"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"rewards are string \[3\], expected one number"),
+        ({"rewards": np.zeros((3, 2))}, r"rewards are float64 \[3, 2\], expected one number"),
+        ({"observations": {}}, r"observations have \[\] rows, rewards have 3"),
+        ({"observations": np.zeros((7, 2))}, r"observations have \[7\] rows, rewards have 3"),
+        ({"actions": np.zeros(4)}, r"actions have \[4\] rows, rewards have 3"),
+        ({"next_observations": np.zeros((2, 2))}, r"next_observations have \[2\] rows, rewards have 3"),
+        (
+            {"next_observations": np.zeros((3, 5))},
+            r"the final observation is float64 \[5\], the others are float64 \[2\]",
+        ),
+        ({"next_observations": {"x": np.zeros(3)}}, "episode 0: "),
+        ({"terminated": [0, 1, 0]}, "terminated is .*, expected one flag, or one a row with only the last set"),
+        ({"terminated": [0, 1]}, "terminated is .*, expected one flag"),
+        ({"terminated": [[0], [1, 1]]}, r"\['terminated'\] is not an array"),
+        ({"terminated": None}, r"\['terminated'\] is None, expected a flag"),
+    ],
+)
+def test_logs_that_do_not_fit_are_refused(change, message):
+    with pytest.raises(SourceError, match=message) as caught:
+        load([{**LOG, **change}])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_left_out_is_named():
+    with pytest.raises(ValueError, match="'reward' is what every step has"):
+        DropFields(("reward",))
+    for path in ("observation/none", "none"):
+        with pytest.raises(ValueError, match=f"there is no field '{path}' to leave out"):
+            list(apply_transforms(load([LOG]), [DropFields((path,))])[0])
+
+
+def test_an_incomplete_episode_is_named():
+    with pytest.raises(SourceError, match="episode 1 lacks rewards, terminated; give RLDS steps"):
+        load([episode(2, terminal=True), {"observations": np.zeros((3, 2)), "actions": np.zeros(2)}])
+    with pytest.raises(SourceError, match="episode 0 has no rewards"):
+        load([{"observations": np.zeros((1, 2)), "actions": np.zeros(0), "rewards": np.zeros(0), "terminated": False}])
+
+
+def test_an_rlds_data_set_of_the_users_own():
+    many = [episode(3, terminal=True, nested=True), episode(1, terminal=False, nested=True)]
+    for got, wanted in zip(load(rlds_dataset(many)), many, strict=True):
+        assert_equal_nests(got.steps, wanted)
+    lacking = [{name: column for name, column in many[0].items() if name != "reward"}]
+    with pytest.raises(SourceError, match="a step lacks reward"):
+        load(rlds_dataset(lacking))
+    with pytest.raises(SourceError, match="No dataset representing RLDS steps exist in the data"):
+        load(tf.data.Dataset.range(3))
+
+
+def test_the_rlds_view_refuses_an_episode_of_another_spec():
+    other = tree.map_structure(lambda column: column.astype(np.float64), episode(2, terminal=True))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is float64"):
+        list(load([episode(2, terminal=True), other]).to_rlds())
+
+
+def test_a_source_that_was_looked_into_is_read_whole_and_so_are_its_copies(data):
+    wanted = [episode.num_steps for episode in load(data / "d4rl/hopper_medium-v2.hdf5")]
+    source = load(data / "d4rl/hopper_medium-v2.hdf5")
+    assert source.first_episode.num_steps == wanted[0]
+    copied = copy.copy(source)
+    for each in (source, copied, source):
+        assert [episode.num_steps for episode in each] == wanted

@@ -1,0 +1,109 @@
+"""Table configs: what they stand for in Reverb, and what they refuse."""
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+
+from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
+
+
+@pytest.mark.parametrize(
+    "text", ["uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized:0.7", "prioritized:0"]
+)
+def test_selectors_are_parsed_printed_and_built(text):
+    selector = Selector.parse(text)
+    assert str(selector) == text and Selector.parse(str(selector)) == selector
+    assert selector.build() is not None
+
+
+def test_the_server_has_the_table_that_was_asked_for():
+    config = TableConfig(
+        "t",
+        sampler=Selector("prioritized", 0.25),
+        remover=Selector("min_heap"),
+        max_size=7,
+        max_times_sampled=3,
+        rate_limiter=RateLimiter("sample_to_insert_ratio", 4, samples_per_insert=2.0, error_buffer=8.0),
+    )
+    spec = {"x": tf.TensorSpec((2, 3), tf.float32)}
+    server = reverb.Server([config.build(spec)], port=None)
+    info = server.localhost_client().server_info(timeout=10)["t"]
+    assert info.sampler_options.prioritized.priority_exponent == 0.25
+    assert info.remover_options.heap.min_heap
+    assert (info.max_size, info.max_times_sampled) == (7, 3)
+    limiter = info.rate_limiter_info
+    assert (limiter.min_size_to_sample, limiter.samples_per_insert) == (4, 2.0)
+    assert (limiter.min_diff, limiter.max_diff) == (0.0, 16.0)
+    assert info.signature == spec
+    server.stop()
+
+
+@pytest.mark.parametrize("kind", ["queue", "stack"])
+def test_a_queue_and_a_stack_hold_so_many_and_give_each_once(kind):
+    order = Selector("fifo" if kind == "queue" else "lifo")
+    config = TableConfig("q", order, order, 2, 1, RateLimiter(kind, 2))
+    if kind == "queue":
+        assert config == TableConfig.queue("q", 2)
+    server = reverb.Server([config.build()], port=None)
+    client = server.localhost_client()
+    for value in (1.0, 2.0):
+        client.insert([np.float32(value)], {"q": 1.0})
+    samples = [next(iter(sample)).data[0] for sample in client.sample("q", num_samples=2)]
+    assert samples == ([1.0, 2.0] if kind == "queue" else [2.0, 1.0])
+    assert client.server_info(timeout=10)["q"].current_size == 0
+    server.stop()
+
+
+@pytest.mark.parametrize("text", ["min_size:10", "queue:5", "stack:5", "sample_to_insert_ratio:2:10:20"])
+def test_rate_limiters_are_parsed_and_printed(text):
+    assert str(RateLimiter.parse(text)) == text
+    assert RateLimiter.parse(text).build() is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Selector("best"), "selector is 'best', expected one of 'uniform', 'fifo'"),
+        (lambda: Selector.parse("uniform:1"), "a uniform selector takes no exponent"),
+        (lambda: Selector("prioritized"), "exponent is None"),
+        (lambda: Selector("prioritized", -1), r"exponent must be a number in \[0, 100\], got -1"),
+        (lambda: Selector.parse("prioritized:nan"), "exponent is nan"),
+        (lambda: Selector.parse("prioritized:x"), "'x' in 'prioritized:x' is not a number"),
+        (lambda: RateLimiter("often"), "rate limiter is 'often'"),
+        (lambda: RateLimiter("min_size", 0), "size must be an integer >= 1, got 0"),
+        (lambda: RateLimiter.parse("min_size:inf"), "inf in 'min_size:inf': expected an integer"),
+        (lambda: RateLimiter.parse("min_size:1.5"), "expected an integer"),
+        (lambda: RateLimiter.parse("min_size"), "'min_size' is not understood, expected min_size:N"),
+        (lambda: RateLimiter("min_size", 1, samples_per_insert=1.0), "takes neither"),
+        (lambda: RateLimiter("sample_to_insert_ratio", 1), "samples_per_insert is None, expected a number above 0"),
+        (
+            lambda: RateLimiter("sample_to_insert_ratio", 1, samples_per_insert=4.0, error_buffer=2.0),
+            "error_buffer is 2.0, expected at least 4",
+        ),
+        (lambda: TableConfig(""), "a table's name is ''"),
+        (lambda: TableConfig("a\nb"), "printable"),
+        (lambda: TableConfig(max_size=0), "max_size of table 'replay' is 0"),
+        (lambda: TableConfig(max_size=1.5), "max_size of table 'replay' is 1.5, expected an integer from 1"),
+        (lambda: TableConfig(max_size=10**20), "expected an integer from 1 to 2,147,483,647"),
+        (lambda: TableConfig(max_times_sampled=2**31), "max_times_sampled of table 'replay' is 2147483648"),
+        (lambda: RateLimiter.parse("sample_to_insert_ratio:1:1:nan"), "error_buffer is nan"),
+        (lambda: RateLimiter.parse("sample_to_insert_ratio:inf:1:inf"), "samples_per_insert is inf"),
+        (lambda: TableConfig(max_times_sampled=-1), "max_times_sampled of table 'replay' is -1"),
+        (lambda: TableConfig(max_size=5, rate_limiter=RateLimiter(size=6)), "waits for 6 items and holds 5"),
+        (lambda: TableConfig(rate_limiter=RateLimiter("queue", 5)), "a queue .* needs sampler and remover fifo"),
+        (
+            lambda: TableConfig("q", Selector("fifo"), Selector("fifo"), 6, 1, RateLimiter("queue", 5)),
+            "a queue of 5 .* needs max_size 5, got 6",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_item_signature_puts_the_length_in_front():
+    spec = {"a": tf.TensorSpec((3,), tf.float32, "named"), "b": tf.TensorSpec((), tf.int32)}
+    wanted = {"a": tf.TensorSpec((4, 3), tf.float32), "b": tf.TensorSpec((4,), tf.int32)}
+    assert item_signature(spec, 4) == wanted

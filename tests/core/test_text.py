@@ -1,0 +1,27 @@
+"""What users print is a short table that fits 80 columns."""
+
+from reference_impls import episode
+
+from rlds2reverb import ingest, load, summarize
+from rlds2reverb._text import columns_text, facts_text, number_text
+
+
+def test_facts_are_aligned_and_long_ones_wrapped():
+    text = facts_text("title", [("a", "1"), ("name", "word " * 40), ("empty", "")])
+    lines = text.splitlines()
+    assert lines[:2] == ["title", "  a      1"] and lines[-1] == "  empty  "
+    assert len(lines) == 6 and max(map(len, lines)) <= 80 and lines[3].startswith("         word")
+
+
+def test_numbers_and_columns():
+    assert [number_text(x) for x in (12345.6, 2.0, 0.12345, float("nan"))] == ["12,346", "2", "0.1235", "-"]
+    assert columns_text(("a", "bc"), [("long", "d")]) == "a     bc\nlong  d"
+
+
+def test_reports_print_as_short_tables(tmp_path):
+    source = load([episode(4, terminal=True), episode(3, terminal=False)])
+    for report in (ingest(source, tmp_path / "out"), summarize(source)):
+        lines = str(report).splitlines()
+        assert len(lines) < 22 and max(map(len, lines)) <= 80
+    assert "items        5 in each table" in str(ingest(source, tmp_path / "out"))
+    assert "return     " in str(summarize(source)) and "(quartiles " in str(summarize(source))

@@ -1,0 +1,111 @@
+"""Trajectory windows and episodes: worked by hand, and compared with a double loop."""
+
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+import tree
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_impls import episode, episodes
+
+from rlds2reverb.episodes import Episode
+from rlds2reverb.items import Items
+from rlds2reverb.rlds_to_reverb import VALIDATE_MODES, push_rlds_to_reverb
+from rlds2reverb.sources import load
+from rlds2reverb.tables import RateLimiter, Selector
+from rlds2reverb.trajectories import DISCOUNT_SOURCES, trajectory_columns
+from rlds2reverb.trajectory_items import PADDINGS, TrajectoryEpisodes, TrajectoryWindows
+
+
+def observations(items):
+    """The first number of each observation of each item."""
+    first = items.columns.observation[:, 0]
+    return [first[a : a + n].tolist() for a, n in zip(items.starts, items.lengths, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("length", "adder", "wanted"),
+    [
+        (3, TrajectoryWindows(2), [[10, 11], [11, 12]]),
+        (5, TrajectoryWindows(3, stride=2), [[10, 11, 12], [12, 13, 14]]),
+        (4, TrajectoryWindows(3, stride=2), [[10, 11, 12]]),
+        (2, TrajectoryWindows(3), []),
+        (2, TrajectoryWindows(4, padding="short"), [[10, 11, 0, 0]]),
+        (3, TrajectoryWindows(2, padding="short"), [[10, 11], [11, 12]]),
+        (3, TrajectoryWindows(3, padding="tile"), [[10, 11, 12], [11, 12, 0], [12, 0, 0]]),
+        (3, TrajectoryWindows(2, stride=2, padding="tile"), [[10, 11], [12, 0]]),
+        (1, TrajectoryWindows(2), []),
+        (1, TrajectoryWindows(2, padding="tile"), [[10, 0]]),
+        (3, TrajectoryEpisodes(), [[10, 11, 12]]),
+        (1, TrajectoryEpisodes(), [[10]]),
+    ],
+)
+def test_windows_by_hand(length, adder, wanted):
+    assert observations(adder(Episode(episode(length, terminal=True), 0))) == wanted
+
+
+def test_padding_is_boundary_rows_of_zeros():
+    rows = TrajectoryWindows(3, padding="short")(Episode(episode(1, terminal=True), 0)).columns
+    assert rows.step_type.tolist() == [2, 2, 2] and rows.next_step_type.tolist() == [2, 0, 0]
+    padding = rows._replace(step_type=(), next_step_type=())
+    assert not any(np.any(column[1:]) for column in tree.flatten(padding))
+
+
+@given(episodes(max_episodes=1, max_length=9), st.integers(1, 4), st.integers(1, 4))
+def test_windows_are_those_of_the_double_loop(many, length, stride):
+    items = TrajectoryWindows(length, stride)(Episode(many[0], 0))
+    num_rows = len(many[0]["is_first"])
+    wanted = [begin for begin in range(0, num_rows, stride) if begin + length <= num_rows]
+    assert items.starts.tolist() == wanted and set(items.lengths.tolist()) <= {length}
+    tree.map_structure(np.testing.assert_array_equal, items.columns, trajectory_columns(many[0]))
+
+
+@pytest.mark.parametrize("adder", [TrajectoryWindows(3), TrajectoryWindows(3, padding="tile"), TrajectoryEpisodes()])
+def test_the_item_spec_is_that_of_the_items(adder):
+    source = load([episode(5, terminal=True, nested=True)])
+    items = adder(source.first_episode)
+    for spec, column in zip(tree.flatten(adder.item_spec(source.step_spec)), tree.flatten(items.columns), strict=True):
+        assert spec.dtype.as_numpy_dtype == column.dtype and tuple(spec.shape[1:]) == column.shape[1:]
+        assert spec.shape[0] in (None, items.lengths[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length must be an integer from 1 to 1,000,000, got 0"),
+        ({"length": 2.0}, "length is 2.0, expected an integer"),
+        ({"stride": 0}, "stride must be an integer >= 1, got 0"),
+        ({"padding": "zeros"}, f"padding is 'zeros', expected one of {', '.join(map(repr, PADDINGS))}"),
+        ({"discount_source": "x"}, "discount_source is 'x'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrajectoryWindows(**options)
+
+
+def test_options_of_few_values_are_literals():
+    assert get_args(get_type_hints(TrajectoryWindows)["padding"]) == PADDINGS == ("none", "short", "tile")
+    assert get_args(get_type_hints(TrajectoryWindows)["discount_source"]) == DISCOUNT_SOURCES
+    assert get_args(get_type_hints(push_rlds_to_reverb)["validate"]) == VALIDATE_MODES
+    assert set(get_args(get_type_hints(Selector)["kind"])) > {"uniform", "prioritized"}
+    assert set(get_args(get_type_hints(RateLimiter)["kind"])) > {"min_size", "queue"}
+
+
+@pytest.mark.parametrize(
+    ("starts", "lengths", "squeeze", "message"),
+    [
+        ([0, 1], [2], False, "equal numbers of starts and lengths"),
+        ([2, 1], [1, 1], False, "begin out of order"),
+        ([0], [0], False, "are empty"),
+        ([2], [2], False, "reach outside of their columns"),
+        ([-1], [1], False, "reach outside of their columns"),
+        ([0], [2], True, "squeezed items are of one row each"),
+    ],
+)
+def test_items_that_do_not_fit_their_columns_are_refused(starts, lengths, squeeze, message):
+    with pytest.raises(ValueError, match=message):
+        Items({"a": np.zeros(3)}, np.array(starts), np.array(lengths), squeeze)
+    with pytest.raises(ValueError, match="expected columns of one length"):
+        Items({"a": np.zeros(3), "b": np.zeros(2)}, np.array([0]), np.array([1]))

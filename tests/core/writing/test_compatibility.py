@@ -1,0 +1,100 @@
+"""Where a server does not understand the bulk writer, Reverb's own takes over."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from reference_impls import assert_equal_nests, episode, read_items
+
+from rlds2reverb._encoding import messages
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._writing import compatibility
+from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.sources import load
+from rlds2reverb.tables import RateLimiter, Selector, TableConfig
+from rlds2reverb.trajectory_items import TrajectoryWindows
+
+SOURCE = load([episode(4, terminal=True), episode(3, terminal=False, start=50)])
+SIGNATURE = TrajectoryWindows().item_spec(SOURCE.step_spec)
+ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Servers are asked again although they were asked before."""
+    monkeypatch.setattr(compatibility, "_UNDERSTOOD", set())
+
+
+def test_the_first_use_leaves_nothing_behind(forgetful):
+    with ReplayServer([TableConfig()], SIGNATURE) as server:
+        ingest(SOURCE, server.address)
+        info = server.client.server_info(timeout=10)["replay"]
+        assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (5, 6)
+        ingest(load([episode(9, terminal=True, start=90)]), server.address)  # known already: no further item
+        info = server.client.server_info(timeout=10)["replay"]
+        assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (13, 14)
+
+
+@pytest.mark.parametrize("limiter", [RateLimiter("min_size", 3), RateLimiter("min_size", 1)])
+def test_a_table_that_is_in_use_is_not_touched(forgetful, limiter):
+    with ReplayServer([TableConfig(rate_limiter=limiter)], SIGNATURE) as server:
+        if limiter.size == 1:
+            server.client.insert(
+                [c[:2] for c in TrajectoryWindows()(SOURCE.first_episode).columns if len(c)], {"replay": 1.0}
+            )
+        before = server.client.server_info(timeout=10)["replay"].current_size
+        ingest(SOURCE, server.address)
+        info = server.client.server_info(timeout=10)["replay"]
+        assert info.rate_limiter_info.insert_stats.completed == info.current_size == before + 5
+
+
+def test_a_reader_that_uses_items_up_gets_each_of_them_once(forgetful):
+    with ReplayServer([ONCE], SIGNATURE) as server, ThreadPoolExecutor(1) as thread:
+        samples = server.client.sample("items", 5, emit_timesteps=False)
+        waiting = thread.submit(lambda: [next(samples).info.key for _ in range(5)])
+        report = ingest(SOURCE, server.address, "items")
+        assert (report.writer, report.items, len(set(waiting.result(60)))) == ("bulk", 5, 5)
+        assert server.client.server_info(timeout=10)["items"].rate_limiter_info.insert_stats.completed == 5
+
+
+def broken_content(original):
+    def chunks(*arguments):
+        records = original(*arguments)
+        records[:, -40:-20] ^= 255
+        return records
+
+    return chunks
+
+
+def test_items_that_come_back_otherwise_make_the_public_writer_take_over(forgetful, monkeypatch):
+    monkeypatch.setattr(compatibility, "_TIMEOUT_SECS", 2.0)
+    with ReplayServer([ONCE], SIGNATURE) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "chunks", broken_content(messages.chunks))
+            with pytest.warns(
+                RuntimeWarning, match="does not understand the bulk writer .*; Reverb's public one is used"
+            ):
+                report = ingest(SOURCE, server.address, "items")
+        items = read_items(server.address, "items")
+    assert (report.writer, len(report.warnings), len(items)) == ("public", 1, 5)
+    with ReplayServer([ONCE], SIGNATURE) as server:
+        ingest(SOURCE, server.address, "items")
+        for got, want in zip(items, read_items(server.address, "items"), strict=True):
+            assert_equal_nests(got, want)
+
+
+def test_a_refused_stream_makes_the_public_writer_take_over(forgetful, monkeypatch):
+    def refuse(self, blocks):
+        raise ServerUnavailableError("the server at localhost:1 refused items (UNIMPLEMENTED: no such method)")
+
+    monkeypatch.setattr(BulkWriter, "write", refuse)
+    with ReplayServer([ONCE], SIGNATURE) as server, pytest.warns(RuntimeWarning, match="UNIMPLEMENTED"):
+        assert ingest(SOURCE, server.address, "items").writer == "public"
+
+
+def test_a_packed_layout_has_no_other_writer(forgetful, monkeypatch):
+    monkeypatch.setattr(messages, "chunks", broken_content(messages.chunks))
+    with ReplayServer([TableConfig()], None) as server:
+        with pytest.raises(ValueError, match="does not understand the bulk writer .*; give layout='columns'"):
+            ingest(SOURCE, server.address, layout="packed")

@@ -1,0 +1,151 @@
+"""What `ingest` promises of a server, each where nothing but that promise keeps an item from being lost.
+
+`tests/mutations.py` takes the lines out that keep these promises, and looks whether a test here notices.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import reverb
+from faults import data_set
+from proxies import proxied
+from reference_impls import episode
+
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb._writing.reverb_writer import ReverbWriter
+from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
+from rlds2reverb.ingestion import ingest
+from rlds2reverb.sources import load
+from rlds2reverb.specs import ArraySpec
+from rlds2reverb.tables import RateLimiter, Selector, TableConfig
+from rlds2reverb.trajectory_items import TrajectoryWindows
+
+NUM_ITEMS = 100 * 149
+
+
+class Stopped(Exception):
+    """What a run is ended with in the middle."""
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch, tmp_path):
+    """Many small groups, each noted; journals in a folder of one's own."""
+    monkeypatch.setattr("rlds2reverb._encoding.item_blocks._GROUP_BYTES", 1 << 15)
+    monkeypatch.setattr("rlds2reverb._writing.server_destination._SECS_BETWEEN_SAVES", 0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def info_of(server):
+    return table_infos(connect(server.address))["replay"]
+
+
+def stop_at(number, server):
+    """Ends a run at an episode, when the server has the items of nearly all before it."""
+
+    def progress(stage, at):
+        if (stage, at.index) == ("write", number):
+            while info_of(server).current_size < (number - 25) * 149:
+                time.sleep(0.01)
+            raise Stopped
+
+    return progress
+
+
+def begun(server, number):
+    with pytest.raises(Stopped):
+        ingest(data_set(), server.address, progress=stop_at(number, server))
+
+
+def test_what_was_lost_with_a_connection_is_sent_again():
+    with ReplayServer([TableConfig()]) as server, proxied(server.port) as proxy:
+
+        def break_in_the_middle(stage, at):
+            if (stage, at.index) == ("write", 40):
+                proxy.left = 50_000
+
+        report = ingest(data_set(), proxy.port, progress=break_in_the_middle)
+        assert (proxy.num_broken, report.items, report.restarts) == (1, NUM_ITEMS, 0)
+        assert info_of(server).current_size == NUM_ITEMS
+
+
+def test_the_journal_of_another_start_of_the_server_is_not_trusted(tmp_path):
+    """The other start has the first items, and by others as many as the journal says."""
+    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
+        begun(server, 40)
+        server.checkpoint()
+        num_kept = info_of(server).current_size
+        begun(server, 80)
+    with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root", port=server.port) as server:
+        assert info_of(server).current_size == num_kept
+        others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
+        assert ingest(others, server.address).items == 60 * 149
+        ingest(data_set(), server.address)
+        assert info_of(server).current_size == NUM_ITEMS + 60 * 149
+
+
+def test_a_table_that_lacks_items_gets_them_again():
+    lifo = TableConfig("replay", Selector("lifo"))
+    with ReplayServer([lifo]) as server:
+        begun(server, 60)
+        newest = next(iter(server.client.sample("replay", 1, emit_timesteps=False))).info.key
+        with ServerConnection(server.address) as connection:
+            connection.delete("replay", [newest], timeout_secs=10)
+        ingest(data_set(), server.address)
+        assert info_of(server).current_size == NUM_ITEMS
+
+
+def test_what_is_not_confirmed_is_not_in_the_journal():
+    """A stack takes nothing more until it is sampled. A run that gives up there is continued, and no item is missed.
+
+    Its first items, which the next run looks for, stay at the bottom; how many there are says nothing.
+    """
+    lifo = Selector("lifo")
+    stack = TableConfig("replay", lifo, lifo, 500, 1, RateLimiter("stack", 500))
+    with ReplayServer([stack], TrajectoryWindows().item_spec(load(data_set(1)).step_spec)) as server:
+        with pytest.raises(ServerUnavailableError, match="rate limiter blocks"):
+            ingest(data_set(), server.address, timeout_secs=0.5)
+        seen = set()
+
+        def sample(count):
+            samples = reverb.TrajectoryDataset.from_table_signature(
+                server.address, "replay", max_in_flight_samples_per_worker=10, rate_limiter_timeout_ms=2000
+            )
+            for batch in samples.batch(10).take(count).as_numpy_iterator():
+                seen.update(batch.data.observation[:, 0, 0].tolist())
+
+        sample(1)
+        with ThreadPoolExecutor(1) as thread:
+            sampled = []
+
+            def begin_to_sample(stage, at):
+                if stage != "check" and not sampled:
+                    sampled.append(thread.submit(sample, -1))
+
+            ingest(data_set(), server.address, progress=begin_to_sample)
+            sampled[0].result()
+        assert len(seen) == NUM_ITEMS
+
+
+@pytest.mark.parametrize("kind", ["bulk", "public"])
+def test_a_restart_after_the_last_item_is_noticed_at_the_end(kind):
+    block = ItemBlock.of_one([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5))
+    with ReplayServer([TableConfig()]) as server:
+        if kind == "bulk":
+            encoder = Encoder([ArraySpec((), np.dtype(np.float32))], ["replay"], squeeze=True)
+            writer = BulkWriter(server.address, encoder)
+        else:
+            writer = ReverbWriter(server.address, ["replay"], {"x": np.zeros(1, np.float32)}, squeeze=True)
+        writer.write([block])
+        while info_of(server).current_size < 5:
+            time.sleep(0.01)
+    with ReplayServer([TableConfig()], port=server.port):
+        with pytest.raises((ServerRestartedError, ServerUnavailableError), match="was restarted"):
+            writer.flush()
+        writer.close(failed=True)
