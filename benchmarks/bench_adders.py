@@ -1,10 +1,10 @@
-"""How fast adders are in a tf.data map: against TF-Agents' GAE and against loops over transitions, in one run.
+"""Measures adders in a tf.data map, compared with TF-Agents' GAE and with loops over transitions in the same run.
 
     python benchmarks/bench_adders.py [--runs 5] [--episodes 200]
 
-Episodes are columns in memory, of HalfCheetah's shape with a value for each step. Every way gives every episode's
-advantages (or n-step transitions) to the same loop. The loops over dicts, as DI-engine has them, run in numpy; in a
-map they first have to make the dicts of the columns, so that they are timed without that as well.
+Episodes are columns in memory, of HalfCheetah's shape and with a value for each step. Every method passes every
+episode's advantages (or n-step transitions) to the same consumer. The loops over dicts, which follow DI-engine, run in
+NumPy. In a map they first have to create the dicts from the columns, so they are also timed without that step.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import_quietly("tf_agents.utils.value_ops")
 import numpy as np
 import tensorflow as tf
 import tree
-from bench_data import float_episodes
-from rlds2reverb.adders import GAE, Adder, NStep, generalized_advantage_estimation
+from bench_data import make_float_episodes
+from rlds2reverb.adders import GAE, NStep, generalized_advantage_estimation
+from rlds2reverb.adders.di_engine import Adder
 from rlds2reverb.adders.steps import transitions
 from tf_agents.utils import value_ops
 
@@ -36,18 +37,18 @@ def identity(columns: dict) -> dict:
     return columns
 
 
-def needed(columns: dict) -> dict:
-    """What advantages are made of."""
+def select_inputs(columns: dict) -> dict:
+    """Returns the columns that advantages are computed from."""
     rewards, discounts = transitions(columns)
     values = columns["value"]
     return {"rewards": rewards, "discounts": discounts, "values": values[:-1], "bootstrap_value": values[-1]}
 
 
-def our_gae(columns: dict) -> tf.Tensor:
+def compute_advantages(columns: dict) -> tf.Tensor:
     return generalized_advantage_estimation(**columns, gamma=GAMMA, lambda_=LAMBDA)
 
 
-def peer_gae(columns: dict) -> tf.Tensor:
+def compute_baseline_advantages(columns: dict) -> tf.Tensor:
     return value_ops.generalized_advantage_estimation(
         columns["values"][:, None],
         columns["bootstrap_value"][None],
@@ -57,13 +58,13 @@ def peer_gae(columns: dict) -> tf.Tensor:
     )[:, 0]
 
 
-def peer_episode(columns: dict) -> dict:
-    """What `GAE` does for an episode, by TF-Agents' function."""
-    advantages = tf.pad(peer_gae(needed(columns)), [[0, 1]])
+def add_baseline_advantages(columns: dict) -> dict:
+    """Does the same as `GAE` for one episode, with TF-Agents' function."""
+    advantages = tf.pad(compute_baseline_advantages(select_inputs(columns)), [[0, 1]])
     return {**columns, "advantage": advantages, "return_": advantages + columns["value"]}
 
 
-def transition_dicts(columns: dict) -> list[dict]:
+def make_transition_dicts(columns: dict) -> list[dict]:
     count = len(columns["reward"]) - 1
     return [
         {
@@ -102,10 +103,10 @@ def loop_n_step(data: list[dict]) -> list[dict]:
     return out
 
 
-def in_python(function: Callable[[dict], np.ndarray]) -> Callable[[dict], dict]:
-    """A loop over dicts in the same map; the dicts are made of the columns, which is counted."""
+def run_in_python(function: Callable[[dict], np.ndarray]) -> Callable[[dict], dict]:
+    """Returns a function for `Dataset.map` that runs a loop over dicts, including the time to create the dicts."""
 
-    def mapped(columns: dict) -> dict:
+    def map_episode(columns: dict) -> dict:
         names = sorted(columns)
 
         def call(*arrays: np.ndarray) -> np.ndarray:
@@ -113,47 +114,47 @@ def in_python(function: Callable[[dict], np.ndarray]) -> Callable[[dict], dict]:
 
         return {**columns, "out": tf.numpy_function(call, [columns[name] for name in names], tf.float32)}
 
-    return mapped
+    return map_episode
 
 
 def dict_gae(columns: dict) -> np.ndarray:
-    data = loop_gae(transition_dicts(columns), columns["value"][-1])
+    data = loop_gae(make_transition_dicts(columns), columns["value"][-1])
     return np.array([transition["adv"] for transition in data], np.float32)
 
 
 def dict_n_step(columns: dict) -> np.ndarray:
-    data = loop_n_step(transition_dicts(columns))
+    data = loop_n_step(make_transition_dicts(columns))
     return np.array([transition["reward"] for transition in data], np.float32)
 
 
-def measure(name: str, mapped: tf.data.Dataset, num_episodes: int, runs: int) -> float:
-    """Median seconds an episode."""
+def measure(name: str, dataset: tf.data.Dataset, num_episodes: int, runs: int) -> float:
+    """Prints and returns the median time per episode, in seconds."""
 
     def run() -> float:
         began = time.perf_counter()
-        for _ in mapped:
+        for _ in dataset:
             pass
         return (time.perf_counter() - began) / num_episodes
 
     run()
     seconds = statistics.median(run() for _ in range(runs))
-    print(f"{name:<60} {1e6 * seconds:>9,.0f} us an episode", flush=True)
+    print(f"{name:<60} {1e6 * seconds:>9,.0f} us per episode", flush=True)
     return seconds
 
 
-def measure_ready(name: str, function: Callable[[list[dict]], object], episodes: list[dict], runs: int) -> float:
-    """Median seconds an episode of a loop over dicts that are there already, outside of tf.data."""
-    ready = [transition_dicts(steps) for steps in episodes[:20]]
+def measure_loop(name: str, function: Callable[[list[dict]], object], episodes: list[dict], runs: int) -> float:
+    """Prints and returns the median time per episode of a loop over existing dicts without tf.data, in seconds."""
+    data = [make_transition_dicts(steps) for steps in episodes[:20]]
 
     def run() -> float:
         began = time.perf_counter()
-        for data in ready:
-            function(data)
-        return (time.perf_counter() - began) / len(ready)
+        for transitions_of_episode in data:
+            function(transitions_of_episode)
+        return (time.perf_counter() - began) / len(data)
 
     run()
     seconds = statistics.median(run() for _ in range(runs))
-    print(f"{name:<60} {1e6 * seconds:>9,.0f} us an episode", flush=True)
+    print(f"{name:<60} {1e6 * seconds:>9,.0f} us per episode", flush=True)
     return seconds
 
 
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=200)
     arguments = parser.parse_args()
-    episodes = [{**steps, "value": steps["reward"] / 2} for steps in float_episodes(arguments.episodes)]
+    episodes = [{**steps, "value": steps["reward"] / 2} for steps in make_float_episodes(arguments.episodes)]
     spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), episodes[0])
     dataset = tf.data.Dataset.from_generator(lambda: iter(episodes), output_signature=spec).cache()
     few = dataset.take(20)
@@ -171,35 +172,35 @@ def main() -> None:
     print(f"{len(episodes)} episodes of {length:,} steps; median of {arguments.runs} after a warm-up\n")
     for _ in dataset:
         pass
-    runs = arguments.runs
+    runs, num_episodes = arguments.runs, len(episodes)
     print("rewards, discounts and values to advantages")
-    columns = dataset.map(needed).cache()
-    for _ in columns:
+    inputs = dataset.map(select_inputs).cache()
+    for _ in inputs:
         pass
-    all_of_them = len(episodes)
-    own_floor = measure("an identity map", columns.map(identity), all_of_them, runs)
-    own = measure("generalized_advantage_estimation", columns.map(our_gae), all_of_them, runs)
-    peer = measure("TF-Agents' generalized_advantage_estimation", columns.take(20).map(peer_gae), 20, runs)
+    inputs_floor = measure("identity map", inputs.map(identity), num_episodes, runs)
+    advantages = measure("generalized_advantage_estimation", inputs.map(compute_advantages), num_episodes, runs)
+    name = "TF-Agents' generalized_advantage_estimation (baseline)"
+    advantages_baseline = measure(name, inputs.take(20).map(compute_baseline_advantages), 20, runs)
     print("\nepisodes, all columns")
     n_steps = NStep(N, GAMMA)
-    floor = measure("an identity map", dataset.map(identity), all_of_them, runs)
-    gae = measure("GAE", dataset.map(GAE(GAMMA, LAMBDA).rows), all_of_them, runs)
-    whole_peer = measure("the same columns by TF-Agents' function", few.map(peer_episode), 20, runs)
-    loop = measure("GAE by a loop over dicts", few.map(in_python(dict_gae)), 20, runs)
-    n_step = measure(f"NStep({N})", dataset.map(n_steps.rows), all_of_them, runs)
-    n_step_loop = measure(f"{N}-step transitions by a loop over dicts", few.map(in_python(dict_n_step)), 20, runs)
-    measure(f"NStep({N}) cut into items, in batches of 256", dataset.apply(n_steps).batch(256), all_of_them, runs)
-    print("\ndicts that are there already, no tf.data")
-    ready = measure_ready("GAE by a loop over dicts", lambda data: loop_gae(data, 0.0), episodes, runs)
-    ready_n_step = measure_ready(f"{N}-step transitions by a loop over dicts", loop_n_step, episodes, runs)
-    own_dicts = measure_ready("Adder.get_gae", lambda data: Adder.get_gae(data, 0.0, GAMMA, LAMBDA), episodes, runs)
-    print(
-        f"\ngeneralized_advantage_estimation is {peer / own:.1f}x TF-Agents' (asked: 20), GAE {whole_peer / gae:.1f}x"
-    )
-    print(f"GAE is {loop / gae:.1f}x the loop (asked: 3), NStep {n_step_loop / n_step:.1f}x (asked: 5)")
-    print(f"without making dicts: GAE {ready / gae:.1f}x, NStep {ready_n_step / n_step:.1f}x", end=", ")
-    print(f"Adder.get_gae {ready / own_dicts:.1f}x")
-    print(f"the identity map takes {own_floor / own:.0%}, {floor / gae:.0%} and {floor / n_step:.0%} of these times")
+    floor = measure("identity map", dataset.map(identity), num_episodes, runs)
+    gae = measure("GAE", dataset.map(GAE(GAMMA, LAMBDA).rows), num_episodes, runs)
+    gae_baseline = measure("the same columns with TF-Agents' function", few.map(add_baseline_advantages), 20, runs)
+    gae_loop = measure("GAE as a loop over dicts", few.map(run_in_python(dict_gae)), 20, runs)
+    n_step = measure(f"NStep({N})", dataset.map(n_steps.rows), num_episodes, runs)
+    n_step_loop = measure(f"{N}-step transitions as a loop over dicts", few.map(run_in_python(dict_n_step)), 20, runs)
+    measure(f"NStep({N}) cut into items, batches of 256", dataset.apply(n_steps).batch(256), num_episodes, runs)
+    print("\nexisting dicts, without tf.data")
+    dicts_gae = measure_loop("GAE as a loop over dicts", lambda data: loop_gae(data, 0.0), episodes, runs)
+    dicts_n_step = measure_loop(f"{N}-step transitions as a loop over dicts", loop_n_step, episodes, runs)
+    di_engine = measure_loop("Adder.get_gae", lambda data: Adder.get_gae(data, 0.0, GAMMA, LAMBDA), episodes, runs)
+    ratio = advantages_baseline / advantages
+    print(f"\ngeneralized_advantage_estimation: {ratio:.1f}x TF-Agents' (target: 20x), GAE: {gae_baseline / gae:.1f}x")
+    print(f"GAE: {gae_loop / gae:.1f}x the loop (target: 3x), NStep: {n_step_loop / n_step:.1f}x (target: 5x)")
+    print(f"without creating dicts: GAE {dicts_gae / gae:.1f}x, NStep {dicts_n_step / n_step:.1f}x", end=", ")
+    print(f"Adder.get_gae {dicts_gae / di_engine:.1f}x")
+    shares = f"{inputs_floor / advantages:.0%}, {floor / gae:.0%} and {floor / n_step:.0%}"
+    print(f"the identity map accounts for {shares} of the times of advantages, GAE and NStep")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Episodes for the benchmarks: floats of HalfCheetah's shape, pictures, and a D4RL file of them."""
+"""Episodes for the benchmarks: floats of HalfCheetah's shape, images, and D4RL files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from rlds2reverb.episodes import from_transitions
 
 
-def float_episodes(count: int, length: int = 1000) -> list[dict]:
-    """Smooth random walks of HalfCheetah's shape, all truncated, of `length` transitions each."""
+def make_float_episodes(count: int, length: int = 1000) -> list[dict]:
+    """Returns smooth random walks of HalfCheetah's shape, all truncated, with `length` transitions each."""
     random = np.random.default_rng(0)
 
     def walk(width: int, rows: int) -> np.ndarray:
@@ -23,15 +23,15 @@ def float_episodes(count: int, length: int = 1000) -> list[dict]:
     ]
 
 
-def image_episodes(count: int, length: int = 200) -> list[dict]:
-    """A 64x64x3 picture: a shaded ground with some texture, and a square that moves."""
+def make_image_episodes(count: int, length: int = 200) -> list[dict]:
+    """Returns episodes of 64x64x3 images: a textured, shaded background with a moving square."""
     random = np.random.default_rng(0)
     shade = np.linspace(0, 200, 64).astype(np.uint8)
-    ground = np.stack(np.broadcast_arrays(shade[:, None], shade[None], shade[:, None] // 2), axis=-1).copy()
+    background = np.stack(np.broadcast_arrays(shade[:, None], shade[None], shade[:, None] // 2), axis=-1).copy()
     out = []
     for _ in range(count):
         texture = random.integers(0, 40, (64, 64, 1), np.uint8) * (random.random((64, 64, 1)) < 0.2)
-        frames = np.tile(ground + texture, (length + 1, 1, 1, 1))
+        frames = np.tile(background + texture, (length + 1, 1, 1, 1))
         for step, (x, y) in enumerate(random.integers(0, 56, (length + 1, 2))):
             frames[step, y : y + 8, x : x + 8] = (255, 60, 60)
         actions = random.normal(size=(length, 2)).astype(np.float32)
@@ -41,7 +41,7 @@ def image_episodes(count: int, length: int = 200) -> list[dict]:
 
 
 def write_d4rl(path: Path, episodes: list[dict]) -> None:
-    """The same episodes as a D4RL file, compressed as D4RL's own are."""
+    """Writes episodes to a D4RL file, compressed as D4RL's own files are."""
     ends = [np.arange(len(steps["reward"]) - 1) == len(steps["reward"]) - 2 for steps in episodes]
     rows = {
         "observations": [steps["observation"][:-1] for steps in episodes],

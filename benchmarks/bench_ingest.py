@@ -1,9 +1,10 @@
-"""How fast episodes get into Reverb: ours, TF-Agents' reference and Reverb's own writers, on the same data, in one run.
+"""Measures writing episodes to Reverb, compared with TF-Agents' function and Reverb's own writers in the same run.
 
     python benchmarks/bench_ingest.py [--runs 5] [--episodes 100]
 
-Data are of HalfCheetah's shape: 17 + 6 floats, 1000 transitions an episode. The slow ways get fewer of the same
-episodes: a rate is a rate. Every way ends when the server has all its items (or the directory its name).
+The data have HalfCheetah's shape: 17 + 6 floats, 1000 transitions per episode. The baselines are slow and therefore
+get fewer of the same episodes, which does not affect their rates. A measurement ends when the server has received all
+items, or when the directory is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 import reverb
 import tensorflow as tf
 import tree
-from bench_data import float_episodes, image_episodes, write_d4rl
+from bench_data import make_float_episodes, make_image_episodes, write_d4rl
 from rlds2reverb.adders import NStep
 from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
@@ -39,86 +40,86 @@ from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_re
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._server.connection import confirmed_keys
 from rlds2reverb._writing.conversion import make_conversion
-from rlds2reverb.episode_batches import in_batches
+from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
 TWO_STEPS = TrajectoryWindows()
 
 
-def nested(episodes: list[dict]) -> tf.data.Dataset:
-    """The same episodes as a nested RLDS data set."""
+def make_rlds_dataset(episodes: list[dict]) -> tf.data.Dataset:
+    """Returns episodes as a nested RLDS dataset."""
     columns = tree.map_structure(lambda *parts: np.stack(parts), *episodes)
     dataset = tf.data.Dataset.from_tensor_slices(columns)
     return dataset.map(lambda steps: {"steps": tf.data.Dataset.from_tensor_slices(steps)})
 
 
-def served(episodes: list[dict], adder: EpisodeAdder = TWO_STEPS) -> ReplayServer:
+def start_server(episodes: list[dict], adder: EpisodeAdder = TWO_STEPS) -> ReplayServer:
     return ReplayServer([TableConfig()], adder.item_spec(load(episodes[:1]).step_spec))
 
 
-def require_items(server: ReplayServer, wanted: int) -> None:
+def require_items(server: ReplayServer, expected: int) -> None:
     size = server.client.server_info(timeout=10)["replay"].current_size
-    assert size == wanted, (size, wanted)
+    assert size == expected, (size, expected)
 
 
-def num_items(episodes: list[dict], length: int = 2) -> int:
+def count_items(episodes: list[dict], length: int = 2) -> int:
     return sum(len(steps["reward"]) - length + 1 for steps in episodes)
 
 
-def num_steps(episodes: list[dict]) -> int:
+def count_steps(episodes: list[dict]) -> int:
     return sum(len(steps["reward"]) for steps in episodes)
 
 
-def peer_push(episodes: list[dict]) -> Callable[[], float]:
-    """TF-Agents' push through its trajectory observer, as its users call it."""
-    dataset = nested(episodes)
+def time_baseline_push(episodes: list[dict]) -> Callable[[], float]:
+    """Returns a function that times TF-Agents' push through its trajectory observer, as its users call it."""
+    dataset = make_rlds_dataset(episodes)
     spec = reference.tensor_spec.add_outer_dim(reference.create_trajectory_data_spec(dataset))
 
     def run() -> float:
-        with served(episodes) as server:
+        with start_server(episodes) as server:
             began = time.perf_counter()
             observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
-            observer.get_table_signature = lambda: spec  # it compares bounds and names, which Reverb does not keep
+            observer.get_table_signature = lambda: spec  # The observer compares bounds and names, which Reverb drops.
             reference.push_rlds_to_reverb(dataset, observer)
             observer.close()
-            taken = time.perf_counter() - began
-            require_items(server, num_items(episodes))
-        return taken
+            seconds = time.perf_counter() - began
+            require_items(server, count_items(episodes))
+        return seconds
 
     return run
 
 
-def our_push(episodes: list[dict]) -> Callable[[], float]:
-    dataset = nested(episodes)
+def time_push(episodes: list[dict]) -> Callable[[], float]:
+    dataset = make_rlds_dataset(episodes)
 
     def run() -> float:
-        with served(episodes) as server:
+        with start_server(episodes) as server:
             began = time.perf_counter()
             observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
             push_rlds_to_reverb(dataset, observer, fast=True)
-            taken = time.perf_counter() - began
-            require_items(server, num_items(episodes))
-        return taken
+            seconds = time.perf_counter() - began
+            require_items(server, count_items(episodes))
+        return seconds
 
     return run
 
 
-def our_ingest(
+def time_ingest(
     source: object, episodes: list[dict], adder: EpisodeAdder = TWO_STEPS, **options: object
 ) -> Callable[[], float]:
     def run() -> float:
-        with served(episodes, adder) as server:
+        with start_server(episodes, adder) as server:
             began = time.perf_counter()
             report = ingest(source, server.address, adder=adder, **options)
-            taken = time.perf_counter() - began
+            seconds = time.perf_counter() - began
             require_items(server, report.items)
-        return taken
+        return seconds
 
     return run
 
 
-def our_directory(source: Path, folder: Path) -> Callable[[], float]:
+def time_directory(source: Path, folder: Path) -> Callable[[], float]:
     def run() -> float:
         out = folder / "converted"
         shutil.rmtree(out, ignore_errors=True)
@@ -130,7 +131,7 @@ def our_directory(source: Path, folder: Path) -> Callable[[], float]:
 
 
 def write_structured(client: reverb.Client, episodes: list[dict], length: int) -> None:
-    """Reverb's fastest public writer, fed with rows of arrays and flushed often enough not to complain."""
+    """Writes episodes with Reverb's fastest public writer, row by row, flushed often enough to avoid its warnings."""
     columns = trajectory_columns(episodes[0])
     pattern = reverb.structured_writer.pattern_from_transform(
         [None] * len(tree.flatten(columns)),
@@ -145,27 +146,27 @@ def write_structured(client: reverb.Client, episodes: list[dict], length: int) -
         writer.end_episode()
 
 
-def structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
+def time_structured_writer(episodes: list[dict], length: int) -> Callable[[], float]:
     def run() -> float:
-        with served(episodes, TrajectoryWindows(length)) as server:
+        with start_server(episodes, TrajectoryWindows(length)) as server:
             began = time.perf_counter()
             write_structured(server.client, episodes, length)
-            taken = time.perf_counter() - began
-            require_items(server, num_items(episodes, length))
-        return taken
+            seconds = time.perf_counter() - began
+            require_items(server, count_items(episodes, length))
+        return seconds
 
     return run
 
 
-def encoded(episodes: list[dict]) -> Iterator[bytes]:
+def encode_requests(episodes: list[dict]) -> Iterator[bytes]:
     source = load(episodes)
     conversion = make_conversion(source, TrajectoryWindows(), 1.0, on_invalid="error", layout="columns")
-    blocks = (block for episodes in in_batches(source) for block in conversion.blocks(episodes))
+    blocks = (block for episodes in batch_episodes(source) for block in conversion.convert(episodes))
     for batch in Encoder(conversion.specs, ["replay"]).encode(blocks):
         yield from batch.insert_requests()
 
 
-def only_read(source: object) -> Callable[[], float]:
+def time_only_read(source: object) -> Callable[[], float]:
     def run() -> float:
         began = time.perf_counter()
         for episode in load(source):
@@ -175,19 +176,22 @@ def only_read(source: object) -> Callable[[], float]:
     return run
 
 
-def only_encode(episodes: list[dict]) -> Callable[[], float]:
+def time_only_encode(episodes: list[dict]) -> Callable[[], float]:
     def run() -> float:
         began = time.perf_counter()
-        for _ in encoded(episodes):
+        for _ in encode_requests(episodes):
             pass
         return time.perf_counter() - began
 
     return run
 
 
-def only_copy(episodes: list[dict]) -> Callable[[], float]:
-    """The limit: the same messages over loopback gRPC to a server that throws them away."""
-    requests = list(encoded(episodes))
+def time_only_copy(episodes: list[dict]) -> Callable[[], float]:
+    """Returns a function that times copying the same messages over loopback gRPC to a server that discards them.
+
+    This is an upper limit on the rate of any writer.
+    """
+    requests = list(encode_requests(episodes))
 
     class Handler(grpc.GenericRpcHandler):
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -201,59 +205,60 @@ def only_copy(episodes: list[dict]) -> Callable[[], float]:
         with grpc.insecure_channel(f"localhost:{port}") as channel:
             began = time.perf_counter()
             list(channel.stream_stream("/copy")(iter(requests)))
-            taken = time.perf_counter() - began
+            seconds = time.perf_counter() - began
         server.stop(None)
-        return taken
+        return seconds
 
     return run
 
 
-def only_insert(episodes: list[dict]) -> Callable[[], float]:
-    """The same messages to Reverb, encoded beforehand: what the server itself takes."""
-    requests, wanted = list(encoded(episodes)), num_items(episodes)
+def time_only_insert(episodes: list[dict]) -> Callable[[], float]:
+    """Returns a function that times sending messages encoded beforehand to Reverb: the cost of the server alone."""
+    requests, num_items = list(encode_requests(episodes)), count_items(episodes)
 
     def run() -> float:
-        with served(episodes) as server, grpc.insecure_channel(server.address) as channel:
+        with start_server(episodes) as server, grpc.insecure_channel(server.address) as channel:
             sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
             began = time.perf_counter()
             responses = channel.stream_stream("/deepmind.reverb.ReverbService/InsertStream")(iter(sent.get, None))
             for request in requests:
                 sent.put(request)
             confirmed = 0
-            while confirmed < wanted:
+            while confirmed < num_items:
                 confirmed += len(confirmed_keys(next(responses)))
-            taken = time.perf_counter() - began
+            seconds = time.perf_counter() - began
             sent.put(None)
-            require_items(server, wanted)
-        return taken
+            require_items(server, num_items)
+        return seconds
 
     return run
 
 
 @dataclass
-class Work:
-    """Something to be timed: how many steps it gets through, and the ratio to the peer that is asked for, if one is."""
+class Workload:
+    """A workload: its number of steps, a function that returns its duration, and the target ratio to the baseline."""
 
     name: str
     num_steps: int
     run: Callable[[], float]
-    asked: float | None = None
+    target: float | None = None
 
 
-def compare(runs: int, *works: Work) -> dict[str, float]:
-    """Times works in turns, once in each round, so that all see the same moods of the machine; the first is the peer.
+def compare(runs: int, *workloads: Workload) -> dict[str, float]:
+    """Times workloads in turn in each round, so that load on the machine affects all alike; the first is the baseline.
 
     Returns:
-      The median of each one's steps/s, by name.
+      The median steps/s of each workload, by name.
     """
-    for work in works:
-        work.run()
-    rates = np.array([[work.num_steps / work.run() for work in works] for _ in range(runs)])
-    for work, rate, ratios in zip(works, rates.T, (rates / rates[:, :1]).T, strict=True):
-        of_peer = f"{np.median(ratios):>7.3g}x  ({ratios.min():.3g} to {ratios.max():.3g})" if work != works[0] else ""
-        asked = f"asked: {work.asked}" if work.asked else ""
-        print(f"{work.name:<56} {np.median(rate):>11,.0f} steps/s {of_peer:<28} {asked}".rstrip(), flush=True)
-    return dict(zip([work.name for work in works], np.median(rates, axis=0).tolist(), strict=True))
+    for workload in workloads:
+        workload.run()
+    rates = np.array([[workload.num_steps / workload.run() for workload in workloads] for _ in range(runs)])
+    for workload, rate, ratios in zip(workloads, rates.T, (rates / rates[:, :1]).T, strict=True):
+        ratio = f"{np.median(ratios):>7.3g}x  ({ratios.min():.3g} to {ratios.max():.3g})"
+        ratio = "" if workload is workloads[0] else ratio
+        target = f"target: {workload.target}x" if workload.target else ""
+        print(f"{workload.name:<56} {np.median(rate):>11,.0f} steps/s {ratio:<28} {target}".rstrip(), flush=True)
+    return dict(zip([workload.name for workload in workloads], np.median(rates, axis=0).tolist(), strict=True))
 
 
 def main() -> None:
@@ -261,57 +266,61 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=100)
     arguments = parser.parse_args()
-    runs, many = arguments.runs, float_episodes(arguments.episodes)
-    few, steps = many[:5], num_steps(many)
+    runs, many = arguments.runs, make_float_episodes(arguments.episodes)
+    few, steps = many[:5], count_steps(many)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
-    print(f"{steps:,} steps in {len(many)} episodes, HalfCheetah's shape; the peers get 5 of them")
-    print(f"one prioritized table; medians of {runs} rounds, each the peer and then the others; ratios within a round")
-    print("(the least to the greatest)\n")
+    print(f"{steps:,} steps in {len(many)} episodes, HalfCheetah's shape; the baselines get 5 of them")
+    print(f"one prioritized table; medians of {runs} rounds, each of which measures the baseline and then the others;")
+    print("ratios within a round (minimum to maximum)\n")
     with tempfile.TemporaryDirectory() as name:
         d4rl, million, folder = Path(name) / "halfcheetah.hdf5", Path(name) / "halfcheetah-million.hdf5", Path(name)
         write_d4rl(d4rl, many)
         write_d4rl(million, many * (1_000_000 // steps + 1))
         million_steps = load(million).num_rows
-        print("items of 2 steps; the peer is TF-Agents' push_rlds_to_reverb with its trajectory observer")
+        print("items of 2 steps; the baseline is TF-Agents' push_rlds_to_reverb with its trajectory observer")
         rates = compare(
             runs,
-            Work("the peer", num_steps(few), peer_push(few)),
-            Work("push_rlds_to_reverb(fast=True)", steps, our_push(many), 100),
-            Work("ingest, nested RLDS -> table", steps, our_ingest(nested(many), many), 100),
-            Work("ingest, D4RL HDF5 -> table", steps, our_ingest(d4rl, many), 150),
-            Work("the same, not read for a check before", steps, our_ingest(d4rl, many, on_invalid="keep")),
-            Work("ingest, D4RL HDF5 -> directory", steps, our_directory(d4rl, folder), 250),
-            Work(f"the same with {million_steps:,} steps", million_steps, our_directory(million, folder), 250),
-            Work("only read HDF5 and convert to trajectories", steps, only_read(d4rl)),
-            Work("only read nested RLDS and convert", steps, only_read(nested(many))),
-            Work("only encode from memory", steps, only_encode(many)),
-            Work("only insert messages encoded beforehand", steps, only_insert(many)),
-            Work("only copy these messages over loopback gRPC", steps, only_copy(many)),
+            Workload("baseline", count_steps(few), time_baseline_push(few)),
+            Workload("push_rlds_to_reverb(fast=True)", steps, time_push(many), 100),
+            Workload("ingest, nested RLDS -> table", steps, time_ingest(make_rlds_dataset(many), many), 100),
+            Workload("ingest, D4RL HDF5 -> table", steps, time_ingest(d4rl, many), 150),
+            Workload("ingest, D4RL HDF5 -> table, unvalidated", steps, time_ingest(d4rl, many, on_invalid="keep")),
+            Workload("ingest, D4RL HDF5 -> directory", steps, time_directory(d4rl, folder), 250),
+            Workload(f"the same, {million_steps:,} steps", million_steps, time_directory(million, folder), 250),
+            Workload("only read HDF5 and convert to trajectories", steps, time_only_read(d4rl)),
+            Workload("only read nested RLDS and convert", steps, time_only_read(make_rlds_dataset(many))),
+            Workload("only encode from memory", steps, time_only_encode(many)),
+            Workload("only insert messages encoded beforehand", steps, time_only_insert(many)),
+            Workload("only copy these messages over loopback gRPC", steps, time_only_copy(many)),
         )
         share = rates["ingest, D4RL HDF5 -> table"] / rates["only copy these messages over loopback gRPC"]
-        print(f"the limit: D4RL HDF5 -> table is at {share:.0%} of that copy")
-    for what, some, length, asked in (
+        print(f"D4RL HDF5 -> table reaches {share:.0%} of that copy")
+    for name, some, length, target in (
         ("items of 5 steps", many, 5, 10),
-        ("items of 2 steps with pictures 64x64x3", image_episodes(100), 2, 3),
+        ("items of 2 steps with 64x64x3 images", make_image_episodes(100), 2, 3),
     ):
-        print(f"\n{what}; the peer is Reverb's StructuredWriter")
+        print(f"\n{name}; the baseline is Reverb's StructuredWriter")
+        ingest_from_memory = time_ingest(some, some, TrajectoryWindows(length))
         compare(
             runs,
-            Work("the peer", num_steps(some[:5]), structured_writer(some[:5], length)),
-            Work("ingest, from memory", num_steps(some), our_ingest(some, some, TrajectoryWindows(length)), asked),
+            Workload("baseline", count_steps(some[:5]), time_structured_writer(some[:5], length)),
+            Workload("ingest, from memory", count_steps(some), ingest_from_memory, target),
         )
-    print("\nshort episodes, items from a D4RL HDF5 file into a table; the peer is the same adder with long episodes")
+    print("\nshort episodes, D4RL HDF5 -> table; the baseline is the same adder with long episodes")
     with tempfile.TemporaryDirectory() as name:
         for adder in (TrajectoryWindows(), NStep(3, 0.99)):
-            compare(runs, *[short_episodes(Path(name), adder, length, steps // 2) for length in (1000, 100, 20, 5)])
+            lengths = (1000, 100, 20, 5)
+            compare(runs, *[make_workload(Path(name), adder, length, steps // 2) for length in lengths])
 
 
-def short_episodes(folder: Path, adder: EpisodeAdder, length: int, num_rows: int) -> Work:
-    episodes = float_episodes(num_rows // length, length)
+def make_workload(folder: Path, adder: EpisodeAdder, length: int, num_rows: int) -> Workload:
+    """Writes a D4RL file with episodes of one length, and returns its ingestion as a workload."""
+    episodes = make_float_episodes(num_rows // length, length)
     path = folder / f"{length}.hdf5"
     write_d4rl(path, episodes)
     name = f"{type(adder).__name__}, {len(episodes):,} episodes of {length} transitions"
-    return Work(name, num_steps(episodes), our_ingest(path, episodes, adder), asked=0.5 if length == 20 else None)
+    target = 0.5 if length == 20 else None
+    return Workload(name, count_steps(episodes), time_ingest(path, episodes, adder), target)
 
 
 if __name__ == "__main__":

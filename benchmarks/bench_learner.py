@@ -1,10 +1,11 @@
-"""How fast agents are trained: our learner against TF-Agents' own, on the same data and machine, in one run.
+"""Measures training updates, compared with TF-Agents' own learner on the same data in the same run.
 
     python benchmarks/bench_learner.py [--rounds 5] [--updates 200] [--algos td3 cql]
 
-Data are of HalfCheetah's shape, 17 + 6 floats, batches of 256, networks of 256 x 256. The peer is TF-Agents' agent in
-TF-Agents' `Learner.run`, on the data set of its `ReverbReplayBuffer`. Ours are the same algorithm in `Learner`: from a
-Reverb table, with priorities written back, from resident items, and from one batch in memory, which never waits.
+The data have HalfCheetah's shape, 17 + 6 floats; batches of 256, networks of 256 x 256. The baseline is TF-Agents'
+agent in TF-Agents' `Learner.run`, on the dataset of its `ReverbReplayBuffer`. It is compared with the same algorithm in
+rlds2reverb's `Learner`: from a Reverb table, with priorities written back, from items in memory, and from a single
+batch in memory, for which it never waits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import_quietly("tf_agents.agents.cql.cql_sac_agent", "tf_agents.train.learner")
 
 import numpy as np
 import tensorflow as tf
-from bench_data import float_episodes
+from bench_data import make_float_episodes
 from rlds2reverb.adders import NStep
 from rlds2reverb.learners import InMemoryDataset, Learner, collect_items
 from rlds2reverb.learners.agents import make_agent
@@ -36,7 +37,7 @@ from tf_agents.agents.td3 import td3_agent
 from tf_agents.networks import actor_distribution_network
 from tf_agents.replay_buffers import reverb_replay_buffer
 from tf_agents.specs import tensor_spec
-from tf_agents.train import learner as peer_learner
+from tf_agents.train import learner as baseline_learner
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import (
@@ -58,7 +59,7 @@ ACTION = tensor_spec.BoundedTensorSpec([6], tf.float32, -1, 1)
 SPECS = time_step.time_step_spec(OBSERVATION), ACTION
 
 
-def peer_td3() -> Any:
+def make_baseline_td3() -> Any:
     adam = tf.keras.optimizers.Adam
     return td3_agent.Td3Agent(
         *SPECS,
@@ -74,7 +75,7 @@ def peer_td3() -> Any:
     )
 
 
-def peer_cql() -> Any:
+def make_baseline_cql() -> Any:
     adam = tf.keras.optimizers.Adam
     critic = critic_network.CriticNetwork((OBSERVATION, ACTION), joint_fc_layer_params=SIZES)
     actor = actor_distribution_network.ActorDistributionNetwork(
@@ -100,41 +101,41 @@ def peer_cql() -> Any:
     )
 
 
-PEERS: dict[str, Callable[[], Any]] = {"td3": peer_td3, "cql": peer_cql}
+BASELINES: dict[str, Callable[[], Any]] = {"td3": make_baseline_td3, "cql": make_baseline_cql}
 
 
 class Bench:
-    """The servers, and what is timed on them."""
+    """The servers, datasets and learners that are compared."""
 
     def __init__(self, updates: int, resources: contextlib.ExitStack):
         self.updates, self.resources = updates, resources
         self.adder = NStep(1, 0.99)
-        episodes = float_episodes(50)
+        episodes = make_float_episodes(50)
         self.source = load(episodes)
-        self.resident = collect_items(map(self.adder, self.source))
-        self.uniform = self._filled(Selector("uniform"), self.adder, "packed")
-        self.prioritized = self._filled(Selector("prioritized", 0.6), self.adder, "packed")
-        self.windows = self._filled(Selector("uniform"), TrajectoryWindows(2), "columns")
+        self.items = collect_items(map(self.adder, self.source))
+        self.uniform = self._start_server(Selector("uniform"), self.adder, "packed")
+        self.prioritized = self._start_server(Selector("prioritized", 0.6), self.adder, "packed")
+        self.windows = self._start_server(Selector("uniform"), TrajectoryWindows(2), "columns")
 
-    def _filled(self, sampler: Selector, adder: Any, layout: str) -> ReplayServer:
+    def _start_server(self, sampler: Selector, adder: Any, layout: str) -> ReplayServer:
         spec = adder.item_spec(self.source.step_spec)
         signature = packed_signature(Packing(spec, squeeze=True)) if layout == "packed" else spec
         server = self.resources.enter_context(ReplayServer([TableConfig(sampler=sampler)], signature))
         ingest(self.source, server, adder=adder, layout=layout)
         return server
 
-    def folder(self) -> str:
+    def make_folder(self) -> str:
         return self.resources.enter_context(tempfile.TemporaryDirectory())
 
-    def peer(self, algo: str) -> Callable[[], float]:
-        agent = PEERS[algo]()
+    def time_baseline(self, algo: str) -> Callable[[], float]:
+        agent = BASELINES[algo]()
         agent.initialize()
         buffer = reverb_replay_buffer.ReverbReplayBuffer(
             agent.collect_data_spec, table_name="replay", sequence_length=2, server_address=self.windows.address
         )
         dataset = buffer.as_dataset(sample_batch_size=BATCH_SIZE, num_steps=2).prefetch(50)
-        learner = peer_learner.Learner(
-            self.folder(),
+        learner = baseline_learner.Learner(
+            self.make_folder(),
             agent.train_step_counter,
             agent,
             experience_dataset_fn=lambda: dataset,
@@ -142,41 +143,43 @@ class Bench:
             checkpoint_interval=10**9,
             summary_interval=10**9,
         )
-        return self._rate(lambda count: learner.run(iterations=count))
+        return self._time(lambda count: learner.run(iterations=count))
 
-    def ours(self, algo: str, dataset: Any, *, agent: Any = None, priorities: Any = None, jit: bool = False) -> Any:
+    def time_learner(
+        self, algo: str, dataset: Any, *, agent: Any = None, priorities: Any = None, jit: bool = False
+    ) -> Any:
         agent = agent or make_agent(algo, *SPECS, hidden_sizes=SIZES)
         learner = self.resources.enter_context(
-            Learner(self.folder(), agent, dataset, priorities=priorities, jit_compile=jit)
+            Learner(self.make_folder(), agent, dataset, priorities=priorities, jit_compile=jit)
         )
-        return self._rate(lambda count: learner.start(learner.last_iter + count))
+        return self._time(lambda count: learner.start(learner.last_iter + count))
 
-    def samples(self, server: ReplayServer, *, is_packed: bool = True) -> tf.data.Dataset:
+    def samples(self, server: ReplayServer, *, to_transitions: bool = True) -> tf.data.Dataset:
         samples = sample_dataset(server, "replay", BATCH_SIZE, prefetch=4)
-        if not is_packed:
+        if not to_transitions:
             return samples
         return samples.map(lambda sample: sample._replace(data=self.adder.as_transition(sample.data)))
 
-    def items(self) -> InMemoryDataset:
-        return InMemoryDataset(self.resident, BATCH_SIZE, to_experience=self.adder.as_transition)
+    def in_memory(self) -> InMemoryDataset:
+        return InMemoryDataset(self.items, BATCH_SIZE, to_experience=self.adder.as_transition)
 
     def one_batch(self) -> tf.data.Dataset:
-        experience, _ = self.items().next(tf.constant(0, tf.int64))
+        experience, _ = self.in_memory().next(tf.constant(0, tf.int64))
         return tf.data.Dataset.from_tensors(experience).repeat()
 
-    def _rate(self, run: Callable[[int], Any]) -> Callable[[], float]:
-        run(20)  # traced, and warm
+    def _time(self, run: Callable[[int], Any]) -> Callable[[], float]:
+        run(20)  # Traces the graph and warms up.
 
-        def timed() -> float:
+        def measure() -> float:
             began = time.perf_counter()
             run(self.updates)
             return self.updates / (time.perf_counter() - began)
 
-        return timed
+        return measure
 
 
-def floats_of_a_td3_step() -> float:
-    """Floating-point operations of one update: the actor and the targets move in every second one."""
+def count_td3_flops() -> float:
+    """Returns the floating-point operations of one update; every second one also updates the actor and the targets."""
     actor, critic = 17 * 256 + 256 * 256 + 256 * 6, 23 * 256 + 256 * 256 + 256
     forward = 2 * BATCH_SIZE
     targets = forward * (actor + 2 * critic)
@@ -185,8 +188,8 @@ def floats_of_a_td3_step() -> float:
     return targets + critics + actors / 2
 
 
-def measured_flops() -> float:
-    """Floating-point operations a second of a matrix product of these sizes."""
+def measure_flops() -> float:
+    """Returns the floating-point operations per second of a matrix product of these sizes."""
     left, right = tf.random.normal([BATCH_SIZE, 256]), tf.random.normal([256, 256])
 
     @tf.function
@@ -209,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--algos", nargs="+", default=["td3", "cql"], choices=sorted(PEERS))
+    parser.add_argument("--algos", nargs="+", default=["td3", "cql"], choices=sorted(BASELINES))
     arguments = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
     print(f"updates/s: medians of {arguments.rounds} rounds of {arguments.updates} updates; ratios within a round\n")
@@ -220,36 +223,38 @@ def main() -> None:
             compare(
                 arguments.rounds,
                 {
-                    f"{algo}: TF-Agents' agent and Learner (the peer)": bench.peer(algo),
-                    f"{algo}: TF-Agents' agent in our Learner, Reverb table": bench.ours(
-                        algo, bench.samples(bench.windows, is_packed=False), agent=initialized(PEERS[algo]())
+                    f"{algo}: TF-Agents' agent and Learner (baseline)": bench.time_baseline(algo),
+                    f"{algo}: TF-Agents' agent in Learner, Reverb table": bench.time_learner(
+                        algo, bench.samples(bench.windows, to_transitions=False), agent=initialize(BASELINES[algo]())
                     ),
-                    f"{algo}: ours, Reverb table                 asked: 3": bench.ours(
+                    f"{algo}: Learner, Reverb table (target: 3x)": bench.time_learner(
                         algo, bench.samples(bench.uniform)
                     ),
-                    f"{algo}: ours, prioritized, none written": bench.ours(algo, bench.samples(bench.prioritized)),
-                    f"{algo}: ours, prioritized, written back": bench.ours(
+                    f"{algo}: Learner, prioritized, priorities not written": bench.time_learner(
+                        algo, bench.samples(bench.prioritized)
+                    ),
+                    f"{algo}: Learner, prioritized, priorities written back": bench.time_learner(
                         algo, bench.samples(bench.prioritized), priorities=writer
                     ),
-                    f"{algo}: ours, one batch in memory": bench.ours(algo, bench.one_batch()),
-                    f"{algo}: ours, resident items            asked: 4": bench.ours(algo, bench.items()),
-                    f"{algo}: ours, resident items, XLA": bench.ours(algo, bench.items(), jit=True),
+                    f"{algo}: Learner, one batch in memory": bench.time_learner(algo, bench.one_batch()),
+                    f"{algo}: Learner, InMemoryDataset (target: 4x)": bench.time_learner(algo, bench.in_memory()),
+                    f"{algo}: Learner, InMemoryDataset, XLA": bench.time_learner(algo, bench.in_memory(), jit=True),
                 },
             )
             if algo == "td3":
-                limit = measured_flops() / floats_of_a_td3_step()
-                print(f"the limit, by a matrix product of these sizes: {limit:,.0f} updates/s\n")
+                limit = measure_flops() / count_td3_flops()
+                print(f"upper limit from a matrix product of these sizes: {limit:,.0f} updates/s\n")
 
 
-def initialized(agent: Any) -> Any:
+def initialize(agent: Any) -> Any:
     agent.initialize()
     return agent
 
 
-def compare(rounds: int, works: dict[str, Callable[[], float]]) -> None:
-    """Times works in turns; the first is the peer."""
-    rates = np.array([[work() for work in works.values()] for _ in range(rounds)])
-    for name, rate, ratios in zip(works, rates.T, (rates / rates[:, :1]).T, strict=True):
+def compare(rounds: int, workloads: dict[str, Callable[[], float]]) -> None:
+    """Runs workloads in turn in each round and prints their rates; the first is the baseline."""
+    rates = np.array([[run() for run in workloads.values()] for _ in range(rounds)])
+    for name, rate, ratios in zip(workloads, rates.T, (rates / rates[:, :1]).T, strict=True):
         spread = f"({ratios.min():.2f} to {ratios.max():.2f})"
         print(f"{name:<58} {np.median(rate):>7,.1f}  {np.median(ratios):>5.2f}x {spread}")
 

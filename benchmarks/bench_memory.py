@@ -1,10 +1,11 @@
-"""How much memory servers and conversions take.
+"""Measures the memory used by servers and conversions.
 
     python benchmarks/bench_memory.py [--episodes 50] [--endless-steps 3000000] [--large-steps 10000000]
 
-Each table is filled in a server process of its own, whose resident memory is read before and after. Then D4RL files
-are made and converted by processes whose peak is read: one of `--endless-steps` rows without an end, which is a single
-episode, and one of `--large-steps` rows in episodes of 1,000, which needs about 6 GB of disk. 0 leaves either out.
+Each table is filled in a separate server process, whose resident memory is read before and after. Then two D4RL files
+are written and converted by processes whose peak memory is read: one with `--endless-steps` rows and no episode end,
+which is a single episode, and one with `--large-steps` rows in episodes of 1,000, which requires about 6 GB of disk
+space. 0 skips either file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import bench_ingest as speed  # first: it quiets TensorFlow
+import bench_ingest as speed  # Imported first because it silences TensorFlow.
 import h5py
 import numpy as np
 import reverb
@@ -31,37 +32,37 @@ from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
 
-def status(name: str, pid: int | str = "self") -> int:
-    """VmRSS or VmHWM of a process, in bytes."""
+def read_memory(name: str, pid: int | str = "self") -> int:
+    """Returns `VmRSS` or `VmHWM` of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) << 10
     raise LookupError(name)
 
 
-def serve(signature: Any, data: Path | None, told: Any, ended: Any) -> None:
-    """A server process; says its port and its memory before it has any data."""
-    before = status("VmRSS")
-    server = ReplayServer(None if data else [TableConfig()], signature, data=data)
-    told.put((server.port, before if data else status("VmRSS")))
-    ended.wait()
+def serve(signature: Any, data: Path | None, started: Any, stop: Any) -> None:
+    """Runs a server until `stop` is set; puts its port and its memory without data into `started`."""
+    before = read_memory("VmRSS")
+    server = ReplayServer.from_directory(data) if data else ReplayServer([TableConfig()], signature)
+    started.put((server.port, before if data else read_memory("VmRSS")))
+    stop.wait()
     server.stop()
 
 
-def memory_of(signature: Any, fill: Callable[[str], object], data: Path | None = None) -> tuple[int, int]:
-    """Bytes that a server takes for what is filled in, and its items."""
+def measure_server(signature: Any, fill: Callable[[str], object], data: Path | None = None) -> tuple[int, int]:
+    """Returns the bytes that a server uses for the data written by `fill`, and the number of its items."""
     context = multiprocessing.get_context("spawn")
-    told, ended = context.Queue(), context.Event()
-    process = context.Process(target=serve, args=(signature, data, told, ended))
+    started, stop = context.Queue(), context.Event()
+    process = context.Process(target=serve, args=(signature, data, started, stop))
     process.start()
     try:
-        port, before = told.get(timeout=120)
+        port, before = started.get(timeout=120)
         fill(f"localhost:{port}")
         time.sleep(1)
         items = reverb.Client(f"localhost:{port}").server_info(timeout=10)["replay"].current_size
-        return status("VmRSS", process.pid) - before, items
+        return read_memory("VmRSS", process.pid) - before, items
     finally:
-        ended.set()
+        stop.set()
         process.join(30)
 
 
@@ -69,39 +70,47 @@ def compare(what: str, episodes: list[dict]) -> None:
     signature = TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)
     packed = packed_signature(Packing(signature, squeeze=False))
     row_bytes = sum(column[:1].nbytes for column in tree.flatten(trajectory_columns(episodes[0])))
-    print(f"\n{what}: a step is {row_bytes:,} bytes; items of 2 steps")
-    peer = None
-    for name, like, fill in (
+    print(f"\n{what}: {row_bytes:,} bytes per step; items of 2 steps")
+    baseline = None
+    for name, signature_of_table, fill in (
         (
-            "Reverb's StructuredWriter (the peer)",
+            "Reverb's StructuredWriter (baseline)",
             signature,
             lambda address: speed.write_structured(reverb.Client(address), episodes, 2),
         ),
         ("ingest", signature, lambda address: ingest(episodes, address)),
         ("ingest, layout packed", packed, lambda address: ingest(episodes, address, layout="packed")),
     ):
-        taken, items = memory_of(like, fill)
-        peer = peer or taken / items
-        print(f"{name:<40} {taken / items:>9,.0f} bytes an item {taken / items / peer:>7.2f} of the peer", flush=True)
+        size, items = measure_server(signature_of_table, fill)
+        baseline = baseline or size / items
+        ratio = size / items / baseline
+        print(f"{name:<40} {size / items:>9,.0f} bytes per item {ratio:>7.2f} of the baseline", flush=True)
 
 
-def estimate(episodes: list[dict], folder: Path) -> None:
-    """The estimate that `serve --from` makes, and what it takes."""
+def check_estimate(episodes: list[dict], folder: Path) -> None:
+    """Compares the memory that `serve --data` estimates with the memory that the server uses."""
     print("\nservers that start from a directory")
     for layout in ("columns", "packed"):
         out = folder / layout
         ingest(episodes, out, layout=layout)
-        wanted = CheckpointRoot(out).described()["memory_bytes"]
-        taken, items = memory_of(None, lambda address: None, out)
+        estimate = CheckpointRoot(out).data()["memory_bytes"]
+        size, items = measure_server(None, lambda address: None, out)
         print(
-            f"{layout:<40} {taken / items:>9,.0f} bytes an item, estimated {wanted / items:,.0f} "
-            f"({wanted / taken:.2f} of it)",
+            f"{layout:<40} {size / items:>9,.0f} bytes per item, estimate {estimate / items:,.0f} "
+            f"({estimate / size:.2f} of it)",
             flush=True,
         )
 
 
 def write_rows(path: Path, num_steps: int, *, episode_steps: int | None, following: bool = True) -> None:
-    """Writes a D4RL file of random rows, with `next_observations` if `following`; without `episode_steps` none ends."""
+    """Writes a D4RL file of random rows; without `episode_steps` no episode ends.
+
+    Args:
+      path: path of the file.
+      num_steps: number of rows.
+      episode_steps: rows per episode, or None for a single episode without an end.
+      following: whether the file has `next_observations`.
+    """
     random = np.random.default_rng(0)
     block = 100_000
     last = random.random((1, 17), np.float32)
@@ -127,48 +136,45 @@ def write_rows(path: Path, num_steps: int, *, episode_steps: int | None, followi
 
 
 def convert(path: Path, destination: Path | str) -> tuple[int, int, Any]:
-    """Bytes of memory of this process before and at most, and the report."""
-    start = status("VmRSS")
+    """Converts a file; returns the initial and the peak memory of this process in bytes, and the report."""
+    start = read_memory("VmRSS")
     report = ingest(path, destination)
-    return start, status("VmHWM"), report
+    return start, read_memory("VmHWM"), report
 
 
-def converted(path: Path, destination: Path | str) -> tuple[int, int, Any]:
-    """As `convert`, in a process of its own."""
+def convert_in_process(path: Path, destination: Path | str) -> tuple[int, int, Any]:
+    """Does the same as `convert` in a separate process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(convert, path, destination).result()
 
 
-def endless(folder: Path, num_steps: int) -> None:
+def measure_endless_episode(folder: Path, num_steps: int) -> None:
     path = folder / "endless.hdf5"
-    print(f"\na D4RL file of {num_steps:,} rows without an end, one episode")
+    print(f"\na D4RL file of {num_steps:,} rows without an episode end, one episode")
 
     def show(what: str, start: int, peak: int, report: Any) -> None:
-        times = (peak - start) / report.bytes
+        factor = (peak - start) / report.bytes
         print(
-            f"{what:<40} {start / 1e6:>6,.0f} MB at the start, {peak / 1e6:>6,.0f} MB at most: {times:.1f} times the "
-            f"{report.bytes / report.steps:.0f} bytes of a step",
+            f"{what:<40} {start / 1e6:>6,.0f} MB at the start, {peak / 1e6:>6,.0f} MB peak: {factor:.1f} times the "
+            f"{report.bytes / report.steps:.0f} bytes per step",
             flush=True,
         )
 
     write_rows(path, num_steps, episode_steps=None, following=False)
-    show("to a directory", *converted(path, folder / "endless"))
-    memory_of(None, lambda address: show("to a server", *converted(path, address)))
+    show("to a directory", *convert_in_process(path, folder / "endless"))
+    measure_server(None, lambda address: show("to a server", *convert_in_process(path, address)))
     write_rows(path, num_steps, episode_steps=None)
-    show("with next_observations, to a directory", *converted(path, folder / "following"))
+    show("with next_observations, to a directory", *convert_in_process(path, folder / "following"))
     path.unlink()
 
 
-def large(folder: Path, num_steps: int) -> None:
+def measure_large_file(folder: Path, num_steps: int) -> None:
     path = folder / "large.hdf5"
     write_rows(path, num_steps, episode_steps=1000)
-    start, peak, report = converted(path, folder / "large")
+    start, peak, report = convert_in_process(path, folder / "large")
     print(f"\na D4RL file of {num_steps:,} rows ({path.stat().st_size / 1e9:.1f} GB) to a directory")
-    print(
-        f"{report.steps:,} steps at {report.steps_per_second:,.0f} steps/s; resident memory: {start / 1e6:,.0f} MB",
-        end="",
-    )
-    print(f" at the start, {peak / 1e6:,.0f} MB at most (asked: under 1,000)")
+    print(f"{report.steps:,} steps at {report.steps_per_second:,.0f} steps/s", end="; ")
+    print(f"resident memory {start / 1e6:,.0f} MB at the start, {peak / 1e6:,.0f} MB peak (target: under 1,000 MB)")
 
 
 def main() -> None:
@@ -177,15 +183,15 @@ def main() -> None:
     parser.add_argument("--endless-steps", type=int, default=3_000_000)
     parser.add_argument("--large-steps", type=int, default=10_000_000)
     arguments = parser.parse_args()
-    compare("floats of HalfCheetah's shape", speed.float_episodes(arguments.episodes))
-    compare("pictures 64x64x3", speed.image_episodes(max(1, arguments.episodes // 5)))
+    compare("floats of HalfCheetah's shape", speed.make_float_episodes(arguments.episodes))
+    compare("64x64x3 images", speed.make_image_episodes(max(1, arguments.episodes // 5)))
     folder = Path(tempfile.mkdtemp())
     try:
-        estimate(speed.float_episodes(arguments.episodes), folder)
+        check_estimate(speed.make_float_episodes(arguments.episodes), folder)
         if arguments.endless_steps:
-            endless(folder, arguments.endless_steps)
+            measure_endless_episode(folder, arguments.endless_steps)
         if arguments.large_steps:
-            large(folder, arguments.large_steps)
+            measure_large_file(folder, arguments.large_steps)
     finally:
         shutil.rmtree(folder)
 

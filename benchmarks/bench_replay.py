@@ -1,11 +1,11 @@
-"""How fast the replay buffers in this process are: ours against a plain numpy sum tree, in one run.
+"""Measures the in-process replay buffers, compared with a plain NumPy sum tree in the same run.
 
     python benchmarks/bench_replay.py [--runs 5] [--sizes 10000 100000 1000000]
 
-Transitions are of HalfCheetah's shape: 17 + 6 + 1 + 1 + 17 float32. The peer is `PlainBuffer` below: the textbook
-buffer of prioritized experience replay, vectorised as one does without much ado, with no limits at all; ours has all of
-them on (uses, staleness, rates). Where `cpprb` is installed (`pip install cpprb`) it is a row of its own. Each ratio is
-the median of the ratios of neighbouring runs.
+Transitions have HalfCheetah's shape: 17 + 6 + 1 + 1 + 17 float32. The baseline is `PlainBuffer` below: the textbook
+buffer of prioritized experience replay with straightforward vectorisation and no limits, whereas the measured buffer
+has all limits enabled (uses, staleness, rates). If `cpprb` is installed (`pip install cpprb`), it is compared too. Each
+ratio is the median of the ratios of consecutive runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ silence_logs()
 import_quietly("tf_agents.replay_buffers.reverb_utils")
 
 import numpy as np
-from bench_data import float_episodes
-from bench_sample import filled_by_ingest, through
+from bench_data import make_float_episodes
+from bench_sample import serve_with_ingest, time_dataset
 
 from rlds2reverb import TrajectoryWindows, load, sample_dataset, trajectory_columns
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
@@ -45,7 +46,7 @@ SHAPES = {"obs": (17,), "action": (6,), "reward": (), "done": (), "next_obs": (1
 
 
 class PlainBuffer:
-    """Prioritized replay in numpy: rings of columns, and binary trees of sums and minima that go up level by level."""
+    """Prioritized replay in NumPy: rings of columns, and binary trees of sums and minima updated level by level."""
 
     def __init__(self, size: int):
         self.size, self.count, self.next = size, 0, 0
@@ -76,40 +77,40 @@ class PlainBuffer:
         self.highest = max(self.highest, priorities.max())
 
     def draw(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        wanted = np.random.random(size) * self.sums[1]
+        mass = np.random.random(size) * self.sums[1]
         nodes = np.ones(size, np.int64)
         while nodes[0] < self.half:
             left = self.sums[2 * nodes]
-            right = wanted >= left
-            wanted = np.where(right, wanted - left, wanted)
+            right = mass >= left
+            mass = np.where(right, mass - left, mass)
             nodes = 2 * nodes + right
         weights = (self.sums[nodes] / self.mins[1]) ** -BETA
         return nodes - self.half, weights
 
     def sample(self, size: int) -> list[dict[str, Any]]:
         places, weights = self.draw(size)
-        found = []
+        items = []
         for place, weight in zip(places.tolist(), weights.tolist(), strict=True):
             item = {name: column[place].copy() for name, column in self.columns.items()}
             item.update(IS=weight, index=place)
-            found.append(item)
-        return found
+            items.append(item)
+        return items
 
     def sample_columns(self, size: int) -> dict[str, np.ndarray]:
         places, weights = self.draw(size)
         return {**{name: column[places] for name, column in self.columns.items()}, "IS": weights, "index": places}
 
 
-def transitions(count: int) -> dict[str, np.ndarray]:
+def make_transitions(count: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     return {name: random.random((count, *shape), np.float32) for name, shape in SHAPES.items()}
 
 
-def items_of(columns: dict[str, np.ndarray], count: int) -> list[dict[str, Any]]:
+def make_items(columns: dict[str, np.ndarray], count: int) -> list[dict[str, Any]]:
     return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 
-def limited(size: int) -> BufferConfig:
+def make_config(size: int) -> BufferConfig:
     return BufferConfig(
         max_size=size,
         alpha=ALPHA,
@@ -121,8 +122,8 @@ def limited(size: int) -> BufferConfig:
     )
 
 
-def rate(call: Callable[[], Any], secs: float) -> float:
-    """Calls a second."""
+def measure_rate(call: Callable[[], Any], secs: float) -> float:
+    """Returns the number of calls per second."""
     count, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < secs:
         call()
@@ -130,19 +131,26 @@ def rate(call: Callable[[], Any], secs: float) -> float:
     return count / passed
 
 
-def compare(name: str, ours: Callable[[], Any], peer: Callable[[], Any], runs: int, secs: float, asked: str) -> float:
-    """Prints a row: both rates, and the median of the ratios; gives our median rate."""
-    rate(ours, 0.1), rate(peer, 0.1)
-    pairs = [(rate(ours, secs), rate(peer, secs)) for _ in range(runs)]
-    mine, theirs = (statistics.median(values) for values in zip(*pairs, strict=True))
-    ratio = statistics.median(own / other for own, other in pairs)
-    print(f"{name:<62} {mine:>9,.0f}/s {theirs:>9,.0f}/s {ratio:>7.1f}x  {asked}", flush=True)
-    return mine
+def compare(
+    name: str, call: Callable[[], Any], baseline: Callable[[], Any], runs: int, secs: float, target: str = ""
+) -> float:
+    """Prints both rates and the median of their ratios, and returns the first rate."""
+    measure_rate(call, 0.1), measure_rate(baseline, 0.1)
+    pairs = [(measure_rate(call, secs), measure_rate(baseline, secs)) for _ in range(runs)]
+    return print_row(name, pairs, target)
+
+
+def print_row(name: str, pairs: list[tuple[float, float]], target: str) -> float:
+    """Prints the medians of pairs of rates and of their ratios, and returns the median of the first rates."""
+    rate, baseline_rate = (statistics.median(values) for values in zip(*pairs, strict=True))
+    ratio = statistics.median(first / second for first, second in pairs)
+    print(f"{name:<62} {rate:>9,.0f}/s {baseline_rate:>9,.0f}/s {ratio:>7.1f}x  {target}".rstrip(), flush=True)
+    return rate
 
 
 @contextmanager
-def busy_thread() -> Iterator[None]:
-    """A thread of Python that never waits."""
+def run_busy_thread() -> Iterator[None]:
+    """Runs a Python thread that never waits."""
     ended = threading.Event()
 
     def work() -> None:
@@ -160,154 +168,157 @@ def busy_thread() -> Iterator[None]:
         thread.join()
 
 
-def filled(size: int, columns: dict[str, np.ndarray]) -> tuple[AdvancedReplayBuffer, PlainBuffer]:
-    ours, peer = AdvancedReplayBuffer("ours", limited(size), seed=0), PlainBuffer(size)
+def make_buffers(size: int, columns: dict[str, np.ndarray]) -> tuple[AdvancedReplayBuffer, PlainBuffer]:
+    buffer, baseline = AdvancedReplayBuffer("buffer", make_config(size), seed=0), PlainBuffer(size)
     priorities = np.random.default_rng(1).uniform(0.1, 2.0, size)
-    ours.extend_columns(columns, priorities=priorities, collect_iters=0)
+    buffer.extend_columns(columns, priorities=priorities, collect_iters=0)
     for name, column in columns.items():
-        peer.columns[name][:] = column
-    peer.count = size
-    peer.set(np.arange(size), priorities)
-    return ours, peer
+        baseline.columns[name][:] = column
+    baseline.count = size
+    baseline.set(np.arange(size), priorities)
+    return buffer, baseline
 
 
-def rows(ours: AdvancedReplayBuffer, peer: PlainBuffer, some: list[dict[str, Any]], runs: int, secs: float) -> float:
-    """The rows of one size; gives the rate of `sample`."""
+def compare_methods(
+    buffer: AdvancedReplayBuffer, baseline: PlainBuffer, items: list[dict[str, Any]], runs: int, secs: float
+) -> float:
+    """Compares all methods for one number of elements, and returns the rate of `sample`."""
     random = np.random.default_rng(2)
     priorities = random.uniform(0.1, 2.0, 256)
 
-    def update_ours() -> None:
-        ours.update(
-            {"replay_unique_id": ours.push_count - 1 - random.integers(ours.count(), size=256), "priority": priorities}
-        )
+    def update() -> None:
+        ids = buffer.push_count - 1 - random.integers(buffer.count(), size=256)
+        buffer.update({"replay_unique_id": ids, "priority": priorities})
 
-    def update_peer() -> None:
-        peer.update(random.integers(peer.count, size=256), priorities)
+    def update_baseline() -> None:
+        baseline.update(random.integers(baseline.count, size=256), priorities)
 
-    sampled = compare(
-        "sample(64), dicts", lambda: ours.sample(64, 1), lambda: peer.sample(64), runs, secs, "asked: 1.5"
-    )
-    batch = lambda: ours.sample_batch(256, 1)  # noqa: E731
-    compare("sample_batch(256) against the peer's dicts", batch, lambda: peer.sample(256), runs, secs, "asked: 5")
-    compare("sample_batch(256) against its draw of columns", batch, lambda: peer.sample_columns(256), runs, secs, "")
-    compare("update of 256", update_ours, update_peer, runs, secs, "asked: 3")
-    compare("extend of 64", lambda: ours.extend(some), lambda: peer.extend(some), runs, secs, "asked: 2")
-    return sampled
+    def sample_batch() -> Any:
+        return buffer.sample_batch(256, 1)
+
+    name = "sample(64), dicts"
+    rate = compare(name, lambda: buffer.sample(64, 1), lambda: baseline.sample(64), runs, secs, "target: 1.5x")
+    name = "sample_batch(256) compared with the baseline's dicts"
+    compare(name, sample_batch, lambda: baseline.sample(256), runs, secs, "target: 5x")
+    name = "sample_batch(256) compared with the baseline's columns"
+    compare(name, sample_batch, lambda: baseline.sample_columns(256), runs, secs)
+    compare("update of 256", update, update_baseline, runs, secs, "target: 3x")
+    compare("extend of 64", lambda: buffer.extend(items), lambda: baseline.extend(items), runs, secs, "target: 2x")
+    return rate
 
 
-def third_party(size: int, columns: dict[str, np.ndarray], ours: AdvancedReplayBuffer, runs: int, secs: float) -> None:
+def compare_with_cpprb(
+    size: int, columns: dict[str, np.ndarray], buffer: AdvancedReplayBuffer, runs: int, secs: float
+) -> None:
+    """Compares a buffer with cpprb's, if it is installed."""
     if cpprb is None:
         return
     env = {name: {"shape": shape or 1, "dtype": np.float32} for name, shape in SHAPES.items()}
-    theirs = cpprb.PrioritizedReplayBuffer(size, env, alpha=ALPHA)
-    theirs.add(**{name: column.reshape(size, -1) for name, column in columns.items()})
+    baseline = cpprb.PrioritizedReplayBuffer(size, env, alpha=ALPHA)
+    baseline.add(**{name: column.reshape(size, -1) for name, column in columns.items()})
     random, priorities = np.random.default_rng(3), np.random.default_rng(4).uniform(0.1, 2.0, 256)
     some = {name: column[:64] for name, column in columns.items()}
     flat = {name: column.reshape(64, -1) for name, column in some.items()}
-    print(f"\nagainst cpprb {metadata.version('cpprb')}, which is C++ and keeps no limits")
-    for batch in (64, 256):
+
+    def update() -> None:
+        ids = buffer.push_count - 1 - random.integers(size, size=256)
+        buffer.update({"replay_unique_id": ids, "priority": priorities})
+
+    def update_baseline() -> None:
+        baseline.update_priorities(random.integers(size, size=256), priorities)
+
+    print(f"\ncompared with cpprb {metadata.version('cpprb')}, which is written in C++ and has no limits")
+    for batch_size in (64, 256):
         compare(
-            f"sample_batch({batch})",
-            lambda b=batch: ours.sample_batch(b, 1),
-            lambda b=batch: theirs.sample(b, BETA),
+            f"sample_batch({batch_size})",
+            partial(buffer.sample_batch, batch_size, 1),
+            partial(baseline.sample, batch_size, BETA),
             runs,
             secs,
-            "",
         )
-    compare(
-        "update of 256",
-        lambda: ours.update(
-            {"replay_unique_id": ours.push_count - 1 - random.integers(size, size=256), "priority": priorities}
-        ),
-        lambda: theirs.update_priorities(random.integers(size, size=256), priorities),
-        runs,
-        secs,
-        "",
-    )
-    compare("64 transitions as columns", lambda: ours.extend_columns(some), lambda: theirs.add(**flat), runs, secs, "")
+    compare("update of 256", update, update_baseline, runs, secs)
+    name = "64 transitions as columns"
+    compare(name, lambda: buffer.extend_columns(some), lambda: baseline.add(**flat), runs, secs)
 
 
-def longest_wait(ours: AdvancedReplayBuffer) -> tuple[float, float, float]:
-    """Seconds of the longest sample beside a checkpoint, of the longest without one, and of the checkpoint."""
+def measure_longest_wait(buffer: AdvancedReplayBuffer) -> tuple[float, float, float]:
+    """Returns the longest duration of a sample during a save and without one, and the duration of the save."""
 
-    def longest(until: Callable[[], bool]) -> float:
-        found = 0.0
-        while not until():
+    def find_longest(is_over: Callable[[], bool]) -> float:
+        longest = 0.0
+        while not is_over():
             began = time.perf_counter()
-            ours.sample_batch(256, 1)
-            found = max(found, time.perf_counter() - began)
-        return found
+            buffer.sample_batch(256, 1)
+            longest = max(longest, time.perf_counter() - began)
+        return longest
 
     with tempfile.TemporaryDirectory() as folder:
         end = time.perf_counter() + 1
-        alone = longest(lambda: time.perf_counter() > end)
-        saving = threading.Thread(target=ours.save_data, args=(Path(folder) / "saved",))
+        without_save = find_longest(lambda: time.perf_counter() > end)
+        thread = threading.Thread(target=buffer.save_data, args=(Path(folder) / "saved",))
         began = time.perf_counter()
-        saving.start()
-        beside = longest(lambda: not saving.is_alive())
-        return beside, alone, time.perf_counter() - began
+        thread.start()
+        during_save = find_longest(lambda: not thread.is_alive())
+        return during_save, without_save, time.perf_counter() - began
 
 
-def streams(num_batches: int, runs: int) -> None:
-    """`dataset(256)` of items of two steps, against a packed Reverb table with the same items."""
-    episodes = float_episodes(5)
+def compare_datasets(num_batches: int, runs: int) -> None:
+    """Compares `dataset(256)` with a packed Reverb table, both with the same items of two steps."""
+    episodes = make_float_episodes(5)
     parts = [trajectory_columns(steps)._asdict() for steps in episodes]
     columns = {
         name: np.concatenate([np.stack([part[name][:-1], part[name][1:]], 1) for part in parts])
         for name in parts[0]
         if name != "policy_info"
     }
-    with AdvancedReplayBuffer("ours", BufferConfig(max_size=len(columns["reward"]), alpha=ALPHA, beta=BETA)) as ours:
-        ours.extend_columns(columns)
-        with filled_by_ingest(episodes, "packed") as server:
-            assert (
-                TrajectoryWindows().item_spec(load(episodes[:1]).step_spec).reward.shape == columns["reward"].shape[1:]
-            )
-            mine = through(ours.dataset(256), num_batches)
-            theirs = through(sample_dataset(server.address, "replay", 256), num_batches)
-            mine(), theirs()
-            pairs = [(num_batches / mine(), num_batches / theirs()) for _ in range(runs)]
-    own, other = (statistics.median(values) for values in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    name = "dataset(256) of two steps, against a packed Reverb table"
-    print(f"{name:<62} {own:>9,.0f}/s {other:>9,.0f}/s {ratio:>7.1f}x  asked: 1")
+    config = BufferConfig(max_size=len(columns["reward"]), alpha=ALPHA, beta=BETA)
+    with AdvancedReplayBuffer("buffer", config) as buffer, serve_with_ingest(episodes, "packed") as server:
+        buffer.extend_columns(columns)
+        assert TrajectoryWindows().item_spec(load(episodes[:1]).step_spec).reward.shape == columns["reward"].shape[1:]
+        run = time_dataset(buffer.dataset(256), num_batches)
+        run_table = time_dataset(sample_dataset(server.address, "replay", 256), num_batches)
+        run(), run_table()
+        pairs = [(num_batches / run(), num_batches / run_table()) for _ in range(runs)]
+    print_row("dataset(256) of two steps, compared with a packed table", pairs, "target: 1x")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--secs", type=float, default=0.5, help="of each run")
+    parser.add_argument("--secs", type=float, default=0.5, help="duration of each run")
     parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--batches", type=int, default=1500)
     arguments = parser.parse_args()
     runs, secs = arguments.runs, arguments.secs
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
-    print(f"HalfCheetah's transitions, alpha {ALPHA}; median of {runs} after a warm-up; ours, the peer's, the ratio")
+    print(f"HalfCheetah's transitions, alpha {ALPHA}; median of {runs} after a warm-up; rate, baseline, ratio")
     rates = {}
     for size in arguments.sizes:
         print(f"\n{size:,} elements", flush=True)
-        columns = transitions(size)
-        some = items_of(columns, 64)
-        ours, peer = filled(size, columns)
-        rates[size] = rows(ours, peer, some, runs, secs)
+        columns = make_transitions(size)
+        items = make_items(columns, 64)
+        buffer, baseline = make_buffers(size, columns)
+        rates[size] = compare_methods(buffer, baseline, items, runs, secs)
     first = arguments.sizes[0]
-    print(f"\nsample(64) of {size:,} elements: {rates[size] / rates[first]:.0%} of the rate of {first:,}; asked: 50%")
-    print(f"\n{size:,} elements, beside one busy Python thread", flush=True)
-    with busy_thread():
-        rows(ours, peer, some, runs, max(secs, 1.0))
-    third_party(size, columns, ours, runs, secs)
+    share = rates[size] / rates[first]
+    print(f"\nsample(64) with {size:,} elements: {share:.0%} of the rate with {first:,} (target: 50%)")
+    print(f"\n{size:,} elements, next to a busy Python thread", flush=True)
+    with run_busy_thread():
+        compare_methods(buffer, baseline, items, runs, max(secs, 1.0))
+    compare_with_cpprb(size, columns, buffer, runs, secs)
     print()
-    waits = [longest_wait(ours) for _ in range(3)]
-    beside, alone, took = (statistics.median(values) for values in zip(*waits, strict=True))
+    waits = [measure_longest_wait(buffer) for _ in range(3)]
+    during, without, took = (statistics.median(values) for values in zip(*waits, strict=True))
     print(
-        f"longest wait for sample_batch(256) while {size:,} elements are saved: {1e3 * beside:.0f} ms of {took:.1f} s "
-        f"(without saving {1e3 * alone:.0f} ms); asked: 50 ms"
+        f"longest sample_batch(256) while {size:,} elements are saved: {1e3 * during:.0f} ms of {took:.1f} s "
+        f"(without saving {1e3 * without:.0f} ms; target: 50 ms)"
     )
     began = time.perf_counter()
-    fresh = AdvancedReplayBuffer("fresh", limited(100_000))
-    fresh.extend_columns({name: column[:100_000] for name, column in columns.items()})
-    print(f"100,000 transitions in columns are pushed in {1e3 * (time.perf_counter() - began):.0f} ms; asked: 500 ms")
-    streams(arguments.batches, runs)
+    new_buffer = AdvancedReplayBuffer("new", make_config(100_000))
+    new_buffer.extend_columns({name: column[:100_000] for name, column in columns.items()})
+    secs_pushed = time.perf_counter() - began
+    print(f"100,000 transitions are pushed as columns in {1e3 * secs_pushed:.0f} ms (target: 500 ms)")
+    compare_datasets(arguments.batches, runs)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How fast batches come out of a prioritized table: ours against TF-Agents' buffer, on the same items, in one run.
+"""Measures sampling from a prioritized table, compared with TF-Agents' buffer on the same items in the same run.
 
     python benchmarks/bench_sample.py [--runs 5] [--batches 1600]
 
-Data are of HalfCheetah's shape: 17 + 6 floats, items of 2 steps, batches of 256. The peer's table is filled by
-TF-Agents' own trajectory observer, as its users do; ours by `ingest`. Servers are in this process unless said. The peer
-gets fewer batches: a rate is a rate.
+The data have HalfCheetah's shape: 17 + 6 floats, items of 2 steps, batches of 256. The baseline's table is filled by
+TF-Agents' own trajectory observer, as its users do, and the others by `ingest`. Servers run in this process unless
+stated otherwise. The baseline samples fewer batches, which does not affect its rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,7 +28,7 @@ import_quietly("tf_agents.replay_buffers.reverb_utils")
 import numpy as np
 import tensorflow as tf
 import tree
-from bench_data import float_episodes
+from bench_data import make_float_episodes
 from tf_agents.replay_buffers import reverb_replay_buffer, reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 
@@ -39,25 +39,25 @@ BATCH_SIZE = 256
 ALPHA = 0.6
 
 #: Called with each batch.
-Each = Callable[[Any], None]
+OnBatch = Callable[[Any], None]
 
 
 @contextlib.contextmanager
-def filled_by_the_observer(episodes: list[dict]) -> Iterator[ReplayServer]:
+def serve_with_observer(episodes: list[dict]) -> Iterator[ReplayServer]:
     columns = tree.map_structure(lambda *parts: np.stack(parts), *episodes)
     steps = tf.data.Dataset.from_tensor_slices(columns)
     dataset = steps.map(lambda nest: {"steps": tf.data.Dataset.from_tensor_slices(nest)})
     spec = reference.tensor_spec.add_outer_dim(reference.create_trajectory_data_spec(dataset))
     with ReplayServer([TableConfig()], TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)) as server:
         observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
-        observer.get_table_signature = lambda: spec  # it compares bounds and names, which Reverb does not keep
+        observer.get_table_signature = lambda: spec  # The observer compares bounds and names, which Reverb drops.
         reference.push_rlds_to_reverb(dataset, observer)
         observer.close()
         yield server
 
 
 @contextlib.contextmanager
-def filled_by_ingest(episodes: list[dict], layout: str) -> Iterator[ReplayServer]:
+def serve_with_ingest(episodes: list[dict], layout: str) -> Iterator[ReplayServer]:
     signature = TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)
     if layout == "packed":
         signature = packed_signature(Packing(signature, squeeze=False))
@@ -67,27 +67,27 @@ def filled_by_ingest(episodes: list[dict], layout: str) -> Iterator[ReplayServer
 
 
 def serve(channel: Connection, num_episodes: int, layout: str) -> None:
-    with filled_by_ingest(float_episodes(num_episodes), layout) as server:
+    with serve_with_ingest(make_float_episodes(num_episodes), layout) as server:
         channel.send(server.address)
         channel.recv()
 
 
 @contextlib.contextmanager
-def filled_elsewhere(num_episodes: int, layout: str) -> Iterator[str]:
-    """The address of a server in a process of its own."""
+def serve_in_process(num_episodes: int, layout: str) -> Iterator[str]:
+    """Yields the address of a server in a separate process."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, num_episodes, layout))
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there, num_episodes, layout))
     process.start()
     try:
-        yield ours.recv()
+        yield here.recv()
     finally:
         process.kill()
         process.join()
 
 
-def peer_dataset(server: ReplayServer) -> tf.data.Dataset:
-    """As TF-Agents' users call it, with its defaults."""
+def make_baseline_dataset(server: ReplayServer) -> tf.data.Dataset:
+    """Returns the dataset of TF-Agents' buffer with its defaults."""
     signature = server.client.server_info(timeout=10)["replay"].signature
     spec = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), signature)
     buffer = reverb_replay_buffer.ReverbReplayBuffer(
@@ -96,8 +96,10 @@ def peer_dataset(server: ReplayServer) -> tf.data.Dataset:
     return buffer.as_dataset(sample_batch_size=BATCH_SIZE, num_steps=2)
 
 
-def through(dataset: tf.data.Dataset, num_batches: int, each: Each = lambda batch: None) -> Callable[[], float]:
-    """Seconds for so many batches, from an iterator that has begun."""
+def time_dataset(
+    dataset: tf.data.Dataset, num_batches: int, on_batch: OnBatch = lambda batch: None
+) -> Callable[[], float]:
+    """Returns a function that times `num_batches` batches of a dataset, after a warm-up, in seconds."""
 
     def run() -> float:
         batches = iter(dataset)
@@ -105,34 +107,35 @@ def through(dataset: tf.data.Dataset, num_batches: int, each: Each = lambda batc
             next(batches)
         began = time.perf_counter()
         for _ in range(num_batches):
-            each(next(batches))
+            on_batch(next(batches))
         return time.perf_counter() - began
 
     return run
 
 
-def write_back_with_client(server: ReplayServer, keys_of: Callable[[Any], tf.Tensor]) -> Each:
+def make_priority_writer(server: ReplayServer, get_keys: Callable[[Any], tf.Tensor]) -> OnBatch:
+    """Returns a function that writes random priorities for the items of a batch."""
     random = np.random.default_rng(0)
 
-    def each(batch: Any) -> None:
-        keys = keys_of(batch).numpy().ravel().tolist()
+    def write(batch: Any) -> None:
+        keys = get_keys(batch).numpy().ravel().tolist()
         priorities = random.uniform(0.5, 1.5, len(keys)).tolist()
         server.client.mutate_priorities("replay", dict(zip(keys, priorities, strict=True)))
 
-    return each
+    return write
 
 
-def columns_of(episodes: list[dict]) -> tuple[list[np.ndarray], np.ndarray]:
-    """All items as arrays in memory `[N, 2, ...]`, and the running sum of their powers of priorities."""
+def make_columns(episodes: list[dict]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns all items as arrays `[N, 2, ...]`, and the running sum of their priorities to the power of alpha."""
     parts = [tree.flatten(trajectory_columns(steps)) for steps in episodes]
     windows = [[np.stack([column[:-1], column[1:]], axis=1) for column in columns] for columns in parts]
     joined = [np.concatenate(columns) for columns in zip(*windows, strict=True)]
     return joined, np.cumsum(np.ones(len(joined[0])) ** ALPHA)
 
 
-def numpy_gather(episodes: list[dict], num_batches: int) -> Callable[[], float]:
-    """A limit: prioritized sampling of arrays in this process."""
-    columns, sums = columns_of(episodes)
+def time_numpy_gather(episodes: list[dict], num_batches: int) -> Callable[[], float]:
+    """Returns a function that times prioritized sampling of arrays in this process: an upper limit."""
+    columns, sums = make_columns(episodes)
     random = np.random.default_rng(0)
 
     def run() -> float:
@@ -145,9 +148,9 @@ def numpy_gather(episodes: list[dict], num_batches: int) -> Callable[[], float]:
     return run
 
 
-def tensorflow_gather(episodes: list[dict]) -> tf.data.Dataset:
-    """A limit: the same in a tf.data pipeline."""
-    arrays, sums = columns_of(episodes)
+def make_gather_dataset(episodes: list[dict]) -> tf.data.Dataset:
+    """Returns a dataset of prioritized samples of tensors in memory: an upper limit for `tf.data`."""
+    arrays, sums = make_columns(episodes)
     columns, sums = [tf.constant(column) for column in arrays], tf.constant(sums)
 
     def draw(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -157,49 +160,53 @@ def tensorflow_gather(episodes: list[dict]) -> tf.data.Dataset:
     return tf.data.Dataset.range(1 << 40).map(draw).prefetch(1)
 
 
-def measure(name: str, num_batches: int, run: Callable[[], float], runs: int, peer: float | None, asked: str) -> float:
+def measure(
+    name: str, num_batches: int, run: Callable[[], float], runs: int, baseline: float | None = None, target: str = ""
+) -> float:
+    """Prints and returns a median rate in items/s."""
     run()
     rate = statistics.median(num_batches * BATCH_SIZE / run() for _ in range(runs))
-    ratio = f"{rate / peer:>7.1f}x" if peer else "        "
-    print(f"{name:<62} {rate:>11,.0f} items/s {ratio} {asked}", flush=True)
+    ratio = f"{rate / baseline:>7.1f}x" if baseline else "        "
+    print(f"{name:<62} {rate:>11,.0f} items/s {ratio} {target}".rstrip(), flush=True)
     return rate
 
 
 def compare(episodes: list[dict], runs: int, num_batches: int) -> None:
-    def ours(name: str, servers: Any, peer: float, each: Each = lambda batch: None, asked: str = "") -> float:
+    def sample(name: str, servers: Any, on_batch: OnBatch = lambda batch: None, target: str = "") -> float:
         dataset = sample_dataset(servers, "replay", BATCH_SIZE)
-        return measure(name, num_batches, through(dataset, num_batches, each), runs, peer, asked)
+        return measure(name, num_batches, time_dataset(dataset, num_batches, on_batch), runs, baseline, target)
 
     few = max(num_batches // 8, 10)
-    with filled_by_the_observer(episodes) as server:
-        peer = measure("the peer: as_dataset, its defaults", few, through(peer_dataset(server), few), runs, None, "")
-        each = write_back_with_client(server, lambda batch: batch[1].key[:, 0])
-        wrote = through(peer_dataset(server), few, each)
-        peer_writing = measure("the peer, priorities written back every batch", few, wrote, runs, peer, "")
-        ours("sample_dataset, the table that the observer filled", server.address, peer)
-    best = 0.0  # of the layouts, one of which a user would choose
+    with serve_with_observer(episodes) as server:
+        run = time_dataset(make_baseline_dataset(server), few)
+        baseline = measure("as_dataset with its defaults (baseline)", few, run, runs)
+        write = make_priority_writer(server, lambda batch: batch[1].key[:, 0])
+        run = time_dataset(make_baseline_dataset(server), few, write)
+        writing_baseline = measure("as_dataset, priorities written back", few, run, runs, baseline)
+        sample("sample_dataset, the table that the observer filled", server.address)
+    best = 0.0  # The rate of the faster layout, since users can choose it.
     for layout in ("columns", "packed"):
-        with filled_by_ingest(episodes, layout) as server:
-            best = max(best, ours(f"sample_dataset, {layout}", server.address, peer, asked="asked: 10"))
-            each = write_back_with_client(server, lambda batch: batch.info.key)
-            ours(f"sample_dataset, {layout}, priorities written back", server.address, peer, each, "asked: 4")
-            print(f"{'':<62} (the peer that writes back: {peer_writing:,.0f} items/s)")
+        with serve_with_ingest(episodes, layout) as server:
+            best = max(best, sample(f"sample_dataset, {layout}", server.address, target="target: 10x"))
+            write = make_priority_writer(server, lambda batch: batch.info.key)
+            sample(f"sample_dataset, {layout}, priorities written back", server.address, write, "target: 4x")
+            print(f"{'':<62} (as_dataset with priorities written back: {writing_baseline:,.0f} items/s)")
     with contextlib.ExitStack() as stack:
-        both = [stack.enter_context(filled_by_ingest(episodes, "packed")).address for _ in range(2)]
-        ours("sample_dataset, packed, two servers", both, peer)
-    print("\nservers in processes of their own")
+        both = [stack.enter_context(serve_with_ingest(episodes, "packed")).address for _ in range(2)]
+        sample("sample_dataset, packed, two servers", both)
+    print("\nservers in separate processes")
     for layout in ("columns", "packed"):
-        with filled_elsewhere(len(episodes), layout) as address:
-            ours(f"sample_dataset, {layout}", address, peer)
-    print("\nthe limit: no server, arrays in memory")
+        with serve_in_process(len(episodes), layout) as address:
+            sample(f"sample_dataset, {layout}", address)
+    print("\nupper limit: no server, arrays in memory")
     many = 5 * num_batches
-    limits: Sequence[tuple[str, Callable[[], float]]] = (
-        ("numpy, searchsorted and fancy indexing", numpy_gather(episodes, many)),
-        ("tf.searchsorted and tf.gather in tf.data", through(tensorflow_gather(episodes), many)),
-    )
-    for name, run in limits:
-        limit = measure(name, many, run, runs, peer, "")
-        print(f"{'sample_dataset, the better layout, is at':<62} {best / limit:>11.0%} of that")
+    limits = {
+        "NumPy, searchsorted and fancy indexing": time_numpy_gather(episodes, many),
+        "tf.searchsorted and tf.gather in tf.data": time_dataset(make_gather_dataset(episodes), many),
+    }
+    for name, run in limits.items():
+        limit = measure(name, many, run, runs, baseline)
+        print(f"{'sample_dataset, the faster layout, reaches':<62} {best / limit:>11.0%} of that")
 
 
 def main() -> None:
@@ -208,7 +215,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1600)
     parser.add_argument("--episodes", type=int, default=5)
     arguments = parser.parse_args()
-    episodes = float_episodes(arguments.episodes)
+    episodes = make_float_episodes(arguments.episodes)
     items = sum(len(steps["reward"]) - 1 for steps in episodes)
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
     print(f"{items:,} items of 2 steps, HalfCheetah's shape, prioritized (alpha {ALPHA}), batches of {BATCH_SIZE}")

@@ -1,12 +1,12 @@
-"""What the agents learn: every agent on every data set with several seeds, as a table and a figure.
+"""Trains every agent on every dataset with several seeds, and writes a table and a figure of the results.
 
     python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--steps 20000] [--out runs]
 
-DATA is a folder of D4RL files with `ref_scores.json`. Each run is `rlds2reverb train` in a process of its own, and is
-continued if it was stopped; runs that are complete are not done again. Reported are the mean return of the data; the
-mean of the last five evaluations, with its standard deviation over the seeds; their swing, which is their standard
-deviation within a run; and the best evaluation. The last two are means over the seeds. The figure is `learning.png` in
-the folder --out.
+DATA is a directory of D4RL files with `ref_scores.json`. Each run is `rlds2reverb train` in a separate process.
+Interrupted runs are continued, and complete runs are not repeated. The table contains the mean return of the data; the
+mean of the last five evaluations with its standard deviation over seeds; their swing, which is their standard
+deviation within a run; and the best evaluation. The last two are means over seeds. The figure is `learning.png` in the
+directory --out.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DATASETS = (
     "invertedpendulum_expert-v2",
     "pendulum_mixed-v2",
 )
-#: All episodes of these have the same return: IQL's recipe, which divides rewards by the spread, is not for them.
-ALIKE = ("invertedpendulum_expert-v2",)
-#: What is compared: options of `train` by name.
+#: Datasets whose episodes all have the same return, so that IQL's reward recipe would divide by zero.
+CONSTANT_RETURN = ("invertedpendulum_expert-v2",)
+#: The options of `train` for each variant that is compared.
 VARIANTS = {
     "bc": ["--algo", "bc"],
     "bc_10": ["--algo", "bc", "--top-percent", "10"],
@@ -50,15 +50,15 @@ VARIANTS = {
 }
 
 
-def trained(data: Path, dataset: str, variant: str, seed: int, *, steps: int, out: Path) -> Run:
-    """Returns a run, which is done or finished first if it is not complete."""
+def train(data: Path, dataset: str, variant: str, seed: int, *, steps: int, out: Path) -> Run:
+    """Returns a run, after completing it if necessary."""
     root = out / dataset / f"{variant}-{seed}"
-    recipe = ["--reward", "iql_locomotion"] if "iql" in variant and dataset not in ALIKE else []
+    recipe = ["--reward", "iql_locomotion"] if "iql" in variant and dataset not in CONSTANT_RETURN else []
     if not (root / "evaluations.csv").is_file() or load_run(root).evaluations["step"].max(initial=0) < steps:
         every = max(steps // 20, 1)
         command = [
             *(sys.executable, "-m", "rlds2reverb.cli", "train", "--data", str(data / f"{dataset}.hdf5")),
-            *("--references", str(data / "ref_scores.json")),
+            *("--reference-file", str(data / "ref_scores.json")),
             *("--run-dir", str(root), "--seed", str(seed), "--steps", str(steps)),
             *("--eval-every", str(every), "--log-every", str(every), "--checkpoint-every", str(steps)),
             *VARIANTS[variant],
@@ -66,12 +66,12 @@ def trained(data: Path, dataset: str, variant: str, seed: int, *, steps: int, ou
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+            raise RuntimeError(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
     return load_run(root)
 
 
-def row(dataset: str, variant: str, runs: list[Run]) -> dict[str, Any]:
-    """Returns the numbers of one variant on one data set."""
+def summarize(dataset: str, variant: str, runs: list[Run]) -> dict[str, Any]:
+    """Returns the results of one variant on one dataset."""
     returns = [run.evaluations["mean"] for run in runs]
     last = [float(np.mean(each[-5:])) for each in returns]
     swing = [float(np.std(each[-5:])) for each in returns]
@@ -87,8 +87,8 @@ def row(dataset: str, variant: str, runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def figure_of(runs: dict[str, dict[str, list[Run]]]) -> Figure:
-    """Returns a figure with the curves of each data set, in a panel of its own, and the legend in the last one."""
+def draw_figure(runs: dict[str, dict[str, list[Run]]]) -> Figure:
+    """Returns a figure with one panel of learning curves per dataset, and the legend in the last panel."""
     columns = min(len(runs) + 1, 3)
     rows = -(-(len(runs) + 1) // columns)
     figure = Figure(figsize=(4.6 * columns, 3.4 * rows), dpi=90, layout="constrained")
@@ -105,11 +105,11 @@ def figure_of(runs: dict[str, dict[str, list[Run]]]) -> Figure:
     return figure
 
 
-def line(found: dict[str, Any]) -> str:
-    """Returns a row of numbers as one of the table."""
-    last = f"{found['last']:,.0f} ± {found['last_std']:,.0f}"
-    numbers = [f"{found['data']:,.0f}", last, f"{found['swing']:,.0f}", f"{found['best']:,.0f}"]
-    return f"| {found['dataset']} | {found['variant']} | {' | '.join(numbers)} |"
+def format_row(row: dict[str, Any]) -> str:
+    """Returns the results of one variant as a row of the table."""
+    last = f"{row['last']:,.0f} ± {row['last_std']:,.0f}"
+    numbers = [f"{row['data']:,.0f}", last, f"{row['swing']:,.0f}", f"{row['best']:,.0f}"]
+    return f"| {row['dataset']} | {row['variant']} | {' | '.join(numbers)} |"
 
 
 def main() -> None:
@@ -121,19 +121,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
-    rows, every = [], {}
-    print("| data set | agent | return of the data | last five | swing | best |\n|---|---|---|---|---|---|")
+    rows, all_runs = [], {}
+    print("| dataset | agent | mean return of the data | last five | swing | best |\n|---|---|---|---|---|---|")
     for dataset in arguments.datasets:
-        every[dataset] = {}
+        all_runs[dataset] = {}
         for variant in arguments.algos:
             runs = [
-                trained(arguments.data, dataset, variant, seed, steps=arguments.steps, out=arguments.out)
+                train(arguments.data, dataset, variant, seed, steps=arguments.steps, out=arguments.out)
                 for seed in range(arguments.seeds)
             ]
-            every[dataset][variant] = runs
-            rows.append(row(dataset, variant, runs))
-            print(line(rows[-1]), flush=True)
-    save_png(figure_of(every), arguments.out / "learning.png")
+            all_runs[dataset][variant] = runs
+            rows.append(summarize(dataset, variant, runs))
+            print(format_row(rows[-1]), flush=True)
+    save_png(draw_figure(all_runs), arguments.out / "learning.png")
     (arguments.out / "learning.json").write_text(json.dumps(rows, indent=1))
 
 
