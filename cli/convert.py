@@ -1,4 +1,4 @@
-"""`rlds2reverb convert`: a data set into the tables of a server, or into a directory that a server starts from."""
+"""`rlds2reverb convert`: writes a dataset into the tables of a server, or into a directory that servers start from."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.sources import Source
 
-from . import checks, output
+from . import checks, directories, output
 from .options import (
     GroupedCommand,
-    adder_of,
+    apply_transform_options,
     item_options,
-    names_of,
+    make_adder,
+    make_signature,
     open_source,
+    parameter_names,
     reading_options,
     require_item_options,
     require_table_options,
     require_unused,
-    signature_of,
+    server_options,
     source_options,
     start_server,
     table_configs,
     table_names,
     table_options,
     transform_options,
-    transformed,
 )
 from .output import json_option
 from .quiet import import_quietly, status
 from .serve import serve_until_end, write_checkpoint
-from .stopping import sigterm_as_exception
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
@@ -45,12 +46,14 @@ if TYPE_CHECKING:
     from rlds2reverb.items import EpisodeAdder
 
 _HEADINGS = {
-    "Where to": ["address", "serve", "out", "append", "resume", "save_statistics"],
-    "What to read": names_of(reading_options),
-    "What to change": names_of(transform_options),
-    "Items": [*names_of(item_options), "stride", "padding", "priority", "discount", "on_invalid"],
-    "Tables and the server (--serve, --out)": names_of(table_options),
-    "Writing": ["chunk_length", "writer", "key_seed", "timeout", "allow_eviction", "force"],
+    "Destination": ["out", "address", "serve", "port", "checkpoint_root", "checkpoint_secs", "append"],
+    "Input": parameter_names(reading_options),
+    "Preprocessing": [*parameter_names(transform_options), "on_invalid", "save_statistics"],
+    "Items": [*parameter_names(item_options), "stride", "padding", "discount_source", "priority"],
+    "Table": parameter_names(table_options),
+    "Advanced": [
+        *("resume", "timeout", "chunk_length", "writer", "key_seed", "allow_eviction", "force", "no_verify"),
+    ],
 }
 _SERVE_ONLY = {"port", "checkpoint_root", "checkpoint_secs", "no_verify", "append"}
 _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"}
@@ -58,35 +61,54 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
 @source_options
-@click.option("--to", "address", metavar="HOST:PORT", callback=checks.address, help="Write to this running server.")
-@click.option("--serve", is_flag=True, help="Start a server, write to it, and serve until Ctrl-C.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Write a directory that a server starts from (rlds2reverb serve --from).",
+    metavar="DIR",
+    help="Write a directory that servers start from (rlds2reverb serve --data DIR).",
 )
+@click.option(
+    "--to",
+    "address",
+    metavar="HOST:PORT",
+    callback=checks.address,
+    help="Write to this running server, which must have the table already.",
+)
+@click.option("--serve", is_flag=True, help="Start a server, write to it, and serve until Ctrl-C.")
 @table_options
+@server_options
 @transform_options
 @click.option(
     "--save-statistics",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write what was changed to a JSON file, with the means, stds and scales that were used.",
+    metavar="FILE",
+    help="Write the statistics used in preprocessing (means, standard deviations, scales) to a JSON file.",
 )
-@click.option("--append", is_flag=True, help="With --serve: add to the items of a checkpoint.")
+@click.option("--append", is_flag=True, help="With --serve: add to the items of the checkpoint.")
 @item_options
 @click.option(
     "--stride",
     default=1,
     show_default=True,
     type=checks.at_least_1,
-    help="Trajectories between the beginnings of items.",
+    metavar="N",
+    help="Steps between the starts of consecutive items.",
 )
 @click.option(
     "--padding",
     type=click.Choice(["none", "short", "tile"]),
     default="none",
     show_default=True,
-    help="Fill up with rows of zeros: episodes shorter than an item; or the end of each, so that every row begins one.",
+    help="Zero padding: short pads episodes that are shorter than an item; tile pads every episode so that an item "
+    "starts at each step.",
+)
+@click.option(
+    "--discount-source",
+    type=click.Choice(["product", "next_terminal", "step"]),
+    default="product",
+    show_default=True,
+    help="Discount of a trajectory step: the dataset's discount (step), 1 - is_terminal of the next step "
+    "(next_terminal), or their product.",
 )
 @click.option(
     "--priority",
@@ -94,42 +116,51 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     show_default=True,
     metavar="NUMBER|return",
     callback=checks.priority,
-    help="Of every item; or by the return of its episode, from 0.01 for the lowest to 1.",
-)
-@click.option(
-    "--discount",
-    type=click.Choice(["product", "next_terminal", "step"]),
-    default="product",
-    show_default=True,
-    help="The step's discount times 1 - is_terminal of the next step; only the latter; or only the former.",
+    help="Initial priority of items: a number, or the return of the item's episode scaled to [0.01, 1].",
 )
 @click.option(
     "--on-invalid",
     type=click.Choice(["error", "skip_episode", "keep"]),
     default="error",
     show_default=True,
-    help="error writes nothing if an episode is invalid.",
+    help="Handling of invalid episodes; error writes nothing at all if there is one.",
 )
-@click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was killed.")
+@click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted.")
 @click.option(
     "--chunk-length",
     type=click.IntRange(1, 1_000_000),
     metavar="N",
-    help="Items that share a chunk.  [default: found out]",
+    show_default="chosen by size",
+    help="Items per Reverb chunk.",
 )
 @click.option(
     "--writer",
-    type=click.Choice(["bulk", "public"]),
+    type=click.Choice(["bulk", "reverb"]),
     default="bulk",
     show_default=True,
-    help="public: Reverb's own, much slower, and not exactly once.",
+    help="reverb: use Reverb's own writer, which is much slower and may store items twice if it is interrupted.",
 )
-@click.option("--key-seed", default=0, show_default=True, help="Other keys, should two of them coincide.")
 @click.option(
-    "--timeout", default=30.0, show_default=True, type=checks.seconds, help="Seconds to wait for the server, each time."
+    "--key-seed",
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of the item keys; change it if two keys collide.",
 )
-@click.option("--allow-eviction", is_flag=True, help="Write more items than a table holds; the older ones are removed.")
-@click.option("--force", is_flag=True, help="Write to a server here even if the data need more memory than there is.")
+@click.option(
+    "--timeout",
+    default=30.0,
+    show_default=True,
+    type=checks.seconds,
+    metavar="SECONDS",
+    help="Maximum wait for each answer of the server.",
+)
+@click.option(
+    "--allow-eviction", is_flag=True, help="Allow more items than the table can hold; the oldest are removed."
+)
+@click.option(
+    "--force", is_flag=True, help="Write to a server on this machine even if it has too little memory for the data."
+)
 @json_option
 def convert(
     address: str | None,
@@ -140,71 +171,59 @@ def convert(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write a data set into a Reverb table.
+    """Write a dataset into Reverb tables.
 
-    Give one of --to, for a server that is running and has the table; --serve, which starts one with a table made for
-    the data; or --out, for a directory to start servers from. The table's options (--sampler and on) are for the
-    latter two. A run that was killed continues when it is started again with the same arguments. With --serve and
-    --checkpoint-root, checkpoints are written once the data are in and at the end; between, see --checkpoint-every.
+    \b
+    Examples:
+      rlds2reverb convert hopper_medium-v2.hdf5 --out hopper/
+      rlds2reverb convert hopper_medium-v2.hdf5 --serve --port 8000
+      rlds2reverb convert hopper_medium-v2.hdf5 --to host:8000 --n-step 3
+
+    SRC is a dataset (see rlds2reverb --help). Pass exactly one destination: --out writes a directory that servers
+    start from, --to writes to a running server, and --serve starts a server and keeps it running. --out and --serve
+    create their tables as the table options say.
+
+    An item is what one sample from the table returns; by default it is a transition (two consecutive steps). To
+    continue an interrupted conversion, run the same command again. Training needs no conversion: rlds2reverb train
+    reads the same files directly.
     """
     if bool(address) + serve + bool(out) != 1:
-        raise click.UsageError("give one of --to HOST:PORT, --serve and --out DIRECTORY")
+        raise click.UsageError("pass exactly one of --out DIR, --to HOST:PORT and --serve")
     if not serve:
-        require_unused(_SERVE_ONLY, "is for --serve")
+        require_unused(_SERVE_ONLY, "requires --serve")
     if address:
-        require_unused(_NEW_TABLES_ONLY, "is for --serve and --out; a running server has its tables already")
+        require_unused(_NEW_TABLES_ONLY, "requires --serve or --out; a running server has its tables already")
     if out:
-        require_unused({"timeout", "writer", "force"}, "is for writing to a server")
+        require_unused({"timeout", "writer", "force"}, "requires --to or --serve")
         _require_vacant(out)
     require_table_options(options)
     require_item_options(options)
-    with sigterm_as_exception():
+    with raise_on_sigterm():
         source = open_source(options)
         import_quietly("reverb", "tf_agents.trajectories")
-        adder = adder_of(options)
-        with status("reading the data set for its statistics"):
-            source, statistics = transformed(source, options)
-        if address or out:
+        adder = make_adder(options)
+        with status("computing the statistics of the dataset"):
+            source, statistics = apply_transform_options(source, options)
+        if serve:
+            with start_server(options, make_signature(source, adder, options)) as server:
+                if not append:
+                    _require_empty(server)
+                _ingest(source, server.address, adder, options, as_json=as_json)
+                _save(statistics, save_statistics)
+                if server.has_checkpoints:
+                    write_checkpoint(server)
+                serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
+        else:
             _ingest(source, out or address, adder, options, as_json=as_json)
             _save(statistics, save_statistics)
-            return
-        _serve(source, adder, statistics, save_statistics, options, append=append, as_json=as_json)
-
-
-def _serve(
-    source: Source,
-    adder: EpisodeAdder,
-    statistics: dict[str, Any],
-    save_statistics: Path | None,
-    options: dict[str, Any],
-    *,
-    append: bool,
-    as_json: bool,
-) -> None:
-    """Converts into a new server, and serves until the end."""
-    signature = signature_of(source, adder, options)
-    with start_server(options, signature) as server:
-        if not append:
-            _require_empty(server)
-        _ingest(source, server.address, adder, options, as_json=as_json)
-        _save(statistics, save_statistics)
-        if server.has_checkpoints:
-            write_checkpoint(server)
-        serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
 
 def _require_vacant(out: Path) -> None:
-    """Raises `click.UsageError` if something else than a directory of ours is there."""
-    if not os.path.lexists(out) or (out / "rlds2reverb.json").is_file():
+    """Raises `click.UsageError` if the path is taken by anything but an empty or a converted directory."""
+    if not os.path.lexists(out) or directories.is_rlds2reverb_directory(out):
         return
     if not out.is_dir() or any(out.iterdir()):
-        raise click.UsageError(f"--out {out} exists already and is not a directory of ours; give a new one")
-
-
-def _priority(options: dict[str, Any], source: Source) -> Any:
-    from rlds2reverb.priorities import ByReturn
-
-    return ByReturn.of(source) if options["priority"] == "return" else float(options["priority"])
+        raise click.UsageError(f"--out {out} exists and was not written by rlds2reverb; pass a new directory")
 
 
 def _require_empty(server: ReplayServer) -> None:
@@ -213,8 +232,8 @@ def _require_empty(server: ReplayServer) -> None:
     for name, info in table_infos(server.client).items():
         if info.current_size:
             raise click.UsageError(
-                f"table {name!r} has {info.current_size:,} items from the checkpoint already; give --append to add to "
-                "them, or another --checkpoint-root"
+                f"table {name!r} already has {info.current_size:,} items from the checkpoint; pass --append to add to "
+                "them, or a different --checkpoint-root"
             )
 
 
@@ -226,18 +245,21 @@ def _save(statistics: dict[str, Any], path: Path | None) -> None:
 def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict[str, Any], *, as_json: bool) -> None:
     from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions, ingest
+    from rlds2reverb.priorities import ByReturn
 
     to_directory = isinstance(destination, Path)
-    was_there = to_directory and destination.exists()
+    existed = to_directory and destination.exists()
     try:
         with output.StepProgress(source) as progress, warnings.catch_warnings():
-            warnings.simplefilter("ignore", IngestWarning)  # the report that is printed has them
+            warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
             report = ingest(
                 source,
                 destination,
                 table_configs(options) if to_directory else table_names(options),
                 adder=adder,
-                priority=_priority(options, source),
+                priority=ByReturn.from_episodes(source)
+                if options["priority"] == "return"
+                else float(options["priority"]),
                 on_invalid=options["on_invalid"],
                 resume=options["resume"],
                 layout=options["layout"],
@@ -252,7 +274,7 @@ def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict
                 progress=progress,
             )
     except CheckpointError as error:
-        if was_there:
+        if existed:
             raise click.UsageError(str(error)) from error
         raise
     if as_json:
@@ -261,16 +283,18 @@ def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict
         _print(report, destination, options, source.warnings)
 
 
-def _print(report: IngestReport, destination: Any, options: dict[str, Any], warned: Sequence[str]) -> None:
-    length = output.counted(options["sequence_length"], "step")
+def _print(report: IngestReport, destination: Any, options: dict[str, Any], printed_warnings: Sequence[str]) -> None:
+    kind = f"windows of {output.count(options['sequence_length'], 'step')}"
     if options["whole_episodes"]:
-        length = "a whole episode"
+        kind = "whole episodes"
     elif options["n_step"] is not None:
-        length = f"a transition over {output.counted(options['n_step'], 'step')}"
+        kind = f"{options['n_step']}-step transitions"
+    elif options["sequence_length"] == 2:
+        kind = "transitions (2 steps each)"
     # The warnings of the source were printed when it was opened.
-    facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in warned]
-    facts.insert(1, ("at", str(destination)))
+    facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in printed_warnings]
+    facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
+    facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", kind))
     if isinstance(destination, Path):
-        facts.insert(2, ("serve", f"rlds2reverb serve --from {destination}"))
-    facts.insert([name for name, _ in facts].index("items") + 1, ("an item", length))
+        facts.append(("next", f"rlds2reverb serve --data {destination}"))
     output.print_facts(f"{report.source} converted", facts)

@@ -1,4 +1,4 @@
-"""`rlds2reverb demo`: the whole way, from a D4RL file to a trained policy, with every number checked on the way."""
+"""`rlds2reverb demo`: converts a D4RL file, trains on it, and compares every number with the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 import h5py
 import numpy as np
 
-from rlds2reverb._text import number_text
+from rlds2reverb._text import format_number
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.summary import summarize
@@ -31,35 +31,49 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--num-batches", default=400, show_default=True, help="Training steps, of 256 transitions each.")
+@click.option(
+    "--num-batches",
+    default=400,
+    show_default=True,
+    type=click.IntRange(min=20),
+    metavar="N",
+    help="Number of batches of 256 transitions to read and train on.",
+)
 def demo(file: Path, num_batches: int) -> None:
-    """Convert a D4RL file, read it back, compare it bit for bit, and clone its behaviour.
+    """Write a D4RL file to Reverb, verify every item, and train on it.
 
-    A prioritized Reverb table is filled from FILE and served on a free port; each batch that comes back is compared
-    with the file before TF-Agents' BehavioralCloningAgent is trained on it.
+    \b
+    Example:
+      rlds2reverb demo hopper_medium-v2.hdf5
+
+    The demo writes FILE into a prioritized table of a Reverb server on a free port. It compares every batch sampled
+    from the table with the file, then trains TF-Agents' BehavioralCloningAgent on it.
     """
     began = time.perf_counter()
     out = output.console()
     import_quietly("reverb", "tf_agents.trajectories")
-    agent_class = _behavioral_cloning_agent()
+    make_train_step = _import_agent()
     source = load(file)
     if source.kind != "d4rl":
-        raise SourceError(f"{file.name} is a {source.kind} file; the demo compares with D4RL's columns")
+        raise SourceError(
+            f"the demo requires a D4RL file, but {file.name} is a {source.kind} file; "
+            "use 'rlds2reverb train' for other formats"
+        )
     summary = summarize(source)
-    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.unterminated:,} open"
-    out.print(f"\n[bold]1  The data[/]   {output.plain(file.name)}")
+    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.unterminated:,} without an end"
+    out.print(f"\n[bold]1  Dataset[/]   {output.plain(file.name)}")
     out.print(f"   {summary.episodes:,} episodes ({ends}), {summary.transitions:,} transitions")
     returns = summary.returns
-    mean, low, high = (number_text(value) for value in (returns.mean, returns.min, returns.max))
+    mean, low, high = (format_number(value) for value in (returns.mean, returns.min, returns.max))
     out.print(f"   return {mean} on average, from {low} to {high}")
-    with _filled_server(source) as (server, report):
-        out.print("\n[bold]2  Into Reverb[/]")
+    with _serve_dataset(source) as (server, report):
+        out.print("\n[bold]2  Writing to Reverb[/]")
         out.print(f"   {report.items:,} items of two steps in the prioritized table 'replay' on {server.address}")
-        out.print(f"   {number_text(round(report.steps_per_second))} steps/s, checks included")
-        out.print("\n[bold]3  Back again, and into a policy[/]")
+        out.print(f"   {format_number(round(report.steps_per_second))} steps/s, including checks")
+        out.print("\n[bold]3  Reading back and training[/]")
         rows = _FileRows(file)
         losses = []
-        train = agent_class(source)
+        train = make_train_step(source)
         for index, batch in enumerate(_batches(server.address, num_batches)):
             rows.require_equal(batch)
             losses.append(train(batch))
@@ -68,23 +82,27 @@ def demo(file: Path, num_batches: int) -> None:
     first, last = float(np.mean(losses[:5])), float(np.mean(losses[-20:]))
     out.print()
     output.print_facts(
-        "What came of it",
+        "Result",
         [
-            ("read back", f"{rows.num_compared:,} items, every one equal to the file bit for bit"),
-            ("seen", f"{rows.num_seen:,} of the file's {rows.num_rows:,} rows"),
+            ("read back", f"{rows.num_compared:,} items, all equal to the file bit for bit"),
+            ("coverage", f"{rows.num_seen:,} of the {rows.num_rows:,} rows of the file"),
             ("loss", f"{first:.4f} -> {last:.4f}   {_sparkline(losses)}"),
-            ("compare", f"{rows.mean_action_loss:.4f} for always answering with the mean action"),
+            ("baseline", f"{rows.mean_action_loss:.4f}, the loss of always choosing the mean action"),
             ("time", f"{time.perf_counter() - began:.0f} s"),
         ],
     )
     if not last < first:
-        raise ValueError(f"the loss did not go down: {first:.4f} at first, {last:.4f} at last")
-    out.print(f"\nNext: rlds2reverb inspect {output.plain(str(file))}, rlds2reverb convert --help")
+        raise ValueError(
+            f"the loss must decrease, got {first:.4f} at the start and {last:.4f} at the end; use more --num-batches"
+        )
+    out.print("\nNext steps:")
+    for command in ("inspect", "convert --help", "train --help"):
+        out.print(f"  rlds2reverb {command.replace('inspect', f'inspect {output.plain(str(file))}')}")
 
 
 @contextmanager
-def _filled_server(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]]:
-    """A server with the data set in a prioritized table."""
+def _serve_dataset(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]]:
+    """Starts a server and writes the dataset into a prioritized table."""
     from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb.ingestion import ingest
     from rlds2reverb.tables import item_signature
@@ -104,15 +122,13 @@ def _batches(address: str, num_batches: int) -> Iterator[Any]:
 
 
 class _FileRows:
-    """The rows of the file, read with h5py and nothing of ours, to compare items with."""
+    """The rows of the file, read with h5py alone, to compare items with."""
 
     def __init__(self, path: Path):
         with h5py.File(path) as file:
             observations, actions = file["observations"][:], file["actions"][:]
             rewards, terminals = file["rewards"][:].reshape(-1), file["terminals"][:].astype(bool)
-            following = (
-                file["next_observations"][:] if "next_observations" in file else _shifted(observations, terminals)
-            )
+            following = file["next_observations"][:] if "next_observations" in file else _shift(observations, terminals)
         self._index: dict[bytes, list[int]] = {}
         self._following = following
         for row, key in enumerate(_keys(observations, actions, rewards)):
@@ -123,7 +139,7 @@ class _FileRows:
 
     @property
     def num_seen(self) -> int:
-        """Rows that came back at least once."""
+        """The number of rows that were sampled at least once."""
         return int(self._seen.sum())
 
     def require_equal(self, batch: Any) -> None:
@@ -133,12 +149,15 @@ class _FileRows:
         for key, following in zip(keys, observation[:, 1], strict=True):
             rows = self._index.get(key, [])
             if not any(self._following[row].tobytes() == following.tobytes() for row in rows):
-                raise ValueError(f"an item of the table is not in the file: {following}")
+                raise ValueError(
+                    f"an item sampled from the table is not in the file; its next observation is {following}"
+                )
             self._seen[rows] = True
             self.num_compared += 1
 
 
-def _shifted(observations: np.ndarray, terminals: np.ndarray) -> np.ndarray:
+def _shift(observations: np.ndarray, terminals: np.ndarray) -> np.ndarray:
+    """Returns the next observation of each row, which is 0 after a terminal row."""
     following = np.concatenate([observations[1:], observations[:1] * 0])
     return np.where(terminals.reshape(-1, 1), np.zeros_like(following), following)
 
@@ -147,8 +166,8 @@ def _keys(observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray) ->
     return [b"".join(part.tobytes() for part in row) for row in zip(observations, actions, rewards, strict=True)]
 
 
-def _behavioral_cloning_agent() -> Callable[[Source], Callable[[Any], float]]:
-    """Gives a function that makes the training step of an agent for a source."""
+def _import_agent() -> Callable[[Source], Callable[[Any], float]]:
+    """Imports TF-Agents; returns a function that builds an agent for a source and returns its training step."""
     with quiet_imports():
         import tensorflow as tf
         from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent

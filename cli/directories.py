@@ -1,30 +1,30 @@
-"""Directories that `convert --out` wrote, and checkpoint roots of servers: what is in them."""
+"""Contents of the directories that `convert --out` and `serve --checkpoint-root` write."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._units import bytes_text
-from rlds2reverb.tables import TableConfig
+from rlds2reverb._text import format_bytes
+from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
 from .quiet import import_quietly
 
 
-def is_ours(source: str) -> bool:
+def is_rlds2reverb_directory(path: str | Path) -> bool:
     """Returns whether a path is a directory that `convert --out` or `serve --checkpoint-root` wrote."""
     try:
-        return (Path(source).expanduser() / "rlds2reverb.json").is_file()
-    except (OSError, ValueError, RuntimeError):  # not a path at all
+        return (Path(path).expanduser() / "rlds2reverb.json").is_file()
+    except (OSError, ValueError, RuntimeError):  # The text cannot be a path, for example because it is too long.
         return False
 
 
-def described(source: str, *, verify: bool) -> dict[str, Any]:
-    """Returns what is in such a directory, as plain values.
+def describe(path: str, *, verify: bool) -> dict[str, Any]:
+    """Returns what such a directory contains, as plain values.
 
     Args:
-      source: path of the directory.
-      verify: whether to read all its files and compare them with their sha256.
+      path: path of the directory.
+      verify: whether to read all its files and compare their sha256 checksums.
 
     Raises:
       CheckpointError: if it is damaged.
@@ -32,13 +32,13 @@ def described(source: str, *, verify: bool) -> dict[str, Any]:
     import_quietly("reverb")
     from rlds2reverb._server.checkpoint_root import CheckpointRoot
 
-    root = CheckpointRoot(Path(source).expanduser(), make=False)
+    root = CheckpointRoot(Path(path).expanduser(), create=False)
     if verify:
         root.verify_latest()
-    checkpoint, data = root.latest(), root.described()
+    checkpoint, data = root.latest(), root.data()
     state = data.get("state", {})
     return {
-        "directory": source,
+        "directory": path,
         "tables": [config.as_dict() for config in root.tables() or []],
         "source": data["run"]["source"][0] if "run" in data else None,
         "episodes": state.get("seen"),
@@ -49,23 +49,23 @@ def described(source: str, *, verify: bool) -> dict[str, Any]:
     }
 
 
-def facts(described: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns what `described` found, as names and values for people."""
-    found = [("kind", "a directory of rlds2reverb, to start servers from" if described["source"] else "checkpoints")]
-    if described["source"]:
-        found += [("converted", f"{described['source']}, {described['episodes']:,} episodes read")]
-        found += [("items", f"{described['items']:,} in each table")]
-    for table in described["tables"]:
+def facts(description: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the result of `describe` as names and values for people."""
+    is_converted = bool(description["source"])
+    rows = [("kind", "converted dataset" if is_converted else "checkpoints of a server")]
+    if is_converted:
+        rows += [("source", f"{description['source']}, {description['episodes']:,} episodes")]
+        rows += [("items", f"{description['items']:,} in each table")]
+    for table in description["tables"]:
         config = TableConfig.from_dict(table)
-        size = "any number of items" if config.max_size is None else f"at most {config.max_size:,} items"
+        is_limited = config.max_size is not None and config.max_size < MAX_ITEMS
+        size = f"at most {config.max_size:,} items" if is_limited else "no limit on items"
         options = f"sampler {config.sampler}, remover {config.remover}, rate limiter {config.rate_limiter}, {size}"
-        found.append(("table", f"{config.name}: {options}"))
-    found.append(("size", f"{bytes_text(described['bytes'])} on disk"))
-    if described["memory_bytes"]:
-        found.append(("memory", f"about {bytes_text(described['memory_bytes'])} in a server"))
-    option = "--from" if described["source"] else "--checkpoint-root"
-    found += [
-        ("checkpoint", described["checkpoint"] or "none"),
-        ("serve", f"rlds2reverb serve {option} {described['directory']}"),
-    ]
-    return found
+        rows.append(("table", f"{config.name}: {options}"))
+    rows.append(("size", f"{format_bytes(description['bytes'])} on disk"))
+    if description["memory_bytes"]:
+        rows.append(("memory", f"about {format_bytes(description['memory_bytes'])} in the server"))
+    if not is_converted:
+        rows.append(("checkpoint", description["checkpoint"] or "none"))
+    option = "--data" if is_converted else "--checkpoint-root"
+    return [*rows, ("next", f"rlds2reverb serve {option} {description['directory']}")]

@@ -1,54 +1,75 @@
-"""`rlds2reverb inspect`: what is in a data set, or in a server's tables."""
+"""`rlds2reverb inspect`: a summary of a dataset, of a converted directory, or of a server's tables."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import click
 
+from rlds2reverb.locations import server_address
 from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
+from rlds2reverb.tables import MAX_ITEMS
 
 from . import checks, directories, output
-from .options import open_source, source_options
+from .options import GroupedCommand, open_source, parameter_names, reading_options, source_options
 from .output import json_option
 
-_ADDRESS = re.compile(r"[A-Za-z0-9_.\-\[\]]+:\d{1,5}")
+_HEADINGS = {
+    "Input": [*parameter_names(reading_options), "timeout"],
+    "Score": ["reference_returns", "is_d4rl"],
+}
 
 
-@click.command()
+@click.command(cls=GroupedCommand, headings=_HEADINGS)
 @source_options
 @click.option(
     "--reference-returns",
     type=float,
     nargs=2,
     metavar="RANDOM EXPERT",
-    help="Returns of a random policy and an expert, for a score from 0 to 100.",
+    help="Returns of a random policy and an expert; adds a score that is 0 and 100 for them.",
 )
 @click.option(
     "--d4rl-score",
     "is_d4rl",
     is_flag=True,
-    help="The file is one of D4RL's own: give its score, by D4RL's returns for the environment in its name.",
+    help="Add the D4RL score, for files from D4RL itself: their reference returns do not hold for other versions of "
+    "the environment.",
 )
-@click.option("--timeout", default=10.0, show_default=True, type=checks.seconds, help="Seconds to wait for a server.")
+@click.option(
+    "--timeout",
+    default=10.0,
+    show_default=True,
+    type=checks.seconds,
+    metavar="SECONDS",
+    help="Server: maximum wait for its answer.",
+)
 @json_option
 def inspect(
     as_json: bool, reference_returns: tuple[float, float] | None, is_d4rl: bool, timeout: float, **options: Any
 ) -> None:
-    """Summarize a data set, the tables of a server, or a directory that convert --out wrote.
+    """Summarize a dataset, a converted directory, or a server.
 
-    SRC is a data set (see `rlds2reverb --help`), HOST:PORT of a Reverb server, or such a directory. The whole data set
-    is read once; nothing is judged: `rlds2reverb validate` does that.
+    \b
+    Examples:
+      rlds2reverb inspect hopper_medium-v2.hdf5
+      rlds2reverb inspect hopper/
+      rlds2reverb inspect localhost:8000
+
+    SRC is a dataset (see rlds2reverb --help), a directory that convert --out wrote, or HOST:PORT of a Reverb server. A
+    dataset is read once from end to end; rlds2reverb validate checks it for errors.
     """
-    if _ADDRESS.fullmatch(options["source"]) and not Path(options["source"]).exists():
-        _inspect_server(options["source"], timeout, as_json=as_json)
+    src = options["source"]
+    if server_address(src) is not None:
+        _inspect_server(src, timeout, as_json=as_json)
         return
-    if directories.is_ours(options["source"]):
-        found = directories.described(options["source"], verify=False)
-        output.print_json(found) if as_json else output.print_facts(options["source"], directories.facts(found))
+    if directories.is_rlds2reverb_directory(src):
+        description = directories.describe(src, verify=False)
+        if as_json:
+            output.print_json(description)
+        else:
+            output.print_facts(src, directories.facts(description))
         return
     source = open_source(options)
     with output.StepProgress(source) as progress:
@@ -75,34 +96,41 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"server": address, "tables": tables})
         return
-    for facts in tables:
+    for number, facts in enumerate(tables):
+        if number:
+            print()
         fields = facts.pop("signature")
-        rows = [(key, f"{value:,}" if isinstance(value, int) else str(value)) for key, value in facts.items()]
-        rows += [("field", f"{name}  {spec}") for name, spec in (fields or {"any": "no signature"}).items()]
-        output.print_facts(f"table {facts['name']!r} of {address}", rows)
-        print()
+        if facts["max_size"] == MAX_ITEMS:
+            facts["max_size"] = "no limit"
+        facts["max_times_sampled"] = facts["max_times_sampled"] or "no limit"
+        rows = [
+            (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()
+        ]
+        rows += [("field", f"{name}  {spec}") for name, spec in (fields or {"any": "(no signature)"}).items()]
+        output.print_facts(f"table {facts['name']!r} of {address}", rows[1:])
 
 
 def _table_facts(info: Any) -> dict[str, Any]:
     limiter = info.rate_limiter_info
+    signature = None
+    if info.signature is not None:
+        signature = {path_name(path, "item"): describe(spec) for path, spec in leaves(info.signature)}
     return {
         "name": info.name,
         "items": info.current_size,
         "max_size": info.max_size,
-        "sampler": _selector(info.sampler_options),
-        "remover": _selector(info.remover_options),
+        "sampler": _selector_text(info.sampler_options),
+        "remover": _selector_text(info.remover_options),
         "max_times_sampled": info.max_times_sampled,
         "min_size_to_sample": limiter.min_size_to_sample,
         "inserted": limiter.insert_stats.completed,
         "sampled": limiter.sample_stats.completed,
         "episodes": info.num_episodes,
-        "signature": {path_name(path, "item"): describe(spec) for path, spec in leaves(info.signature)}
-        if info.signature is not None
-        else None,
+        "signature": signature,
     }
 
 
-def _selector(options: Any) -> str:
+def _selector_text(options: Any) -> str:
     kind = options.WhichOneof("distribution")
     if kind == "prioritized":
         return f"prioritized:{options.prioritized.priority_exponent:g}"

@@ -1,4 +1,4 @@
-"""What is installed against what is required: by us, and by everything that we require."""
+"""Installed versions compared with the requirements of rlds2reverb and of all its dependencies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Pin:
     """One requirement of an installed distribution.
 
     Attributes:
-      name: of the distribution that is required.
-      specifier: which versions fit, such as '==4.5.0'; empty for any.
-      version: the installed one, or None.
+      name: name of the required distribution.
+      specifier: the accepted versions, such as '==4.5.0'; empty for any.
+      version: the installed version, or None.
       needed_by: name and version of the distribution that requires it.
     """
 
@@ -29,27 +29,27 @@ class Pin:
 
     @property
     def holds(self) -> bool:
-        """Whether a version that fits is installed."""
+        """Whether an accepted version is installed."""
         return self.version is not None and Requirement(f"x{self.specifier}").specifier.contains(
             self.version, prereleases=True
         )
 
 
 def installed_version(name: str) -> str | None:
-    """Returns the version of an installed distribution, or None."""
+    """Returns the version of a distribution, or None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def pins_of(root: str, *, extras: frozenset[str] = frozenset()) -> Iterator[Pin]:
-    """Yields the requirements of a distribution, then those of what it requires, and so on; each once.
+def iterate_pins(root: str, *, extras: frozenset[str] = frozenset()) -> Iterator[Pin]:
+    """Yields the requirements of a distribution, then those of its dependencies and so on, each once.
 
-    `tensorflow-cpu` counts as `tensorflow` where only the former is installed.
+    `tensorflow-cpu` counts as `tensorflow` if only the former is installed.
 
     Raises:
-      PackageNotFoundError: if the root is not installed.
+      PackageNotFoundError: if `root` is not installed.
     """
     importlib.metadata.distribution(root)
     queue = deque([(root, extras)])
@@ -73,11 +73,11 @@ def pins_of(root: str, *, extras: frozenset[str] = frozenset()) -> Iterator[Pin]
 
 
 def _requirements(holder: str, extras: frozenset[str]) -> Iterator[Requirement]:
-    """Yields what an installed distribution requires here, with some of its extras."""
+    """Yields the requirements of an installed distribution that apply here, with the given extras."""
     for text in importlib.metadata.requires(holder) or ():
         try:
             requirement = Requirement(text)
-        except InvalidRequirement:  # old metadata, which no installer of today obeys either
+        except InvalidRequirement:  # Old metadata, which current installers ignore as well.
             continue
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):

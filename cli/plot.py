@@ -1,4 +1,4 @@
-"""`rlds2reverb plot`: learning curves of training runs, as a PNG file and a table."""
+"""`rlds2reverb plot`: draws the learning curves of training runs to a PNG file and prints a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlds2reverb._text import columns_text
+from rlds2reverb._text import format_columns
 
 from . import output
 from .output import json_option
@@ -27,33 +27,39 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--out",
-    metavar="PNG",
+    metavar="FILE.png",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file to write, such as curves.png.",
+    help="PNG file to write.",
 )
 @click.option(
     "--metric",
     type=click.Choice(["auto", "return", "score"]),
     default="auto",
     show_default=True,
-    help="What to draw; auto is the score where every run has one.",
+    help="Quantity to draw; auto draws the score if every run has one, else the return.",
 )
-@click.option("--title", help="Of the figure.  [default: the environment]")
+@click.option("--title", metavar="TEXT", show_default="the environment", help="Title of the figure.")
 @json_option
 def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, as_json: bool) -> None:
-    """Draw the learning curves of training runs, whether they have ended or not.
+    """Draw the learning curves of training runs, finished or not.
 
-    Runs that differ in their seed alone become one curve with a band of one standard deviation. Under the curves stand
-    the share of the time that was spent waiting for data, and the priorities, if they were logged.
+    \b
+    Examples:
+      rlds2reverb plot runs/iql --out iql.png
+      rlds2reverb plot runs/iql-* runs/bc-* --out curves.png --metric score
 
-    The table has the mean ± std of the last five evaluations of every run, and the best
-    evaluation of each run, averaged.
+    RUN is the --run-dir of rlds2reverb train. Runs that differ only in their seed become one curve with a band of one
+    standard deviation. Panels below the curves show the share of time spent waiting for data and, if they were
+    logged, the priorities.
+
+    The printed table contains the mean ± standard deviation of the last five evaluations of each curve's runs, and
+    the best evaluation of each run, averaged over the runs.
     """
     if out.suffix.lower() != ".png":
-        raise click.BadParameter(f"'{out}' does not end with .png", param_hint="'--out'")
+        raise click.BadParameter(f"the file must end with .png, got '{out}'", param_hint="'--out'")
     if not out.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no directory '{out.parent}'", param_hint="'--out'")
+        raise click.BadParameter(f"the directory '{out.parent}' does not exist", param_hint="'--out'")
     with status("drawing"), quiet_imports():
         from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
         from rlds2reverb.learners.run_directory import load_run
@@ -64,7 +70,7 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
         output.print_json({"out": str(out), "curves": [_as_dict(curve) for curve in curves]})
         return
     headings = ("curve", "runs", "steps", f"last five {curves[0].metric}s", "best")
-    print(output.printable(columns_text(headings, [_row(curve) for curve in curves])))
+    print(output.printable(format_columns(headings, [_row(curve) for curve in curves])))
     print(output.printable(f"\nwrote {out}"))
 
 

@@ -1,4 +1,4 @@
-"""The progress of training, line by line."""
+"""Progress lines of a training run."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import sys
 
 
 class ProgressLines:
-    """Prints a line for each log: one that moves on a terminal, plain ones elsewhere."""
+    """Prints logged numbers on stderr: on a terminal one line that is overwritten, elsewhere a line per log."""
 
     def __init__(self, num_iterations: int, *, quiet: bool):
-        """Prints nothing yet; nothing at all with `quiet`.
+        """Starts without a score.
 
         Args:
-          num_iterations: of the whole run.
-          quiet: whether to print nothing.
+          num_iterations: number of iterations of the whole run.
+          quiet: whether to print nothing at all.
         """
-        self._total, self._quiet, self._found = num_iterations, quiet, ""
+        self._total, self._quiet, self._score = num_iterations, quiet, ""
 
     def __call__(self, done: int, numbers: dict[str, float]) -> None:
-        """Prints what was logged after so many iterations: an evaluation, or losses and rates."""
+        """Prints what was logged after `done` iterations: an evaluation, or losses and rates."""
         if self._quiet:
             return
         if "evaluation/mean_return" in numbers:
             score = f" score {numbers['evaluation/score']:.1f}" if "evaluation/score" in numbers else ""
-            self._found = f"return {numbers['evaluation/mean_return']:,.1f}{score}"
-            self._show(f"{done:>9,} of {self._total:,}   {self._found}", lasting=True)
+            self._score = f"return {numbers['evaluation/mean_return']:,.1f}{score}"
+            self._show(f"{done:>9,} of {self._total:,}   {self._score}", keep=True)
             return
         rate = numbers.get("steps_per_sec", 0.0)
         left = (self._total - done) / rate if rate else 0.0
@@ -35,12 +35,12 @@ class ProgressLines:
                 f"data wait {numbers['data_wait_share']:.0%}",
                 f"{left / 60:.1f} min left",
             ]
-        if self._found and sys.stderr.isatty():  # elsewhere it has a line of its own above
-            parts.insert(2, self._found)
-        self._show("   ".join(parts), lasting=False)
+        if self._score and sys.stderr.isatty():  # Elsewhere the score is on a previous line.
+            parts.insert(2, self._score)
+        self._show("   ".join(parts), keep=False)
 
-    def _show(self, line: str, *, lasting: bool) -> None:
+    def _show(self, line: str, *, keep: bool) -> None:
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{line}", end="\n" if lasting else "", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{line}", end="\n" if keep else "", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)

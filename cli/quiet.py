@@ -1,4 +1,4 @@
-"""Keeps the warnings and notices of other libraries away from the user's terminal, and shows that something happens."""
+"""Hides the warnings and notices of other libraries, and shows a status line while they load."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlds2reverb import _logs
 
 
 def silence_logs() -> None:
-    """Drops the Python warnings and log lines of other libraries, unless `RLDS2REVERB_LOG=1` asks for them.
+    """Drops Python warnings and log lines of other libraries, unless `RLDS2REVERB_LOG=1` is set.
 
-    Their native lines are off already: see `rlds2reverb._logs`.
+    Log lines of their native code are off already: see `rlds2reverb._logs`.
     """
-    if _logs.asked_for():
+    if _logs.library_logs_enabled():
         return
     warnings.simplefilter("ignore")
     logging.getLogger("urllib3").setLevel(logging.ERROR)
@@ -32,8 +32,8 @@ def silence_logs() -> None:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Hides what packages print and warn of while they are imported."""
-    if _logs.asked_for():
+    """Hides what packages print on stderr and what they warn about while they are imported."""
+    if _logs.library_logs_enabled():
         yield
         return
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
@@ -42,14 +42,14 @@ def quiet_imports() -> Iterator[None]:
 
 
 def import_quietly(*names: str) -> None:
-    """Imports slow packages without their notices; meanwhile a terminal shows what is going on."""
+    """Imports slow packages without their notices, with a status line on a terminal."""
     with status("loading TensorFlow and Reverb"), quiet_imports():
         for name in names:
             importlib.import_module(name)
 
 
 @contextlib.contextmanager
-def status(doing: str) -> Iterator[None]:
-    """Shows a moving line on stderr while the body runs, if that is a terminal."""
-    with Console(file=sys.stderr, highlight=False).status(f"{doing} ..."):
+def status(activity: str) -> Iterator[None]:
+    """Shows an animated status line on stderr while the body runs, if stderr is a terminal."""
+    with Console(file=sys.stderr, highlight=False).status(f"{activity} ..."):
         yield

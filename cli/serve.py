@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._units import bytes_text
+from rlds2reverb._text import format_bytes
+from rlds2reverb.tables import MAX_ITEMS
 
 from . import output
 from .options import (
-    SOURCE_ONLY,
-    adder_of,
+    GroupedCommand,
     cast_floats_option,
     item_options,
+    make_adder,
+    make_signature,
     open_source,
+    parameter_names,
     reading_options,
+    require_item_options,
     require_table_options,
     require_unused,
-    signature_of,
+    server_options,
     start_server,
     table_options,
 )
@@ -31,83 +35,100 @@ from .quiet import import_quietly
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
 
-
-#: Between two attempts to write the last checkpoint to a disk that is full.
+#: Interval between attempts to write the last checkpoint to a full disk.
 _RETRY_SECS = 5.0
-#: Handlers of signals run after a sleep.
-_LONGEST_SLEEP_SECS = 0.2
+#: Python runs signal handlers only after a sleep returns, so sleeps are at most this long.
+_MAX_SLEEP_SECS = 0.2
+
+_SIGNATURE_OPTIONS = [*parameter_names(item_options), "cast_floats", *parameter_names(reading_options)]
+_HEADINGS = {
+    "Data": ["data", "force"],
+    "Server": parameter_names(server_options),
+    "Table": parameter_names(table_options),
+    "Signature": ["source", *_SIGNATURE_OPTIONS],
+}
 
 
-@click.command()
+@click.command(cls=GroupedCommand, headings=_HEADINGS)
 @table_options
+@server_options
 @click.option(
-    "--from",
-    "data",
+    "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Start with the data of a directory that convert --out wrote; it stays as it is.",
+    metavar="DIR",
+    help="Load the items of a directory that convert --out wrote. The directory is not changed.",
 )
-@click.option("--force", is_flag=True, help="With --from: even if the data need more memory than there is.")
-@click.option("--like", "source", metavar="SRC", help="Give the tables this data set's signature.  [default: none]")
+@click.option("--force", is_flag=True, help="With --data: load the items even if there is too little memory for them.")
+@click.option(
+    "--signature-from",
+    "source",
+    metavar="SRC",
+    help="Dataset whose items define the tables' signature; the options below describe them as in convert. Without a "
+    "signature a table accepts items of any shape.",
+)
 @item_options
 @cast_floats_option
 @reading_options
 def serve(cast_floats: bool, **options: Any) -> None:
-    """Start a Reverb server and run until Ctrl-C or SIGTERM.
+    """Start a Reverb server and run it until Ctrl-C or SIGTERM.
 
-    With --checkpoint-root it starts from the newest good checkpoint in there, and writes one when it ends. If the disk
-    is full then, it waits for space; a second Ctrl-C or SIGTERM ends it without. What was inserted after the last
-    checkpoint is lost if the process is killed: see --checkpoint-every. Reverb listens on all interfaces and asks
-    nobody who they are: keep the port behind a firewall.
+    \b
+    Examples:
+      rlds2reverb serve --data hopper/ --port 8000
+      rlds2reverb serve --signature-from hopper_medium-v2.hdf5 --port 8000
+      rlds2reverb serve --checkpoint-root replay/ --checkpoint-every 10m
+
+    With --checkpoint-root, the server starts from the newest valid checkpoint and writes one when it stops. If the
+    disk is full at that moment, the server waits for space; a second Ctrl-C or SIGTERM stops it without a checkpoint.
+    Items inserted after the last checkpoint are lost if the process is killed; --checkpoint-every limits that loss.
+
+    Reverb listens on all network interfaces without authentication: keep the port behind a firewall.
     """
     require_table_options(options)
+    require_item_options(options)
     if options["data"] and options["source"]:
-        raise click.UsageError("give --from or --like, not both: data have their own signature")
+        raise click.UsageError("pass --data or --signature-from, not both: converted data contain their signature")
     if not options["data"]:
-        require_unused({"force"}, "is for --from")
+        require_unused({"force"}, "requires --data")
     if not options["source"]:
-        require_unused(SOURCE_ONLY, "is for --like SRC")
+        require_unused(set(_SIGNATURE_OPTIONS), "requires --signature-from")
     import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))
     if options["data"]:
-        _say_memory(options["data"])
-        _say_not_used(options["data"], options["checkpoint_root"])
-    with start_server(options, _signature(options, cast_floats=cast_floats)) as server:
+        _report_data(options["data"], options["checkpoint_root"])
+    with start_server(options, _make_signature(options, cast_floats=cast_floats)) as server:
         serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
 
-def _say_memory(data: Path) -> None:
+def _report_data(data: Path, checkpoint_root: Path | None) -> None:
+    """Prints how much memory the data need, and whether a checkpoint is served instead of them."""
     from rlds2reverb._server.checkpoint_root import CheckpointRoot
-    from rlds2reverb._server.replay_server import stored_tables
+    from rlds2reverb._server.replay_server import read_tables
 
-    stored_tables(data)
-    described = CheckpointRoot(data, make=False).described()
-    if "memory_bytes" in described:
-        output.say(f"{data} will need about {bytes_text(described['memory_bytes'])} of memory")
-
-
-def _say_not_used(data: Path, checkpoint_root: Path | None) -> None:
-    from rlds2reverb._server.checkpoint_root import CheckpointRoot
-
+    read_tables(data)  # Raises if the directory is missing or was not written by rlds2reverb.
+    description = CheckpointRoot(data, create=False).data()
+    if "memory_bytes" in description:
+        output.say(f"{data} needs about {format_bytes(description['memory_bytes'])} of memory")
     if checkpoint_root is not None and checkpoint_root.is_dir():
-        checkpoint = CheckpointRoot(checkpoint_root, make=False).latest()
+        checkpoint = CheckpointRoot(checkpoint_root, create=False).latest()
         if checkpoint is not None:
-            output.say(f"{checkpoint_root} has a checkpoint already, {checkpoint.name}: it is served, and not {data}")
+            output.say(f"serving the checkpoint {checkpoint.name} of {checkpoint_root} instead of {data}")
 
 
-def _signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
+def _make_signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
     if not options["source"]:
         return None
     from rlds2reverb.sources.transforms import CastFloats, apply_transforms
 
     source, _ = apply_transforms(open_source(options), [CastFloats()] if cast_floats else [])
-    return signature_of(source, adder_of(options), options)
+    return make_signature(source, make_adder(options), options)
 
 
 def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = None) -> None:
-    """Says where the server is and who can reach it, waits for Ctrl-C or SIGTERM, and writes a checkpoint if it may.
+    """Prints the server's address, waits for Ctrl-C or SIGTERM, and writes a last checkpoint if the server has any.
 
     Args:
-      server: to wait with.
-      checkpoint_secs: how often to write a checkpoint before that; None for never.
+      server: the running server.
+      checkpoint_secs: interval between checkpoints while waiting; None for none.
 
     Raises:
       StorageFullError: if there was no space for the last checkpoint when a second signal came.
@@ -117,56 +138,57 @@ def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = Non
 
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda got, frame: signals.append(got))
+        signal.signal(number, lambda number, frame: signals.append(number))
     for name, info in sorted(table_infos(server.client).items()):
-        shapes = "" if info.signature else ", of any shape: without a signature (--like SRC) it refuses none"
-        output.say(f"table {name!r}: {info.current_size:,} of at most {info.max_size:,} items{shapes}")
-    output.say(f"serving on {server.address}, and on every other interface without authentication; Ctrl-C ends it")
-    while not _arrives(signals, checkpoint_secs):
+        limit = f" of at most {info.max_size:,}" if info.max_size < MAX_ITEMS else ""
+        shapes = "" if info.signature else ", of any shape (pass --signature-from SRC to check them)"
+        output.say(f"table {name!r}: {info.current_size:,}{limit} items{shapes}")
+    output.say(f"serving on {server.address} and all network interfaces, without authentication; Ctrl-C stops it")
+    while not _wait_for_signal(signals, checkpoint_secs):
         write_checkpoint(server)
     if server.has_checkpoints:
-        _write_last(server, signals)
+        _write_last_checkpoint(server, signals)
 
 
-def _arrives(signals: list[int], secs: float | None) -> bool:
-    """Waits until a signal arrived, at most for some time; returns whether one did, and forgets it."""
+def _wait_for_signal(signals: list[int], secs: float | None) -> bool:
+    """Waits at most `secs` for a signal; returns whether one arrived, and clears the list."""
     end = math.inf if secs is None else time.monotonic() + secs
     while not signals and (left := end - time.monotonic()) > 0:
-        time.sleep(min(left, _LONGEST_SLEEP_SECS))
+        time.sleep(min(left, _MAX_SLEEP_SECS))
     has_arrived = bool(signals)
     signals.clear()
     return has_arrived
 
 
 def write_checkpoint(server: ReplayServer) -> None:
-    """Writes a checkpoint; if that fails, says so and leaves it to the next time."""
+    """Writes a checkpoint; a failure is only reported, since a later checkpoint may succeed."""
     from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 
     try:
         output.say(f"checkpoint {server.checkpoint()}")
     except (CheckpointError, ServerUnavailableError, StorageFullError) as error:
-        output.warn(f"no checkpoint: {_sentence(error)}")
+        output.warn(f"no checkpoint: {_message(error)}")
 
 
-def _write_last(server: ReplayServer, signals: list[int]) -> None:
-    """Writes the last checkpoint, as soon as there is space; a signal ends the waiting."""
+def _write_last_checkpoint(server: ReplayServer, signals: list[int]) -> None:
+    """Writes the last checkpoint, and tries again until there is space; a signal ends the attempts."""
     from rlds2reverb.errors import CheckpointError, StorageFullError
 
-    said = False
+    is_reported = False
     while True:
         try:
             output.say(f"checkpoint {server.checkpoint()}")
             return
         except (CheckpointError, StorageFullError) as error:
-            if not said:
+            if not is_reported:
                 output.warn(
-                    f"{_sentence(error)}. All items are still in memory: this is tried again every {_RETRY_SECS:g} s; "
-                    "Ctrl-C or SIGTERM ends it without a checkpoint"
+                    f"{_message(error)}. All items are still in memory, and rlds2reverb tries again every "
+                    f"{_RETRY_SECS:g} s; Ctrl-C or SIGTERM stops the server without a checkpoint"
                 )
-                said = True
-            if _arrives(signals, _RETRY_SECS):
+                is_reported = True
+            if _wait_for_signal(signals, _RETRY_SECS):
                 raise
 
 
-def _sentence(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

@@ -1,4 +1,4 @@
-"""`rlds2reverb train`: from a data set to a trained agent, in one command that can be killed and given again."""
+"""`rlds2reverb train`: trains an agent from a dataset; the same command continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.locations import server_address
 
-from . import checks, output
+from . import checks, directories, output
 from .options import (
     GroupedCommand,
-    names_of,
+    apply_transform_options,
     open_source,
+    parameter_names,
     reading_options,
     require_unused,
     transform_options,
-    transformed,
 )
 from .output import json_option
 from .presets import preset_names, preset_path, read_configs
 from .progress_lines import ProgressLines
 from .quiet import import_quietly, status
-from .stopping import sigterm_as_exception
 
 if TYPE_CHECKING:
     from rlds2reverb.learners import Evaluator, Learner
 
 _HEADINGS = {
-    "The run": ["algo", "source", "run_dir", "steps", "seed", "deterministic", "override"],
-    "The agent": ["overrides", "configs", "n_step", "gamma", "batch_size", "sampler", "top_percent", "jit_compile"],
-    "Evaluation": ["environment", "evaluate_every", "episodes", "references", "is_d4rl"],
-    "Checkpoints and logs": ["checkpoint_every", "log_every", "keep"],
-    "What to read": names_of(reading_options),
-    "What to change": names_of(transform_options),
+    "Run": ["algo", "source", "run_dir", "steps", "seed", "deterministic", "allow_config_mismatch"],
+    "Agent": ["settings", "presets", "list_presets", "configs", "gamma", "n_step", "jit_compile"],
+    "Batches": ["batch_size", "sampler", "top_percent"],
+    "Evaluation": ["environment", "evaluate_every", "episodes", "reference_file", "is_d4rl"],
+    "Checkpoints and logs": ["checkpoint_every", "keep_checkpoints", "log_every"],
+    "Input": parameter_names(reading_options),
+    "Preprocessing": parameter_names(transform_options),
 }
-#: Agents whose published results have normalised observations (TD3+BC: Fujimoto & Gu 2021, section 5).
-_NORMALISE = ("td3_bc",)
-#: What --algo takes, known before TensorFlow is loaded.
+#: Agents whose published results use normalised observations (TD3+BC: Fujimoto & Gu 2021, section 5).
+_NORMALISING = ("td3_bc",)
+#: Values of --algo, listed here so that they are checked before TensorFlow is loaded.
 ALGORITHMS = ("awac", "bc", "cql", "discrete_bc", "discrete_cql", "double_dqn", "dqn", "iql", "rebrac", "td3", "td3_bc")
-
 
 #: Published batch sizes other than 256 (ReBRAC: Tarasov et al. 2023, appendix; AWAC: Nair et al. 2020, appendix;
 #: DQN and CQL of Atari: Mnih et al. 2015, table 1).
 _BATCH_SIZES = {"rebrac": 1024, "awac": 1024, "dqn": 32, "double_dqn": 32, "discrete_cql": 32}
-#: Agents that need the action after each transition, and so trajectories of two steps.
-_OF_TRAJECTORIES = ("rebrac",)
-#: Agents without a critic, which give no TD errors to be priorities.
+#: Agents that learn from the action after each transition as well, which only trajectories contain.
+_TRAJECTORY_AGENTS = ("rebrac",)
+#: Agents without a critic, and so without TD errors to use as priorities.
 _WITHOUT_PRIORITIES = ("bc", "discrete_bc")
-#: Gymnasium's environment of a word in the name of a data set.
+#: Gymnasium environments by a word in the name of a dataset.
 _ENVIRONMENTS = {
     "ant": "Ant-v5",
     "halfcheetah": "HalfCheetah-v5",
@@ -73,63 +74,132 @@ _ENVIRONMENTS = {
 _NO_ENVIRONMENT = "none"
 
 
-def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[Path, ...]:
-    """Returns the files of `--config`, those that come with the package by their names."""
-    paths = tuple(preset_path(name) for name in names)
-    for path in paths:
-        if not path.is_file():
-            raise click.BadParameter(f"there is no file {path}{_nearest(str(path), preset_names())}")
-    return paths
+def _require_presets(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks the values of `--preset`."""
+    for name in names:
+        if name not in preset_names():
+            raise click.BadParameter(f"unknown preset {name!r}{_suggest(name, preset_names())}")
+    return names
+
+
+def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -> None:
+    if is_passed:
+        print("\n".join(preset_names()))
+        ctx.exit()
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
-@click.option("--algo", required=True, metavar="NAME", help="bc, td3_bc, iql, cql, awac, rebrac, dqn, ...")
+@click.option("--algo", required=True, metavar="NAME", help=f"Agent to train: {', '.join(ALGORITHMS)}.")
 @click.option(
     "--data",
     "source",
     required=True,
     metavar="SRC",
-    help="A data set (see rlds2reverb --help), a directory that convert --out wrote, or HOST:PORT of a server.",
+    help="Dataset (see rlds2reverb --help), directory that convert --out wrote, or HOST:PORT of a Reverb server.",
 )
 @click.option(
-    "--run-dir",
     "--run-dir",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="Directory of the run. The same command continues the run that is in it.",
+    metavar="DIR",
+    help="Directory for checkpoints, logs and the policy. If it contains a run, the run is continued.",
 )
-@click.option("--steps", default=100_000, show_default=True, type=checks.at_least_1, help="Updates in all.")
-@click.option("--seed", default=0, show_default=True, type=checks.at_least_0, help="Of weights, batches and noise.")
-@click.option("--deterministic", is_flag=True, help="The same weights, to the bit, also when continued; slower.")
-@click.option("--override", is_flag=True, help="Continue a run of another agent's settings or other data.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="NAME=VALUE", help="A hyperparameter of the agent. Repeatable."
+    "--steps",
+    default=100_000,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Total number of gradient updates.",
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=checks.at_least_0,
+    metavar="N",
+    help="Random seed for weight initialisation, batch sampling and noise.",
+)
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="Make runs with the same seed bit-identical, even if they are continued; slower.",
+)
+@click.option(
+    "--allow-config-mismatch",
+    is_flag=True,
+    help="Continue a run even if its data or hyperparameters differ from those of this command.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a hyperparameter of the agent, such as hidden_sizes=(64,64). Repeatable.",
+)
+@click.option(
+    "--preset",
+    "presets",
+    multiple=True,
+    callback=_require_presets,
+    metavar="NAME",
+    help="Use published settings for a D4RL task, such as iql-antmaze. Repeatable.",
+)
+@click.option(
+    "--list-presets",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_presets,
+    help="Print the names of all presets and exit.",
 )
 @click.option(
     "--config",
     "configs",
     multiple=True,
-    callback=_config_paths,
-    metavar="FILE|NAME",
-    help="A gin file with hyperparameters, or one of ours for D4RL's tasks, such as iql-antmaze. Repeatable.",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Read hyperparameters from a gin file; it overrides presets, and the command line overrides both. Repeatable.",
 )
-@click.option("--n-step", default=1, show_default=True, type=checks.at_least_1, help="Steps of a transition.")
-@click.option("--gamma", default=0.99, show_default=True, type=click.FloatRange(0, 1), help="Discount factor.")
-@click.option("--batch-size", type=checks.at_least_1, help="Items in a batch.  [default: as published, mostly 256]")
+@click.option(
+    "--n-step",
+    default=1,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Number of steps that a transition spans.",
+)
+@click.option(
+    "--gamma", default=0.99, show_default=True, type=checks.fraction, metavar="FLOAT", help="Discount factor."
+)
+@click.option(
+    "--batch-size",
+    type=checks.at_least_1,
+    metavar="N",
+    show_default="as published for the agent, mostly 256",
+    help="Items per batch.",
+)
 @click.option(
     "--sampler",
     type=click.Choice(["uniform", "prioritized"]),
     default="uniform",
     show_default=True,
-    help="prioritized: from a Reverb table, by TD errors that are written back.",
+    help="How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose "
+    "priorities are updated with TD errors.",
 )
-@click.option("--top-percent", type=click.FloatRange(0, 100, min_open=True), help="Only the best episodes.")
-@click.option("--jit-compile", is_flag=True, help="Compile the update with XLA.")
+@click.option(
+    "--top-percent",
+    type=click.FloatRange(0, 100, min_open=True),
+    metavar="P",
+    help="Train only on the P percent of episodes with the highest return.",
+)
+@click.option("--jit-compile", is_flag=True, help="Compile the gradient update with XLA.")
 @click.option(
     "--env",
     "environment",
     metavar="ID",
-    help="Gymnasium environment to evaluate in, or 'none'.  [default: by the name of the data, such as Hopper-v5]",
+    show_default="derived from the name of the dataset",
+    help="Gymnasium environment to evaluate in, or 'none'.",
 )
 @click.option(
     "--eval-every",
@@ -138,7 +208,7 @@ def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, 
     show_default=True,
     type=checks.at_least_1,
     metavar="N",
-    help="Updates between two evaluations.",
+    help="Number of updates between evaluations.",
 )
 @click.option(
     "--eval-episodes",
@@ -147,21 +217,27 @@ def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, 
     show_default=True,
     type=checks.at_least_1,
     metavar="N",
-    help="Episodes of an evaluation, with the seeds 0, 1, ...",
+    help="Number of episodes per evaluation; their seeds are 0, 1, ...",
 )
 @click.option(
-    "--references",
+    "--reference-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON file with returns of a random policy and of an expert, for scores.",
+    metavar="FILE",
+    help='JSON file with the returns that define the scores 0 and 100: {"Hopper-v5": [RANDOM, EXPERT]}.',
 )
-@click.option("--d4rl-score", "is_d4rl", is_flag=True, help="Score by D4RL's own reference returns of the environment.")
+@click.option(
+    "--d4rl-score",
+    "is_d4rl",
+    is_flag=True,
+    help="Use D4RL's reference returns for the environment; they were measured in its v2 version with mujoco-py.",
+)
 @click.option(
     "--checkpoint-every",
     default=10_000,
     show_default=True,
     type=checks.at_least_1,
     metavar="N",
-    help="Updates between two checkpoints.",
+    help="Number of updates between checkpoints.",
 )
 @click.option(
     "--log-every",
@@ -169,120 +245,134 @@ def _config_paths(ctx: click.Context, param: click.Parameter, names: tuple[str, 
     show_default=True,
     type=checks.at_least_1,
     metavar="N",
-    help="Updates between two lines.",
+    help="Number of updates between progress lines.",
 )
-@click.option("--keep", default=3, show_default=True, type=checks.at_least_1, help="Checkpoints that are kept.")
+@click.option(
+    "--keep-checkpoints",
+    default=3,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Number of checkpoints to keep; older ones are deleted.",
+)
 @reading_options
 @transform_options
 @json_option
 def train(as_json: bool, **options: Any) -> int:
-    """Trains an agent from a data set, evaluates it, and leaves everything in a directory.
+    """Train an agent from a dataset and evaluate it.
 
     \b
+    Examples:
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/iql
+      rlds2reverb train --algo td3_bc --data hopper-medium-v2 --run-dir runs/td3 \\
+          --preset td3_bc-locomotion --d4rl-score
+      rlds2reverb train --algo iql --data localhost:8000 --run-dir runs/iql-served
 
-    Uniform batches are drawn from the data set in memory; prioritized ones from a Reverb table that the command
-    serves. SIGTERM or Ctrl-C saves and stops (exit code 75); the same command goes on.
-    """  # noqa: D301
-    settings = _parsed_settings(options["overrides"])
-    if options["algo"] in _OF_TRAJECTORIES and options["n_step"] > 1:
-        raise click.UsageError(f"{options['algo']} learns from the next action too, expected --n-step 1")
+    The command reads the dataset directly; no conversion is needed. The run directory then contains checkpoints, logs,
+    the learning curve and the policy. Ctrl-C or SIGTERM saves a checkpoint and stops with exit code 75; the same
+    command then continues the run.
+    """
+    settings = _parse_settings(options["settings"])
     if options["algo"] not in ALGORITHMS:
-        raise click.UsageError(f"there is no algorithm {options['algo']!r}{_nearest(options['algo'], ALGORITHMS)}")
+        raise click.UsageError(f"unknown algorithm {options['algo']!r}{_suggest(options['algo'], ALGORITHMS)}")
+    if options["algo"] in _TRAJECTORY_AGENTS and options["n_step"] > 1:
+        raise click.UsageError(f"{options['algo']} requires --n-step 1, because it learns from the next action as well")
     if options["sampler"] == "prioritized" and options["algo"] in _WITHOUT_PRIORITIES:
-        raise click.UsageError(f"{options['algo']} has no TD errors to be priorities, expected --sampler uniform")
+        raise click.UsageError(
+            f"{options['algo']} requires --sampler uniform: it has no TD errors to use as priorities"
+        )
     if "discount" in settings:
-        raise click.UsageError("discount is that of the items too; give --gamma in its place")
-    if options["references"] and options["is_d4rl"]:
-        raise click.UsageError("give --references or --d4rl-score, not both")
+        raise click.UsageError("'discount' cannot be set here because it must match the stored items; use --gamma")
+    if options["reference_file"] and options["is_d4rl"]:
+        raise click.UsageError("pass only one of --reference-file and --d4rl-score")
     if options["deterministic"] and (options["sampler"] == "prioritized" or _is_served(options["source"])):
-        raise click.UsageError("--deterministic is for uniform batches of a data set: a server samples as it goes")
+        raise click.UsageError(
+            "--deterministic requires uniform batches of a dataset; servers sample nondeterministically"
+        )
     if not _is_served(options["source"]):
-        _require_there(options["source"], options["download"])
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # takes a fifth less time on CPUs
+        _require_existing(options["source"], options["download"])
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # A fifth faster on CPUs.
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.learners", "rlds2reverb.adders")
-    _require_settings(options["algo"], settings)
-    options = _with_configs(options)
-    with sigterm_as_exception():
+    _require_hyperparameters(options["algo"], settings)
+    options = _apply_configs(options)
+    with raise_on_sigterm():
         return _Training(options, settings, as_json=as_json).run()
 
 
-def _with_configs(options: dict[str, Any]) -> dict[str, Any]:
-    """Reads the gin files, and returns the options with what these set, unless it was given on the command line."""
-    from rlds2reverb.learners.agents import AGENTS, hyperparameters, is_bound
+def _apply_configs(options: dict[str, Any]) -> dict[str, Any]:
+    """Reads presets and gin files; returns the options with their values, except for those on the command line."""
+    from rlds2reverb.learners.agents import AGENTS, get_hyperparameters, is_set_by_gin
 
     try:
-        found = read_configs(options["configs"])
+        values = read_configs([*map(preset_path, options["presets"]), *options["configs"]])
         bound = {
-            agent.__name__: [name for name in hyperparameters(algo) if is_bound(f"{agent.__name__}.{name}")]
+            agent.__name__: [name for name in get_hyperparameters(algo) if is_set_by_gin(f"{agent.__name__}.{name}")]
             for algo, agent in AGENTS.items()
         }
-        own = AGENTS[options["algo"]].__name__
-        for name, mend in (("discount", "train.gamma"), ("num_updates", "--steps")):
-            if name in bound[own]:
-                raise ValueError(f"{own}.{name} follows from the run; set {mend} in its place")
-        others = [agent for agent, names in bound.items() if names and agent != own]
-        if others and not bound[own]:
-            raise ValueError(f"the settings are of {', '.join(others)}, --algo {options['algo']} is {own}")
-        if "reward" in found:
-            checks.parse_reward(found["reward"])
+        agent = AGENTS[options["algo"]].__name__
+        for name, option in (("discount", "train.gamma"), ("num_updates", "--steps")):
+            if name in bound[agent]:
+                raise ValueError(f"{agent}.{name} cannot be set because the run determines it; set {option} instead")
+        others = [other for other, names in bound.items() if names and other != agent]
+        if others and not bound[agent]:
+            raise ValueError(f"the settings are for {', '.join(others)}, but --algo {options['algo']} is {agent}")
+        if "reward" in values:
+            checks.parse_reward(values["reward"])
     except ValueError as error:
-        raise click.UsageError(f"--config: {error}") from error
+        option = "--config" if options["configs"] else "--preset"
+        raise click.UsageError(f"{option}: {error}") from error
     source = click.get_current_context().get_parameter_source
-    found = {name: found[name] for name in found if source(name) is ParameterSource.DEFAULT}
+    values = {name: value for name, value in values.items() if source(name) is ParameterSource.DEFAULT}
     if source("normalize_observations") is ParameterSource.DEFAULT:
-        found.setdefault("normalize_observations", options["algo"] in _NORMALISE)
+        values.setdefault("normalize_observations", options["algo"] in _NORMALISING)
     if source("batch_size") is ParameterSource.DEFAULT:
-        found.setdefault("batch_size", _BATCH_SIZES.get(options["algo"], 256))
-    return {**options, **found}
+        values.setdefault("batch_size", _BATCH_SIZES.get(options["algo"], 256))
+    return {**options, **values}
 
 
-def _environment_of(source: str) -> str | None:
-    """Returns the environment that the name of a data set stands for: that of its last word which is known."""
+def _guess_environment(source: str) -> str | None:
+    """Returns the environment for the last word of a dataset's name that has one, or None."""
     words = re.split(r"[^a-z0-9]+", source.lower())
     return next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)
 
 
-def _require_there(source: str, is_downloaded: bool) -> None:
-    """Refuses a path that is not there with the nearest name in its folder, before TensorFlow is loaded."""
+def _require_existing(source: str, is_downloaded: bool) -> None:
+    """Raises `click.UsageError` with the most similar name if an HDF5 file is missing, before TensorFlow is loaded."""
     path = Path(source)
     if path.exists() or is_downloaded or path.suffix not in (".hdf5", ".h5"):
         return
-    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise click.UsageError(f"there is no file {source}{_nearest(path.name, names, 'look at the path')}")
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise click.UsageError(f"the file {source} does not exist{_suggest(path.name, names, 'check the path')}")
 
 
-def _require_settings(algo: str, settings: dict[str, Any]) -> None:
-    from rlds2reverb.learners.agents import hyperparameters
+def _require_hyperparameters(algo: str, settings: dict[str, Any]) -> None:
+    from rlds2reverb.learners.agents import get_hyperparameters
 
-    known = hyperparameters(algo)
+    names = get_hyperparameters(algo)
     for name in settings:
-        if name not in known:
-            raise click.UsageError(f"{algo} has no hyperparameter {name!r}{_nearest(name, known)}")
+        if name not in names:
+            raise click.UsageError(f"{algo} has no hyperparameter {name!r}{_suggest(name, names)}")
 
 
-def _nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; {otherwise or 'expected one of ' + ', '.join(known)}"
+def _suggest(name: str, valid_names: Iterable[str], fallback: str = "") -> str:
+    """Returns the end of a message: the most similar valid name or else, without a fallback, all of them."""
+    valid_names = sorted(valid_names)
+    similar = difflib.get_close_matches(name, valid_names, 1)
+    return f"; did you mean {similar[0]!r}?" if similar else f"; {fallback or 'use one of ' + ', '.join(valid_names)}"
 
 
 def _is_served(source: str) -> bool:
-    """Returns whether data are in tables: an address host:port, or a directory that `convert --out` wrote."""
-    path = Path(source)
-    if path.is_dir():
-        return (path / "rlds2reverb.json").is_file()
-    host, _, port = source.rpartition(":")
-    return bool(host) and port.isdigit() and not path.exists()
+    """Returns whether the data are in tables: of a server, or of a directory that `convert --out` wrote."""
+    return server_address(source) is not None or directories.is_rlds2reverb_directory(source)
 
 
-def _parsed_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Returns NAME=VALUE pairs with values as Python literals, or as text."""
+def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Returns NAME=VALUE pairs as a dict; values that are not Python literals stay strings."""
     settings = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name:
-            raise click.UsageError(f"--set got {pair!r}, expected NAME=VALUE such as alpha=2.5")
+            raise click.UsageError(f"--set must be NAME=VALUE such as alpha=2.5, got {pair!r}")
         try:
             settings[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -291,17 +381,17 @@ def _parsed_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """What is trained from: a data set, or a table of a server.
+class _TrainingData:
+    """The data of a run: a dataset, or a table of a server.
 
     Attributes:
-      specs: of time steps and actions.
-      moments: the agent's statistics of observations, by argument.
-      fingerprint: of the data; path or address of a table.
-      behaviour_return: the mean return in the data, if it is known.
+      specs: the time step spec and the action spec.
+      moments: mean and standard deviation of the observations, as arguments of the agent.
+      fingerprint: fingerprint of the data, or the address of the server.
+      behaviour_return: mean return of the dataset; None if unknown.
       source: the episodes; None for a table.
-      server: that has the table, or None.
-      table: its name.
+      server: the server with the table; None for a dataset.
+      table: the name of the table.
     """
 
     specs: tuple[Any, Any]
@@ -323,42 +413,42 @@ class _Training:
     def run(self) -> int:
         import tensorflow as tf
         from rlds2reverb.learners import Learner, load_run
-        from rlds2reverb.learners.agents import make_agent, resolved
+        from rlds2reverb.learners.agents import make_agent, resolve_hyperparameters
 
-        from .main import MAY_BE_RETRIED, OK
+        from .main import OK, TEMPORARY_FAILURE
 
         options = self.options
         if options["deterministic"]:
             tf.config.experimental.enable_op_determinism()
         tf.random.set_seed(options["seed"])
         with ExitStack() as resources:
-            evaluator, prepared = self._prepared(resources)
-            settings = {**prepared.moments, "seed": options["seed"], **self._of_run(), **self.settings}
+            evaluator, prepared = self._prepare(resources)
+            settings = {**prepared.moments, "seed": options["seed"], **self._run_hyperparameters(), **self.settings}
             try:
                 agent = make_agent(options["algo"], *prepared.specs, **settings)
             except TypeError as error:
                 raise click.UsageError(str(error)) from error
             position = tf.Variable(0, dtype=tf.int64)
-            dataset, writer, hooks = self._batches(prepared, position, resources)
+            dataset, writer, hooks = self._make_batches(prepared, position, resources)
             learner = resources.enter_context(
                 Learner(
                     options["run_dir"],
                     agent,
                     dataset,
                     priorities=writer,
-                    hooks=[*self._hooks(evaluator), *hooks],
+                    hooks=[*self._make_hooks(evaluator), *hooks],
                     jit_compile=options["jit_compile"],
                     identity=self._identity(prepared.fingerprint),
                     position=position,
-                    keep_checkpoints=options["keep"],
+                    keep_checkpoints=options["keep_checkpoints"],
                     on_log=ProgressLines(options["steps"], quiet=self.as_json),
                 )
             )
-            has_run = learner.load_checkpoint(override=options["override"])
+            has_run = learner.load_checkpoint(allow_config_mismatch=options["allow_config_mismatch"])
             steps_before = load_run(options["run_dir"]).configuration.get("steps") if has_run else None
             learner.run.write_config(
                 {key: _plain(value) for key, value in {**options, **self.settings}.items()},
-                hyperparameters=_without_statistics(resolved(options["algo"], **settings)),
+                hyperparameters=_without_statistics(resolve_hyperparameters(options["algo"], **settings)),
                 data={
                     "source": str(options["source"]),
                     "fingerprint": prepared.fingerprint,
@@ -371,40 +461,40 @@ class _Training:
                 output.say(f"continuing from iteration {learner.last_iter:,}")
                 self._compare_replay(learner)
                 if steps_before not in (None, options["steps"]) and settings.get("num_updates"):
-                    ends = f"ended after {steps_before:,} updates, and ends after {options['steps']:,} now"
-                    output.say(f"the schedule of the actor's learning rate {ends}")
+                    change = f"now ends after {options['steps']:,} updates instead of {steps_before:,}"
+                    output.say(f"the actor's learning rate schedule {change}")
             learner.start(options["steps"])
             self._export(learner)
             self._report(learner, prepared.behaviour_return)
-        return MAY_BE_RETRIED if learner.is_stopped_by_signal else OK
+        return TEMPORARY_FAILURE if learner.is_stopped_by_signal else OK
 
-    def _prepared(self, resources: ExitStack) -> tuple[Evaluator | None, _Prepared]:
-        """Returns what evaluates, if anything, and what is trained from; the two fit."""
-        evaluator = self._evaluator()
+    def _prepare(self, resources: ExitStack) -> tuple[Evaluator | None, _TrainingData]:
+        """Returns the evaluator, or None without evaluation, and the data, which match its environment."""
+        evaluator = self._make_evaluator()
         try:
-            return evaluator, self._data_for(evaluator, resources)
+            return evaluator, self._load_data(evaluator, resources)
         except SpecMismatchError as error:
             if evaluator is None or self.options["environment"]:
                 raise
-            output.warn(f"no evaluation, give --env: {error}")
-            return None, self._data_for(None, resources)
+            output.warn(f"no evaluation, pass --env to choose an environment: {error}")
+            return None, self._load_data(None, resources)
 
-    def _data_for(self, evaluator: Evaluator | None, resources: ExitStack) -> _Prepared:
+    def _load_data(self, evaluator: Evaluator | None, resources: ExitStack) -> _TrainingData:
         is_served = _is_served(self.options["source"])
-        prepared = self._of_table(evaluator, resources) if is_served else self._of_data_set(evaluator)
+        prepared = self._load_table(evaluator, resources) if is_served else self._load_dataset(evaluator)
         if evaluator is not None:
             evaluator.require_observations(prepared.specs[0].observation)
         return prepared
 
-    def _batches(self, prepared: _Prepared, position: Any, resources: ExitStack) -> tuple[Any, Any, list[Any]]:
-        """Returns the batches, what writes priorities back or None, and the hooks that belong to them."""
+    def _make_batches(self, prepared: _TrainingData, position: Any, resources: ExitStack) -> tuple[Any, Any, list[Any]]:
+        """Returns the batches, the priority writer or None, and the hooks that save the table."""
         from rlds2reverb.learners.hooks import ReplayCheckpointHook
 
         from rlds2reverb import ReplayServer
 
         from . import training
 
-        options, adder = self.options, self._adder()
+        options, adder = self.options, self._make_adder()
         batch_size, is_prioritized = options["batch_size"], options["sampler"] == "prioritized"
         server, table, hooks = prepared.server, prepared.table, []
         if server is None and not is_prioritized:
@@ -430,7 +520,7 @@ class _Training:
         )
         return dataset, writer, hooks
 
-    def _of_data_set(self, evaluator: Evaluator | None) -> _Prepared:
+    def _load_dataset(self, evaluator: Evaluator | None) -> _TrainingData:
         from rlds2reverb.sources.transforms import CastFloats, apply_transforms
 
         from . import training
@@ -439,7 +529,7 @@ class _Training:
         raw, _ = apply_transforms(open_source(options), [CastFloats()])
         with status("reading the data"):
             later = ("normalize_observations", "cast_floats", "clip_actions")
-            source, _ = transformed(raw, {**options, **dict.fromkeys(later, False)})
+            source, _ = apply_transform_options(raw, {**options, **dict.fromkeys(later, False)})
             behaviour = training.behaviour_of(source)
             own_returns = (behaviour if source is raw else training.behaviour_of(raw)).mean_return
             space = evaluator.action_space if evaluator else None
@@ -448,22 +538,20 @@ class _Training:
             if options["top_percent"] is not None:
                 source = training.best_episodes(source, options["top_percent"], behaviour.returns)
         if num_outside:
-            what = f"{num_outside:,} of {num_actions:,} actions are outside of the bounds"
-            output.warn(
-                f"{what}; they are clipped" if options["clip_actions"] else f"{what}; --clip-actions clips them"
-            )
+            advice = "they are clipped" if options["clip_actions"] else "use --clip-actions to clip them"
+            output.warn(f"{num_outside:,} of {num_actions:,} actions are outside the action bounds; {advice}")
         if options["clip_actions"]:
             source = training.clipped(source, specs[1])
         moments = {"observation_mean": behaviour.mean, "observation_std": behaviour.std}
         moments = moments if options["normalize_observations"] else {}
-        return _Prepared(specs, moments, behaviour.fingerprint, own_returns, source)
+        return _TrainingData(specs, moments, behaviour.fingerprint, own_returns, source)
 
-    def _of_table(self, evaluator: Evaluator | None, resources: ExitStack) -> _Prepared:
+    def _load_table(self, evaluator: Evaluator | None, resources: ExitStack) -> _TrainingData:
         from . import training
 
         options = self.options
-        why = "is for a data set; items of a table are as they were converted"
-        require_unused({"top_percent", "n_step", *names_of(reading_options), *names_of(transform_options)}, why)
+        names = {"top_percent", "n_step", *parameter_names(reading_options, transform_options)}
+        require_unused(names, "requires a dataset; the items of a table are already converted")
         server: Any = options["source"]
         if Path(server).is_dir():
             from rlds2reverb._server.replay_server import ReplayServer
@@ -472,64 +560,67 @@ class _Training:
             if root is not None:
                 root.mkdir(parents=True, exist_ok=True)
             with status(f"serving {server}"):
-                server = resources.enter_context(ReplayServer(None, data=server, checkpoint_root=root))
+                server = resources.enter_context(ReplayServer.from_directory(server, checkpoint_root=root))
         served = training.served_items(server, evaluator.action_space if evaluator else None)
-        has_one_priority = training.require_items_for(self._adder(), options["algo"], served)
+        has_one_priority = training.require_items_for(self._make_adder(), options["algo"], served)
         if evaluator is None:
-            output.say("actions are taken to be in [-1, 1]; --env ID gives the bounds of an environment")
+            output.say("assuming actions in [-1, 1]; pass --env ID to use the action bounds of an environment")
         if not has_one_priority and options["sampler"] == "uniform":
-            output.warn("the table draws items by their priorities; --sampler prioritized weights the batches for it")
-        if options["algo"] in _NORMALISE and "observation_mean" not in self.settings:
+            output.warn("the table samples items by priority; use --sampler prioritized for importance weights")
+        if options["algo"] in _NORMALISING and "observation_mean" not in self.settings:
             output.say(
-                f"observations are not normalised: {options['source']} has no statistics; give them with --set "
-                "observation_mean=[...] and --set observation_std=[...]"
+                f"observations are not normalised, because {options['source']} has no statistics; pass --set "
+                "observation_mean=[...] and --set observation_std=[...] to normalise them"
             )
         fingerprint = training.identity_of(options["source"])
         specs = (served.time_step_spec, served.action_spec)
-        return _Prepared(specs, {}, fingerprint, None, None, served.server, served.table)
+        return _TrainingData(specs, {}, fingerprint, None, None, served.server, served.table)
 
-    def _adder(self) -> Any:
-        """Returns what makes the items: transitions, or trajectories of two steps."""
+    def _make_adder(self) -> Any:
+        """Returns the adder of the items: transitions, or trajectories of two steps."""
         from rlds2reverb.adders import NStep
 
         from rlds2reverb import TrajectoryWindows
 
-        if self.options["algo"] in _OF_TRAJECTORIES:
+        if self.options["algo"] in _TRAJECTORY_AGENTS:
             return TrajectoryWindows(2)
         return NStep(self.options["n_step"], self.options["gamma"])
 
-    def _of_run(self) -> dict[str, Any]:
-        """Returns the hyperparameters that follow from the run: the discount, and the length of schedules."""
-        from rlds2reverb.learners.agents import hyperparameters
+    def _run_hyperparameters(self) -> dict[str, Any]:
+        """Returns the hyperparameters that the run determines: the discount, and the length of schedules."""
+        from rlds2reverb.learners.agents import get_hyperparameters
 
-        known = hyperparameters(self.options["algo"])
-        of_run = {"discount": self.options["gamma"], "num_updates": self.options["steps"]}
-        return {name: value for name, value in of_run.items() if name in known}
+        names = get_hyperparameters(self.options["algo"])
+        values = {"discount": self.options["gamma"], "num_updates": self.options["steps"]}
+        return {name: value for name, value in values.items() if name in names}
 
     def _identity(self, fingerprint: str) -> dict[str, Any]:
         names = ("algo", "n_step", "gamma", "sampler", "top_percent", "reward", "seed", "batch_size", "clip_actions")
         return {
             **{name: self.options[name] for name in (*names, "normalize_observations")},
             "data": fingerprint,
+            **{f"--preset {name}": preset_path(name).read_text() for name in self.options["presets"]},
             **{f"--config {path.name}": path.read_text() for path in self.options["configs"]},
             **{f"--set {name}": repr(value) for name, value in self.settings.items()},
         }
 
-    def _evaluator(self) -> Evaluator | None:
+    def _make_evaluator(self) -> Evaluator | None:
         from rlds2reverb.learners import Evaluator, read_reference_returns
 
         from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
 
-        name = self.options["environment"] or _environment_of(str(self.options["source"]))
+        name = self.options["environment"] or _guess_environment(str(self.options["source"]))
         if name is None or name == _NO_ENVIRONMENT:
-            output.say("no evaluation: give --env ID, such as --env Hopper-v5 (needs pip install '.[eval]')")
+            output.say(
+                "no evaluation; pass --env ID, such as --env Hopper-v5, to evaluate (requires pip install '.[eval]')"
+            )
             return None
-        pair, references = None, self.options["references"]
-        if references:
-            pair = read_reference_returns(references, name)
+        pair, reference_file = None, self.options["reference_file"]
+        if reference_file:
+            pair = read_reference_returns(reference_file, name)
         elif self.options["is_d4rl"]:
             if (key := d4rl_environment(name)) is None:
-                raise click.UsageError(f"D4RL has no reference returns of {name}; give --references")
+                raise click.UsageError(f"D4RL has no reference returns for {name}; pass --reference-file")
             pair = REFERENCE_RETURNS[key]
         try:
             evaluator = Evaluator(name, num_episodes=self.options["episodes"], reference_returns=pair)
@@ -537,10 +628,10 @@ class _Training:
             output.warn(f"no evaluation: {error}")
             return None
         if not self.options["environment"]:
-            output.say(f"evaluating in {name}, by the name of the data (--env none: not at all)")
+            output.say(f"evaluating in {name}, derived from the name of the dataset (--env none disables evaluation)")
         return evaluator
 
-    def _hooks(self, evaluator: Evaluator | None) -> list[Any]:
+    def _make_hooks(self, evaluator: Evaluator | None) -> list[Any]:
         from rlds2reverb.learners.hooks import EvaluateHook, LogShowHook, SaveCkptHook
 
         options = self.options
@@ -555,10 +646,12 @@ class _Training:
         return hooks
 
     def _compare_replay(self, learner: Learner) -> None:
-        """Says so where the priorities are not of the same moment as the weights."""
+        """Prints a line if the priorities were not saved together with the weights."""
         started_from = getattr(self._server, "started_from", None)
         if learner.replay_checkpoint and started_from and Path(learner.replay_checkpoint) != Path(started_from):
-            output.say(f"the priorities are those of {started_from}, the weights went with {learner.replay_checkpoint}")
+            output.say(
+                f"the priorities come from {started_from}, but the weights were saved with {learner.replay_checkpoint}"
+            )
 
     def _export(self, learner: Learner) -> None:
         with status("exporting the policy"):
@@ -573,7 +666,7 @@ class _Training:
         latest = learner.latest
         facts = [("updates", f"{learner.last_iter:,}")]
         if behaviour_return is not None:
-            facts.append(("return of the data", f"{behaviour_return:,.1f}"))
+            facts.append(("dataset return", f"{behaviour_return:,.1f}"))
         last = latest.get("evaluation/mean_return")
         if last is not None:
             facts += [("last return", f"{last:,.1f}"), ("best return", f"{learner.best_return:,.1f}")]
@@ -584,7 +677,7 @@ class _Training:
             facts.append(("curve", str(learner.run_dir / "curve.png")))
         facts.append(("policy", str(learner.run_dir / "policy")))
         if learner.stop_reason:
-            facts.append(("stopped by", f"{learner.stop_reason}; the same command continues"))
+            facts.append(("stopped by", f"{learner.stop_reason}; run the same command to continue"))
         if self.as_json:
             best = learner.best_return if last is not None else None
             summary = {"run_dir": str(learner.run_dir), "iterations": learner.last_iter}
@@ -595,11 +688,11 @@ class _Training:
 
 
 def _without_statistics(hyperparameters: dict[str, Any]) -> dict[str, Any]:
-    """Returns hyperparameters as JSON has them, without the moments of the observations, which are in the policy."""
+    """Returns hyperparameters as JSON values, without the moments of the observations, which the policy contains."""
     return {name: _plain(value) for name, value in hyperparameters.items() if not name.startswith("observation_")}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+    return [_plain(element) for element in value] if isinstance(value, (tuple, list)) else value

@@ -1,4 +1,4 @@
-"""Each library used once. `doctor` runs the trials in a process of their own: what crashes there is a finding.
+"""Trials that use each library once. `doctor` runs them in a subprocess, so that a crash becomes a finding.
 
 python -m rlds2reverb.cli.trials h5py reverb
 """
@@ -10,6 +10,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+
+from . import output
 
 
 def try_reverb() -> str:
@@ -27,7 +29,7 @@ def try_reverb() -> str:
         observations = [float(step.data[1]) for step in next(iter(server.client.sample("replay")))]
         if observations != [0.0, 1.0]:
             raise RuntimeError(f"wrote the observations 0 and 1, read {observations}")
-    return "one item written to a server and read back"
+    return "wrote an item to a server and read it back"
 
 
 def try_tensorflow() -> str:
@@ -37,25 +39,25 @@ def try_tensorflow() -> str:
     total = int(tf.reduce_sum(tf.constant([1, 2])))
     if total != 3:
         raise RuntimeError(f"1 + 2 is {total}")
-    return f"{tf.__version__}, {len(tf.config.list_physical_devices('GPU'))} GPUs"
+    return f"{tf.__version__}, {output.count(len(tf.config.list_physical_devices('GPU')), 'GPU')}"
 
 
 def try_tf_agents() -> str:
-    """Makes a trajectory."""
+    """Builds a trajectory."""
     import numpy as np
     from tf_agents.trajectories import trajectory
 
     boundary = trajectory.boundary((), (), (), np.zeros(2, np.float32), np.ones(2, np.float32))
-    return f"{type(boundary).__name__} made"
+    return f"built a {type(boundary).__name__}"
 
 
 def try_tfds() -> str:
-    """Loads the builders of data sets, and what they need to prepare one."""
+    """Loads the builders of datasets, and what they need to prepare one."""
     import importlib_resources
     import tensorflow_datasets as tfds
 
     importlib_resources.files("tensorflow_datasets")
-    return f"{tfds.builder.__name__} loads"
+    return f"{tfds.__version__} loads"
 
 
 def try_h5py() -> str:
@@ -64,7 +66,7 @@ def try_h5py() -> str:
 
     with h5py.File(io.BytesIO(), "w") as file:
         file["x"] = [1, 2, 3]
-        return f"HDF5 {h5py.version.hdf5_version}, {len(file['x'])} numbers written and read"
+        return f"HDF5 {h5py.version.hdf5_version}, wrote and read {len(file['x'])} numbers"
 
 
 TRIALS: dict[str, Callable[[], str]] = {
@@ -77,14 +79,14 @@ TRIALS: dict[str, Callable[[], str]] = {
 
 
 def main(names: Sequence[str]) -> None:
-    """Prints one line of JSON for each trial as soon as it is over: `{"seen": ...}` or `{"error": ...}`."""
+    """Prints one line of JSON per trial as soon as it ends: `{"seen": ...}` or `{"error": ...}`."""
     for name in names:
         try:
             result = {"seen": TRIALS[name]()}
-        except Exception as error:  # whatever a broken installation raises is the finding
+        except Exception as error:  # A broken installation may raise anything.
             result = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(result), flush=True)
-    os._exit(0)  # without destructors, which could crash after all went well
+    os._exit(0)  # Skips destructors, which could crash after successful trials.
 
 
 if __name__ == "__main__":

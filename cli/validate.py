@@ -1,111 +1,175 @@
-"""`rlds2reverb validate`: everything that is wrong with a data set."""
+"""`rlds2reverb validate`: checks every episode of a dataset, or every file of a converted directory."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
 
-from rlds2reverb.episodes import discontinuity_place, find_problems, notes
+from rlds2reverb.episodes import Episode, find_problems, locate_discontinuity, make_notes
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
+from rlds2reverb.specs import Nest
 
 from . import checks, directories, output
-from .options import open_source, source_options, transform_options, transformed
+from .options import (
+    GroupedCommand,
+    apply_transform_options,
+    open_source,
+    parameter_names,
+    reading_options,
+    source_options,
+    transform_options,
+)
 from .output import json_option
 
 INVALID = 2
 
+_HEADINGS = {"Input": parameter_names(reading_options), "Preprocessing": parameter_names(transform_options)}
 
-@click.command()
+
+@dataclass
+class _Findings:
+    """Counts, problems and other findings about one dataset."""
+
+    max_problems: int
+    problems: list[Problem] = field(default_factory=list)
+    num_problems: int = 0
+    episodes: int = 0
+    steps: int = 0
+    unterminated: int = 0
+    dropped_last_transition: int = 0
+    discontinuities: int = 0
+    first_discontinuity: str = ""
+    warnings: tuple[str, ...] = ()
+    transform_notes: tuple[str, ...] = ()
+    #: The reason why the dataset could not be read to the end.
+    source_error: str | None = None
+
+    def add(self, episode: Episode, step_spec: Nest) -> None:
+        """Checks and counts one episode."""
+        problems = find_problems(episode, step_spec)
+        self.problems += problems[: max(0, self.max_problems - len(self.problems))]
+        self.num_problems += len(problems)
+        self.episodes += 1
+        self.steps += episode.num_steps
+        self.unterminated += episode.unterminated
+        self.dropped_last_transition += episode.dropped_last_transition
+        self.discontinuities += len(episode.discontinuities)
+        self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes about the dataset."""
+        notes = make_notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
+        return [*notes, *self.transform_notes]
+
+
+@click.command(cls=GroupedCommand, headings=_HEADINGS)
 @source_options
 @transform_options
 @click.option(
-    "--max-problems", default=20, type=checks.at_least_0, show_default=True, help="How many problems to list."
+    "--max-problems",
+    default=20,
+    type=checks.at_least_0,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of problems to list; all of them are counted.",
 )
 @json_option
 def validate(as_json: bool, max_problems: int, **options: Any) -> int:
-    """Check every episode of a data set and list what is wrong.
+    """Check every episode of a dataset and list what is wrong.
 
-    Each problem comes with its episode, step and field, after the warnings about the data set as a whole. Notes name
-    what is no problem and is lost all the same: transitions without a successor, next_observations that are not the
-    observation of the next row (more than 1 % of them are a problem). The files of a directory that convert --out wrote
-    are compared with their checksums. Exit code 2 if there is any problem, else 0.
+    \b
+    Examples:
+      rlds2reverb validate hopper_medium-v2.hdf5
+      rlds2reverb validate lift_ph.hdf5 --cut-at-terminal
+      rlds2reverb validate hopper/
+
+    Each problem names its episode, step and field. Warnings concern the dataset as a whole. Notes name what is valid
+    but lost in conversion, such as transitions whose next observation is missing. If SRC is a directory that convert
+    --out wrote, its files are compared with their checksums instead.
+
+    The exit code is 2 if there is any problem, else 0.
     """
-    if directories.is_ours(options["source"]):
+    if directories.is_rlds2reverb_directory(options["source"]):
         return _validate_directory(options["source"], as_json=as_json)
-    problems: list[Problem] = []
-    warnings: tuple[str, ...] = ()
-    num_problems = num_episodes = num_steps = unterminated = dropped_last_transition = num_jumps = 0
-    first_jump = refusal = ""
-    statistics: dict[str, Any] = {}
+    findings = _check(options, max_problems)
+    if as_json:
+        _print_json(options["source"], findings)
+    else:
+        _print(options["source"], findings)
+    return INVALID if findings.num_problems else 0
+
+
+def _check(options: dict[str, Any], max_problems: int) -> _Findings:
+    findings = _Findings(max_problems)
     try:
         opened = open_source(options)
-        warnings = opened.warnings
-        source, statistics = transformed(opened, options)
+        findings.warnings = opened.warnings
+        source, statistics = apply_transform_options(opened, options)
+        findings.transform_notes = tuple(statistics.get("notes", ()))
         with output.StepProgress(source) as progress:
             for episode in source:
                 progress("check", episode)
-                found = find_problems(episode, source.step_spec)
-                problems += found[: max(0, max_problems - len(problems))]
-                num_problems += len(found)
-                num_episodes, num_steps = num_episodes + 1, num_steps + episode.num_steps
-                unterminated += episode.unterminated
-                dropped_last_transition += episode.dropped_last_transition
-                num_jumps += len(episode.discontinuities)
-                first_jump = first_jump or discontinuity_place(episode)
+                findings.add(episode, source.step_spec)
     except SourceError as error:
-        refusal = str(error)
-    valid = not num_problems and not refusal
-    found_notes = [*notes(dropped_last_transition, num_jumps, first_jump), *statistics.get("notes", [])]
-    if as_json:
-        output.print_json(
-            {
-                "source": options["source"],
-                "valid": valid,
-                "episodes": num_episodes,
-                "steps": num_steps,
-                "unterminated": unterminated,
-                "dropped_last_transition": dropped_last_transition,
-                "discontinuities": num_jumps,
-                "num_problems": num_problems + bool(refusal),
-                "problems": [asdict(problem) for problem in problems],
-                "warnings": list(warnings),
-                "notes": found_notes,
-                "refused": refusal or None,
-            }
-        )
-        return 0 if valid else INVALID
-    for problem in problems:
-        print(problem)
-    if num_problems > len(problems):
-        print(f"... and {num_problems - len(problems):,} more (--max-problems)")
-    if refusal:
-        output.fail(refusal)
-    if unterminated:
-        found_notes.insert(0, f"open ends in {output.counted(unterminated, 'episode')}; kept as truncated")
-    for note in found_notes:
+        findings.source_error = str(error)
+        findings.num_problems += 1
+    return findings
+
+
+def _print_json(source: str, findings: _Findings) -> None:
+    names = ("episodes", "steps", "unterminated", "dropped_last_transition", "discontinuities", "num_problems")
+    output.print_json(
+        {
+            "source": source,
+            "valid": not findings.num_problems,
+            **{name: getattr(findings, name) for name in names},
+            "problems": [asdict(problem) for problem in findings.problems],
+            "warnings": list(findings.warnings),
+            "notes": findings.notes,
+            "source_error": findings.source_error,
+        }
+    )
+
+
+def _print(source: str, findings: _Findings) -> None:
+    for problem in findings.problems:
+        print(f"problem: {problem}")
+    num_others = findings.num_problems - len(findings.problems) - bool(findings.source_error)
+    if num_others:
+        print(f"... and {num_others:,} more (see --max-problems)")
+    if findings.source_error:
+        output.fail(findings.source_error)
+    notes = findings.notes
+    if findings.unterminated:
+        verb = "ends" if findings.unterminated == 1 else "end"
+        episodes = output.count(findings.unterminated, "episode")
+        notes.insert(0, f"{episodes} {verb} without a terminal or a timeout; treated as truncated")
+    for note in notes:
         print(f"note: {note}")
-    counts = {"episode": num_episodes, "step": num_steps, "problem": num_problems + bool(refusal)}
-    counts |= {word: len(said) for word, said in (("warning", warnings), ("note", found_notes)) if said}
-    counted = ", ".join(output.counted(number, word) for word, number in counts.items())
-    verdict = ("valid, with notes" if found_notes else "valid") if valid else "INVALID"
-    print(f"{options['source']}: {verdict} ({counted})")
-    return 0 if valid else INVALID
+    counts = [output.count(findings.episodes, "episode"), output.count(findings.steps, "step")]
+    counts.append(output.count(findings.num_problems, "problem"))
+    counts += [
+        output.count(len(found), noun) for noun, found in (("warning", findings.warnings), ("note", notes)) if found
+    ]
+    verdict = "INVALID" if findings.num_problems else "valid, with notes" if notes else "valid"
+    print(f"{source}: {verdict} ({', '.join(counts)})")
 
 
-def _validate_directory(source: str, *, as_json: bool) -> int:
-    """Compares the files of a directory of ours with their sha256, and says what is in it."""
-    refusal, found = "", {}
+def _validate_directory(path: str, *, as_json: bool) -> int:
+    """Compares the files of a converted directory with their sha256 checksums, and prints what it contains."""
+    error_text, description = "", {}
     try:
-        found = directories.described(source, verify=True)
+        description = directories.describe(path, verify=True)
     except CheckpointError as error:
-        refusal = str(error)
+        error_text = str(error)
     if as_json:
-        output.print_json({"source": source, "valid": not refusal, "refused": refusal or None, **found})
-    elif refusal:
-        output.fail(refusal)
-        print(f"{source}: INVALID")
+        output.print_json({"source": path, "valid": not error_text, "source_error": error_text or None, **description})
+    elif error_text:
+        output.fail(error_text)
+        print(f"{path}: INVALID")
     else:
-        output.print_facts(f"{source}: valid, every file is as it was written", directories.facts(found))
-    return INVALID if refusal else 0
+        output.print_facts(f"{path}: valid, all checksums match", directories.facts(description))
+    return INVALID if error_text else 0

@@ -1,4 +1,4 @@
-"""Published settings of the agents for the D4RL tasks, as gin files: what `train --config NAME` reads."""
+"""Gin files with published settings of the agents for D4RL tasks, for `train --preset NAME`."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ def run_options(
     reward: str | None = None,
     normalize_observations: bool | None = None,
 ) -> dict[str, Any]:
-    """Returns the options of `train` that the files which were read set; those of the agents are parameters of theirs.
+    """Returns the options of `train` that gin files have set as `train.NAME = VALUE`.
 
     Args:
-      gamma: discount factor, also of the items.
-      batch_size: items in a batch.
-      reward: a reward recipe, see `train --help`.
-      normalize_observations: whether observations are normalised.
+      gamma: discount factor of the agent and the items.
+      batch_size: items per batch.
+      reward: reward recipe; see `train --help`.
+      normalize_observations: whether to normalise observations.
     """
-    given = {
+    options = {
         "gamma": gamma,
         "batch_size": batch_size,
         "reward": reward,
         "normalize_observations": normalize_observations,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def preset_names() -> list[str]:
-    """Returns the names of the files that come with the package."""
+    """Returns the names of all presets."""
     return sorted(path.stem for path in _FOLDER.glob("*.gin"))
 
 
 def preset_path(name: str) -> Path:
-    """Returns the file of a name; the name itself as a path if there is none."""
-    return _FOLDER / f"{name}.gin" if name in preset_names() else Path(name)
+    """Returns the path of a preset's file."""
+    return _FOLDER / f"{name}.gin"
 
 
 def read_configs(paths: Sequence[Path]) -> dict[str, Any]:
-    """Reads gin files, the parameters of agents among them, and returns the options of `train` that they set.
+    """Reads gin files, which may also set hyperparameters of agents; returns the options of `train` that they set.
 
     Raises:
-      ValueError: if a file cannot be read, or names something that there is not.
+      ValueError: if a file cannot be read or sets an unknown parameter.
     """
     for path in paths:
         try:
