@@ -1,9 +1,9 @@
-"""Takes lines out that keep a promise, one at a time, and looks whether a fast test notices. Run by hand:
+"""Removes safety checks from the sources, one at a time, and verifies that a fast test fails. Run manually:
 
     .venv/bin/python tests/mutations.py [NAME ...]
 
-Each mutation is made in a copy of the sources. It has to make the tests beside it fail; one that survives is printed,
-and the exit code is 1.
+Each mutation is applied to a copy of the sources and must make its tests fail. The exit code is 1 if any of them
+survives. `test_mutations.py` verifies that the text to replace exists.
 """
 
 import shutil
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PROMISES = "tests/core/writing/test_promises.py"
+GUARANTEES = "tests/core/writing/test_guarantees.py"
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """Text of a file that is replaced, and the tests that have to notice."""
+    """A replacement of `old` by `new` in one file, and the tests that must fail with it."""
 
     name: str
     file: str
@@ -30,39 +30,39 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
-        "nothing is sent again",
+        "batches are not sent",
         "rlds2reverb/_writing/bulk_writer.py",
-        "            stream.send(batch)\n\n    def _require_same",
-        "            pass\n\n    def _require_same",
-        PROMISES,
+        "            self._send(batch)\n\n    def _require_same_server",
+        "            pass\n\n    def _require_same_server",
+        GUARANTEES,
     ),
     Mutation(
-        "the journal of another start of the server is trusted",
+        "the journal of a previous server process is trusted",
         "rlds2reverb/_writing/server_destination.py",
         "if saved is None or saved.server_state_id != self._writer.state_id:",
         "if saved is None:",
-        PROMISES,
+        GUARANTEES,
     ),
     Mutation(
-        "a table that holds fewer items than the journal says is not noticed",
+        "a table with fewer items than the journal says is accepted",
         "rlds2reverb/_writing/server_destination.py",
         "if is_kept and infos[name].current_size < min(infos[name].max_size, saved.state.items):",
         "if False:",
-        PROMISES,
+        GUARANTEES,
     ),
     Mutation(
-        "the journal is written before the confirmation",
+        "the journal is written before the server confirms",
         "rlds2reverb/_writing/server_destination.py",
         "while self._num_confirmed < self._writer.num_confirmed:",
         "while self._unconfirmed:",
-        PROMISES,
+        GUARANTEES,
     ),
     Mutation(
-        "a restart is not noticed at the end",
+        "a server restart at the end is not detected",
         "rlds2reverb/_writing/reverb_writer.py",
         "        if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self.state_id:",
         "        if False:",
-        PROMISES,
+        GUARANTEES,
     ),
     Mutation(
         "a table that was reset is trusted",
@@ -72,52 +72,52 @@ MUTATIONS = [
         "tests/core/writing/test_faults_server.py",
     ),
     Mutation(
-        "other data are taken for those of the earlier run",
+        "different data are accepted when resuming",
         "rlds2reverb/_writing/transfer.py",
-        "        if fingerprint.hexdigest() != state.fingerprint:",
+        "        if fingerprint.hexdigest() != self.fingerprint:",
         "        if False:",
         "tests/core/writing/test_faults_server.py",
     ),
     Mutation(
-        "keys that collide are not noticed",
+        "key collisions are not detected",
         "rlds2reverb/_encoding/keys.py",
         "    if len(repeated):",
         "    if False:",
         "tests/core/encoding/test_keys.py",
     ),
     Mutation(
-        "more items than a table holds",
+        "more items than a table holds are accepted",
         "rlds2reverb/ingestion.py",
         "    elif not allow_eviction:",
         "    elif False:",
         "tests/core/test_ingestion.py",
     ),
     Mutation(
-        "a time-out counts while the process does not run",
+        "timeouts count while the process is suspended",
         "rlds2reverb/_server/pausable_deadline.py",
-        "min(now - self._seen, _MAX_TICKS_IN_A_GAP * self._tick_secs)",
-        "now - self._seen",
+        "min(now - self._last_read, _MAX_TICKS_PER_GAP * self._tick_secs)",
+        "now - self._last_read",
         "tests/core/writing/test_faults_server.py",
     ),
     Mutation(
-        "a file is not what its checksum says",
-        "rlds2reverb/_sealed_json.py",
+        "checksums of files are not verified",
+        "rlds2reverb/_sealed_files.py",
         'stored["sha256"] == _digest(stored["content"])',
         "True",
-        "tests/core/test_sealed_json.py",
+        "tests/core/test_sealed_files.py",
     ),
     Mutation(
-        "no lock is held",
+        "file locks are not acquired",
         "rlds2reverb/_server/locks.py",
         "fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         "tests/core/server/test_locks.py",
     ),
     Mutation(
-        "the discount at a terminal is kept",
+        "the discount at a terminal step is kept",
         "rlds2reverb/trajectories.py",
-        "    return where(zero, np.float32(0), discounts)",
-        "    return where(zero & False, np.float32(0), discounts)",
+        "    return where(is_zero, np.float32(0), discounts)",
+        "    return where(is_zero & False, np.float32(0), discounts)",
         "tests/core/test_trajectories.py",
     ),
     Mutation(
@@ -128,7 +128,7 @@ MUTATIONS = [
         "tests/core/sources/test_d4rl.py",
     ),
     Mutation(
-        "windows run on into the next episode of a batch",
+        "n-step windows cross episode boundaries in a batch",
         "adders/n_step.py",
         "return None if num_steps.shape[0] == 1 else is_last_transition(left, factors)",
         "return None",
@@ -146,40 +146,27 @@ MUTATIONS = [
 
 
 def survives(mutation: Mutation) -> bool:
-    """Whether the tests pass although the line is gone."""
+    """Returns whether the tests pass with the mutation."""
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        for name in ("rlds2reverb", "adders", "cli", "tests"):
+        for name in ("rlds2reverb", "adders", "learners", "cli", "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("conftest.py", "pyproject.toml"):
             shutil.copy(ROOT / name, folder)
         path = Path(folder, mutation.file)
-        text = path.read_text()
-        if text.count(mutation.old) != 1:
-            raise SystemExit(f"{mutation.name}: {mutation.file} has the text {text.count(mutation.old)} times")
-        path.write_text(text.replace(mutation.old, mutation.new))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not slow",
-            mutation.tests,
-        ]
+        path.write_text(path.read_text().replace(mutation.old, mutation.new))
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
+        command = [sys.executable, "-m", "pytest", *options, mutation.tests]
         return subprocess.run(command, cwd=folder, capture_output=True, timeout=600).returncode == 0
 
 
 def main() -> int:
-    chosen = [mutation for mutation in MUTATIONS if not sys.argv[1:] or mutation.name in sys.argv[1:]]
-    survivors = []
-    for mutation in chosen:
-        if alive := survives(mutation):
-            survivors.append(mutation)
-        print(f"{'SURVIVES' if alive else 'noticed '}  {mutation.name}", flush=True)
-    return 1 if survivors else 0
+    selected = [mutation for mutation in MUTATIONS if not sys.argv[1:] or mutation.name in sys.argv[1:]]
+    num_survivors = 0
+    for mutation in selected:
+        has_survived = survives(mutation)
+        num_survivors += has_survived
+        print(f"{'SURVIVED' if has_survived else 'detected'}  {mutation.name}", flush=True)
+    return 1 if num_survivors else 0
 
 
 if __name__ == "__main__":
