@@ -1,0 +1,97 @@
+"""The README and the docs: every Python block runs on its own, and commands, options and links are valid."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from rlds2reverb.cli import run
+from rlds2reverb.cli.main import cli
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if path.is_file()]
+NO_DOCS = "the docs are not available when an installed wheel is tested"
+#: Options that every command or other programs have.
+FOREIGN_OPTIONS = {"--help", "--no-deps", "--require-hashes"}
+#: Blocks that take more than about five seconds, by page and number.
+SLOW_BLOCKS = set()
+
+
+def python_blocks():
+    """Yields a parameter for each Python block of each page: its code, and the output shown below it."""
+    for page in PAGES:
+        blocks = re.findall(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", page.read_text(), re.M | re.S)
+        for number, (code, output) in enumerate(blocks, 1):
+            name = f"{page.name}-{number}"
+            yield pytest.param(code, output, id=name, marks=[pytest.mark.slow] if name in SLOW_BLOCKS else [])
+
+
+def commands(page):
+    """Returns the command lines of the package in the code blocks of a page, without prompts and comments."""
+    blocks = re.findall(r"^```(?:bash|console|text)\n(.*?)^```", page.read_text(), re.M | re.S)
+    lines = [line for block in blocks for line in re.findall(r"^(?:\$ )?(rlds2reverb .*)$", block, re.M)]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.fixture
+def folder(data, tmp_path, monkeypatch):
+    """A new working directory that contains the datasets of the examples."""
+    for path in (data / "d4rl").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("code", "output"), python_blocks())
+def test_python_block_runs_and_prints_the_output_shown(folder, capsys, code, output):
+    exec(compile(code, "block", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert not output or printed == output
+
+
+@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
+def test_convert_command_of_the_readme_prints_the_output_shown(folder, capsys):
+    pattern = r"^\$ rlds2reverb (convert [^\n]*)\n(.*?)^```"
+    command, output = re.search(pattern, README.read_text(), re.M | re.S).groups()
+    assert run(shlex.split(command)) == 0
+    printed = capsys.readouterr().out.splitlines()
+    shown = [line for line in output.splitlines() if line != "  ..." and not line.startswith("$")]
+    assert shown and [line for line in shown if line not in printed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
+def test_train_command_of_the_readme_writes_a_policy(folder):
+    (command,) = re.findall(r"^\$ rlds2reverb (train .*)$", README.read_text(), re.M)
+    assert run(shlex.split(command)) == 0
+    assert (folder / "runs/iql/policy").is_dir()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_have_valid_arguments(page):
+    for name, *arguments in commands(page):
+        command = cli.get_command(None, name)
+        context = command.context_class(command, info_name=name)
+        command.make_parser(context).parse_args(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_mentioned_on_a_page_exist(page):
+    parameters = [each for name in cli.list_commands(None) for each in cli.get_command(None, name).params]
+    options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    text = re.sub(r"python[^\n]*benchmarks/[^`\n]*", "", page.read_text())  # Benchmarks have their own options.
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) <= options | FOREIGN_OPTIONS
+
+
+def test_linked_files_and_headings_exist():
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
+        if not page.is_file():
+            continue
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}, which does not exist"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
+                anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor in anchors, f"{page.name} links to {target}#{anchor}, which has no such heading"
