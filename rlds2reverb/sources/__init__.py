@@ -1,4 +1,4 @@
-"""From files and data sets to episodes as columns: one file for each kind, transforms, and a summary."""
+"""Datasets read as episodes: one module per format, plus transforms and a summary."""
 
 from rlds2reverb.errors import SourceError
 

@@ -1,7 +1,7 @@
-"""D4RL: rows of transitions with flags where episodes end, in an HDF5 file or in arrays.
+"""D4RL: rows of transitions with flags for the ends of episodes, in an HDF5 file or in arrays.
 
-Format: Fu et al. 2020, arXiv:2004.07219, and the files themselves. `terminals[t]` says that the action of row `t` led
-into a terminal state, `timeouts[t]` that the episode was cut off after row `t`.
+Format: Fu et al. 2020, arXiv:2004.07219, and D4RL's own files. `terminals[t]` is set if the action of row `t` led into
+a terminal state, `timeouts[t]` if the episode was truncated after row `t`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
-from rlds2reverb.episodes import Episode, joined_transitions, one_step_episodes
+from rlds2reverb.episodes import Episode, join_transitions, make_single_transition_episodes
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import concatenate
 
 from . import hdf5
 from .columns import as_columns, as_flags
-from .continuity import ONE_STEP, SPLIT, ContinuityCheck, differing_rows
+from .continuity import INDEPENDENT_ROWS_ADVICE, SPLIT_ADVICE, ContinuityCheck, differing_rows
 from .hdf5_blocks import read_blocks
 from .source import Source
 
@@ -29,12 +30,12 @@ OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
 TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
 REQUIRED = (OBSERVATIONS, ACTIONS, REWARDS, TERMINALS)
 KEYS = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
-#: The names under which Gymnasium and Minari know the same flags.
-OTHER_NAMES = {
+#: Names of the same flags in Gymnasium and Minari.
+ALIASES = {
     TERMINALS: ("terminated", "terminations", "terminal"),
     TIMEOUTS: ("truncated", "truncations", "timeout"),
 }
-#: Gym's, True at either end of an episode, so that it does not say which one it is.
+#: Gym's flag, which is set at terminal and at truncated ends and cannot tell them apart.
 DONES = ("dones", "done")
 
 _BLOCK_BYTES = 4 << 20
@@ -44,12 +45,12 @@ _FIRST_BLOCK_ROWS = 1 << 11
 
 @dataclass(frozen=True)
 class EpisodeEnds:
-    """Says where episodes end, besides where the flags of the rows say so.
+    """Where episodes end in addition to the rows flagged as ends.
 
     Attributes:
-      max_episode_steps: an episode is cut off after this many rows.
-      at_discontinuity: an episode is cut off where `next_observations[t]` is not `observations[t + 1]`.
-      at_every_row: each row is an episode of one transition; for rows that are shuffled, or relabelled.
+      max_episode_steps: maximum number of rows in an episode; longer ones are truncated there.
+      at_discontinuity: whether an episode ends wherever `next_observations[t]` is not `observations[t + 1]`.
+      at_every_row: whether each row is an episode of one transition; for rows that were shuffled or relabelled.
     """
 
     max_episode_steps: int | None = None
@@ -61,7 +62,8 @@ class EpisodeEnds:
             require_count("max_episode_steps", self.max_episode_steps, 1)
         if self.at_every_row and (self.max_episode_steps is not None or self.at_discontinuity):
             raise ValueError(
-                "independent_rows=True ends an episode after each row; leave out max_episode_steps and split_at_discontinuity"
+                "independent_rows=True already ends an episode after each row; leave out max_episode_steps and "
+                "split_at_discontinuity"
             )
 
     def __bool__(self) -> bool:
@@ -77,76 +79,71 @@ def open_d4rl(
 ) -> Source:
     """Opens a D4RL HDF5 file; neither d4rl nor mujoco is needed.
 
-    Flags may also have the names that Gymnasium and Minari give them (`OTHER_NAMES`).
+    Flags may also have their Gymnasium or Minari names (`ALIASES`).
 
-    Both ends of an episode: with `next_observations` every episode gets its own final observation. Without them a
-    truncated episode ends at its last observation and a terminal one gets a final observation of zeros. Rows after the
-    last flag are an episode of their own, closed as truncated, with `unterminated` set. A truncated episode without a final
-    observation loses its last transition, and has `dropped_last_transition` set.
+    Both ends of an episode: with `next_observations`, every episode keeps its own final observation. Without them, a
+    terminal episode ends in an observation of zeros, and a truncated one ends at its last observation: it loses its
+    last transition and has `dropped_last_transition` set. Rows after the last flagged end form a truncated episode
+    with `unterminated` set.
 
-    Rows inside an episode whose `next_observations` is not the next row's observation are its `discontinuities`.
+    Rows inside an episode whose `next_observations` is not the observation of the next row are its `discontinuities`.
 
     Args:
-      path: the file. Rewards may be `[N]` or `[N, 1]`, flags bool, integer or float; dtypes are kept.
-      extra_fields: names below `infos/` to read as well, each an extra step field.
-      ends: how to find truncated episodes; needed where the file has no `timeouts`.
-      limits: how much a column may hold.
+      path: the file. Rewards may be `[N]` or `[N, 1]`, and flags bool, integer or float; dtypes are kept.
+      extra_fields: names of `infos/*` columns to read as additional step fields.
+      ends: where episodes end besides the flagged rows; required if the file has no `timeouts`.
+      limits: maximum sizes of the columns.
 
     Raises:
-      SourceError: if the file is refused (see `hdf5`), a key is missing, columns differ in length, there are no
-        rows, or flags are not 0 and 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
+      SourceError: if the file is refused (see `hdf5`), a column is missing, columns differ in length, there are no
+        rows, or flags are not 0 or 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
         rows are discontinuities.
     """
-    asked = {f"infos/{name}": name for name in extra_fields}
-    with hdf5.open_hdf5(path) as file:
-        num_rows = _checked(path.name, _columns(file, asked, limits), ends).num_rows
-        metadata = hdf5.scalars(file, "metadata")
+
+    def check(file: h5py.File) -> TransitionRows:
+        return _check_columns(path.name, _open_columns(file, extra_fields, limits), extra_fields, ends)
 
     def read() -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
-            yield from cut_episodes(_checked(path.name, _columns(file, asked, limits), ends))
+            yield from _read_episodes(check(file))
 
+    with hdf5.open_hdf5(path) as file:
+        num_rows = check(file).num_rows
+        metadata = hdf5.read_scalars(file, "metadata")
     return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata)
 
 
 def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), ends: EpisodeEnds) -> Source:
-    """Returns arrays in memory under D4RL's names, such as `env.get_dataset()` gives them, as a source.
+    """Returns a source for arrays in memory under D4RL's names, as returned by `env.get_dataset()`.
 
-    Columns under other names, `metadata/*` and the `infos/*` that are not asked for included, are left out.
+    Columns under other names, including `metadata/*` and any `infos/*` that are not in `extra_fields`, are ignored.
     """
-    require_free_names(extra_fields, name)
-    places = own_names(columns, name)
-    for info in extra_fields:
-        if f"infos/{info}" not in columns:
-            raise SourceError(f"{name} has no 'infos/{info}'")
-        places[info] = f"infos/{info}"
-    arrays = {key: as_columns(columns[place], f"{name}: '{place}'") for key, place in places.items()}
-    nests = [key for key, column in arrays.items() if not isinstance(column, np.ndarray)]
+    keys = _find_keys(columns, extra_fields, name)
+    arrays = {field: as_columns(columns[key], f"{name}: '{key}'") for field, key in keys.items() if key in columns}
+    nests = [field for field, column in arrays.items() if not isinstance(column, np.ndarray)]
     if nests:
-        raise SourceError(
-            f"{name}: '{nests[0]}' is a nest; D4RL's columns are arrays, nests go into a list of episodes"
-        )
-    rows = _checked(name, arrays, ends)
-    return Source(name, "memory", lambda: cut_episodes(rows), num_rows=rows.num_rows)
+        raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
+    rows = _check_columns(name, arrays, extra_fields, ends)
+    return Source(name, "memory", lambda: _read_episodes(rows), num_rows=rows.num_rows)
 
 
 @dataclass(frozen=True)
 class TransitionRows:
-    """Checked columns of rows, all `num_rows` long: arrays, or data sets of an open file."""
+    """Checked columns of `num_rows` rows each: arrays, or datasets of an open HDF5 file."""
 
     name: str
     num_rows: int
     columns: dict[str, Any] = field(repr=False)
-    extras: dict[str, Any] = field(repr=False)
     ends: EpisodeEnds = EpisodeEnds()
 
-    def blocks(self, num_rows: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Yields at most `num_rows` rows at a time, with the row where they stop; flags are bool, rewards `[n]`."""
-        columns = {**self.columns, **self.extras}
-        for start, stop, block in read_blocks(columns, _block_bounds(self.num_rows, num_rows)):
-            yield stop, self._checked_block(block, start)
+    def read_blocks(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Yields blocks of bounded size, each with the row after it; flags are bool and rewards `[n]`."""
+        row_bytes = sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self.columns.values())
+        block_rows = int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
+        for start, stop, block in read_blocks(self.columns, _block_bounds(self.num_rows, block_rows)):
+            yield stop, self._check_block(block, start)
 
-    def _checked_block(self, columns: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
+    def _check_block(self, columns: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
         block = {name: as_columns(column, f"{self.name}: '{name}'") for name, column in columns.items()}
         if block[REWARDS].ndim == 2:
             block[REWARDS] = block[REWARDS][:, 0]
@@ -156,159 +153,165 @@ class TransitionRows:
         return block
 
 
-def own_names(available: Iterable[str], where: str) -> dict[str, str]:
-    """Returns the name that each of `KEYS` has in the data; keys that they lack are left out.
+def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str) -> dict[str, str]:
+    """Returns the data's own key for each of `KEYS` that it contains, and `infos/NAME` for each extra field.
 
     Raises:
-      SourceError: if there are `dones` in the place of `terminals`.
+      SourceError: if there are `dones` instead of `terminals`, or an extra field has the name of a step field.
     """
-    names = set(available)
-    found = {}
-    for key in KEYS:
-        name = next((name for name in (key, *OTHER_NAMES.get(key, ())) if name in names), None)
-        if name is not None:
-            found[key] = name
-    dones = next((name for name in DONES if name in names), None)
-    if dones and TERMINALS not in found:
+    require_new_names(extra_fields, where)
+    available = set(available)
+    keys = {}
+    for name in KEYS:
+        key = next((key for key in (name, *ALIASES.get(name, ())) if key in available), None)
+        if key is not None:
+            keys[name] = key
+    dones = next((key for key in DONES if key in available), None)
+    if dones and TERMINALS not in keys:
         raise SourceError(
-            f"{where} has '{dones}', which does not say whether an episode ended in a terminal state or was cut off; "
-            f"give '{TERMINALS}' for the former and '{TIMEOUTS}' for the latter"
+            f"{where} has '{dones}', which does not say whether an episode ended in a terminal state or was truncated; "
+            f"pass '{TERMINALS}' for terminal ends and '{TIMEOUTS}' for truncated ones"
         )
-    return found
+    return {**keys, **{name: f"infos/{name}" for name in extra_fields}}
 
 
-def _columns(file: Any, extra_fields: Mapping[str, str], limits: hdf5.Limits) -> dict[str, Any]:
+def _open_columns(file: h5py.File, extra_fields: Sequence[str], limits: hdf5.Limits) -> dict[str, Any]:
     where = Path(file.filename).name
-    require_free_names(extra_fields.values(), where)
-    places = own_names((name for name in file if isinstance(name, str)), where)  # others are not UTF-8
-    found = {name: hdf5.column(file, place, limits) for name, place in places.items()}
-    for place, name in extra_fields.items():
-        found[name] = hdf5.column(file, place, limits)
-        if found[name] is None:
-            raise SourceError(f"{where} has no '{place}'")
-    columns = {name: dataset for name, dataset in found.items() if dataset is not None}
-    hdf5.require_within(list(columns.values()), f"{where}: all columns together", limits)
+    keys = _find_keys((key for key in file if isinstance(key, str)), extra_fields, where)  # Other keys are not UTF-8.
+    opened = {name: hdf5.open_column(file, key, limits) for name, key in keys.items()}
+    columns = {name: dataset for name, dataset in opened.items() if dataset is not None}
+    hdf5.require_within_limits(list(columns.values()), f"{where}: all columns together", limits)
     return columns
 
 
-def require_free_names(names: Iterable[str], where: str) -> None:
-    """Raises `SourceError` if a further step field has the name of one that every step has."""
-    taken = [name for name in names if name in (*fields.STEP_FIELDS, *KEYS)]
-    if taken:
-        raise SourceError(f"{where}: a further field named {taken[0]!r} would hide the step's own; rename it")
+def require_new_names(extra_fields: Iterable[str], where: str) -> None:
+    """Raises `SourceError` if an extra field has the name of a field that every step has."""
+    collisions = [name for name in extra_fields if name in (*fields.STEP_FIELDS, *KEYS)]
+    if collisions:
+        raise SourceError(f"{where}: an extra field named {collisions[0]!r} would replace the step's own; rename it")
 
 
-def _checked(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> TransitionRows:
+def _check_columns(
+    name: str, columns: Mapping[str, Any], extra_fields: Sequence[str], ends: EpisodeEnds
+) -> TransitionRows:
     for key in REQUIRED:
         if key not in columns:
-            raise SourceError(f"{name} has no '{key}'; D4RL data have {', '.join(REQUIRED)}, and mostly {TIMEOUTS}")
-    for key, values in columns.items():
-        if values.dtype.kind not in "biuf":
-            kind = "strings" if values.dtype.kind == "O" else values.dtype
-            raise SourceError(f"{name}: '{key}' holds {kind}, expected numbers")
-        if not values.shape:
-            raise SourceError(f"{name}: '{key}' is a single number, expected one row for each step")
-    for key, values in columns.items():
-        if len(values) != len(columns[REWARDS]):
-            raise SourceError(
-                f"{name}: '{key}' has {len(values)} rows, '{REWARDS}' has {len(columns[REWARDS])}; expected equal"
-            )
+            raise SourceError(f"{name} has no '{key}'; D4RL data have {', '.join(REQUIRED)}, and usually {TIMEOUTS}")
+    for key in extra_fields:
+        if key not in columns:
+            raise SourceError(f"{name} has no 'infos/{key}'; fix the name in extra_fields")
+    for key, column in columns.items():
+        if column.dtype.kind not in "biuf":
+            dtype = "strings" if column.dtype.kind == "O" else column.dtype
+            raise SourceError(f"{name}: '{key}' must contain numbers, got {dtype}")
+        if not column.shape:
+            raise SourceError(f"{name}: '{key}' must have one row per transition, got a single number")
+    num_rows = len(columns[REWARDS])
+    for key, column in columns.items():
+        if len(column) != num_rows:
+            raise SourceError(f"{name}: '{key}' must have as many rows as '{REWARDS}' ({num_rows}), got {len(column)}")
     for key in (REWARDS, TERMINALS, TIMEOUTS):
         if key in columns and columns[key].shape[1:] not in ((), (1,)):
-            raise SourceError(f"{name}: '{key}' has shape {columns[key].shape}, expected (N,) or (N, 1)")
+            raise SourceError(f"{name}: '{key}' must have shape (N,) or (N, 1), got {columns[key].shape}")
     _require_ends(name, columns, ends)
-    if not len(columns[REWARDS]):
-        raise SourceError(f"{name} holds no rows; there is nothing to convert")
+    if not num_rows:
+        raise SourceError(f"{name} has no rows; there is nothing to convert")
     following = columns.get(NEXT_OBSERVATIONS)
-    if following is not None and _row_spec(following) != _row_spec(columns[OBSERVATIONS]):
+    if following is not None and _describe_row(following) != _describe_row(columns[OBSERVATIONS]):
         raise SourceError(
-            f"{name}: '{NEXT_OBSERVATIONS}' has rows of {_row_spec(following)}, "
-            f"'{OBSERVATIONS}' of {_row_spec(columns[OBSERVATIONS])}; expected equal"
+            f"{name}: rows of '{NEXT_OBSERVATIONS}' must be {_describe_row(columns[OBSERVATIONS])} like those of "
+            f"'{OBSERVATIONS}', got {_describe_row(following)}"
         )
-    return TransitionRows(
-        name,
-        len(columns[REWARDS]),
-        {key: values for key, values in columns.items() if key in KEYS},
-        {key: values for key, values in columns.items() if key not in KEYS},
-        ends,
-    )
+    return TransitionRows(name, num_rows, dict(columns), ends)
 
 
-def _row_spec(column: Any) -> str:
+def _describe_row(column: Any) -> str:
     return f"{column.dtype.name} {list(column.shape[1:])}"
 
 
 def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> None:
-    if NEXT_OBSERVATIONS not in columns:
-        if ends.at_discontinuity:
-            raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which splitting at a discontinuity compares")
-        if ends.at_every_row:
-            raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which transitions of one step need")
+    for argument, is_set in (
+        ("split_at_discontinuity", ends.at_discontinuity),
+        ("independent_rows", ends.at_every_row),
+    ):
+        if is_set and NEXT_OBSERVATIONS not in columns:
+            raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which {argument}=True requires")
     if TIMEOUTS not in columns and not ends:
         raise SourceError(
-            f"{name} has no '{TIMEOUTS}', so that nothing says where truncated episodes end; give "
-            "max_episode_steps=N (the time limit of the environment) or split_at_discontinuity=True "
-            "(on the command line --max-episode-steps N or --split-at-discontinuity)"
+            f"{name} has no '{TIMEOUTS}', which mark the ends of truncated episodes; pass max_episode_steps=N (the "
+            "time limit of the environment) or split_at_discontinuity=True"
         )
 
 
-def cut_episodes(rows: TransitionRows) -> Iterator[Episode]:
-    """Reads rows in blocks of bounded size and yields whole episodes."""
-    columns = [*rows.columns.values(), *rows.extras.values()]
-    row_bytes = sum(values.dtype.itemsize * int(np.prod(values.shape[1:])) for values in columns)
-    blocks = rows.blocks(int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS)))
+def _read_episodes(rows: TransitionRows) -> Iterator[Episode]:
     if rows.ends.at_every_row:
-        for stop, block in blocks:
-            yield from _one_step_episodes(block, stop - len(block[REWARDS]))
+        for stop, block in rows.read_blocks():
+            yield from make_single_transition_episodes(
+                block[OBSERVATIONS],
+                block[ACTIONS],
+                rewards=block[REWARDS],
+                terminated=block[TERMINALS],
+                next_observations=block[NEXT_OBSERVATIONS],
+                extras=_select_extras(block),
+                first_index=stop - len(block[REWARDS]),
+            )
         return
-    check = ContinuityCheck(rows.name, rows.num_rows, f"{ONE_STEP}; {SPLIT}")
-    for episode, num_rows in _whole_episodes(rows, blocks):
+    check = ContinuityCheck(rows.name, rows.num_rows, f"{INDEPENDENT_ROWS_ADVICE}; {SPLIT_ADVICE}")
+    for episode, num_rows in _split_episodes(rows):
         check.add(episode, num_rows)
         yield episode
 
 
-def _whole_episodes(
-    rows: TransitionRows, blocks: Iterator[tuple[int, dict[str, np.ndarray]]]
-) -> Iterator[tuple[Episode, int]]:
-    """Yields each episode, and how many rows it has in the source."""
-    held: list[dict[str, np.ndarray]] = []  # the rows of an episode that goes on in the next block
-    num_held = index = 0
-    jumps: list[int] = []
-    for stop, block in blocks:
+def _split_episodes(rows: TransitionRows) -> Iterator[tuple[Episode, int]]:
+    """Yields each episode and its number of rows in the source."""
+    pending: list[dict[str, np.ndarray]] = []  # Rows of an episode that continues in the next block.
+    num_pending = index = 0
+    discontinuities: list[int] = []
+    for stop, block in rows.read_blocks():
         num_rows = len(block[REWARDS])
         start = stop - num_rows
-        ends = list(_ends(rows, block, stop, num_held))
-        jumps += [start + jump for jump in _jumps(block, ends, held[-1] if held else None)]
+        ends = list(_find_ends(rows, block, stop, num_pending))
+        previous = pending[-1] if pending else None
+        discontinuities += [start + row for row in _find_discontinuities(block, ends, previous)]
         begin = 0
         if ends:
             begin = ends[-1] + 1
-            lengths = np.diff(ends, prepend=-1 - num_held)
-            whole = _join([*held, {name: values[:begin] for name, values in block.items()}])
-            episodes = _episodes(whole, lengths, index, first_row=start - num_held, jumps=jumps)
-            del whole  # they have copies of what they need of it
+            lengths = np.diff(ends, prepend=-1 - num_pending)
+            complete = _join_blocks([*pending, {name: column[:begin] for name, column in block.items()}])
+            first_row = start - num_pending
+            episodes = _build_episodes(complete, lengths, index, first_row=first_row, discontinuities=discontinuities)
+            del complete  # The episodes are copies, so that these rows can be freed.
             yield from episodes
-            jumps = [jump for jump in jumps if jump >= start + begin]
-            index, held, num_held = index + len(lengths), [], 0
+            discontinuities = [row for row in discontinuities if row >= start + begin]
+            index, pending, num_pending = index + len(lengths), [], 0
         if begin < num_rows:
-            held.append({name: values[begin:] for name, values in block.items()})
-            num_held += num_rows - begin
-    if held:
-        lengths = np.array([num_held])
-        yield from _episodes(_join(held), lengths, index, first_row=stop - num_held, jumps=jumps, unterminated=True)
+            pending.append({name: column[begin:] for name, column in block.items()})
+            num_pending += num_rows - begin
+    if pending:
+        yield from _build_episodes(
+            _join_blocks(pending),
+            np.array([num_pending]),
+            index,
+            first_row=stop - num_pending,
+            discontinuities=discontinuities,
+            unterminated=True,
+        )
 
 
-def _jumps(block: dict[str, np.ndarray], ends: list[int], before: dict[str, np.ndarray] | None) -> list[int]:
-    """Returns the discontinuities of a block, counted from its first row; -1 is the last row of the block before."""
+def _find_discontinuities(
+    block: dict[str, np.ndarray], ends: list[int], previous: dict[str, np.ndarray] | None
+) -> list[int]:
+    """Returns the discontinuities of a block, counted from its first row; -1 is the last row of the previous block."""
     if NEXT_OBSERVATIONS not in block:
         return []
-    jumps = differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], but=ends).tolist()
-    if before is not None and len(differing_rows(before[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
-        jumps.insert(0, -1)
-    return list(jumps)
+    found = differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], ignore=ends).tolist()
+    if previous is not None and len(differing_rows(previous[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
+        found.insert(0, -1)
+    return list(found)
 
 
 def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
-    """Yields blocks that grow to their size, so that the first episode does not wait for a large one."""
+    """Yields the bounds of blocks that grow to `block_rows`, so that the first episode is available early."""
     start, size = 0, min(_FIRST_BLOCK_ROWS, block_rows)
     while start < num_rows:
         stop = min(start + size, num_rows)
@@ -316,84 +319,70 @@ def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
         start, size = stop, min(2 * size, block_rows)
 
 
-def _ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int, length: int) -> Iterator[int]:
-    """Yields the rows of a block after which an episode ends; `length` rows of the running one came before."""
-    ended = block[TERMINALS].copy()
+def _find_ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int, num_pending: int) -> Iterator[int]:
+    """Yields the rows of a block after which an episode ends; `num_pending` rows of the first episode precede it."""
+    is_end = block[TERMINALS].copy()
     if TIMEOUTS in block:
-        ended |= block[TIMEOUTS]
+        is_end |= block[TIMEOUTS]
     if rows.ends.at_discontinuity:
         following = np.concatenate([block[OBSERVATIONS][1:], rows.columns[OBSERVATIONS][stop : stop + 1]])
-        ended[differing_rows(block[NEXT_OBSERVATIONS][: len(following)], following)] = True
-    flagged = np.flatnonzero(ended).tolist()
+        is_end[differing_rows(block[NEXT_OBSERVATIONS][: len(following)], following)] = True
+    ends = np.flatnonzero(is_end).tolist()
     limit = rows.ends.max_episode_steps
-    return iter(flagged) if limit is None else _within_limit(flagged, limit, length, len(ended))
-
-
-def _within_limit(flagged: list[int], limit: int, length: int, num_rows: int) -> Iterator[int]:
-    """Cuts the stretches between flagged ends, and the one after the last, into at most `limit` rows each."""
-    begin = -length
-    for end in flagged:
+    if limit is None:
+        yield from ends
+        return
+    begin = -num_pending
+    for end in ends:
         yield from range(begin + limit - 1, end, limit)
         yield end
         begin = end + 1
-    yield from range(begin + limit - 1, num_rows, limit)
+    yield from range(begin + limit - 1, len(is_end), limit)
 
 
-def _join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: concatenate([part[name] for part in parts]) for name in parts[0]}
+def _join_blocks(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def _episodes(
-    part: dict[str, np.ndarray],
+def _build_episodes(
+    columns: dict[str, np.ndarray],
     lengths: np.ndarray,
     first_index: int,
     *,
     first_row: int,
-    jumps: list[int],
+    discontinuities: list[int],
     unterminated: bool = False,
 ) -> Iterator[tuple[Episode, int]]:
-    """Yields the episodes of rows that are whole ones, and how many rows each has.
+    """Yields the episodes made of consecutive rows, each with its number of rows.
 
     Args:
-      part: columns of the rows.
-      lengths: int64 `[E]`, the rows of each episode.
-      first_index: of the first episode.
-      first_row: of the first row in the source.
-      jumps: discontinuities, rows of the source.
-      unterminated: whether the rows just stop in the last episode.
+      columns: columns of the rows, `[R, ...]`.
+      lengths: int64 `[E]`, the number of rows of each episode.
+      first_index: index of the first episode.
+      first_row: row of the source at which `columns` begin.
+      discontinuities: rows of the source.
+      unterminated: whether the last episode ends without a flag.
     """
     ends = np.cumsum(lengths)
-    following = part.get(NEXT_OBSERVATIONS)
-    steps, num_steps = joined_transitions(
-        part[OBSERVATIONS],
-        part[ACTIONS],
-        rewards=part[REWARDS],
+    following = columns.get(NEXT_OBSERVATIONS)
+    steps, num_steps = join_transitions(
+        columns[OBSERVATIONS],
+        columns[ACTIONS],
+        rewards=columns[REWARDS],
         num_transitions=lengths,
-        terminated=part[TERMINALS][ends - 1],
+        terminated=columns[TERMINALS][ends - 1],
         final_observations=None if following is None else following[ends - 1],
-        extras=_extras(part),
+        extras=_select_extras(columns),
     )
-    del part, following  # they are as large as the steps, which are copies
+    del columns, following  # The steps are copies, so that these rows, which are as large, can be freed.
     row = step = 0
     for number, (length, count) in enumerate(zip(lengths.tolist(), num_steps.tolist(), strict=True)):
-        cut = slice(step, step + count)
-        inside = [jump for jump in jumps if row <= jump - first_row < row + length] if jumps else ()
-        own = {name: column[cut] for name, column in steps.items()}
-        yield Episode(own, first_index + number, unterminated, count == length, tuple(inside)), length
+        place = slice(step, step + count)
+        inside = [at for at in discontinuities if row <= at - first_row < row + length] if discontinuities else ()
+        episode_steps = {name: column[place] for name, column in steps.items()}
+        yield Episode(episode_steps, first_index + number, unterminated, count == length, tuple(inside)), length
         row, step = row + length, step + count
 
 
-def _one_step_episodes(block: dict[str, np.ndarray], first_row: int) -> Iterator[Episode]:
-    return one_step_episodes(
-        block[OBSERVATIONS],
-        block[ACTIONS],
-        rewards=block[REWARDS],
-        terminated=block[TERMINALS],
-        next_observations=block[NEXT_OBSERVATIONS],
-        extras=_extras(block),
-        first_index=first_row,
-    )
-
-
-def _extras(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: values for name, values in part.items() if name not in KEYS}
+def _select_extras(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: column for name, column in columns.items() if name not in KEYS}

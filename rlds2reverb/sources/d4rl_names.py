@@ -1,6 +1,6 @@
-"""D4RL's names of data sets, and the addresses of their files.
+"""D4RL's dataset names and the URLs of their files.
 
-Source of names and addresses: `d4rl/infos.py` of D4RL (Fu et al. 2020, arXiv:2004.07219).
+Source of names and URLs: `d4rl/infos.py` of D4RL (Fu et al. 2020, arXiv:2004.07219).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ROOT = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
 _MUJOCO_ROBOTS = ("halfcheetah", "hopper", "walker2d", "ant")
 _HANDS = ("pen", "hammer", "relocate", "door")
 _MAZE2D = ("umaze", "medium", "large")
-#: Of version 0; in later versions the files have the names of the data sets.
+#: Files of version 0; those of later versions are named like the datasets.
 _HAND_FILES = {"human": "{}-v0_demos_clipped", "cloned": "{}-demos-v0-bc-combined", "expert": "{}-v0_expert_clipped"}
 _ANTMAZE_FILES = {
     "umaze": "u-maze_noisy_multistart_False_multigoal_False",
@@ -41,22 +41,22 @@ _OTHER_FILES = {
 }
 
 
-def address(name: str) -> str | None:
-    """Returns the address of the file of a D4RL data set such as `hopper-medium-v2`; None for other names."""
+def file_url(name: str) -> str | None:
+    """Returns the URL of the file of a D4RL dataset such as `hopper-medium-v2`, or None for any other name."""
     file = _files().get(name)
     return None if file is None else f"{_ROOT}{file}.hdf5"
 
 
-def directory() -> Path:
-    """Returns the directory where D4RL keeps the files that it downloads."""
-    chosen = os.environ.get("D4RL_DATASET_DIR")
-    return Path(chosen) if chosen else Path.home() / ".d4rl" / "datasets"
+def dataset_dir() -> Path:
+    """Returns the directory to which D4RL downloads its files."""
+    configured = os.environ.get("D4RL_DATASET_DIR")
+    return Path(configured) if configured else Path.home() / ".d4rl" / "datasets"
 
 
-def downloaded(name: str) -> Path | None:
-    """Returns the file of a D4RL data set in D4RL's own directory; None if the name is another, or it is not there."""
+def find_downloaded(name: str) -> Path | None:
+    """Returns the path of a D4RL dataset in D4RL's own directory, or None if there is no such name or file."""
     file = _files().get(name)
-    path = None if file is None else directory() / f"{file.rpartition('/')[2]}.hdf5"
+    path = None if file is None else dataset_dir() / f"{file.rpartition('/')[2]}.hdf5"
     return path if path is not None and path.is_file() else None
 
 

@@ -1,4 +1,4 @@
-"""`load`: opens whatever data set the user has as a `Source`."""
+"""`load`, which opens a dataset of any supported format as a `Source`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.errors import SourceError
+from rlds2reverb.locations import server_address
 
 from . import d4rl, d4rl_names, hdf5, memory, minari, rlds, robomimic
 from .source import Source
 
-_KINDS = (
+_SUPPORTED = (
     "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a TFDS name "
     "(d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), a D4RL name (hopper-medium-v2), a list "
-    "of episodes, a function that returns an iterable of them, a dict of D4RL columns, or an RLDS tf.data.Dataset"
+    "of episodes, a function that returns an iterable of episodes, a dict of D4RL columns, or an RLDS tf.data.Dataset"
 )
-#: How far below a directory its data sets are looked for: name/config/version and namespace/name/version.
+#: Levels below a directory at which a dataset is searched for: name/config/version and namespace/name/version.
 _DEPTHS = ("*/", "*/*/", "*/*/*/")
 
 
@@ -31,46 +32,51 @@ def load(
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
-    """Opens a data set of any kind as a `Source`; it finds out which kind it is.
+    """Opens a dataset as a `Source`; the format is detected.
 
     Args:
       source: one of these:
 
-        - a path: a D4RL or robomimic HDF5 file; a directory that TFDS prepared, or one above it that holds a single
-          data set; a Minari directory;
-        - a name, where there is no such path: TFDS's (`d4rl_mujoco_hopper/v2-medium`), Minari's
-          (`mujoco/hopper/expert-v0`), or D4RL's (`hopper-medium-v2`, looked for in D4RL's own directory,
+        - a path: a D4RL or robomimic HDF5 file; a directory that TFDS prepared, or one above it that contains a single
+          dataset; a Minari directory. A `Path` is always a path;
+        - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
+          (`mujoco/hopper/expert-v0`) or D4RL (`hopper-medium-v2`, looked up in D4RL's own directory,
           `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
-        - a list of episodes as dicts of arrays, see `memory.from_episodes`; or, where they do not fit in memory, a
-          function that returns an iterable of them (a generator function, without calling it), or an object that can
-          be iterated again and again;
-        - a dict of arrays under D4RL's names, such as `env.get_dataset()` gives it;
+        - a list of episodes, each a dict of arrays, see `memory.from_episodes`; or, if they do not fit in memory, a
+          function that returns an iterable of them (such as a generator function, not called), or an object that can
+          be iterated repeatedly;
+        - a dict of arrays under D4RL's names, as returned by `env.get_dataset()`;
         - an RLDS `tf.data.Dataset`;
-        - a `Source`, which is returned as it is.
-      split: of a TFDS data set, slices allowed.
-      extra_fields: D4RL: which of `infos/*` to read as further step fields.
-      max_episode_steps: D4RL: episodes are cut off after this many rows; needed where there are no `timeouts`.
-      split_at_discontinuity: D4RL: episodes are cut off where an observation is not the `next_observations` before it.
-      independent_rows: D4RL and logs: whether each row is an episode of one transition, truncated unless it is terminal. For
-        rows that are shuffled or relabelled, whose `next_observations` are not the observations of the next rows.
-      data_dir: TFDS's data directory, for names.
-      download: whether TFDS and Minari may download a data set that is not there, by its name.
+        - a `Source`, which is returned unchanged.
+      split: TFDS only: the split to read, which may be a slice (`train[:10%]`).
+      extra_fields: D4RL only: names of `infos/*` columns to read as additional step fields.
+      max_episode_steps: D4RL only: maximum number of rows in an episode; longer ones are truncated there. One way to
+        read data without `timeouts`.
+      split_at_discontinuity: D4RL only: whether to end an episode wherever `observations[t + 1]` is not
+        `next_observations[t]`. The other way to read data without `timeouts`.
+      independent_rows: D4RL and logs only: whether to read each row as an episode of one transition, truncated unless
+        it is terminal. For rows that were shuffled or relabelled, so that `next_observations[t]` is not
+        `observations[t + 1]`.
+      data_dir: TFDS only: the data directory in which names are looked up.
+      download: whether TFDS and Minari may download a named dataset that is not on this machine.
 
     Returns:
-      `Source`, an iterable of episodes.
+      A `Source`, an iterable of episodes.
 
     Raises:
-      FileNotFoundError: if there is no such path, or a name would have to be downloaded.
-      SourceError: if it is there, but damaged, hostile, or not one of the kinds; while it is read, also if more than
-        1 % of the rows do not continue in the next one (see `independent_rows`).
-      TypeError: if it is an object of another type, such as a generator, which could be read only once.
-      ValueError: if options contradict each other.
+      FileNotFoundError: if the path does not exist, or the named dataset is not on this machine.
+      SourceError: if the data are damaged, hostile, or in none of these formats, or if `source` is the `HOST:PORT` of a
+        server; while iterating, also if more than 1 % of the rows do not continue in the next one (see
+        `independent_rows`).
+      TypeError: if `source` is of any other type, such as a generator, which can be read only once.
+      ValueError: if the arguments contradict each other.
     """
     ends = d4rl.EpisodeEnds(max_episode_steps, split_at_discontinuity, independent_rows)
     opened = _open(source, split, extra_fields, ends, data_dir, download=download)
     if independent_rows and opened.kind not in ("d4rl", "memory"):
         raise ValueError(
-            f"independent_rows=True is for D4RL's rows and for logs; {opened.name} is of the kind {opened.kind!r}"
+            f"independent_rows=True requires D4RL rows or logs, but {opened.name} is of kind {opened.kind!r}; "
+            "leave it out"
         )
     return opened
 
@@ -84,81 +90,95 @@ def _open(
     *,
     download: bool,
 ) -> Source:
-    independent_rows = ends.at_every_row
     if isinstance(source, Source):
         return source
     if isinstance(source, Mapping):
         return d4rl.from_rows("rows in memory", source, extra_fields=extra_fields, ends=ends)
     if isinstance(source, (str, Path)):
-        path = _existing(source)
+        path = _find_path(source)
         if path is None:
-            path = d4rl_names.downloaded(str(source))
-        if path is None:
-            return _by_name(str(source), split, data_dir, download=download)
-        if path.is_dir():
-            return _directory(path, split)
-        return _file(path, extra_fields, ends)
-    if isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray)):
-        return memory.from_episodes(source, independent_rows=independent_rows)
+            return _open_by_name(str(source), split, data_dir, download=download)
+        return _open_directory(path, split) if path.is_dir() else _open_file(path, extra_fields, ends)
     if hasattr(source, "element_spec"):
         return rlds.from_rlds_dataset(source)
+    return _open_episodes(source, independent_rows=ends.at_every_row)
+
+
+def _open_episodes(source: Any, *, independent_rows: bool) -> Source:
+    """Opens a list, an iterable or a function of episodes in memory."""
+    type_name = type(source).__name__
+    if isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray)):
+        return memory.from_episodes(source, independent_rows=independent_rows)
     if isinstance(source, Iterator):
         raise TypeError(
-            f"a {type(source).__name__} can be read only once, and a data set is read more than once; pass the "
-            "function that makes it, load(make_episodes) instead of load(make_episodes())"
+            f"a {type_name} can be read only once, but a dataset is read several times; pass the function that makes "
+            "it: load(make_episodes) instead of load(make_episodes())"
         )
     if isinstance(source, Iterable) and not hasattr(source, "__array__") and not isinstance(source, type):
-        return memory.from_function(
-            lambda: source, name=f"a {type(source).__name__} of episodes", independent_rows=independent_rows
-        )
+        name = f"a {type_name} of episodes"
+        return memory.from_function(lambda: source, name=name, independent_rows=independent_rows)
     if callable(source):
-        name = getattr(source, "__name__", type(source).__name__)
-        return memory.from_function(source, name=f"episodes of {name}", independent_rows=independent_rows)
-    raise TypeError(f"cannot load a {type(source).__name__}; expected {_KINDS}")
+        name = f"episodes of {getattr(source, '__name__', type_name)}"
+        return memory.from_function(source, name=name, independent_rows=independent_rows)
+    raise TypeError(f"source must be {_SUPPORTED}; got a {type_name}")
 
 
-def _existing(source: str | Path) -> Path | None:
+def _find_path(location: str | Path) -> Path | None:
+    """Returns the existing path, or D4RL's own file, that a location stands for; None if it must be a name."""
+    if server_address(location) is not None:
+        raise SourceError(
+            f"load() cannot read the server {location!r}; sample from it with sample_dataset(), or pass "
+            f"Path({location!r}) for a file of that name"
+        )
     try:
-        path = Path(source).expanduser()
-        return path if str(source) and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, no such home
-        return None
+        path = Path(location).expanduser()
+        if str(location) and path.exists():
+            return path
+    except (OSError, ValueError, RuntimeError):  # The name is too long, has a NUL byte, or names an unknown home.
+        pass
+    if isinstance(location, Path):
+        raise FileNotFoundError(
+            f"there is no file or directory {str(location)[:100]!r}; pass a string to look up a dataset by its name"
+        )
+    return d4rl_names.find_downloaded(location)
 
 
-def _file(path: Path, extra_fields: Sequence[str], ends: d4rl.EpisodeEnds) -> Source:
+def _open_file(path: Path, extra_fields: Sequence[str], ends: d4rl.EpisodeEnds) -> Source:
     with hdf5.open_hdf5(path) as file:
         if robomimic.is_robomimic(file):
             return robomimic.open_robomimic(path)
     return d4rl.open_d4rl(path, extra_fields=extra_fields, ends=ends)
 
 
-def _directory(path: Path, split: str) -> Source:
+def _open_directory(path: Path, split: str) -> Source:
     if (path / "dataset_info.json").is_file() or (path / "features.json").is_file():
         return rlds.open_directory(path, split=split)
     if (path / "data" / "metadata.json").is_file():
         return minari.open_minari(path)
-    prepared = [info.parent for depth in _DEPTHS for info in sorted(path.glob(f"{depth}dataset_info.json"))]
-    prepared += [info.parents[1] for depth in _DEPTHS for info in sorted(path.glob(f"{depth}data/metadata.json"))]
-    if len(prepared) == 1:
-        return _directory(prepared[0], split)
-    if prepared:
-        names = ", ".join(str(found.relative_to(path)) for found in prepared[:5])
-        raise SourceError(f"{path} holds {len(prepared)} data sets; name one of them: {names}")
-    raise SourceError(f"{path} holds no data set (no dataset_info.json, no data/metadata.json); expected {_KINDS}")
+    datasets = [info.parent for depth in _DEPTHS for info in sorted(path.glob(f"{depth}dataset_info.json"))]
+    datasets += [info.parents[1] for depth in _DEPTHS for info in sorted(path.glob(f"{depth}data/metadata.json"))]
+    if len(datasets) == 1:
+        return _open_directory(datasets[0], split)
+    if datasets:
+        names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
+        raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
+    raise SourceError(
+        f"{path} contains no dataset (no dataset_info.json, no data/metadata.json); source must be {_SUPPORTED}"
+    )
 
 
-def _by_name(name: str, split: str, data_dir: str | Path | None, *, download: bool) -> Source:
+def _open_by_name(name: str, split: str, data_dir: str | Path | None, *, download: bool) -> Source:
     shown = repr(name[:100])
     if not name or name.startswith(("/", ".", "~")) or ".." in name or len(name) > 300 or "\0" in name:
-        raise FileNotFoundError(f"there is no {shown}; expected {_KINDS}")
+        raise FileNotFoundError(f"there is no {shown}; source must be {_SUPPORTED}")
     if Path(name).suffix.lower() in (".hdf5", ".h5", ".npz", ".npy"):
         raise FileNotFoundError(f"there is no file {shown}")
-    if minari.is_identifier(name):
-        address = None if minari.is_installed(name) else d4rl_names.address(name)
-        if address is not None:
-            raise FileNotFoundError(
-                f"D4RL's {name} is not on this machine; download {address} to {d4rl_names.directory()}, "
-                "or anywhere, and give the file's path"
-            )
-        return minari.open_minari(name, download=download)
-    return rlds.open_builder(name, split=split, data_dir=data_dir, download=download)
+    if not minari.is_minari_name(name):
+        return rlds.open_builder(name, split=split, data_dir=data_dir, download=download)
+    url = None if minari.is_installed(name) else d4rl_names.file_url(name)
+    if url is not None:
+        raise FileNotFoundError(
+            f"D4RL's {name} is not on this machine; download {url} to {d4rl_names.dataset_dir()}, or download it "
+            "anywhere and pass the path of the file"
+        )
+    return minari.open_minari(name, download=download)

@@ -1,7 +1,7 @@
-"""The steps of an RLDS data set, episode by episode: as columns in `tf.data`, or as numpy arrays.
+"""The steps of an RLDS dataset, one episode at a time: as columns in `tf.data`, or as numpy arrays.
 
-`tf.data` goes through an episode step by step, at some microseconds each. Where the steps are slices of arrays, as
-`tf.data.Dataset.from_tensor_slices` makes them, `read_columns` takes the arrays themselves from the data set's graph.
+`tf.data` iterates over an episode step by step, which takes some microseconds per step. If the steps are slices of
+arrays, as made by `tf.data.Dataset.from_tensor_slices`, `read_columns` takes these arrays from the dataset's graph.
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb._internals.tensorflow import sliced_arrays
+from rlds2reverb._internals.tensorflow import extract_sliced_arrays
 
-_EPISODES_AT_ONCE = 2
+_PARALLEL_EPISODES = 2
 _ALL_STEPS = np.iinfo(np.int64).max
 
 
-def columns_dataset(episodes: tf.data.Dataset, *, numbered: bool = False) -> tf.data.Dataset:
-    """Returns a data set of the columns `[N, ...]` of each episode that has steps, in order.
+def columns_dataset(episodes: tf.data.Dataset, *, with_index: bool = False) -> tf.data.Dataset:
+    """Returns a dataset of the columns `[N, ...]` of each episode that has steps, in order.
 
     Args:
-      episodes: data set of dicts whose `steps` is a data set of steps.
-      numbered: whether an element is a pair of the episode's number (int64) and its columns. Episodes without steps
-        count.
+      episodes: dataset of dicts whose `steps` is a dataset of steps.
+      with_index: whether the elements are pairs of the episode's index (int64) and its columns. Episodes without steps
+        count too.
     """
 
-    def numbered_columns(number: tf.Tensor, episode: Any) -> tf.data.Dataset:
-        return episode[fields.STEPS].batch(_ALL_STEPS).map(lambda columns: (number, columns))
+    def indexed_columns(index: tf.Tensor, episode: Any) -> tf.data.Dataset:
+        return episode[fields.STEPS].batch(_ALL_STEPS).map(lambda columns: (index, columns))
 
-    # An episode gives one element, or none if it is empty, so that reading two at a time keeps their order.
-    at_once = {"cycle_length": _EPISODES_AT_ONCE, "num_parallel_calls": _EPISODES_AT_ONCE, "deterministic": True}
-    if numbered:
-        return episodes.enumerate().interleave(numbered_columns, **at_once)
-    return episodes.interleave(lambda episode: episode[fields.STEPS].batch(_ALL_STEPS), **at_once)
+    # Each episode is at most one element, so that reading two at a time keeps their order.
+    parallel = {"cycle_length": _PARALLEL_EPISODES, "num_parallel_calls": _PARALLEL_EPISODES, "deterministic": True}
+    if with_index:
+        return episodes.enumerate().interleave(indexed_columns, **parallel)
+    return episodes.interleave(lambda episode: episode[fields.STEPS].batch(_ALL_STEPS), **parallel)
 
 
 def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields each episode's steps as a nest of arrays `[T, ...]`, in order; two episodes are read at a time.
+    """Yields the steps of each episode as a nest of arrays `[T, ...]`, in order; two episodes are read at a time.
 
     Args:
-      dataset: of dicts whose `steps` is a data set of steps.
+      dataset: dataset of dicts whose `steps` is a dataset of steps.
 
     Raises:
       tf.errors.OpError: if a record is damaged.
     """
-    read = _reader(dataset.element_spec[fields.STEPS])
+    read = _make_reader(dataset.element_spec[fields.STEPS])
     options = tf.data.Options()
-    options.autotune.enabled = False  # it measures every step of every episode, which takes a fifth of the time
+    options.autotune.enabled = False  # Autotuning measures every step, which takes a fifth of the time.
     variants = dataset.map(lambda episode: tf.data.experimental.to_variant(episode[fields.STEPS]))
-    variants = iter(variants.prefetch(_EPISODES_AT_ONCE).with_options(options))
-    with ThreadPoolExecutor(_EPISODES_AT_ONCE) as threads:
-        ahead: deque[Future[Any]] = deque()
-        for columns in _read_by(threads, read, variants):
-            ahead.append(columns)
-            if len(ahead) > _EPISODES_AT_ONCE:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+    variants = iter(variants.prefetch(_PARALLEL_EPISODES).with_options(options))
+    with ThreadPoolExecutor(_PARALLEL_EPISODES) as threads:
+        pending: deque[Future[Any]] = deque()
+        for columns in _submit_reads(threads, read, variants):
+            pending.append(columns)
+            if len(pending) > _PARALLEL_EPISODES:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
-def _read_by(
+def _submit_reads(
     threads: ThreadPoolExecutor, read: Callable[[tf.Tensor], Any], variants: Iterator[tf.Tensor]
 ) -> Iterator[Future[Any]]:
-    """Yields the columns of each episode to come; the error of a damaged record comes last, in its turn."""
+    """Yields a future for the columns of each episode; the error of a damaged record is the last one."""
     while True:
         try:
             steps = next(variants)
@@ -82,27 +82,27 @@ def _read_by(
         yield threads.submit(read, steps)
 
 
-def _reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
-    """Returns a function that reads a data set of steps, given as a variant."""
+def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
+    """Returns a function that reads the columns of a dataset of steps, passed as a variant."""
     step_spec = steps_spec.element_spec
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.variant)], autograph=False)
-    def by_step(steps: tf.Tensor) -> Any:
+    def read_by_step(steps: tf.Tensor) -> Any:
         columns = tf.data.experimental.from_variant(steps, step_spec).batch(_ALL_STEPS)
-        nothing = tree.map_structure(
+        no_rows = tree.map_structure(
             lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns.element_spec
         )
-        first = columns.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1)
+        first = columns.concatenate(tf.data.Dataset.from_tensors(no_rows)).take(1)
         return first.get_single_element()
 
     has_arrays = True
 
     def read(steps: tf.Tensor) -> Any:
         nonlocal has_arrays
-        arrays = sliced_arrays(steps) if has_arrays else None
+        arrays = extract_sliced_arrays(steps) if has_arrays else None
         if arrays is None:
             has_arrays = False
-            return tree.map_structure(lambda column: column.numpy(), by_step(steps))
+            return tree.map_structure(lambda column: column.numpy(), read_by_step(steps))
         return tree.unflatten_as(step_spec, arrays)
 
     return read

@@ -1,4 +1,4 @@
-"""The overlapping pairs of an RLDS data set, one whole episode an element: the graph behind `rlds_to_reverb`."""
+"""RLDS episodes as TF-Agents trajectories, one whole episode at a time; the implementation of `rlds_to_reverb`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,19 @@ from .rlds_episodes import columns_dataset, read_columns
 PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 
-def step_spec_of_rlds(rlds_data: tf.data.Dataset) -> dict[str, Nest]:
-    """Returns the spec of a step; `ValueError` with TF-Agents' messages if steps or a field are missing."""
+def rlds_trajectory_spec(
+    rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None, *, cast_floats: bool
+) -> trajectory.Trajectory:
+    """Returns the spec of an RLDS dataset's trajectories, including `policy_info`.
+
+    Raises:
+      ValueError: with TF-Agents' messages, if there are no steps or a field is missing.
+    """
+    step_spec = _make_step_spec(rlds_data, cast_floats)
+    return trajectory_spec(step_spec, _make_policy_info_spec(step_spec, policy_info_fn))
+
+
+def _make_step_spec(rlds_data: tf.data.Dataset, cast_floats: bool) -> dict[str, Nest]:
     episode_spec = rlds_data.element_spec
     if not isinstance(episode_spec, dict) or fields.STEPS not in episode_spec:
         raise ValueError(fields.NO_STEPS)
@@ -40,42 +51,29 @@ def step_spec_of_rlds(rlds_data: tf.data.Dataset) -> dict[str, Nest]:
             f"Invalid RLDS step spec. Features expected are {list(fields.STEP_FIELDS)}, "
             f"but found {list(step_spec.keys())}"
         )
-    return step_spec
+    if not cast_floats:
+        return step_spec
+    return tree.map_structure(
+        lambda spec: tf.TensorSpec(spec.shape, tf.float32, spec.name) if spec.dtype == tf.float64 else spec, step_spec
+    )
 
 
-def trajectory_spec_of_rlds(
-    rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None, *, cast_floats: bool
-) -> trajectory.Trajectory:
-    """Returns the spec of the data set's trajectories, `policy_info` included."""
-    step_spec = _cast_spec(rlds_data, cast_floats)
-    return trajectory_spec(step_spec, _policy_info_spec(step_spec, policy_info_fn))
-
-
-def _cast_spec(rlds_data: tf.data.Dataset, cast_floats: bool) -> dict[str, Nest]:
-    step_spec = step_spec_of_rlds(rlds_data)
-    return tree.map_structure(_float32_spec, step_spec) if cast_floats else step_spec
-
-
-def _float32_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec(spec.shape, tf.float32, spec.name) if spec.dtype == tf.float64 else spec
-
-
-def _policy_info_spec(step_spec: Nest, policy_info_fn: PolicyInfoFn | None) -> Nest:
+def _make_policy_info_spec(step_spec: Nest, policy_info_fn: PolicyInfoFn | None) -> Nest:
     if policy_info_fn is None:
         return ()
-    function = tf.function(lambda current, following: _tensors(policy_info_fn(current, following)))
+    function = tf.function(lambda current, following: _to_tensors(policy_info_fn(current, following)))
     outputs = function.get_concrete_function(step_spec, step_spec).structured_outputs
-    return tree.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), _tensors(outputs))
+    return tree.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), _to_tensors(outputs))
 
 
-def _tensors(nest: Nest) -> Nest:
-    """Returns what a policy_info_fn gave with tensors as leaves; None and empty nests become (), lists tuples."""
+def _to_tensors(nest: Nest) -> Nest:
+    """Converts the leaves of a policy_info to tensors, lists to tuples, and None and empty nests to ()."""
     if nest is None or (isinstance(nest, (dict, list, tuple)) and not nest):
         return ()
     if isinstance(nest, dict):
-        return {name: _tensors(inner) for name, inner in nest.items()}
+        return {name: _to_tensors(inner) for name, inner in nest.items()}
     if isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields"):
-        return tuple(_tensors(inner) for inner in nest)
+        return tuple(_to_tensors(inner) for inner in nest)
     return tree.map_structure(tf.convert_to_tensor, nest)
 
 
@@ -86,53 +84,51 @@ def episode_trajectories(
     *,
     cast_floats: bool,
 ) -> tf.data.Dataset:
-    """Returns a data set whose elements are the trajectories `[N, ...]` of one whole episode; empty ones are left out.
+    """Returns a dataset with one element per non-empty episode: all of its trajectories, `[N, ...]`.
 
     Arguments and errors are those of `rlds_to_reverb.convert_rlds_to_trajectories`.
     """
     require_discount_source(discount_source)
-    policy_info = _policy_info_spec(_cast_spec(rlds_data, cast_floats), policy_info_fn)
-    columns = columns_dataset(rlds_data, numbered=True)
+    policy_info_spec = _make_policy_info_spec(_make_step_spec(rlds_data, cast_floats), policy_info_fn)
+    episodes = columns_dataset(rlds_data, with_index=True)
     if cast_floats:
-        columns = columns.map(lambda index, steps: (index, tree.map_structure(_cast_float64, steps)))
-    closing = _closing_step(columns.element_spec[1])
-    columns = columns.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing)))
-    nothing = tree.map_structure(lambda column: column[:0], closing)
-    pairs = columns.scan((np.int64(-1), nothing), _pair_with_next)
-    return (
-        pairs.skip(1)
-        .map(
-            lambda index, current, following: _to_trajectories(
-                index, current, following, policy_info_fn, policy_info, discount_source
-            )
+        episodes = episodes.map(lambda index, steps: (index, tree.map_structure(_cast_float64, steps)))
+    closing_step = _make_closing_step(episodes.element_spec[1])
+    episodes = episodes.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing_step)))
+    no_rows = tree.map_structure(lambda column: column[:0], closing_step)
+    pairs = episodes.scan((np.int64(-1), no_rows), _pair_with_next)
+    trajectories = pairs.skip(1).map(
+        lambda index, current, following: _to_trajectories(
+            index, current, following, policy_info_fn, policy_info_spec, discount_source
         )
-        .prefetch(2)
     )
+    return trajectories.prefetch(2)
 
 
 def numpy_trajectories(
     rlds_data: tf.data.Dataset, discount_source: DiscountSource, *, cast_floats: bool
 ) -> Iterator[trajectory.Trajectory]:
-    """Yields the same as `episode_trajectories` without a policy_info_fn, converted by numpy, twice as fast."""
+    """Yields the elements of `episode_trajectories` without a policy_info_fn, converted by numpy twice as fast."""
     require_discount_source(discount_source)
-    held: tuple[Any, Any] | None = None
+    previous: tuple[Any, Any] | None = None
     for index, steps in enumerate(read_columns(rlds_data)):
         if not len(steps[fields.IS_FIRST]):
             continue
         if cast_floats:
-            steps = tree.map_structure(_narrowed, steps)
-        if held is not None:
-            yield _converted(*held, steps[fields.IS_FIRST][0], discount_source)
-        held = index, steps
-    if held is not None:
-        yield _converted(*held, np.True_, discount_source)
+            steps = tree.map_structure(
+                lambda column: column.astype(np.float32) if column.dtype == np.float64 else column, steps
+            )
+        if previous is not None:
+            yield _to_numpy_trajectories(*previous, steps[fields.IS_FIRST][0], discount_source)
+        previous = index, steps
+    if previous is not None:
+        yield _to_numpy_trajectories(*previous, np.True_, discount_source)
 
 
-def _converted(
+def _to_numpy_trajectories(
     index: Any, steps: dict[str, Nest], next_is_first: Any, discount_source: DiscountSource
 ) -> trajectory.Trajectory:
-    flags = [steps[name] for name in fields.FLAG_FIELDS]
-    broken = np.stack(_broken_rules(flags, np.append(steps[fields.IS_FIRST][1:], next_is_first)))
+    broken = np.stack(_find_broken_rules(steps, np.append(steps[fields.IS_FIRST][1:], next_is_first)))
     if broken.any():
         step = int(np.argmax(broken.any(axis=0)))
         message = f"{_RULES[np.argmax(broken[:, step])]} (episode {index}, step {step})"
@@ -140,36 +136,31 @@ def _converted(
     return trajectory_columns(steps, discount_source=discount_source)
 
 
-#: What TF-Agents says of each rule, in the order in which it checks them at each step.
+#: TF-Agents' message for each rule, in the order in which TF-Agents checks them at each step.
 _RULES = (fields.TERMINAL_NOT_LAST, fields.MID_BEFORE_FIRST, fields.LAST_BEFORE_MID)
 
 
-def _broken_rules(flags: list[Any], next_first: Any) -> list[Any]:
-    """Returns for each of `_RULES` the steps that break it, bool `[T]`."""
-    is_first, is_last, is_terminal = flags
-    return [is_terminal & ~is_last, ~is_last & ~is_first & next_first, is_last & ~next_first]
-
-
-def _narrowed(column: np.ndarray) -> np.ndarray:
-    return column.astype(np.float32) if column.dtype == np.float64 else column
+def _find_broken_rules(steps: dict[str, Nest], next_is_first: Any) -> list[Any]:
+    """Returns, for each of `_RULES`, whether each step breaks it, bool `[T]`."""
+    is_first, is_last, is_terminal = (steps[name] for name in fields.FLAG_FIELDS)
+    return [is_terminal & ~is_last, ~is_last & ~is_first & next_is_first, is_last & ~next_is_first]
 
 
 def _cast_float64(column: tf.Tensor) -> tf.Tensor:
     return tf.cast(column, tf.float32) if column.dtype == tf.float64 else column
 
 
-def _closing_step(columns_spec: Nest) -> Nest:
-    """Returns one step of zeros that is first, to follow the last episode; sizes that vary are 0."""
+def _make_closing_step(columns_spec: Nest) -> Nest:
+    """Returns the columns of a first step of zeros, to follow the last episode; dimensions of varying size are 0."""
     zeros = tree.map_structure(
         lambda spec: tf.zeros([1, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns_spec
     )
     return {**zeros, fields.IS_FIRST: tf.ones([1], tf.bool)}
 
 
-def _pair_with_next(held: Any, arrived: Any) -> tuple[Any, Any]:
-    """Holds an episode back (in a scan) until the next one arrives, since its last step needs that one's first."""
-    held_index, current = held
-    _, arrived_steps = arrived
+def _pair_with_next(previous: Any, element: Any) -> tuple[Any, Any]:
+    """Emits the previous episode (in a scan), because its last step is paired with the first step of the next one."""
+    index, current = previous
     following = tree.map_structure(
         lambda now, after: (
             tf.concat([now[1:], after[:1]], axis=0)
@@ -177,13 +168,13 @@ def _pair_with_next(held: Any, arrived: Any) -> tuple[Any, Any]:
             else _concat_ragged(now[1:], after[:1])
         ),
         current,
-        arrived_steps,
+        element[1],
     )
-    return arrived, (held_index, current, following)
+    return element, (index, current, following)
 
 
 def _concat_ragged(now: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    """Concatenates rows of a field whose size varies between episodes; the step from elsewhere is cut or padded."""
+    """Appends rows of the next episode, cropped or padded to the size that the field has in this episode."""
     size = tf.shape(now)[1:]
     shape = tf.concat([tf.shape(after)[:1], size], axis=0)
     common = tf.minimum(tf.shape(after)[1:], size)
@@ -201,7 +192,7 @@ def _to_trajectories(
     discount_source: DiscountSource,
 ) -> trajectory.Trajectory:
     """Returns the trajectories of all pairs of one episode, after the checks that TF-Agents makes on each pair."""
-    with tf.control_dependencies([_assertion(index, current, following)]):
+    with tf.control_dependencies([_assert_rules(index, current, following)]):
         types_now = step_types(current[fields.IS_FIRST], current[fields.IS_LAST], tf.where)
     types_next = step_types(following[fields.IS_FIRST], following[fields.IS_LAST], tf.where)
     discounts = transition_discounts(
@@ -210,7 +201,7 @@ def _to_trajectories(
     policy_info: Nest = ()
     if policy_info_fn is not None and policy_info_spec != ():
         policy_info = tf.map_fn(
-            lambda pair: _tensors(policy_info_fn(*pair)), (current, following), fn_output_signature=policy_info_spec
+            lambda pair: _to_tensors(policy_info_fn(*pair)), (current, following), fn_output_signature=policy_info_spec
         )
     types_now, types_next = pair_step_types(types_now, types_next, tf.where)
     return trajectory.Trajectory(
@@ -224,10 +215,9 @@ def _to_trajectories(
     )
 
 
-def _assertion(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> tf.Operation:
-    """Fails with the message of the first step that breaks a rule, and of the first rule that it breaks."""
-    flags = [current[name] for name in fields.FLAG_FIELDS]
-    broken = tf.stack(_broken_rules(flags, following[fields.IS_FIRST]))
+def _assert_rules(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> tf.Operation:
+    """Returns an assertion that fails with the message of the first rule broken by the first such step."""
+    broken = tf.stack(_find_broken_rules(current, following[fields.IS_FIRST]))
     step = tf.argmax(tf.cast(tf.reduce_any(broken, axis=0), tf.int32))
     rule = tf.argmax(tf.cast(broken[:, step], tf.int32))
     where = tf.strings.format(" (episode {}, step {})", (index, step))

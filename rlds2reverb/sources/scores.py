@@ -1,9 +1,9 @@
-"""D4RL's normalised score: 0 is a random policy's return, 100 an expert's.
+"""D4RL's normalised score: 0 for the return of a random policy, 100 for that of an expert.
 
     score = 100 · (return − return of a random policy) / (return of an expert − return of a random policy)
 
 Fu et al. 2020 (arXiv:2004.07219), appendix B; the constants are those published with D4RL (`d4rl/infos.py`). They
-hold for D4RL's own environments (mujoco-py, v2) and data, and for no others.
+hold only for D4RL's own environments (mujoco-py, v2) and data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-#: (return of a random policy, return of an expert), by the beginning of an id without its version.
+#: (return of a random policy, return of an expert), by the first words of a dataset id.
 REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "halfcheetah": (-280.178953, 12135.0),
     "hopper": (-20.272305, 3234.3),
@@ -46,11 +46,11 @@ REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "bullet-maze2d-large": (1.82, 285.92),
 }
 
-#: Ids of data sets without published reference returns, though the beginning of their names has some.
-_WITHOUT = ("maze2d-eval", "carla-town-full")
+#: Ids without published reference returns that begin with the words of ids that have some.
+_WITHOUT_REFERENCE = ("maze2d-eval", "carla-town-full")
 
-#: How D4RL's own files begin, and what an id has in the same place.
-_OTHER_NAMES = (
+#: Prefixes of D4RL's file names and the corresponding prefixes of ids.
+_FILE_PREFIXES = (
     (r"ant-maze", "antmaze"),
     (r"walker-(?=mixed)", "walker2d-"),
     (r"minigrid4rooms", "minigrid-fourrooms"),
@@ -61,37 +61,37 @@ _OTHER_NAMES = (
 
 
 def d4rl_environment(name: str) -> str | None:
-    """Returns the key in `REFERENCE_RETURNS` for the name of a data set or file, or None where D4RL has no such number.
+    """Returns the key in `REFERENCE_RETURNS` for the name of a dataset or file, or None if there is none.
 
-    Known are D4RL's ids (`maze2d-umaze-dense-v1`), the names of its files, old ones too (`walker_mixed.hdf5`,
+    Accepts D4RL's ids (`maze2d-umaze-dense-v1`), the names of its files, including old ones (`walker_mixed.hdf5`,
     `maze2d-open-sparse.hdf5`, `mini_kitchen_microwave_kettle_light_slider-v0.hdf5`), and TFDS's names
     (`d4rl_mujoco_hopper/v2-medium`).
     """
     plain = re.sub(r"\.hdf5$", "", name.lower()).replace("_", "-")
-    of_tfds = re.match(r"d4rl-(mujoco-|adroit-)?", plain)
-    if of_tfds:
-        plain = plain[of_tfds.end() :].replace("/", "-")
-    elif "/" in plain:  # of Minari, whose environments are others
+    tfds_prefix = re.match(r"d4rl-(mujoco-|adroit-)?", plain)
+    if tfds_prefix:
+        plain = plain[tfds_prefix.end() :].replace("/", "-")
+    elif "/" in plain:  # Minari's environments differ from D4RL's.
         return None
-    for beginning, of_an_id in _OTHER_NAMES:
-        plain = re.sub(rf"^{beginning}", of_an_id, plain)
+    for file_prefix, id_prefix in _FILE_PREFIXES:
+        plain = re.sub(rf"^{file_prefix}", id_prefix, plain)
     words = [word for word in plain.split("-") if word != "sparse"]
-    if _begins(words, _WITHOUT):
+    if _longest_prefix(words, _WITHOUT_REFERENCE):
         return None
-    environment = _begins(words, REFERENCE_RETURNS)
-    whole_name_is_a_word = [environment] == words and not of_tfds  # hopper.hdf5 may be anybody's
-    return None if whole_name_is_a_word else environment
+    environment = _longest_prefix(words, REFERENCE_RETURNS)
+    is_ambiguous = [environment] == words and not tfds_prefix  # hopper.hdf5 need not be D4RL's.
+    return None if is_ambiguous else environment
 
 
-def _begins(words: list[str], keys: Iterable[str]) -> str | None:
-    """Returns the longest key with whose words the words begin."""
-    found = [key for key in keys if words[: key.count("-") + 1] == key.split("-")]
-    return max(found, key=len) if found else None
+def _longest_prefix(words: list[str], keys: Iterable[str]) -> str | None:
+    """Returns the longest key whose words are the first of `words`, or None if there is none."""
+    prefixes = [key for key in keys if words[: key.count("-") + 1] == key.split("-")]
+    return max(prefixes, key=len) if prefixes else None
 
 
 def d4rl_score(mean_return: float, reference: tuple[float, float]) -> float:
-    """The normalised score of a return; `reference` holds the returns of a random policy and of an expert."""
+    """Returns the normalised score of a return; `reference` contains the returns of a random policy and an expert."""
     random, expert = reference
     if expert == random:
-        raise ValueError(f"the two reference returns are both {random}; expected two different numbers")
+        raise ValueError(f"the two reference returns must differ, got {random} for both")
     return 100 * (mean_return - random) / (expert - random)

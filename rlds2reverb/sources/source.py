@@ -1,8 +1,9 @@
-"""A source: a data set of any kind, as episodes in columns and as an RLDS data set."""
+"""`Source`, a dataset of any format, read as episodes in columns or as an RLDS dataset."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,27 +17,28 @@ from rlds2reverb.episodes import Episode, require_same_spec
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest, leaves, make_step_spec, to_tensor_spec
 
-from .numbered_episodes import NumberedEpisodes
-
 if TYPE_CHECKING:
     import tensorflow as tf
+
+#: Maximum number of iterators over one source that `IndexedEpisodes` keeps open.
+_MAX_ITERATORS = 8
 
 
 @dataclass
 class Source:
-    """A data set that can be read: iterate over it for its episodes, as often as you like.
+    """A dataset that can be iterated over for its episodes, any number of times.
 
-    Each iteration opens the data set, reads it as it goes, and closes it at the end.
+    Each iteration opens the dataset, reads it gradually, and closes it at the end.
 
     Attributes:
       name: short name, for reports.
       kind: 'd4rl', 'rlds', 'minari', 'robomimic' or 'memory'.
-      read: opens the data set and returns an iterator over its episodes.
-      num_episodes: how many there are, if that is known without reading them.
-      num_rows: how many rows are stored, if known: a measure of progress.
+      read: function that opens the dataset and returns an iterator over its episodes.
+      num_episodes: number of episodes, or None if it is not known before they are read.
+      num_rows: number of stored rows, or None if it is not known; used to show progress.
       warnings: sentences that the user should see.
-      metadata: what the source says of itself, such as D4RL's `metadata/algorithm`: names and plain values.
-      statistics: what transforms changed, in sum; see `transforms.apply_transforms`.
+      metadata: the dataset's description of itself, such as D4RL's `metadata/algorithm`: names and plain values.
+      statistics: what transforms changed; see `transforms.apply_transforms`.
     """
 
     name: str
@@ -53,14 +55,14 @@ class Source:
 
     @property
     def first_episode(self) -> Episode:
-        """The first episode that has steps; the data set is opened for it each time, and closed.
+        """The first episode that has steps; each access opens the dataset and closes it again.
 
         Raises:
           SourceError: if no episode has steps.
         """
         episodes = self.read()
         with contextlib.ExitStack() as stack:
-            if hasattr(episodes, "close"):  # a generator, which may hold a file open
+            if hasattr(episodes, "close"):  # A generator may hold a file open.
                 stack.callback(episodes.close)
             for episode in episodes:
                 if episode.num_steps:
@@ -69,7 +71,7 @@ class Source:
 
     @cached_property
     def step_spec(self) -> dict[str, Nest]:
-        """Shapes and dtypes of one step, read off the first episode that has steps, once.
+        """The shapes and dtypes of one step, taken from the first episode that has steps.
 
         Raises:
           SourceError: if no episode has steps.
@@ -77,47 +79,94 @@ class Source:
         return make_step_spec(self.first_episode.steps)
 
     def to_rlds(self) -> tf.data.Dataset:
-        """Returns an RLDS data set: `{'steps': data set of steps}` for every episode, read as it is iterated.
+        """Returns an RLDS dataset, with an element `{'steps': dataset of steps}` per episode.
 
-        `tf.train.Checkpoint` can save an iterator over it, or over what an adder makes of it, and restore one of an
-        equal data set, also in another process. A checkpoint holds the number of the next episode and what `tf.data`
-        has ready of the few before it, not the data set. A restored iterator begins at once with episodes in memory;
-        any other source is read again up to its place, at the speed of reading. So the source has to give the same
-        episodes each time, in one order: not a function, or a `tf.data.Dataset`, that shuffles them anew each time.
+        Iterators over it, or over the output of an adder, can be saved with `tf.train.Checkpoint` and restored for an
+        equal dataset, also in another process. The checkpoint contains the index of the next episode and the elements
+        that `tf.data` has buffered, not the dataset itself. A restored iterator continues immediately if the episodes
+        are in memory; any other source is first read again up to that episode. The source must therefore yield the
+        same episodes in the same order each time, which excludes functions and `tf.data.Dataset`s that reshuffle.
 
-        A reading that is left before its end keeps its file open until this data set, and all made of it, are gone.
+        An iteration that stops early keeps its file open until this dataset, and everything made from it, is deleted.
 
         Raises:
           SourceError: if no episode has steps.
-          SpecMismatchError: while iterating (as `tf.errors.InvalidArgumentError`), if an episode has other fields,
-            dtypes or shapes than the first.
+          SpecMismatchError: while iterating (as `tf.errors.InvalidArgumentError`), if the fields, dtypes or shapes of
+            an episode differ from those of the first.
         """
         import tensorflow as tf
 
         spec = self.step_spec
         signature = to_tensor_spec(spec, leading=(None,))
-        columns = [leaf for _, leaf in leaves(spec)]
-        nothing = [np.zeros((0, *column.shape), column.dtype) for column in columns]
-        numbered = NumberedEpisodes(self.read)
+        no_rows = [np.zeros((0, *leaf.shape), leaf.dtype) for _, leaf in leaves(spec)]
+        episodes = IndexedEpisodes(self.read)
 
-        def read(number: np.int64) -> list[Any]:
-            episode = numbered(int(number))
+        def read_columns(index: np.int64) -> list[Any]:
+            episode = episodes.get(int(index))
             if episode is None:
-                return [np.False_, *nothing]
+                return [np.False_, *no_rows]
             require_same_spec(episode, spec)
             return [np.True_, *(column for _, column in leaves(episode.steps))]
 
-        def episode_at(state: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, Nest]]:
+        def read_episode(state: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, Nest]]:
             dtypes = [leaf.dtype for leaf in tf.nest.flatten(signature)]
-            # TensorFlow cannot save a function with a state; this one gives the same for the same number.
-            is_there, *found = tf.numpy_function(read, [number], [tf.bool, *dtypes], stateful=False)
-            steps = tf.nest.pack_sequence_as(signature, found)
-            steps = tf.nest.map_structure(lambda leaf, one: tf.ensure_shape(leaf, one.shape), steps, signature)
-            return state, (tf.ensure_shape(is_there, []), steps)
+            # Stateless, because TensorFlow cannot save a stateful function; the result depends on the index alone.
+            exists, *columns = tf.numpy_function(read_columns, [index], [tf.bool, *dtypes], stateful=False)
+            steps = tf.nest.pack_sequence_as(signature, columns)
+            steps = tf.nest.map_structure(lambda column, leaf: tf.ensure_shape(column, leaf.shape), steps, signature)
+            return state, (tf.ensure_shape(exists, []), steps)
 
-        # A `scan`, because `tf.data` calls a `map` of a function without a state from several threads, in no order.
-        numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
-        found = numbers.scan(np.int64(0), episode_at)
-        weakref.finalize(found, numbered.close)  # TensorFlow keeps `read` for as long as the process lives
-        found = found.take_while(lambda is_there, _: is_there)
-        return found.map(lambda _, steps: {fields.STEPS: tf.data.Dataset.from_tensor_slices(steps)})
+        # `scan` keeps the order; `tf.data` would call the stateless function of a `map` from several threads at once.
+        indices = tf.data.Dataset.range(np.iinfo(np.int64).max)
+        dataset = indices.scan(np.int64(0), read_episode)
+        weakref.finalize(dataset, episodes.close)  # TensorFlow references `read_columns` until the process exits.
+        dataset = dataset.take_while(lambda exists, _: exists)
+        return dataset.map(lambda _, steps: {fields.STEPS: tf.data.Dataset.from_tensor_slices(steps)})
+
+
+class IndexedEpisodes:
+    """Random access by index to the episodes of a source that can only be iterated.
+
+    The result of `get` depends on the index alone. The iterator that yielded episode `n` is kept for episode `n + 1`,
+    so that ascending indices read the source once; any other index reads the source from its beginning. Thread-safe.
+    """
+
+    def __init__(self, read: Callable[[], Iterator[Episode]]):
+        """
+        Args:
+          read: function that returns a new iterator over the same episodes each time.
+        """
+        self._read = read
+        self._iterators: list[tuple[int, Iterator[Episode]]] = []  # With the index of their next episode, newest last.
+        self._failed_at: int | None = None
+        self._lock = threading.Lock()
+
+    def get(self, index: int) -> Episode | None:
+        """Returns an episode, or None after the last one and after one whose reading has raised an error."""
+        if self._failed_at is not None and index > self._failed_at:
+            return None
+        next_index, iterator = self._pop_iterator(index) or (0, self._read())
+        try:
+            while (episode := next(iterator, None)) is not None and next_index < index:
+                next_index += 1
+        except Exception:
+            self._failed_at = next_index
+            raise
+        if episode is not None:
+            with self._lock:
+                self._iterators = [*self._iterators[1 - _MAX_ITERATORS :], (index + 1, iterator)]
+        return episode
+
+    def close(self) -> None:
+        """Drops the open iterators; a later `get` starts a new one."""
+        with self._lock:
+            dropped, self._iterators = self._iterators, []
+        del dropped  # Outside of the lock, because closing a generator runs its own code.
+
+    def _pop_iterator(self, index: int) -> tuple[int, Iterator[Episode]] | None:
+        """Removes and returns the newest iterator whose next episode has this index, or None if there is none."""
+        with self._lock:
+            for place in reversed(range(len(self._iterators))):
+                if self._iterators[place][0] == index:
+                    return self._iterators.pop(place)
+        return None

@@ -1,4 +1,4 @@
-"""What a data set holds: counts, returns, lengths, fields, faults and a fingerprint, in one pass."""
+"""Summary of a dataset in one pass: counts, returns, lengths, fields, non-finite numbers and a fingerprint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlds2reverb._text import columns_text, facts_text, number_text
-from rlds2reverb._units import bytes_text
+from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode, discontinuity_place, notes
+from rlds2reverb.episodes import Episode, locate_discontinuity, make_notes
 from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
 from .scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
@@ -34,7 +33,7 @@ _QUANTILES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Distribution:
-    """Five numbers and the mean of a sample; all NaN for an empty one."""
+    """Minimum, quartiles, maximum and mean of a sample; all NaN if it is empty."""
 
     min: float
     q25: float
@@ -44,22 +43,22 @@ class Distribution:
     mean: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Distribution:
-        """Returns the distribution of a list of numbers."""
+    def from_values(cls, values: list[float]) -> Distribution:
+        """Computes the distribution of a list of numbers."""
         if not values:
             return cls(*[float("nan")] * 6)
         q25, median, q75 = np.quantile(values, _QUANTILES)
         return cls(min(values), float(q25), float(median), float(q75), max(values), float(np.mean(values)))
 
     def __str__(self) -> str:
-        mean, low, high = (number_text(value) for value in (self.mean, self.min, self.max))
-        quartiles = ", ".join(number_text(value) for value in (self.q25, self.median, self.q75))
+        mean, low, high = (format_number(value) for value in (self.mean, self.min, self.max))
+        quartiles = ", ".join(format_number(value) for value in (self.q25, self.median, self.q75))
         return f"mean {mean}, from {low} to {high} (quartiles {quartiles})"
 
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """One field of the steps: its place, dtype, shape, and how many of its numbers are NaN or Inf."""
+    """One field of the steps: its path, its dtype and shape, and how many of its numbers are NaN or Inf."""
 
     name: str
     spec: str
@@ -68,23 +67,29 @@ class FieldSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A data set in numbers.
+    """Statistics of a dataset.
 
     Attributes:
-      episodes, steps, transitions: counts; `steps` has those of the final observations, `transitions` are pairs of
-        adjacent steps.
-      terminals, timeouts, unterminated: how episodes end; an open end is one that the data set just stops in (it is
-        counted in neither of the others).
-      empty: episodes without steps.
-      dropped_last_transition: transitions that are left out because their truncated episodes have no final observation.
-      discontinuities: rows inside episodes whose `next_observations` is not the observation of the next row.
-      returns, lengths: per episode; undiscounted sums of rewards, and transitions.
-      score: D4RL's normalised score of the mean return, or None where no reference returns are known.
-      score_environment: whose reference returns were used.
-      bytes: of all steps in memory.
-      warnings: those of the source, and a sentence each for `dropped_last_transition` and `discontinuities`.
-      metadata: what the source says of itself.
-      fingerprint: XXH3-128 over the content: field names, dtypes, shapes and bytes of every episode in order.
+      name: name of the source.
+      kind: kind of the source.
+      episodes: number of episodes.
+      steps: number of steps, including those of final observations.
+      transitions: number of pairs of adjacent steps.
+      terminals: number of episodes that end in a terminal state.
+      timeouts: number of truncated episodes, without the unterminated ones.
+      unterminated: number of episodes in which the dataset ends without a flag.
+      empty: number of episodes without steps.
+      dropped_last_transition: number of transitions dropped because a truncated episode has no final observation.
+      discontinuities: number of rows inside episodes whose `next_observations` is not the next row's observation.
+      returns: undiscounted sums of rewards per episode.
+      lengths: transitions per episode.
+      score: D4RL's normalised score of the mean return, or None if there are no reference returns.
+      score_environment: D4RL environment whose reference returns were used, or None.
+      bytes: size of all steps in memory.
+      fingerprint: XXH3-128 of the content: field names, dtypes, shapes and bytes of every episode in order.
+      fields: the fields of a step.
+      warnings: warnings of the source, and notes on `dropped_last_transition` and `discontinuities`.
+      metadata: the dataset's description of itself.
     """
 
     name: str
@@ -109,18 +114,18 @@ class Summary:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the same as plain dicts, for JSON."""
+        """Returns the summary as plain dicts, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
         rows = [
             (field.name, field.spec, f"{field.non_finite:,}" if field.non_finite else "none") for field in self.fields
         ]
-        return f"{facts_text(self.name, self.facts())}\n\n{columns_text(('field', 'one step', 'NaN or Inf'), rows)}"
+        return f"{format_facts(self.name, self.facts())}\n\n{format_columns(('field', 'one step', 'NaN or Inf'), rows)}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """The summary as names and values for people, without the fields."""
-        ends = f"{self.terminals:,} terminal, {self.timeouts:,} truncated, {self.unterminated:,} open"
+        """Returns (name, value) pairs for display, without the fields."""
+        ends = f"{self.terminals:,} terminal, {self.timeouts:,} truncated, {self.unterminated:,} unterminated"
         facts = [("kind", self.kind), ("episodes", f"{self.episodes:,} ({ends})")]
         if self.empty:
             facts.append(("empty", f"{self.empty:,} episodes have no steps"))
@@ -131,17 +136,17 @@ class Summary:
         ]
         if self.score is not None:
             environment = self.score_environment
-            whose = f"D4RL's constants for its own {environment}" if environment else "returns as given"
-            facts.append(("score", f"{self.score:.1f} (0 random, 100 expert; {whose})"))
+            scale = f"D4RL's constants for its own {environment}" if environment else "the given reference returns"
+            facts.append(("score", f"{self.score:.1f} (0 random, 100 expert; {scale})"))
         if self.metadata:
             facts.append(("metadata", ", ".join(f"{name} {value}" for name, value in self.metadata.items())))
-        facts += [("size", bytes_text(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
+        facts += [("size", format_bytes(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
         return facts + [("warning", sentence) for sentence in self.warnings]
 
 
 @dataclass
 class Fingerprint:
-    """A running 128-bit hash (XXH3) over episodes: the same for data sets of the same content, in order."""
+    """An incremental 128-bit hash (XXH3) of episodes; equal for datasets with the same content in the same order."""
 
     _hash: Any = field(default_factory=xxhash.xxh3_128)
 
@@ -150,15 +155,15 @@ class Fingerprint:
         self.add_batch(EpisodeBatch([episode]))
 
     def add_batch(self, batch: EpisodeBatch) -> None:
-        """Adds episodes to the hash, one after the other."""
+        """Adds the episodes of a batch to the hash, in order."""
         columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(batch.steps)]
         first_row = 0
         for num_steps in batch.num_steps.tolist():
             rows = slice(first_row, first_row + num_steps)
             first_row = rows.stop
-            for head, column in columns:
+            for header, column in columns:
                 part = column[rows] if len(batch.episodes) > 1 else column
-                self._hash.update(f"{head}{part.shape}".encode())
+                self._hash.update(f"{header}{part.shape}".encode())
                 if part.dtype.kind == "O":
                     for row in part.reshape(-1):
                         text = row if isinstance(row, bytes) else str(row).encode()
@@ -167,7 +172,7 @@ class Fingerprint:
                     self._hash.update(part.data)
 
     def hexdigest(self) -> str:
-        """Returns the fingerprint so far, 32 hexadecimal digits."""
+        """Returns the fingerprint of the episodes added up to now, 32 hexadecimal digits."""
         return self._hash.hexdigest()
 
 
@@ -181,11 +186,11 @@ def summarize(
     """Reads a source once and returns its summary.
 
     Args:
-      source: the data set; what is wrong with episodes is counted, not raised.
-      reference_returns: returns of a random policy and of an expert, for the normalised score.
-      is_d4rl: whether the data are D4RL's own, so that D4RL's returns hold for the environment in the name. Without it
-        they are used for data sets of TFDS's D4RL builders alone: a file of that name may come from anywhere.
-      on_episode: called with each episode, for progress.
+      source: the dataset. Invalid episodes are counted and raise no error.
+      reference_returns: returns of a random policy and an expert, for the normalised score.
+      is_d4rl: whether these are D4RL's own data, so that D4RL's reference returns apply to the environment in the
+        name. If False, they are used only for datasets of TFDS's D4RL builders, because any file may have such a name.
+      on_episode: function called with each episode, to show progress.
 
     Raises:
       SourceError: if the source cannot be read to its end.
@@ -201,7 +206,7 @@ def summarize(
     for episode in source:
         on_episode(episode)
         _count(counts, episode)
-        first_discontinuity = first_discontinuity or discontinuity_place(episode)
+        first_discontinuity = first_discontinuity or locate_discontinuity(episode)
         fingerprint.add(episode)
         total_bytes += episode.num_bytes
         for path, column in leaves(episode.steps):
@@ -212,22 +217,22 @@ def summarize(
             returns.append(episode.total_reward)
             lengths.append(float(episode.num_transitions))
             specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
-    known = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
-    environment = d4rl_environment(source.name) if known and not reference_returns else None
+    is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
+    environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None
     reference = reference_returns or (REFERENCE_RETURNS[environment] if environment else None)
     return Summary(
         name=source.name,
         kind=source.kind,
         **counts,
-        returns=Distribution.of(returns),
-        lengths=Distribution.of(lengths),
+        returns=Distribution.from_values(returns),
+        lengths=Distribution.from_values(lengths),
         score=d4rl_score(float(np.mean(returns)), reference) if reference and returns else None,
         score_environment=environment,
         bytes=total_bytes,
         fingerprint=fingerprint.hexdigest(),
         fields=tuple(FieldSummary(name, spec, non_finite[name]) for name, spec in specs.items()),
         warnings=source.warnings
-        + notes(counts["dropped_last_transition"], counts["discontinuities"], first_discontinuity),
+        + make_notes(counts["dropped_last_transition"], counts["discontinuities"], first_discontinuity),
         metadata=dict(source.metadata),
     )
 

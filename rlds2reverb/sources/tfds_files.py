@@ -1,7 +1,7 @@
-"""The two JSON files of a directory that TFDS prepared, read before TFDS reads them.
+"""Safety checks of the two JSON files of a directory that TFDS prepared, made before TFDS reads them.
 
-TFDS follows `../` in names and templates, and imports the module of every class that `features.json` names. The files
-are parsed into TFDS's own messages first, so that what is checked is what TFDS will see, however it is spelled.
+TFDS follows `../` in names and templates, and imports the module of every class that `features.json` names. The checks
+read TFDS's own protobuf messages, parsed from the files, so that they see the same values as TFDS in any spelling.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FEATURE_CLASS = re.compile(r"tensorflow_datasets\.core\.features\.[a-z0-9_]+\.[
 
 
 def require_harmless(path: Path) -> Any:
-    """Checks `dataset_info.json` and `features.json` of a directory, and returns the former as TFDS's message.
+    """Checks `dataset_info.json` and `features.json` in a directory and returns the former as TFDS's message.
 
     Raises:
-      SourceError: if a file is missing, cut, or not of TFDS's form; if a name or a template leaves the directory; if
-        a class is not one of TFDS's features.
+      SourceError: if a file is missing, truncated or not in TFDS's format; if a name or a template points outside of
+        the directory; if a class is not one of TFDS's features.
     """
     from tensorflow_datasets.core.proto import dataset_info_pb2, feature_pb2
 
@@ -35,7 +35,7 @@ def require_harmless(path: Path) -> Any:
     info = _to_message(path / "dataset_info.json", info, dataset_info_pb2.DatasetInfo())
     _require_plain_names(path, info)
     features = _read_json(path / "features.json")
-    if isinstance(features, dict) and "type" in features:  # as TFDS wrote it before 2022
+    if isinstance(features, dict) and "type" in features:  # The format that TFDS wrote before 2022.
         _require_known_types(path / "features.json", features)
     else:
         features = _to_message(path / "features.json", features, feature_pb2.Feature())
@@ -45,20 +45,20 @@ def require_harmless(path: Path) -> Any:
 
 
 def require_split(name: str, split: str) -> list[str]:
-    """Returns the names of the splits without their slices; `SourceError` if it is not a split or a sum of them."""
+    """Returns the names in a split or a sum of splits, without their slices; raises `SourceError` for anything else."""
     parts = split.split("+")
     if not all(_SPLIT.fullmatch(part) for part in parts):
-        raise SourceError(f"{name}: {split[:100]!r} is not a split; expected a name such as 'train' or 'train[:10%]'")
+        raise SourceError(f"{name}: split must be a name such as 'train' or 'train[:10%]', got {split[:100]!r}")
     return [part.split("[")[0] for part in parts]
 
 
 def _read_json(path: Path) -> Any:
     if not path.is_file():
-        raise SourceError(f"{path.parent} has no {path.name}; it is not a data set that TFDS prepared")
+        raise SourceError(f"{path.parent} has no {path.name}; it is not a dataset that TFDS prepared")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} is not valid JSON ({error}); prepare the data set again") from error
+        raise SourceError(f"{path} is not valid JSON ({error}); prepare the dataset again") from error
 
 
 def _to_message(path: Path, content: Any, message: Any) -> Any:
@@ -68,11 +68,11 @@ def _to_message(path: Path, content: Any, message: Any) -> Any:
         return json_format.ParseDict(content, message)
     except (json_format.ParseError, AttributeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise SourceError(f"{path} is not of the form that TFDS 4.9 writes ({reason}); prepare it again") from error
+        raise SourceError(f"{path} is not in the format of TFDS 4.9 ({reason}); prepare the dataset again") from error
 
 
 def _require_known_types(path: Path, node: Any) -> None:
-    """Checks the older form: every string that names a class, also in JSON within strings."""
+    """Checks every class name in the format from before 2022, including those in JSON nested in strings."""
     if isinstance(node, list):
         for inner in node:
             _require_known_types(path, inner)
@@ -83,18 +83,18 @@ def _require_known_types(path: Path, node: Any) -> None:
             elif key in ("type", "pythonClassName", "python_class_name"):
                 _require_feature_class(path, value)
             elif key == "proto_cls" and not _PROTO_CLASS.fullmatch(value):
-                raise SourceError(f"{path} names {value!r}, not a message of TFDS; refused")
+                raise SourceError(f"{path} names the class {value!r}, which is not a TFDS message; refused")
             elif value.lstrip().startswith(("{", "[")):
                 try:
                     _require_known_types(path, json.loads(value))
                 except (ValueError, RecursionError) as error:
                     reason = str(error).splitlines()[0]
-                    raise SourceError(f"{path}: the text of {key!r} is not valid JSON ({reason}); refused") from error
+                    raise SourceError(f"{path}: {key!r} contains invalid JSON ({reason}); refused") from error
 
 
 def _require_feature_class(path: Path, name: str) -> None:
     if not _FEATURE_CLASS.fullmatch(name):
-        raise SourceError(f"{path} names {name!r}, not a feature of TFDS; refused")
+        raise SourceError(f"{path} names the class {name!r}, which is not a TFDS feature; refused")
 
 
 def _require_plain_names(path: Path, info: Any) -> None:
@@ -102,10 +102,10 @@ def _require_plain_names(path: Path, info: Any) -> None:
     names |= {"configName": info.config_name} if info.config_name else {}
     for key, value in names.items():
         if not _PLAIN_NAME.fullmatch(value) or ".." in value:
-            raise SourceError(f"{path}: {key} is {value!r}, which is not a plain name; refused")
+            raise SourceError(f"{path}: {key} must be a plain name, got {value!r}; refused")
     for split in info.splits:
         if not _SPLIT_NAME.fullmatch(split.name):
-            raise SourceError(f"{path}: a split is named {split.name!r}, which is not a plain name; refused")
+            raise SourceError(f"{path}: the name of a split must be plain, got {split.name!r}; refused")
         rest = _PLACEHOLDERS.sub("", split.filepath_template)
         if rest and (not _PLAIN_NAME.fullmatch(rest) or ".." in rest):
             raise SourceError(f"{path}: filepathTemplate {split.filepath_template!r} leaves the directory; refused")
@@ -116,13 +116,13 @@ def _require_known_classes(path: Path, message: Any) -> None:
         if field.name == "python_class_name":
             _require_feature_class(path, value)
         elif field.name == "json_feature":
-            raise SourceError(f"{path} describes a feature in free JSON, which may name any class; refused")
+            raise SourceError(f"{path} describes a feature in free-form JSON, which may name any class; refused")
         elif field.message_type is not None:
-            for inner in _messages(value):
+            for inner in _submessages(value):
                 _require_known_classes(path, inner)
 
 
-def _messages(value: Any) -> list[Any]:
+def _submessages(value: Any) -> list[Any]:
     if hasattr(value, "ListFields"):
         return [value]
     inner = value.values() if hasattr(value, "values") else value
@@ -130,15 +130,15 @@ def _messages(value: Any) -> list[Any]:
 
 
 def require_shards(path: Path, info: Any, split: str) -> None:
-    """Raises `SourceError` if the directory lacks the split, or one of its files."""
+    """Raises `SourceError` if the split, or one of its files, is missing."""
     splits = {entry.name: entry for entry in info.splits}
     for name in require_split(str(path), split):
-        _require_files_of_split(path, info, splits, name)
+        _require_split_files(path, info, splits, name)
 
 
-def _require_files_of_split(path: Path, info: Any, splits: dict[str, Any], name: str) -> None:
+def _require_split_files(path: Path, info: Any, splits: dict[str, Any], name: str) -> None:
     if name not in splits:
-        raise SourceError(f"{path} has no split {name!r}; it has {', '.join(sorted(splits)) or 'none'}")
+        raise SourceError(f"{path} has no split {name!r}; use one of: {', '.join(sorted(splits)) or '(none)'}")
     num_shards = len(splits[name].shard_lengths)
     template = splits[name].filepath_template or _DEFAULT_TEMPLATE
     for shard in range(num_shards):
@@ -150,8 +150,8 @@ def _require_files_of_split(path: Path, info: Any, splits: dict[str, Any], name:
             "NUM_SHARDS": f"{num_shards:05d}",
             "SHARD_X_OF_Y": f"{shard:05d}-of-{num_shards:05d}",
         }
-        file = _PLACEHOLDERS.sub(lambda found, values=values: values[found[1]], template)
+        file = _PLACEHOLDERS.sub(lambda match, values=values: values[match[1]], template)
         if not _PLAIN_NAME.fullmatch(file):
             raise SourceError(f"{path}: the shard {file!r} leaves the directory; refused")
         if not (path / file).is_file():
-            raise SourceError(f"{path} lacks the shard {file}; copy or prepare the data set again")
+            raise SourceError(f"{path} is missing the shard {file}; copy or prepare the dataset again")

@@ -1,13 +1,14 @@
-"""Changes that offline RL makes to rewards, observations and actions: each a small config that is fitted, then applied.
+"""Preprocessing for offline RL: transforms of rewards, observations and actions, fitted to a source and applied to it.
 
-`apply_transforms(source, transforms)` gives a new source. A transform that needs statistics of the whole data set reads
-it once when it is fitted; everything else happens as episodes go by.
+`apply_transforms(source, transforms)` returns a new source. A transform that requires statistics of the whole dataset
+reads it once when it is fitted; episodes are transformed while they are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,19 +24,19 @@ EpisodeFn = Callable[[Episode], Episode]
 
 
 class Transform(Protocol):
-    """What `apply_transforms` takes."""
+    """A transform for `apply_transforms`."""
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """Gives the function for one episode, and the statistics it uses (plain numbers and lists)."""
+        """Returns the function that transforms one episode, and its statistics (plain numbers and lists)."""
 
 
 def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[Source, dict[str, Any]]:
-    """Returns a source whose episodes went through the transforms, in order, and what was done in sum.
+    """Applies the transforms in order; returns the new source and the statistics of all its transforms.
 
-    Episodes without steps pass unchanged. The statistics say what the raw data went through, in earlier calls as well:
-    rewards that were scaled by 2 and then by 3 have a `reward_scale` of 6, so that `(raw - reward_shift) *
-    reward_scale` is the reward that comes out. So do mean and std of observations that were normalised twice. The new
-    source has the same `statistics`, and `ingest` puts them into its report. Each is there if its transform was:
+    Episodes without steps are not changed. The statistics describe the total change since the raw data, including
+    earlier calls: if rewards are scaled by 2 and then by 3, `reward_scale` is 6, so that a transformed reward is always
+    `(raw - reward_shift) * reward_scale`. The mean and std of observations normalised twice are combined likewise. The
+    new source has them as `statistics`, and `ingest` copies them into its report:
 
     | statistic | transform |
     |---|---|
@@ -43,22 +44,22 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     | `action_limit` | `ClipActions`: the smallest |
     | `observation_mean`, `_std`, `_eps` | `NormalizeObservations` |
     | `reward_scale`, `reward_shift` | `ScaleRewards`, `ScaleRewardsByReturns` |
-    | `left_out` | `DropFields`: paths, of all of them |
+    | `dropped_fields` | `DropFields`: the paths of all of them |
     | `cut_at_terminal` | `CutAtTerminal`: True |
-    | `notes` | sentences of any that had something to say |
+    | `notes` | any: sentences for the user |
     """
     statistics = dict(source.statistics)
     for transform in transforms:
         function, fitted = transform.fit(source)
-        statistics = _in_sum(statistics, fitted)
-        source = replace(_mapped(source, function), statistics=statistics)
+        statistics = _combine_statistics(statistics, fitted)
+        source = replace(_map_episodes(source, function), statistics=statistics)
     return source, statistics
 
 
-def changes(statistics: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each kind of change in the statistics of `apply_transforms`, the first one first."""
+def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each change in the statistics of `apply_transforms`, in their order."""
     sentences: dict[str, Callable[[], str]] = {
-        "left_out": lambda: f"without {', '.join(statistics['left_out'])}",
+        "dropped_fields": lambda: f"fields dropped: {', '.join(statistics['dropped_fields'])}",
         "cut_at_terminal": lambda: "episodes cut at their first terminal step",
         "float_dtype": lambda: f"floats cast to {statistics['float_dtype']}",
         "reward_scale": lambda: f"(reward - {statistics['reward_shift']:.7g}) * {statistics['reward_scale']:.7g}",
@@ -68,12 +69,12 @@ def changes(statistics: Mapping[str, Any]) -> list[str]:
     return [sentences[name]() for name in statistics if name in sentences]
 
 
-def _in_sum(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
-    """Returns the statistics of transforms, the earlier ones in sum and one more, in sum."""
+def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
+    """Combines the statistics of the earlier transforms with those of one more."""
     summed = {**before, **fitted}
     notes = [*before.get("notes", []), *fitted.get("notes", [])]
-    if "left_out" in before and "left_out" in fitted:
-        summed["left_out"] = before["left_out"] + fitted["left_out"]
+    if "dropped_fields" in before and "dropped_fields" in fitted:
+        summed["dropped_fields"] = before["dropped_fields"] + fitted["dropped_fields"]
     if "action_limit" in before and "action_limit" in fitted:
         summed["action_limit"] = min(before["action_limit"], fitted["action_limit"])
     if "reward_scale" in before and "reward_scale" in fitted:
@@ -83,48 +84,48 @@ def _in_sum(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
             summed["reward_scale"] = scale * fitted["reward_scale"]
             summed["reward_shift"] = before["reward_shift"] + shift / scale
         else:
-            notes.append("rewards were scaled by 0; reward_scale and reward_shift are those of what came after")
+            notes.append("rewards were scaled by 0; reward_scale and reward_shift describe only the later transforms")
     if "observation_std" in before and "observation_std" in fitted:
         # ((o - m) / s - n) / t = (o - (m + n * s)) / (s * t), where s and t are each std + eps
         first, second = before["observation_eps"], fitted["observation_eps"]
         means = before["observation_mean"], fitted["observation_mean"]
         stds = before["observation_std"], fitted["observation_std"]
-        summed["observation_mean"] = _leafwise(lambda m, n, s: m + n * (s + first), *means, stds[0])
-        summed["observation_std"] = _leafwise(lambda s, t: (s + first) * (t + second), *stds)
+        summed["observation_mean"] = _map_leaves(lambda m, n, s: m + n * (s + first), *means, stds[0])
+        summed["observation_std"] = _map_leaves(lambda s, t: (s + first) * (t + second), *stds)
         summed["observation_eps"] = 0.0
     return {**summed, "notes": notes} if notes else summed
 
 
-def _leafwise(function: Callable[..., np.ndarray], *nests: Any) -> Any:
-    """Returns a function of the leaves of nests of lists of numbers; None for leaves that are None."""
+def _map_leaves(function: Callable[..., np.ndarray], *nests: Any) -> Any:
+    """Applies a function to the corresponding leaves (lists of numbers) of nests; None stays None."""
     first = nests[0]
     if isinstance(first, dict):
-        return {name: _leafwise(function, *[nest[name] for nest in nests]) for name in first}
+        return {name: _map_leaves(function, *[nest[name] for nest in nests]) for name in first}
     if isinstance(first, tuple):
-        return tuple(_leafwise(function, *parts) for parts in zip(*nests, strict=True))
+        return tuple(_map_leaves(function, *parts) for parts in zip(*nests, strict=True))
     return None if first is None else function(*map(np.asarray, nests)).tolist()
 
 
-def _mapped(source: Source, function: EpisodeFn) -> Source:
+def _map_episodes(source: Source, function: EpisodeFn) -> Source:
     def read() -> Iterator[Episode]:
         return (function(episode) if episode.num_steps else episode for episode in source)
 
     return replace(source, read=read)
 
 
-def _with(episode: Episode, /, **columns: Nest) -> Episode:
+def _replace_columns(episode: Episode, /, **columns: Nest) -> Episode:
     return replace(episode, steps={**episode.steps, **columns})
 
 
 @dataclass(frozen=True)
 class CastFloats:
-    """Casts float fields (discount and flags aside) to one dtype; D4RL's replay files are float64 throughout."""
+    """Casts all float fields except the discount to one dtype; D4RL's replay files are entirely float64."""
 
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if np.dtype(self.dtype).kind != "f":
-            raise ValueError(f"dtype is {self.dtype!r}, expected a float such as 'float32'")
+            raise ValueError(f"dtype must be a float such as 'float32', got {self.dtype!r}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """See `Transform`."""
@@ -135,20 +136,20 @@ class CastFloats:
 
         def apply(episode: Episode) -> Episode:
             rest = {name: nest for name, nest in episode.steps.items() if name != fields.DISCOUNT}
-            return _with(episode, **tree.map_structure(cast, rest))
+            return _replace_columns(episode, **tree.map_structure(cast, rest))
 
         return apply, {"float_dtype": dtype.name}
 
 
 @dataclass(frozen=True)
 class ClipActions:
-    """Clips float actions to ±(1 − eps), inside the range of a tanh policy."""
+    """Clips float actions to ±(1 − eps), inside the open range of a tanh policy."""
 
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps < 1:
-            raise ValueError(f"eps is {self.eps}, expected a number in [0, 1)")
+            raise ValueError(f"eps must be a number in [0, 1), got {self.eps}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """See `Transform`."""
@@ -158,112 +159,123 @@ class ClipActions:
             return np.clip(column, -limit, limit).astype(column.dtype) if column.dtype.kind == "f" else column
 
         def apply(episode: Episode) -> Episode:
-            return _with(episode, **{fields.ACTION: tree.map_structure(clip, episode.steps[fields.ACTION])})
+            return _replace_columns(episode, **{fields.ACTION: tree.map_structure(clip, episode.steps[fields.ACTION])})
 
         return apply, {"action_limit": limit}
 
 
 @dataclass(frozen=True)
 class NormalizeObservations:
-    """Takes float observations to `(o − mean) / (std + eps)`, element by element.
+    """Normalises float observations to `(o − mean) / (std + eps)`, element by element.
 
-    As TD3+BC does it (Fujimoto & Gu 2021, section 5: eps = 1e-3), over the observations that actions were taken at.
-    Mean and std are fitted in float64 and are in the statistics as `observation_mean` and `observation_std`, nests
-    of lists. Elements that have one value throughout become 0, whatever eps is, and the `notes` of the statistics name
-    them. Integer observations (images) are left alone. The dtype is kept.
+    The method of TD3+BC (Fujimoto & Gu 2021, section 5: eps = 1e-3). Mean and std are those of all observations except
+    the final ones, computed in float64; the statistics contain them as `observation_mean` and `observation_std`, nests
+    of lists. Constant elements become 0 for any eps, and the `notes` of the statistics name them. Integer observations
+    (images) are not changed. The dtype is kept.
     """
 
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps < np.inf:
-            raise ValueError(f"eps is {self.eps}, expected at least 0")
+            raise ValueError(f"eps must be a finite number >= 0, got {self.eps}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """See `Transform`."""
-        mean, std = _observation_moments(source)
+        moments = _fit_moments(source)
 
-        def normalize(column: np.ndarray, mean: Any, std: Any) -> np.ndarray:
-            if mean is None:
+        def normalize(column: np.ndarray, leaf: _Moments | None) -> np.ndarray:
+            if leaf is None:
                 return column
-            scale = np.where(std > 0, std + self.eps, np.inf)  # what is divided by infinity is 0
-            return ((column - mean) / scale).astype(column.dtype)
+            scale = np.where(leaf.std > 0, leaf.std + self.eps, np.inf)  # Division by infinity yields 0.
+            return ((column - leaf.mean) / scale).astype(column.dtype)
 
         def apply(episode: Episode) -> Episode:
             observation = episode.steps[fields.OBSERVATION]
-            leaves = zip(tree.flatten(observation), mean, std, strict=True)
-            columns = [normalize(*leaf) for leaf in leaves]
-            return _with(episode, **{fields.OBSERVATION: tree.unflatten_as(observation, columns)})
+            columns = [normalize(*pair) for pair in zip(tree.flatten(observation), moments, strict=True)]
+            return _replace_columns(episode, **{fields.OBSERVATION: tree.unflatten_as(observation, columns)})
 
-        names = source.step_spec[fields.OBSERVATION]
-        as_lists = [
-            tree.unflatten_as(names, [None if leaf is None else leaf.tolist() for leaf in moments])
-            for moments in (mean, std)
-        ]
-        fitted = {"observation_mean": as_lists[0], "observation_std": as_lists[1], "observation_eps": self.eps}
-        notes = _constant_elements(names, std)
+        spec = source.step_spec[fields.OBSERVATION]
+        fitted = {
+            "observation_mean": tree.unflatten_as(spec, [leaf and leaf.mean.tolist() for leaf in moments]),
+            "observation_std": tree.unflatten_as(spec, [leaf and leaf.std.tolist() for leaf in moments]),
+            "observation_eps": self.eps,
+        }
+        notes = _describe_constants(spec, moments)
         return apply, {**fitted, "notes": notes} if notes else fitted
 
 
-def _constant_elements(names: Nest, stds: list[Any]) -> list[str]:
-    """Returns a sentence for each leaf that has elements of one value throughout."""
-    notes = []
-    for (path, _), std in zip(leaves({fields.OBSERVATION: names}), stds, strict=True):
-        places = [] if std is None else [list(map(int, place)) for place in np.argwhere(std == 0)]
-        if places:
-            some = "itself" if places == [[]] else f"at {', '.join(map(str, places[:8]))}"
-            more = f" and {len(places) - 8} more places" if len(places) > 8 else ""
-            notes.append(f"{path_name(path, 'step')} is constant {some}{more}, and is normalised to zeros there")
-    return notes
+class _Moments:
+    """Running mean and standard deviation of one leaf, combined over episodes (Chan et al. 1979, eq. 2.1).
 
-
-def _observation_moments(source: Source) -> tuple[list[Any], list[Any]]:
-    """Returns mean and std of each float leaf (None for others), merging episodes' moments (Chan et al. 1979, eq. 2.1).
-
-    The std of an element that has one value throughout is exactly 0, and its mean that value.
+    The std of a constant element is exactly 0, and its mean exactly that constant.
     """
-    count = 0
-    means: list[Any] = []
-    squares: list[Any] = []
-    lowest: list[Any] = []
-    highest: list[Any] = []
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean = self._squares = np.float64(0)
+        self._lowest, self._highest = np.float64(np.inf), np.float64(-np.inf)
+
+    def add(self, rows: np.ndarray) -> None:
+        """Adds rows, float64 `[T, ...]`."""
+        count = self._count + len(rows)
+        share = len(rows) / count
+        delta = rows.mean(axis=0) - self._mean
+        self._squares = self._squares + rows.var(axis=0) * len(rows) + delta**2 * self._count * share
+        self._mean = self._mean + delta * share
+        self._lowest = np.minimum(self._lowest, rows.min(axis=0))
+        self._highest = np.maximum(self._highest, rows.max(axis=0))
+        self._count = count
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all rows are free of NaN and Inf."""
+        return bool(np.isfinite(self._squares).all())
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """The mean of each element."""
+        return np.where(self._lowest == self._highest, self._lowest, self._mean)
+
+    @cached_property
+    def std(self) -> np.ndarray:
+        """The standard deviation of each element."""
+        return np.where(self._lowest == self._highest, 0, np.sqrt(self._squares / self._count))
+
+
+def _fit_moments(source: Source) -> list[_Moments | None]:
+    """Returns the moments of each float leaf of the observations, without the final ones; None for other leaves."""
+    spec = tree.flatten(source.step_spec[fields.OBSERVATION])
+    moments = [_Moments() if leaf.dtype.kind == "f" else None for leaf in spec]
+    num_transitions = 0
     for episode in source:
         num = episode.num_transitions
-        if not num:
-            continue
-        leaves = tree.flatten(episode.steps[fields.OBSERVATION])
-        rows = [leaf[:num].astype(np.float64) if leaf.dtype.kind == "f" else None for leaf in leaves]
-        if not count:
-            lowest = highest = [None if row is None else row[0] for row in rows]
-            means = squares = [None if row is None else np.zeros(row.shape[1:]) for row in rows]
-        deltas = [None if row is None else row.mean(axis=0) - mean for row, mean in zip(rows, means, strict=True)]
-        share = num / (count + num)
-        squares = [
-            None if delta is None else square + row.var(axis=0) * num + delta**2 * count * share
-            for row, square, delta in zip(rows, squares, deltas, strict=True)
-        ]
-        lowest = [None if row is None else np.minimum(low, row.min(0)) for row, low in zip(rows, lowest, strict=True)]
-        highest = [None if row is None else np.maximum(top, row.max(0)) for row, top in zip(rows, highest, strict=True)]
-        means = [None if delta is None else mean + delta * share for mean, delta in zip(means, deltas, strict=True)]
-        count += num
-    if not count:
-        raise ValueError(f"{source.name} has no transitions to take the mean of")
-    if not all(np.isfinite(square).all() for square in squares if square is not None):
-        raise ValueError(f"{source.name} has observations that are NaN or Inf, which have no mean; validate it first")
-    stds = [None if square is None else np.sqrt(square / count) for square in squares]
-    is_constant = [None if low is None else low == top for low, top in zip(lowest, highest, strict=True)]
-    return _chosen(is_constant, lowest, means), _chosen(is_constant, [0] * len(stds), stds)
+        num_transitions += num
+        for column, leaf in zip(tree.flatten(episode.steps[fields.OBSERVATION]), moments, strict=True):
+            if num and leaf is not None:
+                leaf.add(column[:num].astype(np.float64))
+    if not num_transitions:
+        raise ValueError(f"{source.name} has no transitions, so that the mean of its observations is undefined")
+    if not all(leaf.is_finite for leaf in moments if leaf is not None):
+        raise ValueError(f"{source.name} has NaN or Inf in its observations; validate the data first")
+    return moments
 
 
-def _chosen(flags: list[Any], where_true: list[Any], otherwise: list[Any]) -> list[Any]:
-    """Returns for each leaf one value where its flags are True, else the other; None for leaves without flags."""
-    leaves = zip(flags, where_true, otherwise, strict=True)
-    return [None if flag is None else np.where(flag, one, other) for flag, one, other in leaves]
+def _describe_constants(spec: Nest, moments: list[_Moments | None]) -> list[str]:
+    """Returns a sentence for each leaf that has constant elements."""
+    notes = []
+    for (path, _), leaf in zip(leaves({fields.OBSERVATION: spec}), moments, strict=True):
+        places = [] if leaf is None else [list(map(int, place)) for place in np.argwhere(leaf.std == 0)]
+        if places:
+            where = "" if places == [[]] else f" at {', '.join(map(str, places[:8]))}"
+            more = f" and {len(places) - 8} more places" if len(places) > 8 else ""
+            notes.append(f"{path_name(path, 'step')} is constant{where}{more} and was normalised to zeros there")
+    return notes
 
 
 @dataclass(frozen=True)
 class ScaleRewards:
-    """Takes rewards to `(r − shift) · scale`; the last step's reward, which means nothing, is left as it is.
+    """Changes rewards to `(r − shift) · scale`, except that of the last step, which has no meaning.
 
     Floats keep their dtype; integer and bool rewards become float32.
     """
@@ -273,7 +285,7 @@ class ScaleRewards:
 
     def __post_init__(self) -> None:
         if not np.isfinite([self.scale, self.shift]).all():
-            raise ValueError(f"scale {self.scale} and shift {self.shift} must be finite")
+            raise ValueError(f"scale and shift must be finite, got {self.scale} and {self.shift}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """See `Transform`."""
@@ -286,16 +298,16 @@ class ScaleRewards:
         def apply(episode: Episode) -> Episode:
             keep = episode.steps[fields.IS_LAST]
             rewards = tree.map_structure(lambda column: scale(column, keep), episode.steps[fields.REWARD])
-            return _with(episode, **{fields.REWARD: rewards})
+            return _replace_columns(episode, **{fields.REWARD: rewards})
 
         return apply, {"reward_scale": self.scale, "reward_shift": self.shift}
 
 
 @dataclass(frozen=True)
 class ScaleRewardsByReturns:
-    """Takes rewards to `r · target / (max return − min return)`: IQL's recipe for locomotion, target 1000.
+    """Changes rewards to `r · target / (max return − min return)`, IQL's recipe for locomotion (target 1000).
 
-    Kostrikov, Nair & Levine 2021 (arXiv:2110.06169), appendix B. Returns are undiscounted, of whole episodes.
+    Kostrikov, Nair & Levine 2021 (arXiv:2110.06169), appendix B. Returns are undiscounted sums over whole episodes.
     """
 
     target: float = 1000.0
@@ -306,8 +318,8 @@ class ScaleRewardsByReturns:
         spread = max(returns, default=0.0) - min(returns, default=0.0)
         if not spread > 0 or not np.isfinite(spread):
             raise ValueError(
-                f"the returns of {source.name} spread over {spread}, so that they cannot scale the rewards; "
-                "give a scale of your own"
+                f"the highest and lowest return of {source.name} must differ by a finite number, got {spread}; use "
+                "ScaleRewards with a fixed scale"
             )
         return ScaleRewards(scale=self.target / spread).fit(source)
 
@@ -323,18 +335,18 @@ REWARD_RECIPES: dict[str, Transform] = {
 
 @dataclass(frozen=True)
 class DropFields:
-    """Leaves fields out, such as texts, which no table of ours takes.
+    """Drops fields, such as strings, which cannot be stored in a table.
 
     Attributes:
-      paths: places such as `observation/mission`, or a whole further field. What every step has cannot be left out.
+      paths: paths such as `observation/mission`, or the name of an extra field. Required fields cannot be dropped.
     """
 
     paths: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        needed = [path for path in self.paths if path in fields.STEP_FIELDS]
-        if needed:
-            raise ValueError(f"{needed[0]!r} is what every step has, and cannot be left out")
+        required = [path for path in self.paths if path in fields.STEP_FIELDS]
+        if required:
+            raise ValueError(f"{required[0]!r} cannot be dropped because every step requires it")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """See `Transform`."""
@@ -342,28 +354,28 @@ class DropFields:
         def apply(episode: Episode) -> Episode:
             steps = episode.steps
             for path in self.paths:
-                steps = _without(steps, path.split("/"), path)
+                steps = _drop_field(steps, path.split("/"), path)
             return replace(episode, steps=steps)
 
-        return apply, {"left_out": list(self.paths)}
+        return apply, {"dropped_fields": list(self.paths)}
 
 
-def _without(nest: Nest, keys: list[str], path: str) -> Nest:
+def _drop_field(nest: Nest, keys: list[str], path: str) -> Nest:
     if not isinstance(nest, dict) or keys[0] not in nest:
-        raise ValueError(f"there is no field {path!r} to leave out")
+        raise ValueError(f"there is no field {path!r} to drop; use the path of an existing field")
     rest = {name: inner for name, inner in nest.items() if name != keys[0]}
     if len(keys) > 1:
-        rest[keys[0]] = _without(nest[keys[0]], keys[1:], path)
+        rest[keys[0]] = _drop_field(nest[keys[0]], keys[1:], path)
     elif not rest:
-        raise ValueError(f"nothing would be left beside {path!r}")
+        raise ValueError(f"{path!r} cannot be dropped because it is the only field there")
     return rest
 
 
 @dataclass(frozen=True)
 class CutAtTerminal:
-    """Ends each episode at its first terminal step and drops what follows.
+    """Ends each episode at its first terminal step and drops the steps after it.
 
-    For data such as robomimic's, where success is marked on several steps in a row.
+    For data such as robomimic's, in which success is marked on several consecutive steps.
     """
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:

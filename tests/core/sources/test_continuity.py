@@ -1,4 +1,4 @@
-"""Rows that do not continue in the next one: counted and named, refused where they are many, or taken one by one."""
+"""Discontinuities: rows that do not continue in the next one are counted, or an error if there are many."""
 
 import h5py
 import numpy as np
@@ -15,8 +15,8 @@ from rlds2reverb.sources import d4rl, load, summarize
 from rlds2reverb.sources.continuity import differing_rows, discontinuities
 
 
-def rows_of(ends, num_rows, *, jump_at=()):
-    """Rows that count up; after the rows of `jump_at` the observation is another than was announced."""
+def make_rows(ends, num_rows, *, jump_at=()):
+    """Rows that count up; `next_observations` differs from the next observation in the rows of `jump_at`."""
     now = np.arange(num_rows, dtype=np.float32) + 10
     following = now + 1
     following[list(jump_at)] += 0.5
@@ -30,41 +30,43 @@ def rows_of(ends, num_rows, *, jump_at=()):
     }
 
 
-def naive(rows):
+def naive_discontinuities(rows):
     """The definition, row by row."""
-    ended = rows["timeouts"] | rows["terminals"]
+    is_end = rows["timeouts"] | rows["terminals"]
     return [
         row
-        for row in range(len(ended) - 1)
-        if not ended[row] and (rows["next_observations"][row] != rows["observations"][row + 1]).any()
+        for row in range(len(is_end) - 1)
+        if not is_end[row] and (rows["next_observations"][row] != rows["observations"][row + 1]).any()
     ]
 
 
 @given(
     st.lists(st.integers(0, 29), max_size=6), st.lists(st.integers(0, 29), max_size=5, unique=True), st.integers(1, 9)
 )
-def test_discontinuities_are_those_of_the_naive_loop_whatever_the_block_size(ends, jump_at, block_rows):
-    rows = rows_of(ends, 30, jump_at=jump_at)
+def test_discontinuities_match_the_naive_loop_for_any_block_size(ends, jump_at, block_rows):
+    rows = make_rows(ends, 30, jump_at=jump_at)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(d4rl, "_MAX_BLOCK_ROWS", block_rows)
         patch.setattr("rlds2reverb.sources.continuity.MAX_SHARE", 1.0)
         got = list(load(rows))
-    assert [row for each in got for row in each.discontinuities] == naive(rows)
+    assert [row for each in got for row in each.discontinuities] == naive_discontinuities(rows)
     begin = 0
     for each in got:
         assert all(begin <= row < begin + each.num_transitions for row in each.discontinuities)
         begin += each.num_transitions
 
 
-def test_an_unflagged_reset_is_counted_and_named_and_stays_valid():
-    rows = rows_of([49, 99, 299, 399], 400, jump_at=[49, 199, 224])
+def test_unflagged_reset_is_reported_and_valid():
+    rows = make_rows([49, 99, 299, 399], 400, jump_at=[49, 199, 224])
     source = load(rows)
     assert [problem for each in source for problem in find_problems(each, source.step_spec)] == []
     summary = summarize(source)
     assert summary.discontinuities == 2
     (warning,) = summary.warnings
-    assert warning.startswith("in 2 rows inside episodes next_observations is not the observation of the next row")
-    assert "first in row 199 (episode 2)" in warning and "--split-at-discontinuity" in warning
+    assert warning.startswith(
+        "next_observations differs from the observation of the next row in 2 rows inside episodes"
+    )
+    assert "first in row 199 (episode 2)" in warning and "at_discontinuity" in warning
     report = IngestReport("rows", ("replay",))
     for each in source:
         report.add_batch(EpisodeBatch([each]))
@@ -74,7 +76,7 @@ def test_an_unflagged_reset_is_counted_and_named_and_stays_valid():
     assert summarize(load(rows, split_at_discontinuity=True)).discontinuities == 0
 
 
-def test_a_file_that_lost_half_of_its_timeouts_is_not_read_in_silence(data, tmp_path):
+def test_file_without_half_of_its_timeouts_has_a_warning(data, tmp_path):
     with h5py.File(data / "d4rl/pendulum_mixed-v2.hdf5") as file:
         rows = {name: file[name][:] for name in file if isinstance(file[name], h5py.Dataset)}
     ends = np.flatnonzero(rows["timeouts"])
@@ -88,15 +90,15 @@ def test_a_file_that_lost_half_of_its_timeouts_is_not_read_in_silence(data, tmp_
 
 
 @pytest.mark.parametrize("independent_rows", [False, True])
-def test_shuffled_rows_are_refused_or_taken_one_by_one(independent_rows):
-    rows = rows_of([99], 100)
+def test_shuffled_rows_require_independent_rows(independent_rows):
+    rows = make_rows([99], 100)
     order = np.random.default_rng(0).permutation(100)
     rows = {name: column[order] for name, column in rows.items()}
     rows["terminals"][3] = True
     if not independent_rows:
         with pytest.raises(
             SourceError,
-            match=r"next_observations .* in more than 1% .*, first in row \d+ \(episode 0\); .*independent_rows=True .* split_at",
+            match=r"next_observations .* in more than 1% .* row \d+ \(episode 0\); .*independent_rows=True .*; .*split_at",
         ):
             list(load(rows))
         return
@@ -114,7 +116,7 @@ def test_shuffled_rows_are_refused_or_taken_one_by_one(independent_rows):
     assert summarize(load(rows, independent_rows=True)).transitions == 100
 
 
-def test_one_step_transitions_are_read_from_files_and_need_no_timeouts(data):
+def test_independent_rows_are_read_from_files_without_timeouts(data):
     path = data / "d4rl/hopper_medium-v2.hdf5"
     with h5py.File(path) as file:
         num_rows, following = len(file["rewards"]), file["next_observations"][:]
@@ -123,46 +125,46 @@ def test_one_step_transitions_are_read_from_files_and_need_no_timeouts(data):
     assert len(many) == source.num_rows == num_rows
     np.testing.assert_array_equal(last.steps["observation"][1], following[-1])
     assert first.steps["qpos"].shape[0] == 2 and not first.steps["qpos"][1].any()
-    rows = rows_of([], 4)
+    rows = make_rows([], 4)
     del rows["timeouts"]
     assert len(list(load(rows, independent_rows=True))) == 4
 
 
-def test_one_step_transitions_need_next_observations_and_no_other_ends():
-    rows = rows_of([1], 2)
+def test_independent_rows_require_next_observations_and_no_other_ends():
+    rows = make_rows([1], 2)
     with pytest.raises(
-        ValueError, match="independent_rows=True ends an episode after each row; leave out max_episode_steps"
+        ValueError, match="independent_rows=True already ends an episode after each row; leave out max_episode_steps"
     ):
         load(rows, independent_rows=True, max_episode_steps=3)
     del rows["next_observations"]
-    with pytest.raises(SourceError, match="has no 'next_observations', which transitions of one step need"):
+    with pytest.raises(SourceError, match="has no 'next_observations', which independent_rows=True requires"):
         load(rows, independent_rows=True)
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "num_jumps", "refused"),
+    ("num_rows", "num_jumps", "is_error"),
     [(5, 1, True), (50, 5, False), (50, 6, True), (1000, 10, False), (1000, 11, True), (3000, 30, False)],
 )
-def test_how_many_are_too_many(num_rows, num_jumps, refused):
-    rows = rows_of([], num_rows, jump_at=range(num_jumps))
+def test_many_discontinuities_raise(num_rows, num_jumps, is_error):
+    rows = make_rows([], num_rows, jump_at=range(num_jumps))
     log = {name: rows[name] for name in ("observations", "next_observations", "actions", "rewards")}
     for source in (lambda: load(rows), lambda: load([{**log, "terminated": False}])):
-        if refused:
+        if is_error:
             with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\)"):
                 list(source())
         else:
             assert sum(len(each.discontinuities) for each in source()) == num_jumps
 
 
-def test_rounding_and_nan_are_no_discontinuity():
+def test_rounding_and_nan_are_not_discontinuities():
     one = np.array([[1.0, 1000.0], [2.0, np.nan], [np.nan, 5.0], [3.0, 3.0]])
     other = np.array([[1.0 + 1e-7, 1000.001], [np.nan, 9.0], [1.0, 5.1], [3.0, 3.0]])
     assert differing_rows(one, other).tolist() == [2]
-    assert differing_rows(np.array([1, 2, 3]), np.array([1, 9, 9]), but=[1]).tolist() == [2]
+    assert differing_rows(np.array([1, 2, 3]), np.array([1, 9, 9]), ignore=[1]).tolist() == [2]
     assert differing_rows(np.zeros((3, 0)), np.zeros((3, 0))).tolist() == []
 
 
-def test_nested_observations_of_logs_are_compared_too():
+def test_nested_observations_of_logs_are_compared():
     now = {"a": np.arange(4), "b": (np.zeros((4, 2)),)}
     after = {"a": np.array([1, 2, 9, 4]), "b": (np.array([[0, 0], [0, 1], [0, 0], [0, 0]]),)}
     assert discontinuities(now, after) == (1, 2)
@@ -170,7 +172,7 @@ def test_nested_observations_of_logs_are_compared_too():
     assert discontinuities(longer, {**after, "a": np.array([1, 2, 3, 9])}) == (1, 3)
 
 
-def test_relabelled_robomimic_observations_are_refused(data, tmp_path):
+def test_relabelled_robomimic_observations_raise(data, tmp_path):
     path = tmp_path / "lift.hdf5"
     path.write_bytes((data / "tfds_fake/robomimic_ph/lift_low_dim.hdf5").read_bytes())
     assert summarize(load(path)).discontinuities == 0
@@ -180,12 +182,12 @@ def test_relabelled_robomimic_observations_are_refused(data, tmp_path):
     with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\); copy or download the file again"):
         list(load(path))
     with pytest.raises(
-        ValueError, match="independent_rows=True is for D4RL's rows and for logs; lift.hdf5 is of the kind 'robom"
+        ValueError, match="independent_rows=True requires D4RL rows or logs, but lift.hdf5 is of kind 'robomimic'"
     ):
         load(path, independent_rows=True)
 
 
-def test_logs_of_shuffled_rows_are_taken_one_by_one():
+def test_logs_of_shuffled_rows_are_read_as_independent_rows():
     now = np.array([10.0, 30.0, 20.0])
     log = {
         "observations": now,
@@ -208,11 +210,11 @@ def test_logs_of_shuffled_rows_are_taken_one_by_one():
     ]
     assert [each.is_terminal for each in many] == [False, True, False, False, False, True]
     assert many[2].steps["qpos"].tolist() == [2, 0]
-    with pytest.raises(SourceError, match="episode 0 has no next_observations, which transitions of one step need"):
+    with pytest.raises(SourceError, match="episode 0 has no next_observations, which independent_rows=True requires"):
         list(load([{**longer, "observations": np.arange(3.0)}], independent_rows=True))
-    with pytest.raises(SourceError, match=r"episode 0: \['qpos'\] has 2 rows, rewards have 3"):
+    with pytest.raises(SourceError, match=r"episode 0: \['qpos'\] must have as many rows as rewards \(3\), got 2"):
         list(load([{**log, "qpos": np.arange(2)}], independent_rows=True))
     with pytest.raises(SourceError, match=r"next_observations is float32 \[\], but observations expects float64"):
         list(load([{**log, "next_observations": now.astype(np.float32)}], independent_rows=True))
-    with pytest.raises(SourceError, match="episode 0 lacks observations"):
+    with pytest.raises(SourceError, match="episode 0 is missing observations"):
         list(load([episode(2, terminal=True)], independent_rows=True))

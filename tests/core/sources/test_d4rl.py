@@ -1,4 +1,4 @@
-"""D4RL rows to episodes: against the file itself, over real quirks, and whatever the block size."""
+"""D4RL rows as episodes: compared with the file itself, on real irregularities, and for any block size."""
 
 import h5py
 import numpy as np
@@ -24,8 +24,8 @@ FILES = [
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_episodes_are_the_rows_of_the_file(data, name):
-    """Row by row with h5py: nothing lost, nothing moved, each episode's own final observation."""
+def test_episodes_match_the_rows_of_the_file(data, name):
+    """Compares every row with h5py's, including the final observation of each episode."""
     with h5py.File(data / name) as file:
         rows = {key: file[key][:] for key in file if isinstance(file[key], h5py.Dataset)}
     row = 0
@@ -37,8 +37,8 @@ def test_episodes_are_the_rows_of_the_file(data, name):
         assert steps["action"][:num_rows].tobytes() == rows["actions"][row:stop].tobytes()
         assert steps["reward"][:num_rows].tobytes() == rows["rewards"][row:stop].tobytes()
         assert steps["observation"].dtype == rows["observations"].dtype
-        ended = (rows["terminals"] != 0) | (rows["timeouts"] != 0)
-        assert ended[row:stop].tolist() == [False] * (num_rows - 1) + [not episode.unterminated]
+        is_end = (rows["terminals"] != 0) | (rows["timeouts"] != 0)
+        assert is_end[row:stop].tolist() == [False] * (num_rows - 1) + [not episode.unterminated]
         assert episode.is_terminal == bool(rows["terminals"][stop - 1])
         assert steps["discount"].tolist()[:num_rows] == [1.0] * (num_rows - 1) + [0.0 if episode.is_terminal else 1.0]
         if "next_observations" in rows:
@@ -68,7 +68,7 @@ def lengths(rows, **options):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30), st.integers(1, 8))
-def test_the_block_size_does_not_matter(flags, block_rows):
+def test_episodes_do_not_depend_on_the_block_size(flags, block_rows):
     terminals, timeouts = np.array(flags).T
     whole = list(load(columns(terminals, timeouts)))
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def test_the_block_size_does_not_matter(flags, block_rows):
     assert limited == lengths(columns(terminals, timeouts), max_episode_steps=3)
 
 
-def test_terminal_wins_over_timeout_and_an_open_tail_is_kept():
+def test_terminal_overrides_timeout_and_last_rows_are_unterminated():
     first, second, third = load(columns([0, 1, 0, 0, 0], [0, 1, 0, 1, 0]))
     assert (first.is_terminal, first.num_transitions, first.steps["discount"].tolist()) == (True, 2, [1, 0, 0])
     assert (second.is_terminal, second.unterminated, second.steps["discount"].tolist()) == (False, False, [1, 1, 1])
@@ -93,9 +93,11 @@ def test_terminal_wins_over_timeout_and_an_open_tail_is_kept():
     )
 
 
-def test_without_timeouts_the_user_says_where_episodes_end():
+def test_max_episode_steps_ends_episodes_without_timeouts():
     rows = columns([0, 0, 0, 0, 0, 1, 0])
-    with pytest.raises(SourceError, match="has no 'timeouts', so that nothing says where truncated episodes end"):
+    with pytest.raises(
+        SourceError, match="has no 'timeouts', which mark the ends of truncated episodes; pass max_episode_steps=N"
+    ):
         load(rows)
     assert lengths(rows, max_episode_steps=2) == [2, 2, 2, 1]
     assert lengths(rows, max_episode_steps=4) == [4, 2, 1]
@@ -104,7 +106,7 @@ def test_without_timeouts_the_user_says_where_episodes_end():
     assert [e.unterminated for e in load(rows, max_episode_steps=4)] == [False, False, True]
 
 
-def test_without_timeouts_a_jump_of_the_observation_ends_an_episode():
+def test_discontinuity_ends_episodes_without_timeouts():
     rows = columns([0] * 6)
     rows["observations"] = rows["observations"].copy()
     rows["observations"][3:] += 50
@@ -112,11 +114,11 @@ def test_without_timeouts_a_jump_of_the_observation_ends_an_episode():
     rows["next_observations"][3:] += 50
     assert lengths(rows, split_at_discontinuity=True) == [3, 3]
     del rows["next_observations"]
-    with pytest.raises(SourceError, match="has no 'next_observations', which splitting at a discontinuity compares"):
+    with pytest.raises(SourceError, match="has no 'next_observations', which split_at_discontinuity=True requires"):
         load(rows, split_at_discontinuity=True)
 
 
-def test_infos_are_read_on_request_only(data):
+def test_infos_are_read_only_as_extra_fields(data):
     path = data / "d4rl/hopper_medium-v2.hdf5"
     assert "qpos" not in next(iter(load(path))).steps
     episode = next(iter(load(path, extra_fields=["qpos"])))
@@ -129,18 +131,18 @@ def test_infos_are_read_on_request_only(data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"terminals": np.array([0, 2, 0])}, r"terminals\[1\] is 2, expected 0 or 1"),
-        ({"terminals": np.array([0, np.nan, 0])}, r"terminals\[1\] is nan, expected 0 or 1"),
-        ({"rewards": np.zeros((3, 2))}, r"'rewards' has shape \(3, 2\), expected \(N,\) or \(N, 1\)"),
-        ({"rewards": np.array(["a", "b", "c"])}, r"'rewards' holds strings, expected numbers"),
-        ({"actions": np.zeros((4, 1))}, r"'actions' has 4 rows, 'rewards' has 3; expected equal"),
+        ({"terminals": np.array([0, 2, 0])}, r"terminals\[1\] must be 0 or 1, got 2"),
+        ({"terminals": np.array([0, np.nan, 0])}, r"terminals\[1\] must be 0 or 1, got nan"),
+        ({"rewards": np.zeros((3, 2))}, r"'rewards' must have shape \(N,\) or \(N, 1\), got \(3, 2\)"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"'rewards' must contain numbers, got strings"),
+        ({"actions": np.zeros((4, 1))}, r"'actions' must have as many rows as 'rewards' \(3\), got 4"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(change, message):
+def test_inconsistent_columns_raise(change, message):
     with pytest.raises(SourceError, match=message):
         list(load({**columns([0, 0, 1], [0, 0, 0]), **change}))
 
 
-def test_a_limit_below_one_is_refused():
+def test_max_episode_steps_below_one_raises():
     with pytest.raises(ValueError, match="max_episode_steps must be an integer >= 1, got 0"):
         load(columns([0, 1]), max_episode_steps=0)

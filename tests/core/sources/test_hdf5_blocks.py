@@ -1,4 +1,4 @@
-"""Blocks of rows from HDF5, whatever its chunks look like, against HDF5's own reading."""
+"""Blocks of rows read from HDF5 with various chunks and filters, compared with HDF5's own reading."""
 
 import threading
 
@@ -17,7 +17,7 @@ GZIP = {"compression": "gzip"}
 FILTERS = (GZIP, {**GZIP, "compression_opts": 0}, {**GZIP, "shuffle": True}, {"compression": "lzf"}, {})
 
 
-def written(path, values, chunks, **filters):
+def write_file(path, values, chunks, **filters):
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=values, chunks=chunks, **filters)
     return path
@@ -27,124 +27,126 @@ def even_bounds(num_rows, size):
     return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
-def all_rows(path, bounds):
-    """All blocks joined, each of which has to be what HDF5 itself reads."""
+def read_all_rows(path, bounds):
+    """Returns all blocks joined, after comparing each with the rows that HDF5 itself reads."""
     with h5py.File(path) as file:
-        found = [(start, stop, rows["x"]) for start, stop, rows in read_blocks({"x": file["x"]}, bounds)]
-        for start, stop, rows in found:
+        blocks = [(start, stop, rows["x"]) for start, stop, rows in read_blocks({"x": file["x"]}, bounds)]
+        for start, stop, rows in blocks:
             assert rows.dtype == file["x"].dtype
             np.testing.assert_array_equal(rows, file["x"][start:stop])
-    assert [(start, stop) for start, stop, _ in found] == bounds
-    return np.concatenate([rows for _, _, rows in found])
+    assert [(start, stop) for start, stop, _ in blocks] == bounds
+    return np.concatenate([rows for _, _, rows in blocks])
 
 
 @pytest.fixture
-def unpacked(monkeypatch):
-    """The threads in which chunks were unpacked here, one entry for each chunk."""
+def unpacking_threads(monkeypatch):
+    """The thread in which each chunk was unpacked by `read_blocks`, not by HDF5."""
     threads = []
     original = hdf5_blocks.deflate.zlib_decompress
 
-    def counting(*arguments):
+    def record(*arguments):
         threads.append(threading.get_ident())
         return original(*arguments)
 
-    monkeypatch.setattr(hdf5_blocks.deflate, "zlib_decompress", counting)
+    monkeypatch.setattr(hdf5_blocks.deflate, "zlib_decompress", record)
     return threads
 
 
 @examples(150)
 @given(st.data())
-def test_blocks_are_what_hdf5_reads(tmp_path_factory, data):
+def test_blocks_match_hdf5(tmp_path_factory, data):
     shape = data.draw(st.tuples(st.integers(1, 60), *[st.integers(1, 5)] * data.draw(st.integers(0, 3))))
     dtype = data.draw(st.sampled_from(["f4", ">f4", "f8", "f2", "i2", ">i8", "u1", "?"]))
     values = data.draw(
         st_numpy.arrays(dtype, shape, elements=st.integers(0, 1) if dtype == "?" else st.integers(0, 99))
     )
     chunks = data.draw(st.tuples(*(st.integers(1, size) for size in shape)))
-    path = written(tmp_path_factory.getbasetemp() / "any.hdf5", values, chunks, **data.draw(st.sampled_from(FILTERS)))
+    path = write_file(
+        tmp_path_factory.getbasetemp() / "any.hdf5", values, chunks, **data.draw(st.sampled_from(FILTERS))
+    )
     stops = sorted({*data.draw(st.lists(st.integers(1, shape[0]), max_size=8)), shape[0]})
-    least, hdf5_blocks._MIN_CHUNK_BYTES = hdf5_blocks._MIN_CHUNK_BYTES, 1
+    min_chunk_bytes, hdf5_blocks._MIN_CHUNK_BYTES = hdf5_blocks._MIN_CHUNK_BYTES, 1
     try:
-        np.testing.assert_array_equal(all_rows(path, list(zip([0, *stops], stops, strict=False))), values)
+        np.testing.assert_array_equal(read_all_rows(path, list(zip([0, *stops], stops, strict=False))), values)
     finally:
-        hdf5_blocks._MIN_CHUNK_BYTES = least
+        hdf5_blocks._MIN_CHUNK_BYTES = min_chunk_bytes
 
 
-def test_each_chunk_is_unpacked_once_here(tmp_path, unpacked):
-    """Also where it reaches over many blocks."""
-    path = written(tmp_path / "x.hdf5", np.random.rand(10_000, 3), (3_000, 2), **GZIP)
-    all_rows(path, even_bounds(10_000, 700))
-    assert len(unpacked) == 4 * 2
+def test_each_chunk_is_unpacked_once(tmp_path, unpacking_threads):
+    """Includes chunks that extend over many blocks."""
+    path = write_file(tmp_path / "x.hdf5", np.random.rand(10_000, 3), (3_000, 2), **GZIP)
+    read_all_rows(path, even_bounds(10_000, 700))
+    assert len(unpacking_threads) == 4 * 2
 
 
 @pytest.mark.parametrize(
     ("chunks", "filters", "why"),
     [
-        ((1_000, 2), {**GZIP, "shuffle": True}, "bytes are shuffled"),
+        ((1_000, 2), {**GZIP, "shuffle": True}, "the bytes are shuffled"),
         ((1_000, 2), {**GZIP, "fletcher32": True}, "there are checksums"),
-        ((1_000, 2), {"compression": "lzf"}, "another compression"),
-        ((100, 1), GZIP, "a task for each tiny chunk would be slow"),
+        ((1_000, 2), {"compression": "lzf"}, "a different compression"),
+        ((100, 1), GZIP, "tasks for tiny chunks would be slow"),
         (None, {}, "no chunks"),
     ],
 )
-def test_hdf5_unpacks_what_is_left_to_it(tmp_path, unpacked, chunks, filters, why):
+def test_hdf5_unpacks_unsupported_chunks(tmp_path, unpacking_threads, chunks, filters, why):
     values = np.random.rand(10_000, 3)
     np.testing.assert_array_equal(
-        all_rows(written(tmp_path / "x.hdf5", values, chunks, **filters), even_bounds(10_000, 700)), values
+        read_all_rows(write_file(tmp_path / "x.hdf5", values, chunks, **filters), even_bounds(10_000, 700)), values
     )
-    assert not unpacked, why
+    assert not unpacking_threads, why
 
 
-def test_chunks_that_do_not_fit_in_memory_are_left_to_hdf5(tmp_path, unpacked, monkeypatch):
-    path = written(tmp_path / "x.hdf5", np.zeros((2_000, 6)), (1_000, 2), **GZIP)
+def test_hdf5_unpacks_chunks_that_do_not_fit_in_memory(tmp_path, unpacking_threads, monkeypatch):
+    path = write_file(tmp_path / "x.hdf5", np.zeros((2_000, 6)), (1_000, 2), **GZIP)
     monkeypatch.setattr(hdf5_blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8)
-    all_rows(path, even_bounds(2_000, 300))
-    assert len(unpacked) == 2 * 3
+    read_all_rows(path, even_bounds(2_000, 300))
+    assert len(unpacking_threads) == 2 * 3
     monkeypatch.setattr(hdf5_blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8 - 1)
-    all_rows(path, even_bounds(2_000, 300))
-    assert len(unpacked) == 2 * 3
+    read_all_rows(path, even_bounds(2_000, 300))
+    assert len(unpacking_threads) == 2 * 3
 
 
-def test_a_chunk_that_was_stored_as_it_is_among_packed_ones_is_read(tmp_path):
-    path = written(tmp_path / "x.hdf5", np.zeros(3_000), (1_000,), **GZIP)
+def test_uncompressed_chunk_among_compressed_ones_is_read(tmp_path):
+    path = write_file(tmp_path / "x.hdf5", np.zeros(3_000), (1_000,), **GZIP)
     with h5py.File(path, "a") as file:
         file["x"].id.write_direct_chunk((1_000,), np.arange(1_000.0).tobytes(), filter_mask=1)
-    np.testing.assert_array_equal(all_rows(path, even_bounds(3_000, 800))[1_000:2_000], np.arange(1_000.0))
+    np.testing.assert_array_equal(read_all_rows(path, even_bounds(3_000, 800))[1_000:2_000], np.arange(1_000.0))
 
 
 @pytest.mark.parametrize("content", [b"no gzip at all", b"x\x9c" + b"\xff" * 20])
-def test_a_damaged_chunk_is_refused_after_the_blocks_before(tmp_path, content):
-    path = written(tmp_path / "x.hdf5", np.arange(3_000.0), (1_000,), **GZIP)
+def test_damaged_chunk_raises_after_the_previous_blocks(tmp_path, content):
+    path = write_file(tmp_path / "x.hdf5", np.arange(3_000.0), (1_000,), **GZIP)
     with h5py.File(path, "a") as file:
         file["x"].id.write_direct_chunk((2_000,), content)
     with h5py.File(path) as file:
-        found = read_blocks({"x": file["x"]}, even_bounds(3_000, 900))
-        assert [next(found)[2]["x"][-1] for _ in range(2)] == [899, 1799]
+        blocks = read_blocks({"x": file["x"]}, even_bounds(3_000, 900))
+        assert [next(blocks)[2]["x"][-1] for _ in range(2)] == [899, 1799]
         with pytest.raises(OSError, match="Can't"):
-            next(found)
+            next(blocks)
 
 
-def test_who_waits_for_a_block_unpacks_some_of_it(tmp_path, monkeypatch):
-    """Each thread holds its chunk until the other one has one as well."""
+def test_consumer_unpacks_chunks_while_it_waits(tmp_path, monkeypatch):
+    """Blocks each of two threads in its chunk until the other has started one."""
     values = np.random.rand(2_000)
-    path = written(tmp_path / "x.hdf5", values, (1_000,), **GZIP)
-    together, original = threading.Barrier(2, timeout=20), hdf5_blocks.deflate.zlib_decompress
+    path = write_file(tmp_path / "x.hdf5", values, (1_000,), **GZIP)
+    both, original = threading.Barrier(2, timeout=20), hdf5_blocks.deflate.zlib_decompress
 
-    def waiting(*arguments):
-        together.wait()
+    def wait_for_both(*arguments):
+        both.wait()
         return original(*arguments)
 
-    monkeypatch.setattr(hdf5_blocks.deflate, "zlib_decompress", waiting)
-    np.testing.assert_array_equal(all_rows(path, [(0, 2_000)]), values)
+    monkeypatch.setattr(hdf5_blocks.deflate, "zlib_decompress", wait_for_both)
+    np.testing.assert_array_equal(read_all_rows(path, [(0, 2_000)]), values)
 
 
-def test_a_reader_that_is_left_ends_its_thread(tmp_path):
-    path = written(tmp_path / "x.hdf5", np.random.rand(10_000), (1_000,), **GZIP)
+def test_closed_reader_ends_its_thread(tmp_path):
+    path = write_file(tmp_path / "x.hdf5", np.random.rand(10_000), (1_000,), **GZIP)
     before = threading.active_count()
     with h5py.File(path) as file:
-        found = read_blocks({"x": file["x"]}, even_bounds(10_000, 1_000))
-        next(found)
-        found.close()
+        blocks = read_blocks({"x": file["x"]}, even_bounds(10_000, 1_000))
+        next(blocks)
+        blocks.close()
         assert threading.active_count() == before
 
 

@@ -1,8 +1,9 @@
-"""`load` finds the kind by itself; the other sources; and the RLDS view of each."""
+"""`load` detects the format; errors and special cases of each format; and `to_rlds`."""
 
 import copy
 import json
 import shutil
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -17,7 +18,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import Source, load, minari
 from rlds2reverb.sources.transforms import DropFields, apply_transforms
 
-# name: (kind, episodes, steps, terminals)
+# path: (kind, episodes, steps, terminals)
 DATA = {
     "d4rl/pendulum_mixed-v2.hdf5": ("d4rl", 80, 16080, 0),
     "tfds_fake/robomimic_ph/lift_low_dim.hdf5": ("robomimic", 2, 119, 2),
@@ -33,7 +34,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_each_kind_is_found_and_valid(data, name):
+def test_each_format_is_detected_and_valid(data, name):
     source = load(data / name)
     many = list(source)
     assert (source.kind, len(many), sum(e.num_steps for e in many), sum(e.is_terminal for e in many)) == DATA[name]
@@ -42,31 +43,48 @@ def test_each_kind_is_found_and_valid(data, name):
 
 
 @pytest.mark.parametrize("name", [name for name in DATA if "pixels" not in name])
-def test_the_rlds_view_has_the_same_steps(data, name):
+def test_to_rlds_has_the_same_steps(data, name):
     source = load(data / name)
-    for got, wanted in zip(source.to_rlds().take(3), source, strict=False):
+    for got, expected in zip(source.to_rlds().take(3), source, strict=False):
         columns = next(got["steps"].batch(10_000).as_numpy_iterator())
-        assert_equal_nests(columns, wanted.steps)
+        assert_equal_nests(columns, expected.steps)
 
 
-def test_a_directory_above_a_single_data_set_will_do(data):
+def test_directory_above_a_single_dataset_is_accepted(data):
     assert load(data / "rlds/physics_rlds/hopper_flat").name == "physics_rlds/hopper_flat"
-    with pytest.raises(SourceError, match=r"holds 3 data sets; name one of them: hopper_flat/1.0.0, pendulum_dict"):
+    with pytest.raises(
+        SourceError, match=r"contains 3 datasets; specify one of them: hopper_flat/1.0.0, pendulum_dict"
+    ):
         load(data / "rlds/physics_rlds")
 
 
-def test_other_things_are_refused(tmp_path):
+def test_other_objects_and_missing_files_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file 'nothing.hdf5'"):
         load("nothing.hdf5")
-    with pytest.raises(TypeError, match="cannot load a int; expected a D4RL"):
+    with pytest.raises(TypeError, match="source must be a D4RL .*; got a int"):
         load(3)
-    with pytest.raises(SourceError, match="holds no data set"):
+    with pytest.raises(SourceError, match="contains no dataset"):
         load(tmp_path)
     source = load([episode(2, terminal=True)])
     assert isinstance(source, Source) and load(source) is source
 
 
-def test_an_episode_without_steps_everywhere_leaves_nothing_to_convert():
+def test_server_address_raises_unless_it_is_a_path(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(data / "malformed/hdf5/ok_control.hdf5", "localhost:8000")
+    with pytest.raises(SourceError, match=r"cannot read the server 'localhost:8000'; .*Path\('localhost:8000'\)"):
+        load("localhost:8000")
+    assert load(Path("localhost:8000")).kind == "d4rl"
+
+
+def test_path_is_never_the_name_of_a_dataset():
+    with pytest.raises(
+        FileNotFoundError, match="no file or directory 'mujoco/hopper/dev-v0'; pass a string to look up"
+    ):
+        load(Path("mujoco/hopper/dev-v0"))
+
+
+def test_source_without_steps_raises():
     with pytest.raises(SourceError, match="has no episode with steps; there is nothing to convert"):
         load([]).step_spec  # noqa: B018
 
@@ -74,26 +92,26 @@ def test_an_episode_without_steps_everywhere_leaves_nothing_to_convert():
 # --- TFDS
 
 
-def test_the_shared_final_observation_of_the_tfds_builder_is_reported(data):
+def test_shared_final_observation_of_the_tfds_builder_has_a_warning(data):
     (warning,) = load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0").warnings
     assert "all of the first 2 episodes end in the same observation" in warning and "convert FILE.hdf5" in warning
     assert load(data / "rlds_prepared/d4rl_mujoco_hopper/v0-medium/1.2.0").warnings == ()
 
 
-def test_the_hdf5_file_has_the_final_observation_that_the_tfds_builder_lost(data):
-    ours = list(load(data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5"))
-    theirs = {len(e.steps["reward"]): e for e in load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")}
-    assert len(ours) == len(theirs) == 2
-    for index, mine in enumerate(ours):
-        built = theirs[mine.num_steps]
-        np.testing.assert_array_equal(mine.steps["observation"][:-1], built.steps["observation"][:-1])
-        same = np.array_equal(mine.steps["observation"][-1], built.steps["observation"][-1])
-        assert same == (index == len(ours) - 1)
+def test_hdf5_file_keeps_the_final_observations_that_tfds_loses(data):
+    from_hdf5 = list(load(data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5"))
+    from_tfds = {len(e.steps["reward"]): e for e in load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")}
+    assert len(from_hdf5) == len(from_tfds) == 2
+    for index, got in enumerate(from_hdf5):
+        built = from_tfds[got.num_steps]
+        np.testing.assert_array_equal(got.steps["observation"][:-1], built.steps["observation"][:-1])
+        is_same = np.array_equal(got.steps["observation"][-1], built.steps["observation"][-1])
+        assert is_same == (index == len(from_hdf5) - 1)
         for name in ("reward", "is_first", "is_last", "is_terminal"):
-            np.testing.assert_array_equal(mine.steps[name], built.steps[name])
+            np.testing.assert_array_equal(got.steps[name], built.steps[name])
 
 
-def test_a_builder_is_loaded_by_name_and_prepares_its_data(data, tmp_path, monkeypatch):
+def test_builder_is_found_by_name_and_prepares_its_data(data, tmp_path, monkeypatch):
     file = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium.hdf5"
     monkeypatch.setattr(
         tfds.download.DownloadManager, "download_and_extract", lambda self, urls: {"file_path": str(file)}
@@ -101,33 +119,33 @@ def test_a_builder_is_loaded_by_name_and_prepares_its_data(data, tmp_path, monke
     source = load("d4rl_mujoco_hopper/v0-medium", data_dir=tmp_path, download=True)
     assert (source.name, source.num_episodes) == ("d4rl_mujoco_hopper/v0-medium", 2)
     built = {e.num_steps: e.steps for e in source}
-    for mine in load(file):
+    for got in load(file):
         for name in ("observation", "action", "reward", "discount", "is_terminal"):
-            np.testing.assert_array_equal(mine.steps[name], built[mine.num_steps][name])
+            np.testing.assert_array_equal(got.steps[name], built[got.num_steps][name])
 
 
-def test_what_is_prepared_under_a_name_is_checked_as_well(data, tmp_path, monkeypatch):
+def test_prepared_dataset_found_by_name_is_checked(data, tmp_path, monkeypatch):
     path = tmp_path / "physics_rlds/hopper_flat/1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
     assert load("physics_rlds/hopper_flat", data_dir=tmp_path).num_episodes == 9
     features = (path / "features.json").read_text()
     (path / "features.json").write_text(features.replace("tensorflow_datasets.core.features.", "os.path."))
-    monkeypatch.setattr(tfds, "builder", lambda *arguments, **options: pytest.fail("TFDS was asked"))
-    with pytest.raises(SourceError, match="not a feature of TFDS; refused"):
+    monkeypatch.setattr(tfds, "builder", lambda *arguments, **options: pytest.fail("TFDS was called"))
+    with pytest.raises(SourceError, match="not a TFDS feature; refused"):
         load("physics_rlds/hopper_flat", data_dir=tmp_path)
 
 
-def test_an_unknown_builder_is_not_found(tmp_path):
+def test_unknown_builder_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match="TFDS can neither find nor prepare 'no_such_data'"):
         load("no_such_data", data_dir=tmp_path, download=True)
 
 
-def test_splits_can_be_sliced_and_have_to_exist(data):
+def test_splits_can_be_sliced_and_must_exist(data):
     path = data / "rlds/physics_rlds/hopper_flat/1.0.0"
     assert len(list(load(path, split="train[:3]"))) == 3
-    with pytest.raises(SourceError, match="has no split 'test'; it has train"):
+    with pytest.raises(SourceError, match="has no split 'test'; use one of: train"):
         load(path, split="test")
-    with pytest.raises(SourceError, match="is not a split; expected a name"):
+    with pytest.raises(SourceError, match="split must be a name such as .*, got '../train'"):
         load(path, split="../train")
 
 
@@ -135,9 +153,9 @@ def test_splits_can_be_sliced_and_have_to_exist(data):
     ("file", "old", "new", "message"),
     [
         ("dataset_info.json", '"{DATASET}-{SPLIT}', '"../../{DATASET}-{SPLIT}', "leaves the directory; refused"),
-        ("features.json", "tensorflow_datasets.core.features.", "os.path.", "not a feature of TFDS; refused"),
-        ("dataset_info.json", '"physics_rlds"', '"/etc/x"', "which is not a plain name; refused"),
-        # the same under the other spelling that protobuf reads
+        ("features.json", "tensorflow_datasets.core.features.", "os.path.", "not a TFDS feature; refused"),
+        ("dataset_info.json", '"physics_rlds"', '"/etc/x"', "must be a plain name, got '/etc/x'; refused"),
+        # The same field in the other spelling that protobuf accepts.
         (
             "dataset_info.json",
             '"filepathTemplate": "{',
@@ -150,43 +168,43 @@ def test_splits_can_be_sliced_and_have_to_exist(data):
             "features.json",
             '"pythonClassName": "tensorflow_datasets.core',
             '"python_class_name": "os.x',
-            "not a feature of TFDS",
+            "not a TFDS feature",
         ),
-        # forms that name classes elsewhere
-        ("features.json", '"pythonClassName": "tensorflow_datasets.core', '"type": "os.x', "not a feature of TFDS"),
-        ("features.json", '"pythonClassName"', '"python_class"', "is not of the form that TFDS 4.9 writes"),
+        # Formats that name classes in other fields.
+        ("features.json", '"pythonClassName": "tensorflow_datasets.core', '"type": "os.x', "not a TFDS feature"),
+        ("features.json", '"pythonClassName"', '"python_class"', "is not in the format of TFDS 4.9"),
         (
             "features.json",
             '"featuresDict": {',
             '"jsonFeature": {"json": "{}"}, "featuresDict": {',
-            "is not of the form|free JSON",
+            "is not in the format|free-form JSON",
         ),
-        # kinds that are not meant
-        ("dataset_info.json", '"splits": [', '"splits": ["train", ', "is not of the form that TFDS 4.9 writes"),
+        # Values of unexpected types.
+        ("dataset_info.json", '"splits": [', '"splits": ["train", ', "is not in the format of TFDS 4.9"),
         (
             "dataset_info.json",
             '"shardLengths": [',
             '"shardLengths": 5, "x": [',
-            "is not of the form that TFDS 4.9 writes",
+            "is not in the format of TFDS 4.9",
         ),
-        ("dataset_info.json", '"train"', "5", "is not of the form that TFDS 4.9 writes"),
+        ("dataset_info.json", '"train"', "5", "is not in the format of TFDS 4.9"),
         ("dataset_info.json", '{\n  "configName"', "[" * 100_000 + '{\n  "configName"', "is not valid JSON"),
     ],
 )
-def test_hostile_metadata_is_refused_before_tfds_sees_it(data, tmp_path, monkeypatch, file, old, new, message):
+def test_hostile_metadata_raises_before_tfds_reads_it(data, tmp_path, monkeypatch, file, old, new, message):
     path = tmp_path / "1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
     text = (path / file).read_text()
     assert old in text
     (path / file).write_text(text.replace(old, new))
-    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was asked"))
+    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was called"))
     with pytest.raises(SourceError, match=message):
         load(path)
 
 
 @pytest.fixture
 def legacy_copy(data, tmp_path):
-    """A directory whose features.json is of the older form: type, content, proto_cls."""
+    """A directory with features.json in the format from before 2022: type, content, proto_cls."""
     path = tmp_path / "1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
     features = tfds.builder_from_directory(path).info.features.to_json()
@@ -194,7 +212,7 @@ def legacy_copy(data, tmp_path):
     return path
 
 
-def test_the_older_form_of_features_is_read(legacy_copy):
+def test_legacy_features_are_read(legacy_copy):
     assert '"proto_cls"' in (legacy_copy / "features.json").read_text()
     assert len(list(load(legacy_copy))) == 9
 
@@ -202,36 +220,39 @@ def test_the_older_form_of_features_is_read(legacy_copy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda old: {**old, "type": "os.path.X"}, "names 'os.path.X', not a feature of TFDS"),
-        (lambda old: {**old, "proto_cls": "google.protobuf.Any"}, "not a message of TFDS"),
+        (lambda old: {**old, "type": "os.path.X"}, "names the class 'os.path.X', which is not a TFDS feature"),
+        (lambda old: {**old, "proto_cls": "google.protobuf.Any"}, "not a TFDS message"),
         (
             lambda old: {**old, "content": json.dumps({"features": {"x": {"python_class_name": "os.path.X"}}})},
-            "names 'os.path.X', not a feature of TFDS",
+            "names the class 'os.path.X', which is not a TFDS feature",
         ),
-        (lambda old: {**old, "content": {"x": [{"type": "os.path.X"}]}}, "names 'os.path.X', not a feature of TFDS"),
-        (lambda old: {**old, "content": "{"}, "the text of 'content' is not valid JSON"),
+        (
+            lambda old: {**old, "content": {"x": [{"type": "os.path.X"}]}},
+            "names the class 'os.path.X', which is not a TFDS feature",
+        ),
+        (lambda old: {**old, "content": "{"}, "'content' contains invalid JSON"),
     ],
 )
-def test_the_older_form_is_checked_as_well(legacy_copy, monkeypatch, change, message):
+def test_hostile_legacy_features_raise(legacy_copy, monkeypatch, change, message):
     file = legacy_copy / "features.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was asked"))
+    monkeypatch.setattr(tfds, "builder_from_directory", lambda path: pytest.fail("TFDS was called"))
     with pytest.raises(SourceError, match=message):
         load(legacy_copy)
 
 
 @pytest.mark.parametrize("split", ["train", "train[:2]", "train[:2]+train[2:5]", "train[2:5]"])
-def test_splits_of_every_form_are_read(data, tmp_path, split):
+def test_split_expressions_are_read(data, tmp_path, split):
     path = tmp_path / "1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
     info = json.loads((path / "dataset_info.json").read_text())
     info["splits"].append({"name": "train-human", "numBytes": "0", "shardLengths": []})
     (path / "dataset_info.json").write_text(json.dumps(info))
-    wanted = {"train": 9, "train[:2]": 2, "train[:2]+train[2:5]": 5, "train[2:5]": 3}
-    assert len(list(load(path, split=split))) == wanted[split]
+    expected = {"train": 9, "train[:2]": 2, "train[:2]+train[2:5]": 5, "train[2:5]": 3}
+    assert len(list(load(path, split=split))) == expected[split]
 
 
-def test_an_empty_slice_is_refused(data):
+def test_empty_slice_raises(data):
     with pytest.raises(SourceError, match="the split 'train.*' (has no episodes|cannot be read)"):
         load(data / "rlds/physics_rlds/hopper_flat/1.0.0", split="train[5:2]")
 
@@ -239,7 +260,7 @@ def test_an_empty_slice_is_refused(data):
 # --- Minari
 
 
-def test_minari_is_read_whole_with_its_final_observations(data):
+def test_minari_episodes_match_the_file(data):
     path = data / "minari/classic/pendulum-dict/dev-v0"
     with h5py.File(path / "data/main_data.hdf5") as file:
         for index, got in enumerate(load(path)):
@@ -258,15 +279,15 @@ def test_minari_names_are_looked_up_in_its_root(data, monkeypatch):
     assert "was written by Minari 0.5.4" in source.warnings[0]
 
 
-def test_a_minari_file_with_a_link_is_refused(data, tmp_path):
+def test_minari_file_with_a_link_raises(data, tmp_path):
     shutil.copytree(data / "minari/mujoco/hopper/dev-v0", tmp_path / "dev-v0")
     with h5py.File(tmp_path / "dev-v0/data/main_data.hdf5", "a") as file:
         file["episode_0/infos/x"] = h5py.ExternalLink("/etc/passwd", "/")
-    with pytest.raises(SourceError, match="is a link into another file"):
+    with pytest.raises(SourceError, match="is a link to another file"):
         load(tmp_path / "dev-v0")
 
 
-def test_without_minari_the_extra_is_named(data, monkeypatch):
+def test_missing_minari_package_raises_naming_the_extra(data, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "minari", None)
     with pytest.raises(SourceError, match=r"run pip install '\.\[minari\]'"):
         minari.open_minari(data / "minari/mujoco/hopper/dev-v0")
@@ -281,16 +302,16 @@ def minari_copy(data, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"observation_space": None}, "observation_space is None, expected a string"),
-        ({"action_space": {"type": "Box"}}, "action_space is .*, expected a string"),
-        ({"total_episodes": "abc"}, "total_episodes is 'abc', expected a count"),
-        ({"total_episodes": -1}, "total_episodes is -1, expected a count"),
-        ({"total_episodes": 1}, "holds 8 episodes, its metadata.json says 1"),
+        ({"observation_space": None}, "observation_space must be a string, got None"),
+        ({"action_space": {"type": "Box"}}, "action_space must be a string, got {"),
+        ({"total_episodes": "abc"}, "total_episodes must be an integer >= 0, got 'abc'"),
+        ({"total_episodes": -1}, "total_episodes must be an integer >= 0, got -1"),
+        ({"total_episodes": 1}, "contains 8 episodes, but its metadata.json says 1"),
         ({"observation_space": "{"}, "cannot be opened by minari"),
     ],
 )
-def test_minari_metadata_are_checked_before_minari_trusts_them(minari_copy, change, message):
-    """Without the spaces minari would build the environment, and import whatever `env_spec` names."""
+def test_invalid_minari_metadata_raise_before_minari_reads_them(minari_copy, change, message):
+    """Without the spaces, minari would build the environment and import what `env_spec` names."""
     path = minari_copy / "data/metadata.json"
     env_spec = json.dumps({"id": "x-v0", "entry_point": "rlds2reverb_evil:X"})
     path.write_text(json.dumps({**json.loads(path.read_text()), "env_spec": env_spec, **change}))
@@ -311,15 +332,15 @@ def change_minari(path, name, value):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("episode_0/loop", lambda file: file["episode_0"].__setitem__("loop", file["/"]), "reached in two ways"),
-        ("episode_0/infos/zeros", np.zeros((40_000_000,)), "that looks like a compression bomb"),
+        ("episode_0/loop", lambda file: file["episode_0"].__setitem__("loop", file["/"]), "has several paths"),
+        ("episode_0/infos/zeros", np.zeros((40_000_000,)), "it looks like a compression bomb"),
         ("episode_1/terminations", np.arange(11) == 3, r"continues after terminations\[3\] is True"),
-        ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] is nan, expected 0 or 1"),
-        ("episode_0", lambda file: None, "holds 7 episodes, its metadata.json says 8"),
+        ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] must be 0 or 1, got nan"),
+        ("episode_0", lambda file: None, "contains 7 episodes, but its metadata.json says 8"),
         ("episode_0/rewards", lambda file: None, "is damaged at episode 0"),
     ],
 )
-def test_a_hostile_or_damaged_minari_file_is_refused(minari_copy, name, value, message):
+def test_hostile_or_damaged_minari_file_raises(minari_copy, name, value, message):
     change_minari(minari_copy, name, value)
     with pytest.raises(SourceError, match=message):
         list(load(minari_copy))
@@ -327,7 +348,7 @@ def test_a_hostile_or_damaged_minari_file_is_refused(minari_copy, name, value, m
 
 @pytest.mark.filterwarnings("ignore")
 def test_minari_with_nested_spaces_is_read(tmp_path, monkeypatch):
-    """Dict actions with a discrete part, tuple observations, an episode without a single action."""
+    """Dict actions with a discrete part, and tuple observations."""
     import gymnasium as gym
     import minari
     from minari.data_collector.episode_buffer import EpisodeBuffer
@@ -365,7 +386,7 @@ def test_minari_with_nested_spaces_is_read(tmp_path, monkeypatch):
 # --- in memory
 
 
-def test_a_list_of_logs_and_a_list_of_steps_give_the_same_episode():
+def test_log_and_steps_make_the_same_episode():
     steps = episode(4, terminal=True)
     log = {
         "observations": steps["observation"],
@@ -381,7 +402,7 @@ def test_a_list_of_logs_and_a_list_of_steps_give_the_same_episode():
     assert_equal_nests(next(iter(load([pairs]))).steps, from_log.steps)
 
 
-def test_logs_keep_their_further_fields():
+def test_logs_keep_extra_fields():
     log = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), "terminated": [0, 0, 1]}
     (got,) = load([{**log, "qpos": np.arange(3)}])
     assert got.is_terminal and got.steps["qpos"].tolist() == [0, 1, 2, 0]
@@ -390,7 +411,7 @@ def test_logs_keep_their_further_fields():
 LOG = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": [1.0, 2.0, 3.0], "terminated": True}
 
 
-def test_natural_logs_are_taken():
+def test_logs_accept_lists_tuples_and_truncated_flags():
     for more in (
         {"truncated": False},
         {"rewards": (1.0, 2.0, 3.0)},
@@ -401,7 +422,7 @@ def test_natural_logs_are_taken():
         assert got.num_transitions == 3 and got.is_terminal and got.steps["reward"].shape == (4,)
 
 
-def test_texts_are_kept_and_end_in_an_empty_one():
+def test_strings_are_kept_and_padded_with_an_empty_one():
     log = {
         **LOG,
         "observations": {"text": np.array(["a", "b", "c", "d"]), "x": np.zeros(4)},
@@ -420,66 +441,69 @@ def test_texts_are_kept_and_end_in_an_empty_one():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rewards": {"a": np.zeros(3), "b": np.zeros(3)}}, "rewards are a dict, expected one number for each row"),
-        ({"rewards": np.array(["a", "b", "c"])}, r"rewards are string \[3\], expected one number"),
-        ({"rewards": np.zeros((3, 2))}, r"rewards are float64 \[3, 2\], expected one number"),
-        ({"observations": {}}, r"observations have \[\] rows, rewards have 3"),
-        ({"observations": np.zeros((7, 2))}, r"observations have \[7\] rows, rewards have 3"),
-        ({"actions": np.zeros(4)}, r"actions have \[4\] rows, rewards have 3"),
-        ({"next_observations": np.zeros((2, 2))}, r"next_observations have \[2\] rows, rewards have 3"),
+        ({"rewards": {"a": np.zeros(3), "b": np.zeros(3)}}, "rewards must be one number per row, got a dict"),
+        ({"rewards": np.array(["a", "b", "c"])}, r"rewards must be one number per row, got string \[3\]"),
+        ({"rewards": np.zeros((3, 2))}, r"rewards must be one number per row, got float64 \[3, 2\]"),
+        ({"observations": {}}, r"observations must have as many rows as rewards \(3\), got \[\]"),
+        ({"observations": np.zeros((7, 2))}, r"observations must have as many rows as rewards \(3\), got \[7\]"),
+        ({"actions": np.zeros(4)}, r"actions must have as many rows as rewards \(3\), got \[4\]"),
+        (
+            {"next_observations": np.zeros((2, 2))},
+            r"next_observations must have as many rows as rewards \(3\), got \[2\]",
+        ),
         (
             {"next_observations": np.zeros((3, 5))},
-            r"the final observation is float64 \[5\], the others are float64 \[2\]",
+            r"the final observation must be float64 \[2\] like the others, got float64 \[5\]",
         ),
         ({"next_observations": {"x": np.zeros(3)}}, "episode 0: "),
-        ({"terminated": [0, 1, 0]}, "terminated is .*, expected one flag, or one a row with only the last set"),
-        ({"terminated": [0, 1]}, "terminated is .*, expected one flag"),
+        ({"terminated": [0, 1, 0]}, "terminated must be one flag, or one per row with only the last set"),
+        ({"terminated": [0, 1]}, "terminated must be one flag, or one for each of the 3 rows"),
         ({"terminated": [[0], [1, 1]]}, r"\['terminated'\] is not an array"),
-        ({"terminated": None}, r"\['terminated'\] is None, expected a flag"),
+        ({"terminated": None}, r"\['terminated'\] must be a flag, got None"),
     ],
 )
-def test_logs_that_do_not_fit_are_refused(change, message):
+def test_invalid_logs_raise(change, message):
     with pytest.raises(SourceError, match=message) as caught:
         load([{**LOG, **change}])
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_left_out_is_named():
-    with pytest.raises(ValueError, match="'reward' is what every step has"):
+def test_dropping_required_or_unknown_fields_raises():
+    with pytest.raises(ValueError, match="'reward' cannot be dropped because every step requires it"):
         DropFields(("reward",))
     for path in ("observation/none", "none"):
-        with pytest.raises(ValueError, match=f"there is no field '{path}' to leave out"):
+        with pytest.raises(ValueError, match=f"there is no field '{path}' to drop"):
             list(apply_transforms(load([LOG]), [DropFields((path,))])[0])
 
 
-def test_an_incomplete_episode_is_named():
-    with pytest.raises(SourceError, match="episode 1 lacks rewards, terminated; give RLDS steps"):
+def test_incomplete_episode_raises_naming_it():
+    with pytest.raises(SourceError, match="episode 1 is missing rewards, terminated; pass RLDS steps"):
         load([episode(2, terminal=True), {"observations": np.zeros((3, 2)), "actions": np.zeros(2)}])
     with pytest.raises(SourceError, match="episode 0 has no rewards"):
         load([{"observations": np.zeros((1, 2)), "actions": np.zeros(0), "rewards": np.zeros(0), "terminated": False}])
 
 
-def test_an_rlds_data_set_of_the_users_own():
+def test_rlds_dataset_is_accepted():
     many = [episode(3, terminal=True, nested=True), episode(1, terminal=False, nested=True)]
-    for got, wanted in zip(load(rlds_dataset(many)), many, strict=True):
-        assert_equal_nests(got.steps, wanted)
-    lacking = [{name: column for name, column in many[0].items() if name != "reward"}]
-    with pytest.raises(SourceError, match="a step lacks reward"):
-        load(rlds_dataset(lacking))
+    for got, expected in zip(load(rlds_dataset(many)), many, strict=True):
+        assert_equal_nests(got.steps, expected)
+    without_reward = [{name: column for name, column in many[0].items() if name != "reward"}]
+    with pytest.raises(SourceError, match="a step is missing reward"):
+        load(rlds_dataset(without_reward))
     with pytest.raises(SourceError, match="No dataset representing RLDS steps exist in the data"):
         load(tf.data.Dataset.range(3))
 
 
-def test_the_rlds_view_refuses_an_episode_of_another_spec():
+def test_to_rlds_raises_if_episodes_differ_in_spec():
     other = tree.map_structure(lambda column: column.astype(np.float64), episode(2, terminal=True))
     with pytest.raises(tf.errors.InvalidArgumentError, match="is float64"):
         list(load([episode(2, terminal=True), other]).to_rlds())
 
 
-def test_a_source_that_was_looked_into_is_read_whole_and_so_are_its_copies(data):
-    wanted = [episode.num_steps for episode in load(data / "d4rl/hopper_medium-v2.hdf5")]
+def test_source_can_be_read_repeatedly_and_copied(data):
+    expected = [episode.num_steps for episode in load(data / "d4rl/hopper_medium-v2.hdf5")]
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
-    assert source.first_episode.num_steps == wanted[0]
+    assert source.first_episode.num_steps == expected[0]
     copied = copy.copy(source)
     for each in (source, copied, source):
-        assert [episode.num_steps for episode in each] == wanted
+        assert [episode.num_steps for episode in each] == expected

@@ -1,4 +1,4 @@
-"""Every malformed input that ships with the tests: accepted with the right counts, or refused in one sentence."""
+"""Every malformed input in the test data is either read with the right counts or raises a one-line error."""
 
 import json
 import shutil
@@ -14,143 +14,137 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import load
 
 
-class Refused(str):
-    """A pattern of the SourceError."""
+class Error(str):
+    """A pattern of a SourceError."""
 
 
 class Invalid(str):
-    """The beginning of a problem of an episode."""
+    """The beginning of a problem found in an episode."""
 
 
-# What each input comes to: (episodes, terminals, open ends) of a valid one, or one of the above.
+# The expected result for each input: (episodes, terminals, unterminated episodes), or one of the classes above.
 HDF5 = {
     "ok_control.hdf5": (4, 4, 0),
-    "missing_observations.hdf5": Refused(r"has no 'observations'"),
-    "missing_actions.hdf5": Refused(r"has no 'actions'"),
-    "missing_rewards.hdf5": Refused(r"has no 'rewards'"),
-    "missing_terminals.hdf5": Refused(r"has no 'terminals'"),
-    "missing_timeouts.hdf5": Refused(
-        r"has no 'timeouts', .* give max_episode_steps=N .* or split_at_discontinuity=True"
-    ),
-    "len_rewards_short.hdf5": Refused(r"'observations' has 56 rows, 'rewards' has 55; expected equal"),
-    "len_actions_long.hdf5": Refused(r"'actions' has 58 rows, 'rewards' has 56; expected equal"),
+    "missing_observations.hdf5": Error(r"has no 'observations'"),
+    "missing_actions.hdf5": Error(r"has no 'actions'"),
+    "missing_rewards.hdf5": Error(r"has no 'rewards'"),
+    "missing_terminals.hdf5": Error(r"has no 'terminals'"),
+    "missing_timeouts.hdf5": Error(r"has no 'timeouts', .* pass max_episode_steps=N .* or split_at_discontinuity=True"),
+    "len_rewards_short.hdf5": Error(r"'observations' must have as many rows as 'rewards' \(55\), got 56"),
+    "len_actions_long.hdf5": Error(r"'actions' must have as many rows as 'rewards' \(56\), got 58"),
     "nan_reward.hdf5": Invalid("step['reward'] holds NaN. (episode 1, step 14, field reward)"),
     "inf_reward.hdf5": Invalid("step['reward'] holds Inf. (episode 1, step 14, field reward)"),
     "nan_observation.hdf5": Invalid("step['observation'] holds NaN. (episode 1, step 14, field observation)"),
-    "float64_all.hdf5": (4, 4, 0),  # kept as it is; CastFloats casts
-    "int_actions.hdf5": (4, 4, 0),  # integer actions are kept
+    "float64_all.hdf5": (4, 4, 0),  # Kept unchanged; CastFloats casts it.
+    "int_actions.hdf5": (4, 4, 0),  # Integer actions are kept.
     "terminals_int.hdf5": (4, 4, 0),
     "rewards_n1.hdf5": (4, 4, 0),
-    "obs_scalar_rank.hdf5": Refused(
-        r"'next_observations' has rows of float32 \[11\], 'observations' of float32 \[\]; expected equal"
-    ),
-    "zero_steps.hdf5": Refused(r"holds no rows"),
+    "obs_scalar_rank.hdf5": Error(r"rows of 'next_observations' must be float32 \[\] .*, got float32 \[11\]"),
+    "zero_steps.hdf5": Error(r"has no rows"),
     "single_step.hdf5": (1, 1, 0),
-    "unclosed_tail.hdf5": (4, 3, 1),  # the tail is kept, as a truncated episode
+    "unclosed_tail.hdf5": (4, 3, 1),  # The last rows are kept as a truncated episode.
     "no_ends.hdf5": (1, 0, 1),
-    "action_out_of_range.hdf5": (4, 4, 0),  # kept; ClipActions clips
-    "string_rewards.hdf5": Refused(r"'rewards' holds byte strings, expected numbers"),
-    "group_instead_of_dataset.hdf5": Refused(r"'actions' is a group, expected a data set"),
+    "action_out_of_range.hdf5": (4, 4, 0),  # Kept; ClipActions clips them.
+    "string_rewards.hdf5": Error(r"'rewards' must contain numbers .*, got byte strings"),
+    "group_instead_of_dataset.hdf5": Error(r"'actions' must be a dataset of numbers, got a group"),
     "huge_attribute.hdf5": (4, 4, 0),
     "odd_key_names.hdf5": (4, 4, 0),
-    "soft_link_loop.hdf5": (4, 4, 0),  # not followed
-    "bomb_gzip.hdf5": (4, 4, 0),  # not read unless asked for
-    "external_link_passwd.hdf5": Refused(
-        r"'rewards' is a link into another file \('/etc/passwd'\); it is not followed"
-    ),
-    "external_link_sibling.hdf5": Refused(r"'observations' is a link into another file \('ok_control.hdf5'\)"),
-    "empty.hdf5": Refused(r"is empty \(0 bytes\)"),
-    "truncated_half.hdf5": Refused(r"is cut off or damaged"),
-    "text.hdf5": Refused(r"is not an HDF5 file"),
-    "zeros.hdf5": Refused(r"is not an HDF5 file"),
-    "pickled_canary.npy": Refused(r"is a NumPy file or archive, expected HDF5"),
-    "pickled_canary.npz": Refused(r"is a NumPy file or archive, expected HDF5"),
+    "soft_link_loop.hdf5": (4, 4, 0),  # Not followed.
+    "bomb_gzip.hdf5": (4, 4, 0),  # Only read as an extra field.
+    "external_link_passwd.hdf5": Error(r"'rewards' is a link to another file \('/etc/passwd'\); copy the data"),
+    "external_link_sibling.hdf5": Error(r"'observations' is a link to another file \('ok_control.hdf5'\)"),
+    "empty.hdf5": Error(r"is empty \(0 bytes\)"),
+    "truncated_half.hdf5": Error(r"is truncated or damaged"),
+    "text.hdf5": Error(r"is not an HDF5 file"),
+    "zeros.hdf5": Error(r"is not an HDF5 file"),
+    "pickled_canary.npy": Error(r"must be HDF5, got a NumPy file or archive"),
+    "pickled_canary.npz": Error(r"must be HDF5, got a NumPy file or archive"),
 }
 
 RLDS = {
     "ok_control": (3, 2, 0),
     "no_is_last": Invalid(
-        "Mid step should not be followed by a first step. The episode ends here without is_last. (episode 1, "
+        "Mid step should not be followed by a first step. is_last is not set on the last step. (episode 1, "
     ),
     "terminal_mid": Invalid(
-        "Terminal step must be the last step of an episode. It lacks is_last here. (episode 0, step 2, "
+        "Terminal step must be the last step of an episode. is_last is not set here. (episode 0, step 2, "
     ),
-    "is_last_mid": Invalid("Last step of an episode must be followed by a first step. Here is_last stands before"),
+    "is_last_mid": Invalid("Last step of an episode must be followed by a first step. is_last is set before"),
     "no_is_first": Invalid(
-        "Last step of an episode must be followed by a first step. The first step lacks is_first. (episode 1"
+        "Last step of an episode must be followed by a first step. is_first is not set on the first step. (episode 1"
     ),
     "two_is_first": Invalid(
-        "Mid step should not be followed by a first step. Here is_first stands inside the episode. (episode 2"
+        "Mid step should not be followed by a first step. is_first is set inside the episode. (episode 2"
     ),
-    "zero_length_episode": Invalid("The episode has no steps; remove it or skip it. (episode 1, field steps)"),
+    "zero_length_episode": Invalid("The episode has no steps; remove or skip it. (episode 1, field steps)"),
     "single_step": (3, 2, 0),
     "nan_reward": Invalid("step['reward'] holds NaN. (episode 0, step 1, field reward)"),
     "inf_observation": Invalid("step['observation'] holds Inf. (episode 0, step 1, field observation)"),
-    "float64": (3, 2, 0),  # kept as it is; CastFloats casts
-    "missing_is_terminal": Refused(r"a step lacks is_terminal"),
-    "missing_discount": Refused(r"a step lacks discount"),
-    "missing_reward": Refused(r"a step lacks reward"),
-    "no_steps_key": Refused(r"No dataset representing RLDS steps exist in the data"),
-    "truncated_tfrecord": Refused(r"is damaged at episode 1 \(truncated record at 317"),
-    "missing_shard": Refused(r"lacks the shard bad_rlds-train.tfrecord-00000-of-00001"),
-    "missing_features_json": Refused(r"has no features.json"),
-    "bad_json": Refused(r"dataset_info.json is not valid JSON"),
-    "traversal_name": Refused(r"name is '../../etc/x', which is not a plain name; refused"),
-    "empty_dir": Refused(r"holds no data set"),
+    "float64": (3, 2, 0),  # Kept unchanged; CastFloats casts it.
+    "missing_is_terminal": Error(r"a step is missing is_terminal"),
+    "missing_discount": Error(r"a step is missing discount"),
+    "missing_reward": Error(r"a step is missing reward"),
+    "no_steps_key": Error(r"No dataset representing RLDS steps exist in the data"),
+    "truncated_tfrecord": Error(r"is damaged at episode 1 \(truncated record at 317"),
+    "missing_shard": Error(r"is missing the shard bad_rlds-train.tfrecord-00000-of-00001"),
+    "missing_features_json": Error(r"has no features.json"),
+    "bad_json": Error(r"dataset_info.json is not valid JSON"),
+    "traversal_name": Error(r"name must be a plain name, got '../../etc/x'; refused"),
+    "empty_dir": Error(r"contains no dataset"),
 }
 
 
-def test_every_input_of_the_manifests_has_an_expectation(data):
+def test_every_input_in_the_manifests_has_an_expected_result(data):
     manifest = json.loads((data / "malformed/hdf5/manifest.json").read_text())["files"]
     assert set(manifest) - {"not_utf8_\u00ff.hdf5", "dataset_names.json"} == set(HDF5)
     assert set(json.loads((data / "malformed/rlds/manifest.json").read_text())["dirs"]) == set(RLDS)
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
-    [(f"hdf5/{name}", wanted) for name, wanted in HDF5.items()]
-    + [(f"rlds/{name}", wanted) for name, wanted in RLDS.items()],
+    ("name", "expected"),
+    [(f"hdf5/{name}", expected) for name, expected in HDF5.items()]
+    + [(f"rlds/{name}", expected) for name, expected in RLDS.items()],
 )
-def test_malformed_input(data, name, wanted):
+def test_malformed_input_is_read_or_raises(data, name, expected):
     path = data / "malformed" / name
-    if isinstance(wanted, Refused):
-        with pytest.raises(SourceError, match=wanted) as caught:
+    if isinstance(expected, Error):
+        with pytest.raises(SourceError, match=expected) as caught:
             list(load(path))
         assert "\n" not in str(caught.value)
         return
     source = load(path)
     many = list(source)
     problems = [str(problem) for episode in many for problem in find_problems(episode, source.step_spec)]
-    if isinstance(wanted, tuple):
+    if isinstance(expected, tuple):
         assert problems == []
-        assert (len(many), sum(e.is_terminal for e in many), sum(e.unterminated for e in many)) == wanted
+        assert (len(many), sum(e.is_terminal for e in many), sum(e.unterminated for e in many)) == expected
     else:
-        assert any(problem.startswith(wanted) for problem in problems), problems
+        assert any(problem.startswith(expected) for problem in problems), problems
 
 
-def test_a_file_name_that_is_not_ascii_is_fine(data, tmp_path):
+def test_non_ascii_file_name_is_accepted(data, tmp_path):
     shutil.copy(data / "malformed/hdf5/ok_control.hdf5", tmp_path / "not_utf8_\u00ff.hdf5")
     assert len(list(load(tmp_path / "not_utf8_\u00ff.hdf5"))) == 4
 
 
-def test_hostile_names_are_refused_and_nothing_is_touched(data, tmp_path, monkeypatch):
+def test_hostile_names_raise_and_create_no_files(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     names = json.loads((data / "malformed/hdf5/dataset_names.json").read_text())
     outside = [Path("/tmp/pwn"), Path("/tmp/x")]
-    were_there = [path.exists() for path in outside]
-    # A path that is there is a path: it is opened, and refused for what it is.
+    existed = [path.exists() for path in outside]
+    # Some of these names are existing paths, which are opened and raise for their content.
     for name in names:
         with pytest.raises((SourceError, FileNotFoundError)) as caught:
             load(name, data_dir=tmp_path / "tfds")
         assert len(str(caught.value)) < 700
     assert {entry.name for entry in tmp_path.rglob("*")} <= {"tfds", "minari", "downloads"}
-    assert [path.exists() for path in outside] == were_there
+    assert [path.exists() for path in outside] == existed
 
 
-def test_nothing_is_unpickled_and_memory_stays_under_200_megabytes(data):
-    """In a process of its own: peak memory over all malformed HDF5 files, the bomb included."""
+def test_malformed_files_use_little_memory_and_are_not_unpickled(data):
+    """Measures, in a separate process, the peak memory over all malformed HDF5 files, including the bomb."""
     program = textwrap.dedent(
         """
         import re, sys

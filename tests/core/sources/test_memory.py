@@ -1,4 +1,4 @@
-"""Logs of the user's own: in a list, or made by a function; the names of their flags; what they lose."""
+"""Logs in memory: in a list or produced by a function, the names of their flags, and dropped transitions."""
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ LOG = {"observations": np.arange(3.0), "actions": np.arange(3), "rewards": np.on
 
 @pytest.mark.parametrize("name", ["terminated", "terminations", "terminals", "terminal"])
 @pytest.mark.parametrize("truncated", [None, "truncated", "truncations", "timeouts", "timeout"])
-def test_a_terminal_end_has_several_names(name, truncated):
+def test_terminal_flag_has_several_names(name, truncated):
     more = {truncated: np.array([0, 0, 1])} if truncated else {}
-    ended, cut = load([{**LOG, name: [0, 0, 1]}, {**LOG, name: [0, 0, 0], **more}])
-    assert ended.is_terminal and not cut.is_terminal and set(ended.steps) == set(cut.steps)
+    terminal, timeout = load([{**LOG, name: [0, 0, 1]}, {**LOG, name: [0, 0, 0], **more}])
+    assert terminal.is_terminal and not timeout.is_terminal and set(terminal.steps) == set(timeout.steps)
 
 
 @pytest.mark.parametrize(
@@ -26,15 +26,15 @@ def test_a_terminal_end_has_several_names(name, truncated):
     [
         (
             {"dones": [0, 0, 1]},
-            "episode 0 has dones, which does not say whether it ended in a terminal state or was cut",
+            "episode 0 has dones, which does not say whether it ended in a terminal state or was truncated",
         ),
-        ({"done": True}, "episode 0 has done, which .* give terminated, True for the former"),
-        ({"terminated": True, "terminals": [0, 0, 1]}, "has terminated and terminals, which mean the same; give one"),
-        ({}, "episode 0 lacks terminated; give RLDS steps"),
-        ({"terminations": [0, 1]}, "expected one flag, or one for each of the 3 rows"),
+        ({"done": True}, "episode 0 has done, which .* pass terminated, True for a terminal state"),
+        ({"terminated": True, "terminals": [0, 0, 1]}, "has terminated and terminals, which mean the same; pass one"),
+        ({}, "episode 0 is missing terminated; pass RLDS steps"),
+        ({"terminations": [0, 1]}, "must be one flag, or one for each of the 3 rows"),
     ],
 )
-def test_flags_that_do_not_say_it_are_refused(flags, message):
+def test_ambiguous_or_missing_flags_raise(flags, message):
     with pytest.raises(SourceError, match=message):
         load([{**LOG, **flags}])
 
@@ -45,7 +45,7 @@ ROWS = {**LOG, "observations": np.arange(3.0)}
 @pytest.mark.parametrize(
     "names", [("terminations", "truncations"), ("terminated", "truncated"), ("terminal", "timeout")]
 )
-def test_rows_may_name_their_flags_as_gymnasium_does(names, tmp_path):
+def test_rows_accept_the_flag_names_of_gymnasium(names, tmp_path):
     import h5py
 
     terminal, timeout = names
@@ -57,14 +57,14 @@ def test_rows_may_name_their_flags_as_gymnasium_does(names, tmp_path):
         assert [(each.is_terminal, each.unterminated) for each in load(source)] == [(True, False), (False, False)]
 
 
-def test_rows_with_dones_are_refused_with_the_right_name():
-    with pytest.raises(SourceError, match="has 'dones', which does not say .* give 'terminals' for the former"):
+def test_rows_with_dones_instead_of_terminals_raise():
+    with pytest.raises(SourceError, match="has 'dones', which does not say .* pass 'terminals' for terminal ends"):
         load({**ROWS, "dones": np.array([0, 1, 0])})
     assert len(list(load({**ROWS, "dones": np.ones(3), "terminals": np.zeros(3), "timeouts": [0, 0, 1]}))) == 1
 
 
 @pytest.mark.parametrize(
-    ("log", "lost"),
+    ("log", "num_dropped"),
     [
         ({**LOG, "terminated": False}, 1),
         ({**LOG, "terminated": True}, 0),
@@ -73,22 +73,21 @@ def test_rows_with_dones_are_refused_with_the_right_name():
         (episode(3, terminal=False), 0),
     ],
 )
-def test_a_transition_without_a_successor_is_counted(log, lost):
+def test_dropped_last_transitions_are_counted(log, num_dropped):
     source = load([log, log])
     summary = summarize(source)
     transformed, _ = apply_transforms(source, [CastFloats()])
     report = IngestReport("logs", ("replay",))
     for each in transformed:
         report.add_batch(EpisodeBatch([each]))
-    assert summary.dropped_last_transition == report.dropped_last_transition == 2 * lost
-    assert summary.transitions == 2 * (3 - lost if "actions" in log else 2)
+    assert summary.dropped_last_transition == report.dropped_last_transition == 2 * num_dropped
+    assert summary.transitions == 2 * (3 - num_dropped if "actions" in log else 2)
     assert summary.warnings == report.notes
-    assert [note.partition(":")[0] for note in report.notes] == [
-        "2 transitions are left out, the last ones of truncated episodes without a final observation"
-    ] * lost
+    assert len(report.notes) == num_dropped
+    assert all("the last transitions of 2 truncated episodes" in note for note in report.notes)
 
 
-def test_rows_without_next_observations_lose_the_last_one_of_each_truncated_episode(data):
+def test_truncated_rows_without_next_observations_drop_the_last_one(data):
     rows = {**ROWS, "terminals": np.array([0, 0, 0]), "timeouts": np.array([0, 1, 0])}
     assert summarize(load(rows)).dropped_last_transition == 2
     assert summarize(load(data / "d4rl/hopper_medium-v2.hdf5")).dropped_last_transition == 0
@@ -107,19 +106,19 @@ class Logs:
 @pytest.mark.parametrize(
     "source", [logs, Logs(), lambda: list(logs()), Logs], ids=["function", "iterable", "list", "class"]
 )
-def test_a_function_of_episodes_is_a_source_that_is_read_again_and_again(source):
+def test_function_of_episodes_can_be_read_repeatedly(source):
     if source is Logs:
         source = lambda: Logs()  # noqa: E731
     opened = load(source)
-    wanted = list(load(list(logs())))
+    expected = list(load(list(logs())))
     assert opened.step_spec == load(list(logs())).step_spec
     for _ in range(2):
-        for got, want in zip(opened, wanted, strict=True):
-            assert_equal_nests(got.steps, want.steps)
-            assert (got.index, got.is_terminal) == (want.index, want.is_terminal)
+        for got, other in zip(opened, expected, strict=True):
+            assert_equal_nests(got.steps, other.steps)
+            assert (got.index, got.is_terminal) == (other.index, other.is_terminal)
 
 
-def test_a_function_makes_one_episode_after_the_other():
+def test_function_is_read_one_episode_at_a_time():
     made = []
 
     def many():
@@ -135,7 +134,7 @@ def test_a_function_makes_one_episode_after_the_other():
     assert made == [0, 0]
 
 
-def test_a_generator_is_refused_with_the_function_that_is_asked_for():
+def test_generators_and_invalid_functions_raise():
     for once in (logs(), iter([LOG]), map(dict, [LOG])):
         with pytest.raises(
             TypeError, match=r"can be read only once, .* load\(make_episodes\) instead of load\(make_epis"
@@ -144,12 +143,12 @@ def test_a_generator_is_refused_with_the_function_that_is_asked_for():
     generator = logs()
     source = load(lambda: generator)
     assert source.first_episode.num_transitions == 3
-    with pytest.raises(SourceError, match="the function returned the same iterator again, which was read already"):
+    with pytest.raises(SourceError, match="the function returned an iterator that was already read"):
         list(source)
-    with pytest.raises(TypeError, match="the function returned a int, expected an iterable of episodes"):
+    with pytest.raises(TypeError, match="the function must return an iterable of episodes, got a int"):
         list(load(lambda: 3))
-    with pytest.raises(SourceError, match="episode 1 is a int, expected a dict of arrays"):
+    with pytest.raises(SourceError, match="episode 1 must be a dict of arrays, got a int"):
         list(load(lambda: iter([{**LOG, "terminated": True}, 1])))
-    for wrong in (np.zeros(3), 3):
-        with pytest.raises(TypeError, match="cannot load a "):
-            load(wrong)
+    for invalid in (np.zeros(3), 3):
+        with pytest.raises(TypeError, match="source must be a D4RL .*; got a "):
+            load(invalid)

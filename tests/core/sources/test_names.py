@@ -1,4 +1,4 @@
-"""Names of data sets: D4RL's have an address, and nothing is downloaded unasked."""
+"""Dataset names: D4RL's have a URL, and nothing is downloaded without permission."""
 
 import shutil
 import socket
@@ -14,7 +14,7 @@ from rlds2reverb.sources import d4rl_names, load
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch, tmp_path):
-    """Nothing may be asked for, and the home is empty."""
+    """Blocks network access and makes the home directory empty."""
 
     def refuse(*arguments, **options):
         raise OSError("there is no network")
@@ -26,8 +26,8 @@ def no_network(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
-#: Some of each pattern, as d4rl/infos.py has them.
-ADDRESSES = {
+#: Some names of each pattern in d4rl/infos.py.
+FILES = {
     "hopper-medium-v2": "gym_mujoco_v2/hopper_medium-v2.hdf5",
     "halfcheetah-medium-expert-v2": "gym_mujoco_v2/halfcheetah_medium_expert-v2.hdf5",
     "ant-full-replay-v1": "gym_mujoco_v1/ant_full_replay-v1.hdf5",
@@ -50,23 +50,23 @@ ADDRESSES = {
 }
 
 
-@pytest.mark.parametrize("name", ADDRESSES)
-def test_a_d4rl_name_has_the_address_of_its_file(name, tmp_path):
+@pytest.mark.parametrize("name", FILES)
+def test_missing_d4rl_dataset_raises_with_its_url(name, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         load(name)
-    address = f"http://rail.eecs.berkeley.edu/datasets/offline_rl/{ADDRESSES[name]}"
+    url = f"http://rail.eecs.berkeley.edu/datasets/offline_rl/{FILES[name]}"
     assert str(caught.value) == (
-        f"D4RL's {name} is not on this machine; download {address} to {tmp_path}/.d4rl/datasets, or anywhere, and give "
-        "the file's path"
+        f"D4RL's {name} is not on this machine; download {url} to {tmp_path}/.d4rl/datasets, or download it "
+        "anywhere and pass the path of the file"
     )
 
 
-def test_other_names_have_no_address():
+def test_other_names_have_no_url():
     for name in ("hopper-medium-v9", "hopper-v2", "swimmer-medium-v2", "hopper-full-replay-v0", "mujoco/hopper/x-v0"):
-        assert d4rl_names.address(name) is None
+        assert d4rl_names.file_url(name) is None
 
 
-def test_a_file_in_the_directory_of_d4rl_is_opened_by_its_name(data, tmp_path, monkeypatch):
+def test_file_in_d4rls_directory_is_opened_by_name(data, tmp_path, monkeypatch):
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path / "d4rl"))
     (tmp_path / "d4rl").mkdir()
     shutil.copy(data / "d4rl/hopper_medium-v2.hdf5", tmp_path / "d4rl")
@@ -76,30 +76,30 @@ def test_a_file_in_the_directory_of_d4rl_is_opened_by_its_name(data, tmp_path, m
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("d4rl_mujoco_hopper/v2-medium", "TFDS has not prepared a data set of that name in .*/tensorflow_datasets; to"),
+        ("d4rl_mujoco_hopper/v2-medium", "TFDS has not prepared a dataset of that name in .*/tensorflow_datasets;"),
         ("d4rl_mujoco_hopper/v2-medium:1.0.0", "TFDS has not prepared"),
         ("no_such_data", "there is no path 'no_such_data', and TFDS has not prepared"),
-        ("mujoco/hopper/expert-v0", "Minari has no data set of that name in .*/.minari/datasets; to download it"),
-        ("hopper-v5", "there is no path 'hopper-v5', and Minari has no data set of that name"),
+        ("mujoco/hopper/expert-v0", "Minari has no dataset of that name in .*/.minari/datasets;"),
+        ("hopper-v5", "there is no path 'hopper-v5', and Minari has no dataset of that name"),
     ],
 )
-def test_nothing_is_downloaded_unasked(name, message, monkeypatch, capfd):
-    monkeypatch.setattr(tfds, "builder", lambda *arguments, **options: pytest.fail("TFDS was asked"))
-    monkeypatch.setattr(minari_package, "download_dataset", lambda *arguments: pytest.fail("Minari was asked"))
-    with pytest.raises(FileNotFoundError, match=message + r".*give download=True \(on the command line --download\)"):
+def test_missing_dataset_raises_without_a_download(name, message, monkeypatch, capfd):
+    monkeypatch.setattr(tfds, "builder", lambda *arguments, **options: pytest.fail("TFDS was called"))
+    monkeypatch.setattr(minari_package, "download_dataset", lambda *arguments: pytest.fail("Minari was called"))
+    with pytest.raises(FileNotFoundError, match=message + r".*pass download=True to download it"):
         load(name)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_tfds_download_without_a_network_fails_soon_and_in_one_sentence(capfd):
+def test_failed_tfds_download_raises_a_one_line_error(capfd):
     with pytest.raises(
         FileNotFoundError, match="TFDS can neither find nor prepare 'd4rl_mujoco_hopper/v2-medium' "
     ) as caught:
         load("d4rl_mujoco_hopper/v2-medium", download=True)
     assert "\n" not in str(caught.value)
     out, err = capfd.readouterr()
-    assert "%" not in out + err and "Retry" not in out + err  # no bars
+    assert "%" not in out + err and "Retry" not in out + err  # no progress bars
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_a_tfds_download_without_a_network_fails_soon_and_in_one_sentence(capfd)
             FileNotFoundError,
             r"cannot download 'hopper/x-v0' to .* \(no network\); check",
         ),
-        (ImportError("minari[hf]"), SourceError, r"downloads need huggingface_hub: run pip install"),
+        (ImportError("minari[hf]"), SourceError, r"downloads require huggingface_hub: run pip install"),
     ],
 )
-def test_a_minari_download_that_fails_says_what_to_do(error, kind, message, monkeypatch):
+def test_failed_minari_download_raises(error, kind, message, monkeypatch):
     monkeypatch.setattr(minari_package, "download_dataset", mock.Mock(side_effect=error))
     with pytest.raises(kind, match=message):
         load("hopper/x-v0", download=True)
 
 
-def test_minari_downloads_when_asked(data, tmp_path, monkeypatch):
+def test_minari_dataset_is_downloaded_if_allowed(data, tmp_path, monkeypatch):
     def download(name):
         print("Downloading")
         shutil.copytree(data / "minari" / "mujoco/hopper/dev-v0", tmp_path / ".minari/datasets" / name)
@@ -129,7 +129,7 @@ def test_minari_downloads_when_asked(data, tmp_path, monkeypatch):
     assert load("mujoco/hopper/dev-v0").num_episodes == 8
 
 
-def test_the_newest_version_that_tfds_prepared_is_opened(data, tmp_path):
+def test_newest_version_prepared_by_tfds_is_opened(data, tmp_path):
     prepared = data / "rlds/physics_rlds/hopper_flat/1.0.0"
     for version in ("1.0.0", "1.9.0", "1.10.0"):
         copy = tmp_path / "physics_rlds/hopper_flat" / version
@@ -140,10 +140,12 @@ def test_the_newest_version_that_tfds_prepared_is_opened(data, tmp_path):
         shard.unlink()
     for name in ("physics_rlds/hopper_flat", "physics_rlds", "physics_rlds/hopper_flat:1.0.0"):
         assert load(name, data_dir=tmp_path).num_episodes == 9
-    with pytest.raises(SourceError, match="1.9.0 lacks the shard"):
+    with pytest.raises(SourceError, match="1.9.0 is missing the shard"):
         load("physics_rlds/hopper_flat:1.9.0", data_dir=tmp_path)
     with pytest.raises(FileNotFoundError, match="TFDS has not prepared"):
         load("physics_rlds/hopper_flat:2.0.0", data_dir=tmp_path)
     shutil.copytree(data / "rlds/physics_rlds/pendulum_dict/1.0.0", tmp_path / "physics_rlds/pendulum_dict/1.0.0")
-    with pytest.raises(SourceError, match="holds 2 data sets; name one of them: physics_rlds/hopper_flat, physics_rl"):
+    with pytest.raises(
+        SourceError, match="contains 2 datasets; specify one of them: physics_rlds/hopper_flat, physics_rl"
+    ):
         load("physics_rlds", data_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""Summaries against the measured returns that came with the data, and against the naive sums."""
+"""Summaries, compared with the measured returns in the test data and with naive sums."""
 
 import json
 
@@ -12,21 +12,21 @@ from rlds2reverb.sources.summary import Fingerprint, summarize
 
 
 @pytest.mark.parametrize("name", ["hopper_medium-v2", "invertedpendulum_random-v2", "pendulum_mixed-v2"])
-def test_a_summary_has_the_measured_numbers(data, name):
+def test_summary_matches_the_measured_numbers(data, name):
     measured = json.loads((data / "d4rl/ref_scores.json").read_text())
-    wanted = measured["files"][f"{name}.hdf5"]
-    reference = measured["measured"][wanted["env"]]
+    expected = measured["files"][f"{name}.hdf5"]
+    reference = measured["measured"][expected["env"]]
     got = summarize(load(data / f"d4rl/{name}.hdf5"), reference_returns=(reference["ref_min"], reference["ref_max"]))
-    assert (got.episodes, got.transitions) == (wanted["episodes"], wanted["steps"])
-    assert {"terminal": got.terminals, "timeout": got.timeouts} == {"terminal": 0, "timeout": 0, **wanted["ends"]}
-    assert got.returns.mean == pytest.approx(wanted["return_mean"], abs=1e-3)
-    assert (got.lengths.min, got.lengths.max) == (wanted["len_min"], wanted["len_max"])
-    assert got.score == pytest.approx(wanted["normalized_mean"], abs=0.05)
+    assert (got.episodes, got.transitions) == (expected["episodes"], expected["steps"])
+    assert {"terminal": got.terminals, "timeout": got.timeouts} == {"terminal": 0, "timeout": 0, **expected["ends"]}
+    assert got.returns.mean == pytest.approx(expected["return_mean"], abs=1e-3)
+    assert (got.lengths.min, got.lengths.max) == (expected["len_min"], expected["len_max"])
+    assert got.score == pytest.approx(expected["normalized_mean"], abs=0.05)
     assert got.unterminated == got.empty == 0
     assert (got.metadata.get("algorithm") == "ARS") == (name == "hopper_medium-v2")
 
 
-def test_quantiles_fields_and_faults():
+def test_summary_has_quantiles_fields_and_non_finite_counts():
     many = [episode(length, terminal=length == 4) for length in (2, 4, 6)]
     many[0]["reward"] = np.array([np.nan, np.inf], np.float32)
     got = summarize(load(many))
@@ -37,37 +37,37 @@ def test_quantiles_fields_and_faults():
     assert got.bytes == 12 * (8 + 4 + 4 + 4 + 3)
 
 
-def test_rewards_of_several_parts_have_no_single_return():
+def test_return_is_nan_if_the_reward_is_not_a_scalar():
     steps = episode(3, terminal=True)
     for reward in ({"a": steps["reward"], "b": steps["reward"]}, np.zeros((3, 2))):
         got = summarize(load([{**steps, "reward": reward}]))
         assert np.isnan(got.returns.mean) and got.lengths.mean == 2
 
 
-def test_open_ends_and_empty_episodes_are_counted_apart(data):
+def test_unterminated_and_empty_episodes_are_counted(data):
     assert summarize(load(data / "malformed/hdf5/unclosed_tail.hdf5")).unterminated == 1
     got = summarize(load(data / "malformed/rlds/zero_length_episode"))
     assert (got.episodes, got.empty, got.steps) == (3, 1, 7)
 
 
-def test_the_fingerprint_is_of_the_content():
+def test_fingerprint_depends_on_the_content():
     def digest(*episodes):
         return summarize(load(list(episodes))).fingerprint
 
     one, two = episode(3, terminal=True), episode(3, terminal=False)
     assert digest(one, two) == digest(one, two) and len(digest(one)) == 32
-    other_bit = {**one, "reward": np.nextafter(one["reward"], 0)}
-    other_dtype = {**one, "reward": one["reward"].astype(np.float64)}
-    other_name = {("extra" if name == "reward" else name): column for name, column in one.items()}
-    digests = [digest(one, two), digest(two, one), digest(one), digest(other_bit), digest(other_dtype)]
+    changed_bit = {**one, "reward": np.nextafter(one["reward"], 0)}
+    changed_dtype = {**one, "reward": one["reward"].astype(np.float64)}
+    changed_name = {("extra" if name == "reward" else name): column for name, column in one.items()}
+    digests = [digest(one, two), digest(two, one), digest(one), digest(changed_bit), digest(changed_dtype)]
     assert len(set(digests)) == len(digests)
     running = [Fingerprint(), Fingerprint()]
-    for fingerprint, steps in zip(running, (one, other_name), strict=True):
+    for fingerprint, steps in zip(running, (one, changed_name), strict=True):
         fingerprint.add(next(iter(load([{**one}]))).__class__(steps, 0))
     assert running[0].hexdigest() != running[1].hexdigest()
 
 
-def test_a_summary_is_json():
+def test_summary_can_be_written_as_json():
     assert json.loads(json.dumps(summarize(load([episode(2, terminal=True)])).as_dict()))["episodes"] == 1
 
 
@@ -91,7 +91,7 @@ def test_a_summary_is_json():
         ("maze2d-large-dense-v1", "maze2d-large-dense"),
         ("maze2d-medium-sparse-v1.hdf5", "maze2d-medium"),
         ("maze2d-open-sparse.hdf5", "maze2d-open"),
-        ("maze2d-eval-large-dense-v1", None),  # D4RL has no numbers for these
+        ("maze2d-eval-large-dense-v1", None),  # D4RL has no reference returns for these.
         ("minigrid-fourrooms-random-v0", "minigrid-fourrooms"),
         ("minigrid4rooms_random.hdf5", "minigrid-fourrooms"),
         ("minigrid4rooms.hdf5", "minigrid-fourrooms"),
@@ -107,23 +107,23 @@ def test_a_summary_is_json():
         ("bullet-halfcheetah-medium-replay-v0", "bullet-halfcheetah"),
         ("bullet-walker2d_expert.hdf5", "bullet-walker2d"),
         ("bullet-maze2d-umaze-sparse.hdf5", "bullet-maze2d-umaze"),
-        ("D4RL/pen/human-v2", None),  # Minari's
+        ("D4RL/pen/human-v2", None),  # A Minari name.
         ("antmaze/umaze-v1", None),
     ],
 )
-def test_the_environment_is_read_off_the_name(name, environment):
+def test_environment_is_derived_from_the_name(name, environment):
     assert d4rl_environment(name) == environment
 
 
-def test_scores():
-    """D4RL (Fu et al. 2020): a random policy has 0, an expert 100."""
+def test_d4rl_score_is_0_for_random_and_100_for_expert():
+    """The definition of D4RL (Fu et al. 2020)."""
     random, expert = REFERENCE_RETURNS["hopper"]
     assert (random, expert) == (-20.272305, 3234.3)
     assert d4rl_score(random, (random, expert)) == 0 and d4rl_score(expert, (random, expert)) == 100
     assert d4rl_score((random + expert) / 2, (random, expert)) == pytest.approx(50)
-    # D4RL's get_normalized_score of the published numbers: (100 - 23.85) / (161.86 - 23.85), (2 - 0) / (4 - 0)
+    # D4RL's get_normalized_score with the published constants: (100 - 23.85) / (161.86 - 23.85), (2 - 0) / (4 - 0)
     assert d4rl_score(100, REFERENCE_RETURNS["maze2d-umaze"]) == pytest.approx(55.17716)
     assert d4rl_score(2, REFERENCE_RETURNS["kitchen"]) == 50
     assert all(random < expert for random, expert in REFERENCE_RETURNS.values())
-    with pytest.raises(ValueError, match="the two reference returns are both 1"):
+    with pytest.raises(ValueError, match="the two reference returns must differ, got 1 for both"):
         d4rl_score(3, (1, 1))
