@@ -1,7 +1,8 @@
-"""RLDS data sets into Reverb through a TF-Agents observer: the functions of `tf_agents.replay_buffers.rlds_to_reverb`.
+"""A drop-in replacement for `tf_agents.replay_buffers.rlds_to_reverb`, which pushes RLDS datasets to Reverb.
 
-Names, signatures and messages are the same, so that a user changes one import. Each function says what
-differs: nests, policy_info, discounts, dtypes, and errors that name the episode and the step.
+The functions have TF-Agents' names, signatures and messages, so that migrating takes one changed import. They
+additionally support nested fields, policy_info, sources of discounts and further dtypes, and their errors name the
+episode and the step.
 """
 
 from __future__ import annotations
@@ -23,46 +24,46 @@ from rlds2reverb.sources.rlds_trajectories import (
     PolicyInfoFn,
     episode_trajectories,
     numpy_trajectories,
-    trajectory_spec_of_rlds,
+    rlds_trajectory_spec,
 )
 from rlds2reverb.specs import Nest, require_match
 from rlds2reverb.trajectories import DiscountSource
 
-#: How much `push_rlds_to_reverb` looks at before it writes; see there.
+#: How much `push_rlds_to_reverb` validates before it writes.
 ValidateMode = Literal["first", "all", "none"]
 VALIDATE_MODES: tuple[ValidateMode, ...] = get_args(ValidateMode)
 
-_SIGNATURE_DIFFERS = "Replay buffer table signature spec should match RLDS data spec."
-_POLICY_INFO_LEFT_OUT = (
-    "policy_info is left out, because the table's signature has none; to store it, build the table from "
+_SIGNATURE_MISMATCH = "Replay buffer table signature spec should match RLDS data spec."
+_POLICY_INFO_DROPPED = (
+    "policy_info is left out because the table's signature has none; to store it, build the table from "
     "create_trajectory_data_spec(rlds_data, policy_info_fn)"
 )
 
 
 def get_rlds_step_features() -> list[str]:
-    """Returns the names of the fields that every RLDS step has to have."""
+    """Returns the names of the required fields of an RLDS step."""
     return list(fields.STEP_FIELDS)
 
 
 def create_trajectory_data_spec(
     rlds_data: tf.data.Dataset, policy_info_fn: PolicyInfoFn | None = None, *, cast_floats: bool = False
 ) -> trajectory.Trajectory:
-    """Returns the spec of the trajectories of an RLDS data set, for a Reverb table and a replay buffer.
+    """Returns the spec of an RLDS dataset's trajectories, for a Reverb table and a replay buffer.
 
     Args:
-      rlds_data: data set of episodes, each a dict whose `steps` is a data set of RLDS steps.
-      policy_info_fn: what `convert_rlds_to_trajectories` will be given; the spec has its output as `policy_info`
-        (the function of TF-Agents leaves it out, and the first sample fails).
-      cast_floats: whether float64 fields become float32.
+      rlds_data: dataset of episodes, each a dict whose `steps` is a dataset of RLDS steps.
+      policy_info_fn: the argument of `convert_rlds_to_trajectories`; the spec includes its output as `policy_info`
+        (TF-Agents' function omits it, so that the first sample fails).
+      cast_floats: whether to cast float64 fields to float32.
 
     Returns:
-      `Trajectory` of `tf.TensorSpec`s: `step_type` and `next_step_type` int32 scalars, discount float32 in [0, 1],
-      the rest as the steps have it.
+      `Trajectory` of `tf.TensorSpec`s: int32 scalars `step_type` and `next_step_type`, a float32 discount in [0, 1],
+      and the other fields as in the steps.
 
     Raises:
-      ValueError: if there are no steps, or a step lacks a field.
+      ValueError: if there are no steps, or a step is missing a field.
     """
-    return trajectory_spec_of_rlds(rlds_data, policy_info_fn, cast_floats=cast_floats)
+    return rlds_trajectory_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
 
 
 def convert_rlds_to_trajectories(
@@ -72,29 +73,28 @@ def convert_rlds_to_trajectories(
     discount_source: DiscountSource = "step",
     cast_floats: bool = False,
 ) -> tf.data.Dataset:
-    """Returns a data set with one trajectory for every RLDS step.
+    """Returns a dataset with one trajectory per RLDS step.
 
-    The steps of all episodes in a row, closed by one more step that is first, form overlapping pairs; each pair
-    `(current, next)` is one trajectory. Both ends of an episode: it begins with FIRST; its last step gives the
-    boundary trajectory LAST, FIRST; a single step gives LAST, LAST. Episodes without steps give nothing.
-    Works on whole episodes at a time, which have to fit in memory one by one.
+    The concatenated steps of all episodes, followed by one additional first step, form overlapping pairs
+    `(current, next)`, each of which becomes one trajectory. Both ends of an episode: it starts with FIRST; its last
+    step becomes the boundary trajectory LAST, FIRST; a single step becomes LAST, LAST. Episodes without steps have no
+    trajectories. One whole episode at a time is processed, and must fit in memory.
 
     Args:
-      rlds_data: data set of episodes, each a dict whose `steps` is a data set of RLDS steps: dicts with
+      rlds_data: dataset of episodes, each a dict whose `steps` is a dataset of RLDS steps: dicts with
         `is_first, is_last, is_terminal` (bool), `observation, action, reward` (any nest) and `discount`.
-      policy_info_fn: called with the current and the next step (dicts, all their fields), gives `policy_info`.
-      discount_source: 'step' as TF-Agents has it, 'next_terminal' or 'product'; see
-        `trajectories.transition_discounts`.
-      cast_floats: whether float64 fields become float32.
+      policy_info_fn: function from the current and the next step (dicts of all fields) to `policy_info`.
+      discount_source: 'step' (as in TF-Agents), 'next_terminal' or 'product'; see `trajectories.transition_discounts`.
+      cast_floats: whether to cast float64 fields to float32.
 
     Returns:
-      data set of `Trajectory`, as `create_trajectory_data_spec` describes it.
+      Dataset of `Trajectory` with the spec returned by `create_trajectory_data_spec`.
 
     Raises:
-      ValueError: if there are no steps, a step lacks a field, or discount_source is unknown.
-      tf.errors.InvalidArgumentError: while iterating, if a terminal step is not the last of its episode, a mid
-        step is followed by a first step, or a last step is not followed by a first one. The message names episode
-        and step, and no trajectory of that episode comes before it.
+      ValueError: if there are no steps, a step is missing a field, or discount_source is unknown.
+      tf.errors.InvalidArgumentError: during iteration, if a terminal step is not the last of its episode, a mid step
+        is followed by a first step, or a last step is not followed by a first step. The message names the episode and
+        the step; no trajectory of that episode is yielded.
     """
     blocks = episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats)
     return blocks.unbatch()
@@ -110,41 +110,42 @@ def push_rlds_to_reverb(
     validate: ValidateMode = "first",
     fast: bool = False,
 ) -> int:
-    """Pushes an RLDS data set through a TF-Agents Reverb observer, as trajectories.
+    """Pushes the trajectories of an RLDS dataset to Reverb through a TF-Agents observer.
 
-    An episode is converted and checked whole before the observer sees its first trajectory: one that fails leaves
-    none of its own items. The episodes before it are stored, unless `validate='all'`.
+    Each episode is converted and checked before its first trajectory is passed to the observer, so that an invalid
+    episode leaves no items. The episodes before it are stored, unless `validate='all'`.
 
     Args:
       rlds_data: see `convert_rlds_to_trajectories`.
-      reverb_observer: `ReverbAddEpisodeObserver`, `ReverbAddTrajectoryObserver` or
-        `ReverbTrajectorySequenceObserver` of TF-Agents, for one table or several.
-      policy_info_fn: see `convert_rlds_to_trajectories`. If the table's signature has no policy_info, as those of
-        TF-Agents' `create_trajectory_data_spec`, it is left out with a warning (TF-Agents stores items then that cannot
-        be sampled).
+      reverb_observer: TF-Agents' `ReverbAddEpisodeObserver`, `ReverbAddTrajectoryObserver` or
+        `ReverbTrajectorySequenceObserver`, for one or more tables.
+      policy_info_fn: see `convert_rlds_to_trajectories`. If the table's signature has no policy_info, as with
+        TF-Agents' `create_trajectory_data_spec`, policy_info is left out with a warning (TF-Agents would store items
+        that cannot be sampled).
       discount_source: see `convert_rlds_to_trajectories`.
-      cast_floats: whether float64 fields become float32.
+      cast_floats: whether to cast float64 fields to float32.
       validate: 'first' compares the arrays of the first episode with the table's signature before anything is
-        written; 'all' besides goes through the whole data set once before it writes; 'none' trusts the specs.
-      fast: whether to write the items that the observer would write in bulk, a hundred times faster, without calling
-        it (see `fast_push`). Their keys say what they hold: pushing the same again stores it once.
+        written; 'all' additionally reads the whole dataset once before writing; 'none' relies on the specs.
+      fast: whether to bypass the observer and write its items in bulk, which is a hundred times faster. Their keys are
+        derived from their content, so that pushing the same data again stores it only once.
 
     Returns:
-      The number of trajectories given to the observer, or written in its place.
+      The number of trajectories passed to the observer, or written in its place.
 
     Raises:
-      SpecMismatchError: if the table's signature differs from the data's spec. The message is TF-Agents' own; `details`
-        and the cause say what differs.
-      ValueError: as `convert_rlds_to_trajectories`; if validate is unknown; or with fast, if the observer cannot be
-        imitated.
-      ServerUnavailableError: with fast, if the server does not take items in time.
-      tf.errors.InvalidArgumentError: as `convert_rlds_to_trajectories`.
+      SpecMismatchError: if the table's signature does not match the data's spec. The message is TF-Agents'; `details`
+        and the cause name the difference.
+      ValueError: if validate is unknown; if `fast` is set and the observer's settings are not supported; or as in
+        `convert_rlds_to_trajectories`.
+      ServerUnavailableError: if `fast` is set and the server does not accept items in time.
+      tf.errors.InvalidArgumentError: as in `convert_rlds_to_trajectories`.
     """
     require_one_of("validate", validate, VALIDATE_MODES)
     signature = reverb_observer.get_table_signature()
     spec = create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
-    if _lacks_policy_info(signature) and spec.policy_info != ():
-        warnings.warn(_POLICY_INFO_LEFT_OUT, stacklevel=2)
+    # Reverb returns signatures as named tuples of its own type, so isinstance(signature, Trajectory) is False.
+    if getattr(signature, "policy_info", None) == () and spec.policy_info != ():
+        warnings.warn(_POLICY_INFO_DROPPED, stacklevel=2)
         policy_info_fn, spec = None, spec._replace(policy_info=())
     _require_signature(spec, signature)
     if fast and policy_info_fn is None:
@@ -157,7 +158,7 @@ def push_rlds_to_reverb(
             pass
     num_trajectories = 0
 
-    def checked() -> Iterator[Nest]:
+    def read_and_check() -> Iterator[Nest]:
         nonlocal num_trajectories
         for columns in read():
             if validate != "none" and not num_trajectories:
@@ -166,21 +167,16 @@ def push_rlds_to_reverb(
             num_trajectories += len(columns.step_type)
 
     if fast:
-        push_episodes(checked(), reverb_observer)
+        push_episodes(read_and_check(), reverb_observer)
     else:
-        for columns in checked():
-            for row in _rows(columns):
-                reverb_observer(row)
+        for columns in read_and_check():
+            for row in zip(*tree.flatten(columns), strict=True):
+                reverb_observer(tree.unflatten_as(columns, row))
     return num_trajectories
 
 
-def _lacks_policy_info(signature: Nest) -> bool:
-    """Whether a table is one of trajectories without policy_info (Reverb gives them a type of its own)."""
-    return getattr(signature, "policy_info", None) == ()
-
-
 def _require_signature(spec: Nest, signature: Nest) -> None:
-    """Compares one trajectory with a table of sequences of them; a table without a signature takes anything."""
+    """Checks that a trajectory matches the signature of a table of trajectory sequences; None matches anything."""
     if signature is None:
         return
     inner = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), signature)
@@ -188,10 +184,4 @@ def _require_signature(spec: Nest, signature: Nest) -> None:
     try:
         require_match(spec, inner, holder="the table", advice=advice, root="trajectory")
     except SpecMismatchError as error:
-        raise SpecMismatchError(_SIGNATURE_DIFFERS, details=error.details) from error
-
-
-def _rows(columns: Nest) -> Iterator[Nest]:
-    leaves = tree.flatten(columns)
-    for row in zip(*leaves, strict=True):
-        yield tree.unflatten_as(columns, row)
+        raise SpecMismatchError(_SIGNATURE_MISMATCH, details=error.details) from error
