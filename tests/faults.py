@@ -1,7 +1,7 @@
-"""Processes for the fault tests: what they do until they are killed, and what there is to compare afterwards.
+"""Processes for the fault tests: the programs that they run until they are killed, and how to compare the results.
 
-They are forked from `multiprocessing`'s fork server, which has imported everything and started nothing, so that one
-takes milliseconds. It ends with the tests. Programs talk over a connection, and leave what went wrong to their caller.
+Processes are forked from `multiprocessing`'s fork server, which has imported everything and started nothing, so one
+starts within milliseconds. Programs send messages over a connection, and send their exception if they fail.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from rlds2reverb.tables import TableConfig
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb._server.replay_server"])
-#: Where the fork server's socket will be. It is made now, before a test has temporary files elsewhere: in the folder of
-#: a test the socket's path could be longer than the 107 characters that Linux allows.
+#: The folder of the fork server's socket. It is created on import, before a test changes the temporary directory: in a
+#: test's own folder the path of the socket might exceed the 107 characters that Linux allows.
 SOCKETS = get_temp_dir()
-#: Longer than anything takes: who waits so long has found a hang.
-PATIENCE_SECS = 100
+#: Longer than any step takes: a process that sends nothing for so long hangs.
+HANG_SECS = 100
 
 Process = multiprocessing.process.BaseProcess
 
 
-def data_set(num_episodes: int = 100, length: int = 150) -> list[dict]:
-    """Episodes whose numbers give their place: no two items are equal."""
+def make_episodes(num_episodes: int = 100, length: int = 150) -> list[dict]:
+    """Returns episodes whose numbers reveal their position, so that no two items are equal."""
     return [episode(length, terminal=n % 2 == 0, start=1000 * n) for n in range(num_episodes)]
 
 
@@ -52,86 +52,91 @@ def data_set(num_episodes: int = 100, length: int = 150) -> list[dict]:
 
 @contextmanager
 def process(program: Callable[..., None], *arguments: Any) -> Iterator[tuple[Process, Connection]]:
-    """Runs `program(channel, *arguments)` in a process, which is killed in the end, and the channel's other end."""
-    ours, theirs = CONTEXT.Pipe()
+    """Runs `program(channel, *arguments)` in a process; yields it and the other end of the channel; kills it at the end."""
+    channel, child_channel = CONTEXT.Pipe()
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-        started = CONTEXT.Process(target=_run, args=(program, theirs, arguments, scratch))
+        started = CONTEXT.Process(target=_run, args=(program, child_channel, arguments, scratch))
         started.start()
-        theirs.close()
+        child_channel.close()
         try:
-            yield started, ours
+            yield started, channel
         finally:
             started.kill()
             started.join()
-            ours.close()
+            channel.close()
 
 
 def _run(program: Callable[..., None], channel: Connection, arguments: tuple, scratch: str) -> None:
-    tempfile.tempdir = scratch  # who is killed leaves its temporary files there
+    tempfile.tempdir = scratch  # A killed process leaves its temporary files there.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         program(channel, *arguments)
-    except EOFError:  # the tests have ended
+    except EOFError:  # The test has ended.
         pass
     except Exception as error:
         channel.send(error)
 
 
-def hear(channel: Connection) -> Any:
-    """What the process says next; raises what it died of."""
-    if not channel.poll(PATIENCE_SECS):
-        raise TimeoutError(f"the process hangs: nothing was heard from it within {PATIENCE_SECS} s")
-    said = channel.recv()
-    if isinstance(said, BaseException):
-        raise said
-    return said
+def receive(channel: Connection) -> Any:
+    """Returns the next message of a process, or raises its exception."""
+    if not channel.poll(HANG_SECS):
+        raise TimeoutError(f"the process hangs: it sent nothing for {HANG_SECS} s")
+    message = channel.recv()
+    if isinstance(message, BaseException):
+        raise message
+    return message
 
 
-def mounted(channel: Connection) -> str | OSError:
-    """'mounted', or why a process may not mount a disk."""
+def skip_unless_mounted(channel: Connection) -> None:
+    """Skips the test if the process was not allowed to mount a disk; otherwise it sends 'mounted'."""
+    import pytest
+
     try:
-        return hear(channel)
+        receive(channel)
     except OSError as error:
-        return error
+        pytest.skip(f"mounting a small disk is not permitted here ({error})")
 
 
-# --- what they do
+# --- programs
 
 
-def small_steps() -> None:
-    """Has this process write in many small groups and parts, and note each of them."""
+def use_small_groups() -> None:
+    """Makes this process write many small groups and parts, and save its state after each."""
     item_blocks._GROUP_BYTES = 1 << 15
     directory_destination._PART_BYTES = 1 << 18
     server_destination._SECS_BETWEEN_SAVES = 0
 
 
-def around(
+def wrap_calls(
     owner: Any, name: str, *, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
 ) -> None:
-    """Has this process do something before or after each call of a function."""
+    """Makes this process call something before or after each call of a function."""
     function = getattr(owner, name)
 
-    def wrapped(*arguments: Any, **named: Any) -> Any:
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
         before()
-        result = function(*arguments, **named)
+        result = function(*arguments, **keywords)
         after()
         return result
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, wrapper)
 
 
-def converter(
-    channel: Connection, destination: Any, options: dict[str, Any], held_at: Sequence[tuple[str, int]] = ()
+def convert(
+    channel: Connection, destination: Any, options: dict[str, Any], hold_at: Sequence[tuple[str, int]] = ()
 ) -> None:
-    """Ingests the data set; says 'begun', then the report; and 'held', to wait for a word, at stages and episodes.
+    """Ingests the dataset; sends 'begun' and, at the end, the report.
 
-    `options` are those of `ingest`, those of `IngestOptions`, and `state_home`, the folder of journals.
-
-    The stages are those of `progress`; 'try', where the server has the item that is to show that it understands; and of
-    a directory's end 'assemble' (0), 'link' (after the first file), 'manifest' and 'rename' (0 before, 1 after).
+    Args:
+      channel: connection to the test.
+      destination: destination of `ingest`.
+      options: options of `ingest` and of `IngestOptions`, and `state_home`, the folder for journals.
+      hold_at: pairs of a stage and an episode's index at which to send 'held' and wait for a message. The stages are
+        those of `progress`, and: 'try' (0), when the server has the trial item; for a directory, 'assemble' (0), 'link'
+        (0: after the first file), 'manifest' and 'rename' (0 before, 1 after).
     """
-    small_steps()
-    options, waiting = {"source": data_set(), **options}, list(held_at)
+    use_small_groups()
+    options, waiting = {"source": make_episodes(), **options}, list(hold_at)
     if "state_home" in options:
         os.environ["XDG_STATE_HOME"] = str(options.pop("state_home"))
     rare = {name: options.pop(name) for name in ("writer", "key_seed", "force") if name in options}
@@ -143,85 +148,85 @@ def converter(
             channel.send("held")
             channel.recv()
 
-    around(compatibility.TrialItem, "difference", before=lambda: hold("try", 0))
-    around(directory_destination.DirectoryDestination, "_assemble", before=lambda: hold("assemble", 0))
-    around(directory_destination, "link_or_copy", after=lambda: hold("link", 0))
-    around(CheckpointRoot, "write_manifest", before=lambda: hold("manifest", 0), after=lambda: hold("manifest", 1))
-    around(os, "rename", before=lambda: hold("rename", 0), after=lambda: hold("rename", 1))
+    wrap_calls(compatibility.TrialItem, "find_difference", before=lambda: hold("try", 0))
+    wrap_calls(directory_destination.DirectoryDestination, "_assemble", before=lambda: hold("assemble", 0))
+    wrap_calls(directory_destination, "link_or_copy", after=lambda: hold("link", 0))
+    wrap_calls(CheckpointRoot, "write_manifest", before=lambda: hold("manifest", 0), after=lambda: hold("manifest", 1))
+    wrap_calls(os, "rename", before=lambda: hold("rename", 0), after=lambda: hold("rename", 1))
     channel.send("begun")
     report = ingestion.ingest(destination=destination, progress=lambda stage, at: hold(stage, at.index), **options)
     channel.send(report.as_dict())
 
 
-def server(
+def serve_table(
     channel: Connection, root: Path, port: int | None = None, *, table: str = "replay", signature: Any = None
 ) -> None:
-    """Serves a table; says its port, and the path of a checkpoint whenever it hears anything."""
+    """Serves a table; sends its port, and writes a checkpoint and sends its path for each message that it receives."""
     with ReplayServer([TableConfig(table)], signature, port=port, checkpoint_root=root) as started:
         channel.send(started.port)
         while channel.recv():
             channel.send(started.checkpoint())
 
 
-def ingested(destination: Any, **options: Any) -> dict[str, Any]:
-    """The report of an ingestion, in a process of its own, that nobody disturbs."""
-    with process(converter, destination, options) as (_, channel):
-        assert hear(channel) == "begun"
-        return hear(channel)
+def run_ingest(destination: Any, **options: Any) -> dict[str, Any]:
+    """Ingests the dataset in a process that is not disturbed; returns the report."""
+    with process(convert, destination, options) as (_, channel):
+        assert receive(channel) == "begun"
+        return receive(channel)
 
 
-def killed_after(secs: float, destination: Any, **options: Any) -> bool:
+def kill_after(secs: float, destination: Any, **options: Any) -> bool:
     """Kills an ingestion some seconds after it has begun; returns whether it was still running."""
-    with process(converter, destination, options) as (running, channel):
-        assert hear(channel) == "begun"
-        finished = channel.poll(secs)
+    with process(convert, destination, options) as (running, channel):
+        assert receive(channel) == "begun"
+        has_finished = channel.poll(secs)
         running.kill()
         running.join()
-        assert not finished or hear(channel)["items"]
-        return not finished
+        assert not has_finished or receive(channel)["items"]
+        return not has_finished
 
 
-def killed_at(stage: str, index: int, destination: Any, **options: Any) -> None:
-    """Kills an ingestion at an episode of a stage."""
-    with process(converter, destination, options, [(stage, index)]) as (_, channel):
-        assert [hear(channel), hear(channel)] == ["begun", "held"]
+def kill_at(stage: str, index: int, destination: Any, **options: Any) -> None:
+    """Kills an ingestion at an episode of a stage; see `convert`."""
+    with process(convert, destination, options, [(stage, index)]) as (_, channel):
+        assert [receive(channel), receive(channel)] == ["begun", "held"]
 
 
-def moments(num_moments: int, duration_secs: float, *, seed: int) -> list[float]:
-    """Random moments that are spread over a duration: one in each of `num_moments` equal parts."""
-    parts = np.arange(num_moments) + np.random.default_rng(seed).random(num_moments)
-    return [float(secs) for secs in parts * duration_secs / num_moments]
+def random_times(num_times: int, duration_secs: float, *, seed: int) -> list[float]:
+    """Returns times spread over a duration: a random one in each of `num_times` equal parts."""
+    parts = np.arange(num_times) + np.random.default_rng(seed).random(num_times)
+    return [float(secs) for secs in parts * duration_secs / num_times]
 
 
 def convert_on_full_disk(channel: Connection, folder: Path, sizes: Sequence[int]) -> None:
-    """Converts to a disk of the first size, then of the next and so on; says each error, then the files."""
-    small_steps()
-    leave_mounts()
-    mount(folder, sizes[0])
+    """Converts to disks of increasing sizes; sends the error and file names of each attempt, and finally the hashes."""
+    use_small_groups()
+    unshare_mounts()
+    mount_tmpfs(folder, sizes[0])
     channel.send("mounted")
     for num_bytes in sizes:
-        mount(folder, num_bytes, again=True)
+        mount_tmpfs(folder, num_bytes, remount=True)
         try:
-            ingestion.ingest(data_set(), folder / "data")
+            ingestion.ingest(make_episodes(), folder / "data")
         except Exception as error:
             channel.send((error, sorted(path.name for path in folder.iterdir())))
-    channel.send(files(folder / "data"))
+    channel.send(hash_files(folder / "data"))
 
 
 def checkpoint_on_full_disk(channel: Connection, folder: Path, num_bytes: int) -> None:
-    """Has a server write a checkpoint, one that there is no space for, and one that there is space for again.
+    """Writes a checkpoint, one for which there is no space, and one for which there is space again.
 
-    Says the error, and the sizes of the table of which servers started after each.
+    Sends the error, and the table sizes with which the three servers started.
     """
-    leave_mounts()
-    mount(folder, 64 << 20)
+    unshare_mounts()
+    mount_tmpfs(folder, 64 << 20)
     channel.send("mounted")
     sizes = []
     for space in (64 << 20, num_bytes, 64 << 20):
         with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as started:
             sizes.append(started.client.server_info(timeout=10)["replay"].current_size)
-            ingestion.ingest(data_set() if sizes[0] < sizes[-1] else data_set(2, 11), started.address)
-            mount(folder, space, again=True)
+            ingestion.ingest(make_episodes() if sizes[0] < sizes[-1] else make_episodes(2, 11), started.address)
+            mount_tmpfs(folder, space, remount=True)
             try:
                 started.checkpoint()
             except Exception as error:
@@ -230,45 +235,45 @@ def checkpoint_on_full_disk(channel: Connection, folder: Path, num_bytes: int) -
 
 
 def serve_on_full_disk(channel: Connection, package_path: list[str], folder: Path, num_bytes: int) -> None:
-    """Serves until a signal, with too small a disk for the last checkpoint, which grows once `serve` has complained.
+    """Runs `serve` until a signal, on a disk too small for the last checkpoint that grows after the first warning.
 
-    Says what the command says, then the size of the table of a server that starts later.
+    Sends the output of the command, and the size of the table of a server that is started afterwards.
     """
-    rlds2reverb.__path__[:] = package_path  # where the tests find the command line, also in a bare checkout
+    rlds2reverb.__path__[:] = package_path  # Finds the command line in a bare checkout as well.
     from rlds2reverb.cli import output
     from rlds2reverb.cli import serve as command
 
     def grow(sentence: str) -> None:
         channel.send(sentence)
-        mount(folder, 64 << 20, again=True)
+        mount_tmpfs(folder, 64 << 20, remount=True)
 
-    leave_mounts()
-    mount(folder, 64 << 20)
+    unshare_mounts()
+    mount_tmpfs(folder, 64 << 20)
     channel.send("mounted")
     command._RETRY_SECS = 0.01
     output.say, output.warn = channel.send, grow
     with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as started:
-        ingestion.ingest(data_set(20), started.address)
-        mount(folder, num_bytes, again=True)
+        ingestion.ingest(make_episodes(20), started.address)
+        mount_tmpfs(folder, num_bytes, remount=True)
         command.serve_until_end(started)
-    with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as again:
-        channel.send(again.client.server_info(timeout=10)["replay"].current_size)
+    with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as restarted:
+        channel.send(restarted.client.server_info(timeout=10)["replay"].current_size)
 
 
-# --- what is there afterwards
+# --- results
 
 
-def stored(checkpoint: Path) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Items and chunks of a checkpoint that a server wrote, by their keys.
+def read_checkpoint(checkpoint: Path) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Returns the items and the chunks of a checkpoint that a server wrote, by key.
 
-    Each item is there once. A chunk may be there twice, as it came from a checkpoint and was sent again for others of
-    its items; Reverb stores it once when it starts from that.
+    Each item is stored once. A chunk may be stored twice: restored from a checkpoint, and sent again for others of its
+    items; Reverb merges the two when it starts from that.
     """
-    items = [schema_pb2.PrioritizedItem.FromString(record) for record in _records(checkpoint / "items.tfrecord")]
-    chunks = [schema_pb2.ChunkData.FromString(record) for record in _records(checkpoint / "chunks.tfrecord")]
+    items = [schema_pb2.PrioritizedItem.FromString(record) for record in _read_records(checkpoint / "items.tfrecord")]
+    chunks = [schema_pb2.ChunkData.FromString(record) for record in _read_records(checkpoint / "chunks.tfrecord")]
     for item in items:
         item.ClearField("inserted_at")
-        item.ClearField("times_sampled")  # one may have been looked at; see `held_items`
+        item.ClearField("times_sampled")  # One item may have been sampled; see `stored_items`.
     items_by_key = {item.key: item.SerializeToString(deterministic=True) for item in items}
     distinct_chunks = {(chunk.chunk_key, chunk.SerializeToString(deterministic=True)) for chunk in chunks}
     chunks_by_key = dict(distinct_chunks)
@@ -276,13 +281,13 @@ def stored(checkpoint: Path) -> tuple[dict[int, bytes], dict[int, bytes]]:
     return items_by_key, chunks_by_key
 
 
-def _records(path: Path) -> list[bytes]:
+def _read_records(path: Path) -> list[bytes]:
     batches = tf.data.TFRecordDataset(str(path), compression_type="ZLIB").batch(1 << 14)
     return [record for batch in batches.as_numpy_iterator() for record in batch]
 
 
-def files(directory: Path) -> dict[str, str]:
-    """sha256 of every file in a directory, by its path in there."""
+def hash_files(directory: Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file in a directory, by relative path."""
     return {
         str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.rglob("*"))
@@ -293,17 +298,17 @@ def files(directory: Path) -> dict[str, str]:
 # --- damage
 
 
-#: What `damage_file` does.
+#: The kinds of damage of `damage_file`.
 DAMAGES = ("flipped", "truncated", "empty")
 
 
 def damage_file(file: Path, damage: str) -> None:
-    """Flips a bit in the first quarter of a file, or cuts it there, or empties it."""
+    """Flips a bit a quarter into a file, truncates the file there, or empties it."""
     content = bytearray(file.read_bytes())
-    place = len(content) // 4
+    offset = len(content) // 4
     if damage == "flipped":
-        content[place] ^= 1
-    file.write_bytes({"flipped": content, "truncated": content[:place], "empty": b""}[damage])
+        content[offset] ^= 1
+    file.write_bytes({"flipped": content, "truncated": content[:offset], "empty": b""}[damage])
 
 
 # --- small disks
@@ -311,11 +316,11 @@ def damage_file(file: Path, damage: str) -> None:
 _NEW_MOUNTS, _NEW_USER, _REMOUNT, _PRIVATE, _RECURSIVE = 0x20000, 0x10000000, 0x20, 1 << 18, 1 << 14
 
 
-def leave_mounts() -> None:
-    """Gives this process mounts of its own, which end with it: as its own user if it may, else as root.
+def unshare_mounts() -> None:
+    """Gives this process its own mounts, which end with it: in a new user namespace if permitted, otherwise as root.
 
     Raises:
-      OSError: if it may do neither.
+      OSError: if neither is permitted.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
@@ -324,17 +329,17 @@ def leave_mounts() -> None:
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     else:
-        _require(libc.unshare(_NEW_MOUNTS))
-    _require(libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None))
+        _require_success(libc.unshare(_NEW_MOUNTS))
+    _require_success(libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None))
 
 
-def mount(folder: Path, num_bytes: int, *, again: bool = False) -> None:
-    """Puts a file system in memory of a certain size there, or changes its size."""
+def mount_tmpfs(folder: Path, num_bytes: int, *, remount: bool = False) -> None:
+    """Mounts an in-memory file system of a given size on a folder, or changes its size."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = f"size={num_bytes}".encode()
-    _require(libc.mount(b"tmpfs", bytes(folder), b"tmpfs", _REMOUNT if again else 0, size))
+    _require_success(libc.mount(b"tmpfs", bytes(folder), b"tmpfs", _REMOUNT if remount else 0, size))
 
 
-def _require(code: int) -> None:
+def _require_success(code: int) -> None:
     if code:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import reverb
 import tensorflow as tf
-from faults import Process, hear, process
+from faults import Process, process, receive
 
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.tables import Selector, TableConfig
@@ -18,7 +18,7 @@ from rlds2reverb.tables import Selector, TableConfig
 NUMBER = tf.TensorSpec((), tf.float32)
 
 
-def put(client: reverb.Client, table: dict[float, float]) -> None:
+def write_numbers(client: reverb.Client, table: dict[float, float]) -> None:
     """Writes numbers with their priorities."""
     with client.trajectory_writer(1) as writer:
         for value, priority in table.items():
@@ -28,7 +28,7 @@ def put(client: reverb.Client, table: dict[float, float]) -> None:
 
 
 @contextlib.contextmanager
-def numbers(
+def serve_numbers(
     *tables: dict[float, float], alpha: float | tuple[float | None, ...] | None = 1.0
 ) -> Iterator[list[ReplayServer]]:
     """A server in this process for each table of numbers with their priorities; uniform sampling for alpha None."""
@@ -38,7 +38,7 @@ def numbers(
         configs = [TableConfig("items", selector) for selector in selectors]
         servers = [stack.enter_context(ReplayServer([config], NUMBER)) for config in configs]
         for server, table in zip(servers, tables, strict=True):
-            put(server.client, table)
+            write_numbers(server.client, table)
         yield servers
 
 
@@ -49,19 +49,19 @@ def addresses(servers: list[ReplayServer]) -> list[str]:
 def serve(channel: Connection, table: dict[float, float], port: int | None) -> None:
     """Serves a table of numbers, says its port, and waits for the end."""
     with ReplayServer([TableConfig("items", Selector("prioritized", 1.0))], NUMBER, port=port) as server:
-        put(server.client, table)
+        write_numbers(server.client, table)
         channel.send(server.port)
         channel.recv()
 
 
 @contextlib.contextmanager
-def served_elsewhere(table: dict[float, float], port: int | None = None) -> Iterator[tuple[Process, str]]:
+def serve_in_process(table: dict[float, float], port: int | None = None) -> Iterator[tuple[Process, str]]:
     """A server in a process of its own, and its address."""
     with process(serve, table, port) as (running, channel):
-        yield running, f"localhost:{hear(channel)}"
+        yield running, f"localhost:{receive(channel)}"
 
 
-def exit_with_an_iterator(channel: Connection, address: str, pid: int) -> None:
+def exit_with_open_iterator(channel: Connection, address: str, pid: int) -> None:
     """Samples, has the server killed, and ends while an iterator waits for it."""
     from rlds2reverb.sampling.dataset import sample_dataset
 

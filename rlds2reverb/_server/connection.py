@@ -1,7 +1,7 @@
-"""The gRPC methods of a Reverb server, over a connection of our own and with a deadline.
+"""The gRPC methods of a Reverb server, each with a deadline.
 
-Reverb's Python client lacks some of them, or gives them no deadline, and shares its connections with all other clients
-of the process: a connection that was lost blocks them for up to two minutes.
+Reverb's Python client has no deadline for some methods and does not offer others. It also shares its connections with
+all other clients of the process, so that one lost connection blocks them all for up to two minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 from reverb.reverb_types import TableInfo
 
-from rlds2reverb._encoding.messages import priority_updates
+from rlds2reverb._encoding.messages import encode_priority_updates
 from rlds2reverb._internals.reverb import (
     SERVICE_PATH,
     CheckpointResponse,
@@ -30,22 +30,21 @@ from rlds2reverb.errors import ServerUnavailableError
 
 from .pausable_deadline import PausableDeadline
 
-#: Between two questions to a server whose connection broke.
-_PAUSE_SECS = 0.1
-_LATE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+_RETRY_SECS = 0.1
+_UNAVAILABLE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
 class ServerConnection:
-    """A connection to a server. Every call takes a deadline, in seconds. Use it as a context manager, or close it."""
+    """A connection to a server. Use it as a context manager, or close it."""
 
     def __init__(self, address: str):
         """Connects when the first call is made."""
         options = [
             ("grpc.max_receive_message_length", -1),
-            ("grpc.use_local_subchannel_pool", 1),  # nothing is shared with connections that have been lost
+            ("grpc.use_local_subchannel_pool", 1),  # Shares nothing with lost connections.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
-            # Confirmations that we have not read wait at the server and come as one: a third as many responses.
+            # Unread confirmations then wait at the server and arrive merged, in a third as many responses.
             ("grpc.http2.lookahead_bytes", 256),
             ("grpc.http2.bdp_probe", 0),
         ]
@@ -59,18 +58,18 @@ class ServerConnection:
         self.close()
 
     def close(self) -> None:
-        """Ends all calls and the connection."""
+        """Cancels all calls and closes the connection."""
         self._channel.close()
 
     def _unary(self, method: str) -> Any:
         return self._channel.unary_unary(SERVICE_PATH + method)
 
     def insert_stream(self, requests: Iterator[bytes]) -> Any:
-        """Opens a stream of insertions: a call that gives the keys that each response confirms (`confirmed_keys`)."""
+        """Opens a stream of insertions; returns the call, an iterator of responses (see `confirmed_keys`)."""
         return self._channel.stream_stream(SERVICE_PATH + "InsertStream")(requests, wait_for_ready=False)
 
     def state_id(self, *, timeout_secs: float) -> str:
-        """Returns what identifies this start of the server: it changes with every start.
+        """Returns an identifier of the server process's current run; it changes with every start.
 
         Raises:
           ServerUnavailableError: if the server does not answer in time.
@@ -88,18 +87,20 @@ class ServerConnection:
         return {info.name: to_table_info(info) for info in infos}
 
     def _server_info(self, timeout_secs: float) -> Any:
-        patience = PausableDeadline(timeout_secs)
+        deadline = PausableDeadline(timeout_secs)
         while True:
-            call = self._unary("ServerInfo").future(b"", timeout=max(patience.left, 0.001), wait_for_ready=True)
+            secs = max(deadline.remaining_secs, 0.001)
+            call = self._unary("ServerInfo").future(b"", timeout=secs, wait_for_ready=True)
             try:
-                return ServerInfoResponse.FromString(_result(call, patience))
+                return ServerInfoResponse.FromString(_wait_for_result(call, deadline))
             except grpc.FutureTimeoutError:
                 reason = ""
             except grpc.RpcError as error:
-                if error.code() in _LATE and patience.left > _PAUSE_SECS:  # it broke, or this process was stopped
-                    time.sleep(_PAUSE_SECS)
+                # The connection broke, or this process was stopped.
+                if error.code() in _UNAVAILABLE and deadline.remaining_secs > _RETRY_SECS:
+                    time.sleep(_RETRY_SECS)
                     continue
-                reason = "" if error.code() in _LATE else f" ({error.code().name})"
+                reason = "" if error.code() in _UNAVAILABLE else f" ({error.code().name})"
             raise ServerUnavailableError(
                 f"no Reverb server answered at {self.address} within {timeout_secs:g} s{reason}; "
                 "start it (rlds2reverb serve), or check host and port"
@@ -109,33 +110,43 @@ class ServerConnection:
         """Changes the priorities of items; ignores keys that are not in the table.
 
         Args:
-          table: its name.
-          keys: uint64 `[M]`; where one comes twice, the later priority counts.
+          table: name of the table.
+          keys: uint64 `[M]`; of a repeated key the last priority counts.
           priorities: float64 `[M]`.
-          timeout_secs: for the answer.
+          timeout_secs: seconds to wait for the answer.
 
         Raises:
-          ServerUnavailableError: if it is not done in time.
+          ServerUnavailableError: if there is no answer in time.
         """
-        request = priority_updates(table, keys, priorities)
-        self._answered("MutatePriorities", request, timeout_secs, "take priorities")
+        request = encode_priority_updates(table, keys, priorities)
+        self._mutate(request, timeout_secs, "update priorities")
 
     def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
         """Removes items; ignores keys that are not in the table.
 
         Raises:
-          ServerUnavailableError: if it is not done in time.
+          ServerUnavailableError: if there is no answer in time.
         """
         request = MutatePrioritiesRequest(table=table, delete_keys=keys)
-        self._answered("MutatePriorities", request.SerializeToString(), timeout_secs, "delete items")
+        self._mutate(request.SerializeToString(), timeout_secs, "delete items")
+
+    def _mutate(self, request: bytes, timeout_secs: float, action: str) -> None:
+        try:
+            self._unary("MutatePriorities")(request, timeout=timeout_secs)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise ServerUnavailableError(f"waited {timeout_secs:g} s for {self.address} to {action}") from None
+            raise ServerUnavailableError(
+                f"{self.address} did not {action} ({error.code().name}: {error.details()}); start the server again"
+            ) from None
 
     def sample(self, table: str, *, timeout_secs: float) -> Generator[Any, None, None]:
-        """Takes one sample of a table, and yields its parts: the first has the `info`, each some chunks (`data`).
+        """Takes one sample and yields its parts: the first has the `info`, each has some chunks (`data`).
 
-        The server does not keep the request for later than the time-out. Ending the iteration ends the call.
+        The server drops the request after the timeout. Closing the generator cancels the call.
 
         Raises:
-          grpc.RpcError: if the server gives none, or not in time.
+          grpc.RpcError: if the server returns no sample in time.
         """
         request = SampleStreamRequest(table=table, num_samples=1)
         request.rate_limiter_timeout.milliseconds = max(1, int(1000 * timeout_secs))
@@ -147,28 +158,18 @@ class ServerConnection:
         finally:
             call.cancel()
 
-    def _answered(self, method: str, request: bytes, timeout_secs: float, what: str) -> bytes:
-        try:
-            return self._unary(method)(request, timeout=timeout_secs)
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise ServerUnavailableError(f"waited {timeout_secs:g} s for {self.address} to {what}") from None
-            raise ServerUnavailableError(
-                f"{self.address} did not {what} ({error.code().name}: {error.details()}); start the server again"
-            ) from None
-
     def checkpoint(self, *, timeout_secs: float) -> Path:
-        """Has the server write a checkpoint, and returns its directory.
+        """Makes the server write a checkpoint, and returns its directory.
 
         Raises:
-          grpc.RpcError: if the server cannot write it, or not in time.
+          grpc.RpcError: if the server does not write it in time.
         """
         response = self._unary("Checkpoint")(b"", timeout=timeout_secs)
         return Path(CheckpointResponse.FromString(response).checkpoint_path)
 
 
 def server_state_id(address: str, *, timeout_secs: float) -> str:
-    """As `ServerConnection.state_id`, over a connection of its own."""
+    """Returns `ServerConnection.state_id` over a new connection."""
     with ServerConnection(address) as connection:
         return connection.state_id(timeout_secs=timeout_secs)
 
@@ -178,12 +179,12 @@ def confirmed_keys(response: bytes) -> Sequence[int]:
     return InsertStreamResponse.FromString(response).keys
 
 
-def _result(call: Any, patience: PausableDeadline) -> bytes:
-    """Returns the response of a call; raises `grpc.FutureTimeoutError` when patience is over."""
+def _wait_for_result(call: Any, deadline: PausableDeadline) -> bytes:
+    """Returns the response of a call; raises `grpc.FutureTimeoutError` after the deadline."""
     while True:
         try:
-            return call.result(timeout=patience.tick_secs)
+            return call.result(timeout=deadline.tick_secs)
         except grpc.FutureTimeoutError:
-            if patience.left <= 0:
+            if deadline.remaining_secs <= 0:
                 call.cancel()
                 raise

@@ -1,10 +1,10 @@
-"""How much memory a server needs for data, and how much there is."""
+"""Memory: how much a server will need for its items, and how much is free."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rlds2reverb._units import bytes_text
+from rlds2reverb._text import format_bytes
 from rlds2reverb.errors import InsufficientMemoryError
 
 #: Bytes that Reverb 0.14 takes in addition to the data, as measured with `benchmarks/bench_memory.py`.
@@ -12,44 +12,44 @@ _PER_CHUNK, _PER_COLUMN_OF_CHUNK = 340, 580
 _PER_ITEM, _PER_COLUMN_OF_ITEM = 680, 160
 
 
-def needed_bytes(*, items: int, chunks: int, chunk_bytes: int, columns: int) -> int:
-    """Returns about how many bytes a server takes for items.
+def estimate_server_bytes(*, items: int, chunks: int, chunk_bytes: int, columns: int) -> int:
+    """Returns about how many bytes of memory a server needs.
 
     Args:
-      items: how many, in all tables together.
-      chunks: how many these share.
-      chunk_bytes: the size of all chunks as they are stored.
-      columns: how many an item has.
+      items: number of items in all tables together.
+      chunks: number of chunks that the items share.
+      chunk_bytes: total size of the stored chunks.
+      columns: number of columns of an item.
     """
-    of_chunks = chunk_bytes + chunks * (_PER_CHUNK + columns * _PER_COLUMN_OF_CHUNK)
-    return of_chunks + items * (_PER_ITEM + columns * _PER_COLUMN_OF_ITEM)
+    all_chunks = chunk_bytes + chunks * (_PER_CHUNK + columns * _PER_COLUMN_OF_CHUNK)
+    return all_chunks + items * (_PER_ITEM + columns * _PER_COLUMN_OF_ITEM)
 
 
-def available_bytes() -> int:
-    """Returns how much memory a process may still take: what the machine and its control group leave it."""
+def free_memory_bytes() -> int:
+    """Returns how much memory this process may still allocate, as limited by the machine and by its control group."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     values = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return min(values["MemAvailable"], _left_in_group())
+    return min(values["MemAvailable"], _free_cgroup_bytes())
 
 
-def _left_in_group() -> int:
-    """Returns what is left of the limit of a container (cgroup 2, or 1)."""
+def _free_cgroup_bytes() -> int:
+    """Returns what remains of the memory limit of a container (cgroup 2 or 1)."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
         try:
             return int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii"))
-        except (OSError, ValueError):  # no such file; "max"
+        except (OSError, ValueError):  # The file does not exist, or says "max".
             continue
     return 1 << 62
 
 
 def require_memory(needed: int, what: str) -> None:
-    """Raises `InsufficientMemoryError` unless there is memory for `needed` bytes."""
-    available = available_bytes()
-    if needed > available:
+    """Raises `InsufficientMemoryError` unless `needed` bytes of memory are free."""
+    free = free_memory_bytes()
+    if needed > free:
         raise InsufficientMemoryError(
-            f"{what} will need about {bytes_text(needed)} of memory, and {bytes_text(available)} are free; serve it on "
-            "a larger machine, convert it with layout='packed' (--layout packed), or force it (--force)"
+            f"{what} will need about {format_bytes(needed)} of memory, but only {format_bytes(free)} are free; use a "
+            "larger machine, convert with layout='packed' (--layout packed), or pass force=True (--force)"
         )

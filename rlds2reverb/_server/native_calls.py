@@ -1,10 +1,9 @@
-"""Calls into Reverb's C++ code: each with a deadline, and none cut off by the end of the interpreter.
+"""Calls into Reverb's C++ code: with a deadline, and never interrupted by the end of the interpreter.
 
-A thread that returns from C++ after the interpreter has ended is stopped by force, which C++ answers with
-`std::terminate`: the process aborts with exit code 134. Only daemon threads live that long, and Reverb's calls that
-have no deadline run in such threads, since nothing can stop them. So when the interpreter ends, daemon threads begin
-no further call, and those under way get a moment to return. One that does not return (its server is gone) does no
-harm.
+If a daemon thread returns from C++ after the interpreter has shut down, the thread is killed, C++ calls
+`std::terminate`, and the process aborts with exit code 134. Reverb's calls without a deadline have to run in daemon
+threads because nothing can stop them. So at shutdown daemon threads may not start another call, and calls in progress
+get a moment to return. A call that does not return (its server is gone) is harmless.
 """
 
 from __future__ import annotations
@@ -17,72 +16,76 @@ from typing import Any
 
 from rlds2reverb.errors import ServerUnavailableError
 
-_LONGEST_WAIT_SECS = 1.0
-#: Longer than the interpreter needs to end, unless it waits for a lock that the thread holds.
-_HELD_SECS = 10.0
+_SHUTDOWN_SECS = 1.0
+#: Longer than the interpreter takes to shut down, unless it waits for a lock of the blocked thread.
+_BLOCK_SECS = 10.0
 
 
 class NativeCalls:
-    """Counts the calls into C++ that are under way, in all threads."""
+    """Counts the calls into C++ that are in progress, in all threads.
 
-    def __init__(self, *, held_secs: float = _HELD_SECS) -> None:
-        """No call is under way yet.
+    Args:
+      block_secs: seconds for which a thread is blocked that tries to begin a call after `shut_down`.
+    """
 
-        Args:
-          held_secs: how long a thread is held that would begin a call after `finish`.
-        """
+    def __init__(self, *, block_secs: float = _BLOCK_SECS) -> None:
         self._changed = threading.Condition()
-        self._num_under_way = 0
-        self._finished = False
-        self._held_secs = held_secs
+        self._num_active = 0
+        self._is_shut_down = False
+        self._block_secs = block_secs
 
     def begin(self) -> None:
-        """Counts a call, which `end` ends, in whatever thread.
+        """Counts a call; any thread may `end` it.
 
-        After `finish` only the main thread begins any; another one waits here for the interpreter to end.
+        After `shut_down` only the main thread can begin a call; other threads block here until the interpreter ends.
 
         Raises:
-          SystemExit: if that takes too long, so that the locks of the thread get free.
+          SystemExit: if that takes too long, so that the thread releases its locks.
         """
         with self._changed:
-            if not self._finished or threading.current_thread() is threading.main_thread():
-                self._num_under_way += 1
+            if not self._is_shut_down or threading.current_thread() is threading.main_thread():
+                self._num_active += 1
                 return
-        threading.Event().wait(self._held_secs)
+        threading.Event().wait(self._block_secs)
         raise SystemExit
 
     def end(self) -> None:
-        """Says that a call came back."""
+        """Counts the return of a call."""
         with self._changed:
-            self._num_under_way -= 1
+            self._num_active -= 1
             self._changed.notify_all()
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Around a call; see `begin`."""
+    def track(self) -> Iterator[None]:
+        """Counts the calls made in the context as one; see `begin`."""
         self.begin()
         try:
             yield
         finally:
             self.end()
 
-    def finish(self, timeout_secs: float = _LONGEST_WAIT_SECS) -> bool:
-        """Lets no call begin any more, and waits for those under way; whether all came back in time."""
+    def shut_down(self, timeout_secs: float = _SHUTDOWN_SECS) -> bool:
+        """Prevents further calls and waits for those in progress; returns whether all of them returned in time."""
         with self._changed:
-            self._finished = True
-            return self._changed.wait_for(lambda: not self._num_under_way, timeout_secs)
+            self._is_shut_down = True
+            return self._changed.wait_for(lambda: not self._num_active, timeout_secs)
 
 
-#: The calls of this process: the interpreter ends once a process, so that the count is global.
+#: The calls of this process; global because the interpreter shuts down once per process.
 NATIVE_CALLS = NativeCalls()
-atexit.register(NATIVE_CALLS.finish)
+atexit.register(NATIVE_CALLS.shut_down)
 
 
 def call_with_deadline(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
-    """Returns the result of a call that has no deadline of its own, made in a thread of its own.
+    """Returns the result of a call that has no deadline of its own; runs it in a new thread.
 
-    Where our gRPC connection has the method, use that: it needs no thread. When the deadline has passed, the call goes
-    on in the background.
+    Prefer `ServerConnection` for the methods it has: it needs no thread. After the deadline the call continues in the
+    background.
+
+    Args:
+      timeout_secs: seconds to wait.
+      call: function without arguments.
+      what: what the call waits for, for the error message.
 
     Raises:
       ServerUnavailableError: if the call did not return in time.
@@ -101,7 +104,7 @@ def call_with_deadline(timeout_secs: float, call: Callable[[], Any], what: str) 
     NATIVE_CALLS.begin()
     try:
         thread.start()
-    except BaseException:  # there are too many threads
+    except BaseException:  # The system may not allow another thread.
         NATIVE_CALLS.end()
         raise
     thread.join(timeout_secs)

@@ -1,41 +1,39 @@
-"""A time-out that counts only while this process runs."""
+"""A deadline that ignores the time during which the process was stopped."""
 
 from __future__ import annotations
 
 import time
 
-_LONGEST_TICK_SECS = 1.0
-#: A time-out has at least so many ticks.
+_MAX_TICK_SECS = 1.0
 _MIN_TICKS = 8
-#: A gap of more ticks than this is time in which the process did not run.
-_MAX_TICKS_IN_A_GAP = 3
+#: A longer gap between two reads of the clock means that the process was not running.
+_MAX_TICKS_PER_GAP = 3
 
 
 class PausableDeadline:
-    """Seconds that are left to wait. A process that was stopped (SIGSTOP) and continues has about as many as before.
+    """A timeout that survives SIGSTOP: a process that continues has about as many seconds left as before the stop.
 
-    Whoever waits looks at `left` at every tick: of a longer gap only three ticks count.
+    The waiting code has to read `remaining_secs` at every tick; of a longer gap only three ticks count.
     """
 
-    def __init__(self, secs: float):
-        """All of the seconds are left."""
-        self._secs = secs
-        self._tick_secs = min(_LONGEST_TICK_SECS, secs / _MIN_TICKS)
+    def __init__(self, timeout_secs: float):
+        self._timeout_secs = timeout_secs
+        self._tick_secs = min(_MAX_TICK_SECS, timeout_secs / _MIN_TICKS)
         self.restart()
 
     def restart(self) -> None:
-        """Has all of the seconds left again."""
-        self._left, self._seen = self._secs, time.monotonic()
+        """Resets the remaining time to the whole timeout."""
+        self._remaining_secs, self._last_read = self._timeout_secs, time.monotonic()
 
     @property
-    def left(self) -> float:
-        """Seconds left, 0 or below when they are over."""
+    def remaining_secs(self) -> float:
+        """Seconds left; 0 or less once the deadline has passed."""
         now = time.monotonic()
-        self._left -= min(now - self._seen, _MAX_TICKS_IN_A_GAP * self._tick_secs)
-        self._seen = now
-        return self._left
+        self._remaining_secs -= min(now - self._last_read, _MAX_TICKS_PER_GAP * self._tick_secs)
+        self._last_read = now
+        return self._remaining_secs
 
     @property
     def tick_secs(self) -> float:
-        """How long to wait before the next look; at least a millisecond."""
-        return max(0.001, min(self.left, self._tick_secs))
+        """Seconds to wait before the next read; at least a millisecond."""
+        return max(0.001, min(self.remaining_secs, self._tick_secs))

@@ -1,4 +1,4 @@
-"""Ports: one server each, of all processes of this machine."""
+"""Ports: at most one server on each, across all processes of the machine."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from contextlib import contextmanager
 
 import portpicker
 
+from rlds2reverb._arguments import require_count
+from rlds2reverb._file_lock import FileLock
 from rlds2reverb.errors import ResourceInUseError
 
-from .locks import FileLock
-from .scratch import own_directory
+from .scratch import user_directory
 
-#: Ports that servers of this process have had. Reverb's clients share connections within a process, and take up to two
-#: minutes to come back to a port where a server was lost: to them a new server at that port would seem dead.
+#: Ports that servers of this process have used. Reverb's clients share connections within a process and take up to two
+#: minutes to reconnect to a port whose server is gone; to them a new server on that port would seem dead.
 _USED_PORTS: set[int] = set()
 _MAX_TRIES = 100
 
 
-def unused_port() -> int:
-    """Returns a free port that no server of this process has had."""
+def pick_port() -> int:
+    """Returns a free port that no server of this process has used, unless none is found in 100 tries."""
     port = portpicker.pick_unused_port()
     for _ in range(_MAX_TRIES):
         if port not in _USED_PORTS:
@@ -30,27 +31,26 @@ def unused_port() -> int:
 
 
 @contextmanager
-def held_port(port: int) -> Iterator[None]:
-    """Keeps other servers of this package from a port. Reverb itself would let two start there and split the traffic.
+def reserve_port(port: int) -> Iterator[None]:
+    """Keeps other rlds2reverb servers off a port. Reverb itself would let two servers share it and split the traffic.
 
     Raises:
-      ResourceInUseError: if anything listens there.
+      ResourceInUseError: if the port is in use.
       ValueError: if it is not a port.
     """
     _USED_PORTS.add(port)
-    with FileLock(own_directory() / f"port-{port}.lock", f"port {port} is taken by another rlds2reverb server"):
+    with FileLock(user_directory() / f"port-{port}.lock", f"port {port}", "choose another port, or stop that server"):
         require_free_port(port)
         yield
 
 
 def require_free_port(port: int) -> None:
-    """Raises `ResourceInUseError` if anything listens on the port, on any interface; `ValueError` if it is not a port."""
-    if not 0 < port < 65536:
-        raise ValueError(f"port is {port}, expected 1 to 65535")
+    """Raises `ResourceInUseError` if anything listens on a port, on any interface; `ValueError` if it is no port."""
+    require_count("port", port, 1, 65535)
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             probe = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # no IPv6 on this machine
+        except OSError:  # This machine has no IPv6.
             continue
         with probe:
             if family == socket.AF_INET6:
@@ -60,9 +60,9 @@ def require_free_port(port: int) -> None:
                 probe.bind((host, port))
             except PermissionError as error:
                 raise ResourceInUseError(
-                    f"port {port} may not be used ({error.strerror}); choose one above 1023"
+                    f"port {port} requires more privileges ({error.strerror}); choose a port above 1023"
                 ) from None
             except OSError as error:
                 raise ResourceInUseError(
-                    f"port {port} is taken ({error.strerror}); choose another, or stop what uses it"
+                    f"port {port} is in use ({error.strerror}); choose another port, or stop the program that uses it"
                 ) from None

@@ -1,4 +1,4 @@
-"""A Reverb server with a port of its own and a checkpoint root of its own."""
+"""A Reverb server with its own port and, optionally, a directory for checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 import grpc
 import reverb
 
+from rlds2reverb._file_lock import FileLock
 from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._signals import defer_signals
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
@@ -20,106 +22,169 @@ from rlds2reverb.tables import TableConfig
 from .checkpoint_root import CheckpointRoot
 from .clients import require_table, table_infos
 from .connection import ServerConnection
-from .locks import FileLock
 from .memory import require_memory
-from .ports import held_port, unused_port
+from .ports import pick_port, reserve_port
 from .scratch import scratch_folder
-from .signals import signals_deferred
 
-#: A server that has just started in this process may have to wait for calls that other servers leave unanswered.
+#: A new server may have to wait until calls that other servers of this process left unanswered have timed out.
 _START_SECS = 60.0
 
 
 class ReplayServer:
     """A running server. Use it as a context manager, or call `stop`.
 
-    Reverb listens on all interfaces and asks nobody who they are: whoever reaches the port can read, write and reset
-    the tables. Keep it behind a firewall.
+    Reverb listens on all interfaces without authentication: anyone who reaches the port can read, write and reset the
+    tables. Keep it behind a firewall.
     """
 
     def __init__(
         self,
-        configs: Sequence[TableConfig] | None,
+        tables: Sequence[TableConfig],
         signature: Nest | None = None,
         *,
         port: int | None = None,
-        data: str | Path | None = None,
+        checkpoint_root: str | Path | None = None,
+        verify: bool = True,
+        keep_previous: bool = True,
+    ):
+        """Starts a server with empty tables, or from the newest valid checkpoint in `checkpoint_root` if there is one.
+
+        Damaged and interrupted checkpoints are skipped with a `RuntimeWarning` that names them.
+
+        Args:
+          tables: configurations of the tables.
+          signature: signature of the items, or None to accept any item.
+          port: port to listen on; None chooses a free one.
+          checkpoint_root: directory for checkpoints: a new one, or one that an earlier server created; None for no
+            checkpoints.
+          verify: whether a checkpoint must match its manifest or, without a manifest, be readable from end to end. It
+            must be complete in any case.
+          keep_previous: whether to keep the checkpoint before the newest, and to start from it if the newest is
+            damaged. The root then takes the space of two checkpoints, as it does in any case while one is written.
+
+        Raises:
+          ResourceInUseError: if the port or the checkpoint root is in use.
+          CheckpointError: if the checkpoint root has foreign files, is damaged, or is for different tables.
+          SpecMismatchError: if a restored table has a different signature.
+          ValueError: if there are no tables.
+        """
+        self._start(
+            tables,
+            signature,
+            directory=None,
+            port=port,
+            checkpoint_root=checkpoint_root,
+            verify=verify,
+            force=False,
+            keep_previous=keep_previous,
+        )
+
+    @classmethod
+    def from_directory(
+        cls,
+        directory: str | Path,
+        *,
+        tables: Sequence[TableConfig] | None = None,
+        signature: Nest | None = None,
+        port: int | None = None,
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
         force: bool = False,
         keep_previous: bool = True,
-    ):
-        """Starts the server, from the newest good checkpoint of the root if there is one, else from the data.
+    ) -> ReplayServer:
+        """Starts a server with the items in a directory that `ingest` wrote; the directory is not changed.
 
-        What it passed over for that, because it is damaged or was cut off, one `RuntimeWarning` names.
+        If `checkpoint_root` has a valid checkpoint, the server starts from that instead.
 
         Args:
-          configs: the tables; None for the tables of `data`.
-          signature: of their items, or None to take anything.
-          port: None for a free one.
-          data: a directory that `ingest` wrote. It stays as it is.
-          checkpoint_root: a new directory, or one that an earlier server made; None for no checkpoints.
-          force: whether to load data that need more memory than there is.
-          verify: whether a checkpoint has to match its manifest, or to be readable from end to end if it has none; it
-            has to be complete in any case.
-          keep_previous: whether to keep the checkpoint before the newest, and to start from it where the newest is
-            damaged. The root then takes the space of two checkpoints, which writing one takes in any case.
+          directory: path of the directory.
+          tables: expected configurations of its tables; None for the stored ones.
+          signature: expected signature of the items; None for the stored one.
+          port: as for `ReplayServer`.
+          checkpoint_root: as for `ReplayServer`.
+          verify: as for `ReplayServer`; applies to the directory as well.
+          force: whether to start even if the items need more memory than is free.
+          keep_previous: as for `ReplayServer`.
 
         Raises:
-          ResourceInUseError: if another server listens there. (Two would both start, and split the traffic.)
-          CheckpointError: if data or root are not ours, or damaged or for other tables.
-          InsufficientMemoryError: if the data need more memory than there is.
-          SpecMismatchError: if a restored table has another signature.
+          CheckpointError: if the directory is missing, damaged, not written by `ingest`, or has different tables; or
+            as for `ReplayServer`.
+          InsufficientMemoryError: if the items need more memory than is free.
+          ResourceInUseError: as for `ReplayServer`.
+          SpecMismatchError: as for `ReplayServer`.
         """
-        if configs is not None and not configs:
-            raise ValueError("a server needs at least one table, got none")
-        if configs is None and data is None:
-            raise ValueError("a server needs tables, or data that say which; got neither")
+        server = cls.__new__(cls)
+        server._start(
+            tables,
+            signature,
+            directory=Path(directory),
+            port=port,
+            checkpoint_root=checkpoint_root,
+            verify=verify,
+            force=force,
+            keep_previous=keep_previous,
+        )
+        return server
+
+    def _start(
+        self,
+        tables: Sequence[TableConfig] | None,
+        signature: Nest | None,
+        *,
+        directory: Path | None,
+        port: int | None,
+        checkpoint_root: str | Path | None,
+        verify: bool,
+        force: bool,
+        keep_previous: bool,
+    ) -> None:
+        if tables is not None and not tables:
+            raise ValueError("tables must contain at least one TableConfig, got none")
         with ExitStack() as stack:
-            self.port = port or unused_port()
-            stack.enter_context(held_port(self.port))
+            self.port = port or pick_port()
+            stack.enter_context(reserve_port(self.port))
             self._root = None if checkpoint_root is None else CheckpointRoot(Path(checkpoint_root))
-            # Reverb always makes a checkpointer, by default one that leaves a directory behind.
+            # Reverb always creates a checkpointer; its default one leaves a directory behind.
             scratch = stack.enter_context(scratch_folder())
             root = self._root or CheckpointRoot(scratch / "root")
-            stack.enter_context(FileLock(root.path / "rlds2reverb.lock", f"{checkpoint_root} is in use"))
+            stack.enter_context(FileLock(root.path / "rlds2reverb.lock", str(root.path)))
             self._keep_previous = keep_previous
             if verify:
                 _choose_checkpoint(root, fall_back=keep_previous)
-            if data is not None:
-                root.delete_cut_off()
-            if data is not None and root.latest() is None:
-                begin_from(root, Path(data), configs, verify=verify, force=force)
-            configs = list(root.tables() or [] if configs is None else configs)
-            root.require_tables(configs)
+            if directory is not None:
+                root.delete_interrupted()
+                if root.latest() is None:
+                    _load_directory(root, directory, tables, verify=verify, force=force)
+            tables = list(root.tables() or [] if tables is None else tables)
+            root.require_tables(tables)
             if not verify:
-                root.verify_latest(manifest_too=False)
-            tables = [config.build(signature) for config in configs]
-            #: The checkpoint that it began from; None if it began empty.
+                root.verify_latest(against_manifest=False)
+            #: The checkpoint that the server started from; None if it started empty.
             self.started_from = root.latest()
             checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
             try:
-                self._server = reverb.Server(tables, port=self.port, checkpointer=checkpointer)
+                reverb_tables = [table.build(signature) for table in tables]
+                self._server = reverb.Server(reverb_tables, port=self.port, checkpointer=checkpointer)
             except (RuntimeError, ValueError) as error:
-                if root.latest() is None:
+                if self.started_from is None:
                     raise
-                raise CheckpointError(f"Reverb cannot load the checkpoint {root.latest()} ({error})") from error
+                raise CheckpointError(f"Reverb cannot load the checkpoint {self.started_from} ({error})") from error
             stack.callback(self._server.stop)
             self.client = reverb.Client(self.address)
             infos = table_infos(self.client, timeout_secs=_START_SECS)
             if signature is not None:
-                for config in configs:
-                    require_table(infos, config.name, signature)
+                for table in tables:
+                    require_table(infos, table.name, signature)
             self._resources = stack.pop_all()
 
     @property
     def address(self) -> str:
-        """Where clients on this machine find it."""
+        """The address for clients on this machine, 'localhost:PORT'."""
         return f"localhost:{self.port}"
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether it was started with a checkpoint root."""
+        """Whether the server has a checkpoint root."""
         return self._root is not None
 
     def __enter__(self) -> ReplayServer:
@@ -133,75 +198,73 @@ class ReplayServer:
 
         Raises:
           ValueError: if the server has no checkpoint root.
-          CheckpointError: if something foreign lies in the root, or the checkpoint is not there afterwards.
-          ServerUnavailableError: if it takes longer than the time-out.
+          CheckpointError: if the root has foreign files, or the checkpoint is missing afterwards.
+          ServerUnavailableError: if it takes longer than the timeout.
+          StorageFullError: if the disk is full; the previous checkpoint is kept.
         """
         if self._root is None:
-            raise ValueError("the server was started without a checkpoint root; give checkpoint_root=DIRECTORY")
-        self._root.require_own()
-        with signals_deferred():  # a kill between Reverb's checkpoint and our manifest costs the next start some time
+            raise ValueError("the server was started without a checkpoint root; pass checkpoint_root=DIRECTORY")
+        self._root.require_no_foreign_entries()
+        with defer_signals():  # Without its manifest, the next start would have to read the whole checkpoint.
             if self._keep_previous:
                 self._root.keep_newest()
-            path = self._written(self._root, timeout_secs)
+            path = self._write_checkpoint(self._root, timeout_secs)
             with full_disk_as_error(self._root.path):
                 self._root.write_manifest(path)
         return path
 
-    def _written(self, root: CheckpointRoot, timeout_secs: float) -> Path:
+    def _write_checkpoint(self, root: CheckpointRoot, timeout_secs: float) -> Path:
         try:
             with ServerConnection(self.address) as connection:
                 return connection.checkpoint(timeout_secs=timeout_secs)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # it may still be writing
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # The server may still be writing.
                 raise ServerUnavailableError(f"waited {timeout_secs:g} s for a checkpoint in {root.path}") from None
-            root.delete_cut_off()
+            root.delete_interrupted()
             if "No space left" in str(error.details()):
-                message = f"no space left for a checkpoint in {root.path}; the one before is kept: free some"
+                message = f"no space left for a checkpoint in {root.path}; the previous one is kept: free some space"
                 raise StorageFullError(errno.ENOSPC, message) from error
             raise CheckpointError(f"Reverb cannot write a checkpoint in {root.path} ({error.details()})") from error
 
     def stop(self) -> None:
-        """Stops the server and gives port and root back."""
+        """Stops the server and releases its port and checkpoint root."""
         self._resources.close()
 
 
-def _choose_checkpoint(root: CheckpointRoot, *, fall_back: bool) -> None:
-    with full_disk_as_error(root.path):
-        passed_over = root.choose_newest_good(fall_back=fall_back)
-    if passed_over is not None:
-        warnings.warn(passed_over, RuntimeWarning, stacklevel=3)
-
-
-def stored_tables(data: Path) -> list[TableConfig]:
+def read_tables(directory: Path) -> list[TableConfig]:
     """Returns the tables of a directory that `ingest` wrote.
 
     Raises:
-      CheckpointError: if there is no such directory, or it is damaged.
+      CheckpointError: if the directory is missing or damaged.
     """
-    if not data.is_dir():
-        raise CheckpointError(f"{data} is not a directory; write one with ingest (rlds2reverb convert --out {data})")
-    tables = CheckpointRoot(data, make=False).tables()
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"{directory} is not a directory; write one with ingest (rlds2reverb convert --out {directory})"
+        )
+    tables = CheckpointRoot(directory, create=False).tables()
     if tables is None:
         raise CheckpointError(
-            f"{data / 'rlds2reverb.json'} is missing; restore it from a copy, or write the data again"
+            f"{directory / 'rlds2reverb.json'} is missing; restore it from a copy, or write the data again"
         )
     return tables
 
 
-def begin_from(
-    root: CheckpointRoot, data: Path, configs: Sequence[TableConfig] | None, *, verify: bool, force: bool
-) -> None:
-    """Gives a root without checkpoints the one of a directory that `ingest` wrote.
+def _choose_checkpoint(root: CheckpointRoot, *, fall_back: bool) -> None:
+    with full_disk_as_error(root.path):
+        skipped = root.choose_newest_valid(fall_back=fall_back)
+    if skipped is not None:
+        warnings.warn(skipped, RuntimeWarning, stacklevel=4)
 
-    Raises:
-      CheckpointError: if there is no such directory, it is damaged, or has other tables than are asked for.
-      InsufficientMemoryError: if it needs more memory than there is, unless forced.
-    """
-    stored_tables(data)
-    written = CheckpointRoot(data, make=False)
+
+def _load_directory(
+    root: CheckpointRoot, directory: Path, tables: Sequence[TableConfig] | None, *, verify: bool, force: bool
+) -> None:
+    """Makes a root without checkpoints start from a directory that `ingest` wrote."""
+    read_tables(directory)
+    written = CheckpointRoot(directory, create=False)
     if not force:
-        require_memory(written.described().get("memory_bytes", 0), str(data))
-    if configs is not None and written.latest() is not None:
-        written.require_tables(configs)
-    written.verify_latest(manifest_too=verify)
-    root.begin_like(written)
+        require_memory(written.data().get("memory_bytes", 0), str(directory))
+    if tables is not None and written.latest() is not None:
+        written.require_tables(tables)
+    written.verify_latest(against_manifest=verify)
+    root.start_from(written)

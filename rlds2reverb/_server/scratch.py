@@ -1,4 +1,4 @@
-"""Temporary folders of servers, which are removed with their server, or by a later one if that was killed."""
+"""Temporary folders of servers: removed with their server, or by a later server if theirs was killed."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlds2reverb._file_lock import FileLock
 from rlds2reverb.errors import ResourceInUseError
 
-from .locks import FileLock
 
-
-def own_directory() -> Path:
-    """Returns this user's directory for locks and temporary folders, after making it.
+def user_directory() -> Path:
+    """Creates and returns this user's directory for locks and temporary folders.
 
     Raises:
-      ResourceInUseError: if another user made it, who could then change what is in it.
+      ResourceInUseError: if another user created it, who could then change its contents.
     """
     directory = Path(tempfile.gettempdir()) / f"rlds2reverb-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     owner = directory.lstat().st_uid
     if owner != os.getuid():
         raise ResourceInUseError(
-            f"{directory} belongs to user {owner}, expected user {os.getuid()}; remove it, or set TMPDIR"
+            f"{directory} must belong to user {os.getuid()}, but belongs to user {owner}; remove it, or set TMPDIR"
         )
     return directory
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Makes a temporary folder for as long as the context lasts, and removes those that killed processes have left.
+    """Creates a temporary folder for the duration of the context, and removes the folders of killed processes.
 
-    Each has a lock file next to it, which is locked before the folder is made: a folder whose lock is free is left.
+    Each folder has a lock file next to it, which is locked before the folder is created, so a folder whose lock is
+    free is abandoned.
     """
-    directory = own_directory()
-    _remove_left_over(directory)
+    directory = user_directory()
+    for folder in directory.glob("server-*"):
+        if folder.is_dir():
+            with contextlib.suppress(ResourceInUseError), _folder_lock(folder):
+                shutil.rmtree(folder, ignore_errors=True)
     folder = directory / f"server-{secrets.token_hex(8)}"
-    with _lock_of(folder):
+    with _folder_lock(folder):
         folder.mkdir(mode=0o700)
         try:
             yield folder
@@ -49,12 +52,5 @@ def scratch_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_left_over(directory: Path) -> None:
-    for folder in directory.glob("server-*"):
-        if folder.is_dir():
-            with contextlib.suppress(ResourceInUseError), _lock_of(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock_of(folder: Path) -> FileLock:
-    return FileLock(folder.with_suffix(".lock"), f"{folder} is in use")
+def _folder_lock(folder: Path) -> FileLock:
+    return FileLock(folder.with_suffix(".lock"), str(folder))

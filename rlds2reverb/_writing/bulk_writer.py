@@ -1,14 +1,17 @@
-"""Batches of encoded items to a live server, each item confirmed.
+"""Writes items to a running server in batches, over a stream on which the server confirms every item.
 
-A batch is sent once and kept until the server has confirmed each of its items in each table. When the stream breaks, a
-new one is opened and gets what was not confirmed. Keys stand for content, so that an item sent twice is stored once.
+A batch is sent once and kept until the server has confirmed each of its items in each table. If the stream breaks, a
+new one is opened and the unconfirmed batches are sent again. An item's key is derived from its content, so an item
+that is sent twice is stored once.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -18,50 +21,78 @@ from rlds2reverb._arguments import require_timeout
 from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import EncodedBatch, Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.clients import Server, connect, why_blocked
+from rlds2reverb._server.clients import Server, connect, explain_blocked_inserts
+from rlds2reverb._server.connection import ServerConnection, confirmed_keys
 from rlds2reverb._server.pausable_deadline import PausableDeadline
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 
-from .insert_stream import InsertStream, SentBatch
-
 _MAX_UNCONFIRMED_BYTES = 32 << 20
-_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 2.0
-_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS = 0.1, 2.0
+_MAX_CONNECT_SECS = 5.0
+_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+
+
+@dataclass
+class _Batch:
+    """A batch that was sent.
+
+    Attributes:
+      number: number of batches sent before it.
+      requests: its `InsertStreamRequest` messages.
+      num_bytes: size of the requests.
+      keys: uint64 `[M]`, sorted keys of its items in all tables.
+      num_unconfirmed: number of these items that the server has not confirmed.
+    """
+
+    number: int
+    requests: list[bytes]
+    num_bytes: int
+    keys: np.ndarray
+    num_unconfirmed: int = 0
+
+    def confirm(self, confirmed: np.ndarray) -> np.ndarray:
+        """Counts the confirmed keys that belong to the batch, and returns the others."""
+        at = np.minimum(np.searchsorted(self.keys, confirmed), len(self.keys) - 1)
+        is_own = self.keys[at] == confirmed
+        self.num_unconfirmed -= int(is_own.sum())
+        return confirmed[~is_own]
 
 
 class BulkWriter:
-    """Writes batches to a server and knows which of them the server has confirmed. Use it as a context manager."""
+    """Writes batches of items to a server and tracks which of them are confirmed. Use it as a context manager."""
 
     def __init__(self, server: Server, encoder: Encoder, *, timeout_secs: float = 30.0):
         """Opens the stream.
 
         Args:
-          server: see `clients.connect`.
-          encoder: for the tables.
-          timeout_secs: how long to wait for any confirmation.
+          server: server to write to; see `clients.connect`.
+          encoder: encoder for the tables.
+          timeout_secs: seconds to wait for each confirmation.
 
         Raises:
           ServerUnavailableError: if the server does not answer in time.
-          ValueError: if the time-out is out of its range.
+          ValueError: if the timeout is out of range.
         """
         require_timeout(timeout_secs)
         self._client = connect(server)
         self._address = self._client.server_address
         self._encoder = encoder
         self._timeout_secs = timeout_secs
-        #: Guards what the thread that reads confirmations changes: the stream's state, `_bytes`, `_patience`.
-        self._changed = threading.Condition()
         self._num_batches = 0
         self._ends_of_writes: deque[int] = deque()
         self._num_confirmed = 0
-        self._patience = PausableDeadline(timeout_secs)
-        self._num_responses = 0
         self._item_keys: list[np.ndarray] = []
         self._chunk_keys: list[np.ndarray] = []
-        self._bytes = 0
-        self._stream = InsertStream(self._address, self._on_response, timeout_secs=timeout_secs)
-        #: Identifies the start of the server that all confirmations are from.
-        self.state_id = self._stream.state_id
+        #: Guards the attributes below, which the thread that reads confirmations changes as well.
+        self._changed = threading.Condition()
+        self._deadline = PausableDeadline(timeout_secs)
+        self._num_responses = 0
+        self._unconfirmed: deque[_Batch] = deque()
+        self._unconfirmed_bytes = 0
+        self._arrived_keys: list[int] = []
+        self._error: Exception | None = None
+        #: Identifies the run of the server that all confirmations come from.
+        self.state_id = self._open_stream(timeout_secs)
 
     def __enter__(self) -> BulkWriter:
         return self
@@ -71,133 +102,168 @@ class BulkWriter:
 
     @property
     def num_confirmed(self) -> int:
-        """Calls of `write`, counted from the first, of which every item is confirmed."""
+        """The number of calls of `write`, counted from the first, whose items are all confirmed."""
         with self._changed:
-            unconfirmed = self._stream.unconfirmed
-            first_unconfirmed = unconfirmed[0].number if unconfirmed else self._num_batches
+            first_unconfirmed = self._unconfirmed[0].number if self._unconfirmed else self._num_batches
         while self._ends_of_writes and self._ends_of_writes[0] <= first_unconfirmed:
             self._ends_of_writes.popleft()
             self._num_confirmed += 1
         return self._num_confirmed
 
     def write(self, blocks: Iterable[ItemBlock]) -> None:
-        """Sends the items of some episodes, waiting where too much is unconfirmed.
+        """Sends the items of some episodes; waits while too many bytes are unconfirmed.
 
         Raises:
-          ServerUnavailableError: if the server confirms nothing within the time-out; names what was waited for.
+          ServerUnavailableError: if the server confirms nothing within the timeout.
           ServerRestartedError: if the server was restarted.
         """
-        for batch in self._encoder.encode(blocks):
-            self._send(batch)
+        for encoded in self._encoder.encode(blocks):
+            self._write_batch(encoded)
         self._ends_of_writes.append(self._num_batches)
 
-    def _send(self, batch: EncodedBatch) -> None:
-        self._item_keys += batch.item_keys
-        self._chunk_keys.append(batch.chunk_keys)
-        requests = batch.insert_requests()
+    def _write_batch(self, encoded: EncodedBatch) -> None:
+        self._item_keys += encoded.item_keys
+        self._chunk_keys.append(encoded.chunk_keys)
+        requests = encoded.insert_requests()
         num_bytes = sum(map(len, requests))
-        self._wait(lambda: self._bytes == 0 or self._bytes + num_bytes <= _MAX_UNCONFIRMED_BYTES)
-        item_keys = np.sort(np.concatenate(batch.item_keys))
-        sent = SentBatch(self._num_batches, requests, num_bytes, item_keys, len(item_keys))
+        self._wait(lambda: not self._unconfirmed or self._unconfirmed_bytes + num_bytes <= _MAX_UNCONFIRMED_BYTES)
+        batch = _Batch(self._num_batches, requests, num_bytes, np.sort(np.concatenate(encoded.item_keys)))
         with self._changed:
             self._num_batches += 1
-            self._bytes += num_bytes
-            self._stream.send(sent)
+            self._unconfirmed.append(batch)
+            self._unconfirmed_bytes += num_bytes
+            self._send(batch)
 
-    def confirm(self) -> None:
-        """Waits for all confirmations and forgets what was written: for distinct keys, and a server that stays.
+    def flush_and_forget(self) -> None:
+        """Waits for all confirmations and forgets what was written, so that the same items can be written again.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: as `write`.
+          ServerUnavailableError, ServerRestartedError: as for `write`.
         """
-        self._wait(lambda: self._bytes == 0)
+        self._wait(lambda: not self._unconfirmed)
         self._item_keys.clear()
         self._chunk_keys.clear()
         self._ends_of_writes.clear()
 
     def flush(self) -> None:
-        """Waits until everything is confirmed, by the server that was there at the beginning.
+        """Waits until everything is confirmed by the server that was running at the beginning.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: as `write`.
+          ServerUnavailableError, ServerRestartedError: as for `write`.
           KeyCollisionError: if two items or chunks have the same key.
         """
-        keys.require_different(self._item_keys)
-        keys.require_different(self._chunk_keys)
-        self._wait(lambda: self._bytes == 0)
-        self._require_same(self._stream.state_id_now(timeout_secs=self._timeout_secs))
+        keys.require_unique(self._item_keys)
+        keys.require_unique(self._chunk_keys)
+        self._wait(lambda: not self._unconfirmed)
+        self._require_same_server(self._connection.state_id(timeout_secs=self._timeout_secs))
 
     def close(self, *, failed: bool = False) -> None:
-        """Ends the stream at once, whatever is unconfirmed."""
-        self._stream.end()
+        """Ends the stream at once, even if items are unconfirmed."""
+        self._requests.put(None)
+        self._call.cancel()
+        self._connection.close()
 
-    def _on_response(self, stream: InsertStream, response: Any) -> None:
-        """Runs in the thread that reads."""
+    def _open_stream(self, timeout_secs: float) -> str:
+        """Opens a stream on a new connection; returns the state id of its server."""
+        connection = ServerConnection(self._address)
+        try:
+            state_id = connection.state_id(timeout_secs=timeout_secs)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = connection.insert_stream(iter(self._requests.get, None))
+        self._arrived_keys.clear()
+        self._error = None
+        threading.Thread(target=self._read, args=(self._call,), daemon=True).start()
+        return state_id
+
+    def _send(self, batch: _Batch) -> None:
+        batch.num_unconfirmed = len(batch.keys)
+        for request in batch.requests:
+            self._requests.put(request)
+
+    def _read(self, responses: Iterable[bytes]) -> None:
+        """Handles confirmations until the stream ends. Runs in a thread."""
+        error: Exception = EOFError("the server ended the stream")
+        try:
+            for response in responses:
+                self._confirm(confirmed_keys(response))
+        except Exception as raised:  # Any error is reported by the thread that writes.
+            error = raised
         with self._changed:
-            if isinstance(response, Exception):
-                stream.error = response
-            elif stream is self._stream:
-                freed = stream.confirm(response)
-                self._num_responses += 1
-                self._patience.restart()
-                self._bytes -= freed
-                if not freed:
-                    return  # nobody waits for less
+            self._error = error
             self._changed.notify_all()
 
-    def _wait(self, is_ready: Callable[[], bool]) -> None:
-        pauses = _pauses()
-        with self._changed:
-            self._patience.restart()
-            num_responses = self._num_responses
-            while self._stream.error is not None or not is_ready():
-                if self._num_responses > num_responses:
-                    num_responses, pauses = self._num_responses, _pauses()
-                left = self._patience.left
-                if left <= 0:
-                    raise ServerUnavailableError(self._why_late())
-                if self._stream.error is not None:
-                    self._reopen(min(next(pauses), left), left)
-                else:
-                    self._changed.wait(self._patience.tick_secs)
+    def _confirm(self, confirmed: Sequence[int]) -> None:
+        """Handles the keys of one response: a few keys, in any order.
 
-    def _reopen(self, pause: float, left: float) -> None:
-        """Replaces the broken stream and sends again what it had not confirmed."""
-        broken, error = self._stream, self._stream.error
-        if isinstance(error, grpc.RpcError) and error.code() not in _PASSING:
-            reason = f"{error.code().name}: {error.details()}"
+        They are collected until they may complete the first batch, and looked up then.
+        """
+        with self._changed:
+            self._num_responses += 1
+            self._deadline.restart()
+            self._arrived_keys += confirmed
+            if self._unconfirmed and len(self._arrived_keys) < self._unconfirmed[0].num_unconfirmed:
+                return
+            arrived = np.sort(np.array(self._arrived_keys, np.uint64))  # Searching for sorted keys is much faster.
+            self._arrived_keys.clear()
+            for batch in self._unconfirmed:
+                if not len(arrived):
+                    break
+                arrived = batch.confirm(arrived)
+            while self._unconfirmed and not self._unconfirmed[0].num_unconfirmed:
+                self._unconfirmed_bytes -= self._unconfirmed.popleft().num_bytes
+                self._changed.notify_all()
+
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
+        """Waits for a condition, reopening the stream if it breaks; each response restarts the deadline."""
+        pauses = _retry_pauses()
+        with self._changed:
+            self._deadline.restart()
+            num_responses = self._num_responses
+            while self._error is not None or not is_ready():
+                if self._num_responses > num_responses:
+                    num_responses, pauses = self._num_responses, _retry_pauses()
+                remaining = self._deadline.remaining_secs
+                if remaining <= 0:
+                    raise ServerUnavailableError(self._explain_timeout())
+                if self._error is not None:
+                    self._reopen(min(next(pauses), remaining), remaining)
+                else:
+                    self._changed.wait(self._deadline.tick_secs)
+
+    def _reopen(self, pause: float, remaining: float) -> None:
+        """Replaces the broken stream and sends the unconfirmed batches again."""
+        if isinstance(self._error, grpc.RpcError) and self._error.code() not in _TRANSIENT:
+            reason = f"{self._error.code().name}: {self._error.details()}"
             raise ServerUnavailableError(f"the server at {self._address} refused items ({reason})")
         self._changed.wait(pause)
-        broken.end()
+        self.close()
         try:
-            stream = InsertStream(self._address, self._on_response, timeout_secs=max(0.1, min(left - pause, 5.0)))
+            state_id = self._open_stream(max(0.1, min(remaining - pause, _MAX_CONNECT_SECS)))
         except ServerUnavailableError:
-            return  # still away; the caller looks at the clock
-        try:
-            self._require_same(stream.state_id)
-        except ServerRestartedError:
-            stream.end()
-            raise
-        self._stream = stream
-        for batch in broken.unconfirmed:
-            stream.send(batch)
+            return  # The caller checks the deadline and tries again.
+        self._require_same_server(state_id)
+        for batch in self._unconfirmed:
+            self._send(batch)
 
-    def _require_same(self, state_id: str) -> None:
+    def _require_same_server(self, state_id: str) -> None:
         if state_id != self.state_id:
             raise ServerRestartedError(
-                f"the server at {self._address} was restarted; what the earlier one confirmed may be gone: resume"
+                f"the server at {self._address} was restarted and may have lost confirmed items; resume the run"
             )
 
-    def _why_late(self) -> str:
-        error = self._stream.error
-        if isinstance(error, grpc.RpcError):
-            reason = f"{error.code().name}: {error.details()}"
+    def _explain_timeout(self) -> str:
+        if isinstance(self._error, grpc.RpcError):
+            reason = f"{self._error.code().name}: {self._error.details()}"
             return f"lost the server at {self._address} for {self._timeout_secs:g} s ({reason}); start it, then resume"
-        return why_blocked(self._client, self._encoder.tables, self._timeout_secs)
+        return explain_blocked_inserts(self._client, self._encoder.tables, self._timeout_secs)
 
 
-def _pauses() -> Iterator[float]:
+def _retry_pauses() -> Iterator[float]:
     pause = _FIRST_PAUSE_SECS
     while True:
         yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+        pause = min(2 * pause, _MAX_PAUSE_SECS)

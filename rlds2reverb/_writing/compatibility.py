@@ -1,4 +1,4 @@
-"""Whether a server understands our messages: one item is inserted, read back by Reverb's own client, and deleted."""
+"""Checks that a server understands the bulk writer: inserts one item, reads it with Reverb's client, and deletes it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import reverb
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.connection import ServerConnection, server_state_id
-from rlds2reverb._server.held_items import counts_samples
 from rlds2reverb._server.native_calls import NATIVE_CALLS, call_with_deadline
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._server.stored_items import sampling_has_side_effects
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
@@ -23,19 +23,19 @@ from .bulk_writer import BulkWriter
 
 _KEY_SEED = -1
 _TIMEOUT_SECS = 20.0
-_ANSWER_SECS = 2
-#: State ids of servers that have understood us: a property of the server, which each run need not find out again.
-_UNDERSTOOD: set[str] = set()
+_INFO_SECS = 2
+#: State ids of servers that passed the check, so that later transfers of this process skip it.
+_COMPATIBLE_SERVERS: set[str] = set()
 
 
 @dataclass(frozen=True)
 class TrialItem:
-    """An item that shows whether a server understands our messages.
+    """An item that is inserted to check a server.
 
     Attributes:
-      block: of this one item.
-      signature: of the tables, or None.
-      specs: of one row of each column.
+      block: block that contains only this item.
+      signature: signature of the tables, or None.
+      specs: spec of one row of each column.
       squeeze: whether items are single rows without a time axis.
     """
 
@@ -44,99 +44,100 @@ class TrialItem:
     specs: Sequence[ArraySpec]
     squeeze: bool
 
-    def encoder(self, table: str) -> Encoder:
-        """Returns an encoder that gives the item a key that it has as a trial only."""
+    def make_encoder(self, table: str) -> Encoder:
+        """Returns an encoder whose keys differ from those of regular items."""
         return Encoder(self.specs, [table], squeeze=self.squeeze, key_seed=_KEY_SEED)
 
-    def keys(self, table: str) -> list[int]:
-        """Returns the key of the item in a table, as a list."""
-        return [int(key) for batch in self.encoder(table).encode([self.block]) for key in batch.item_keys[0]]
+    def make_keys(self, table: str) -> list[int]:
+        """Returns a list with the key of the item in a table."""
+        return [int(key) for batch in self.make_encoder(table).encode([self.block]) for key in batch.item_keys[0]]
 
-    def difference(self, leaves: Sequence[np.ndarray]) -> str | None:
+    def find_difference(self, columns: Sequence[np.ndarray]) -> str | None:
         """Returns how the columns of a sample differ from the item, or None if they are equal bit for bit."""
         begin, end = int(self.block.starts[0]), int(self.block.starts[0] + self.block.lengths[0])
         expected = [column[begin] if self.squeeze else column[begin:end] for column in self.block.columns]
-        if len(leaves) != len(expected):
-            return f"{len(leaves)} columns came back, {len(expected)} were written"
-        for number, (got, want) in enumerate(zip(leaves, expected, strict=True)):
+        if len(columns) != len(expected):
+            return f"wrote {len(expected)} columns, but read back {len(columns)}"
+        for number, (got, want) in enumerate(zip(columns, expected, strict=True)):
             if got.dtype != want.dtype or got.shape != want.shape or got.tobytes() != want.tobytes():
-                return f"column {number} came back as {got.dtype} {list(got.shape)} with other content than was written"
+                return f"column {number} was read back as {got.dtype} {list(got.shape)} with different content"
         return None
 
 
-def why_bulk_writing_fails(
+def find_incompatibility(
     client: reverb.Client, tables: Sequence[str], trial: TrialItem, *, timeout_secs: float
 ) -> str | None:
-    """Writes an item, reads it back and deletes it, unless this server has understood us before.
+    """Writes an item, reads it back and deletes it, unless this server has passed the check before.
 
-    This is done in the first table that is empty, gives an item at once, and does not use items up: a reader that waits
-    for them loses nothing. If there is no such table, or Reverb's own clients do not reach the server, a server is
-    started in this process for it, which shows whether the installed Reverb understands us.
+    The item goes to the first table that is empty, returns items at once and does not use them up, so that waiting
+    readers lose nothing. If there is no such table, or Reverb's own client cannot reach the server, the check uses a
+    temporary server in this process, which shows whether the installed Reverb is compatible.
 
     Returns:
-      A sentence on what failed, or None if the item came back bit for bit.
+      A sentence that says what failed, or None if the item was read back bit for bit.
 
     Raises:
-      ServerUnavailableError: if the server does not answer any more.
+      ServerUnavailableError: if the server no longer answers.
     """
     reason: str | None = ""
-    secs = min(timeout_secs, _TIMEOUT_SECS)
-    for _ in range(2):  # what failed while the server was away, or restarted, says nothing of what it understands
-        reason = _why_once(client, tables, trial, secs)
+    for _ in range(2):  # A failure while the server is away or restarting says nothing about compatibility.
+        reason = _find_incompatibility_once(client, tables, trial, min(timeout_secs, _TIMEOUT_SECS))
         if reason is None:
             return None
         server_state_id(client.server_address, timeout_secs=timeout_secs)
     return reason
 
 
-def _why_once(client: reverb.Client, tables: Sequence[str], trial: TrialItem, timeout_secs: float) -> str | None:
+def _find_incompatibility_once(
+    client: reverb.Client, tables: Sequence[str], trial: TrialItem, timeout_secs: float
+) -> str | None:
     try:
         with ServerConnection(client.server_address) as connection:
             state_id = connection.state_id(timeout_secs=timeout_secs)
-            for name in tables:  # what an earlier run left that was killed right here
-                connection.delete(name, trial.keys(name), timeout_secs=timeout_secs)
-            if state_id in _UNDERSTOOD:
+            for name in tables:  # An earlier run may have been killed before it deleted its item.
+                connection.delete(name, trial.make_keys(name), timeout_secs=timeout_secs)
+            if state_id in _COMPATIBLE_SERVERS:
                 return None
             infos = connection.table_infos(timeout_secs=timeout_secs)
-            usable = next((name for name in tables if _is_usable(infos[name])), None)
-            if usable is not None and _answers_clients(client):
+            table = next((name for name in tables if _is_usable(infos[name])), None)
+            if table is not None and _is_reachable(client):
                 try:
-                    reason = _tried(client.server_address, usable, trial, timeout_secs)
+                    reason = _write_and_read(client.server_address, table, trial, timeout_secs)
                 finally:
-                    connection.delete(usable, trial.keys(usable), timeout_secs=timeout_secs)
+                    connection.delete(table, trial.make_keys(table), timeout_secs=timeout_secs)
             else:
                 with ReplayServer([TableConfig(tables[0])], trial.signature) as server:
-                    reason = _tried(server.address, tables[0], trial, timeout_secs)
+                    reason = _write_and_read(server.address, tables[0], trial, timeout_secs)
             if reason is None:
-                _UNDERSTOOD.add(state_id)
+                _COMPATIBLE_SERVERS.add(state_id)
             return reason
     except ServerUnavailableError as error:
         return str(error)
 
 
-def _answers_clients(client: reverb.Client) -> bool:
-    """Whether Reverb's own clients reach the server; see `clients.table_infos`."""
+def _is_reachable(client: reverb.Client) -> bool:
+    """Returns whether Reverb's own clients reach the server; see `clients.table_infos`."""
     try:
-        with NATIVE_CALLS.under_way():
-            client.server_info(timeout=_ANSWER_SECS)
+        with NATIVE_CALLS.track():
+            client.server_info(timeout=_INFO_SECS)
     except (RuntimeError, reverb.errors.ReverbError):
         return False
     return True
 
 
 def _is_usable(info: Any) -> bool:
-    """Whether a table is empty, gives an item as soon as it has one, and keeps it for others."""
-    gives_at_once = info.rate_limiter_info.min_size_to_sample <= 1
-    return bool(gives_at_once and info.current_size == 0 and not counts_samples(info))
+    """Returns whether a table is empty, returns its first item at once, and keeps it for other clients."""
+    needs_one_item = info.rate_limiter_info.min_size_to_sample <= 1
+    return bool(needs_one_item and info.current_size == 0 and not sampling_has_side_effects(info))
 
 
-def _tried(address: str, table: str, trial: TrialItem, timeout_secs: float) -> str | None:
+def _write_and_read(address: str, table: str, trial: TrialItem, timeout_secs: float) -> str | None:
     try:
-        with BulkWriter(address, trial.encoder(table), timeout_secs=timeout_secs) as writer:
+        with BulkWriter(address, trial.make_encoder(table), timeout_secs=timeout_secs) as writer:
             writer.write([trial.block])
             writer.flush()
         samples = reverb.Client(address).sample(table, 1, emit_timesteps=False)
         sample = call_with_deadline(timeout_secs, lambda: next(iter(samples)), f"a sample of table {table!r}")
-        return trial.difference(sample.data)
-    except Exception as error:  # whatever Reverb raises for what it does not understand
+        return trial.find_difference(sample.data)
+    except Exception as error:  # Reverb raises various errors for messages that it does not understand.
         return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The journal of a transfer to a server: how far it is, in a file that outlives a killed process."""
+"""The journal of a transfer to a server: a file that records the progress, for a run that continues a killed one."""
 
 from __future__ import annotations
 
@@ -6,107 +6,102 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlds2reverb import _sealed_json as sealed_json
-from rlds2reverb._server.locks import FileLock
-from rlds2reverb.errors import CorruptFileError, ResourceInUseError, ResumeError
+from rlds2reverb._file_lock import FileLock
+from rlds2reverb._sealed_files import load_json, save_json
+from rlds2reverb.errors import CorruptFileError, ResourceInUseError
 
-from .destination import OTHER_DATA, TransferState
+from .transfer import TransferState, changed_data_error
 
 _SERVER, _EXAMPLE = "server", "example"
 
 
 class SavedState(NamedTuple):
-    """What a journal holds: the state, and the start of the server that had confirmed it."""
+    """The content of a journal: the state, and the id of the server run that confirmed it."""
 
     state: TransferState
     server_state_id: str
 
 
 class Journal:
-    """The state of one transfer to one server, in `$XDG_STATE_HOME/rlds2reverb` (`~/.local/state/rlds2reverb`).
+    """The saved state of one transfer to one server, in `$XDG_STATE_HOME/rlds2reverb` (`~/.local/state/rlds2reverb`).
 
-    It only saves time. Where it cannot be written, the transfer continues without it, after one warning.
+    It only saves time. If it cannot be written, the transfer continues without it, after one warning.
     """
 
     def __init__(self, description: dict[str, Any], address: str, *, example: int, warn: Callable[[str], None]):
-        """Nothing is written yet.
+        """Chooses the path, and does not write anything yet.
 
         Args:
-          description: of the transfer: other arguments, another journal.
-          address: of the server.
-          example: a hash of the items and priorities of the first episode.
-          warn: called with a sentence, once, where the journal cannot be kept.
+          description: description of the transfer; different arguments have different journals.
+          address: address of the server.
+          example: hash of the items and priorities of the first episode.
+          warn: function that is called with a sentence, at most once, if the journal cannot be written.
         """
         state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         text = json.dumps({**description, _SERVER: address}, sort_keys=True)
         self.path = Path(state_home) / "rlds2reverb" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         self._address, self._example, self._warn = address, example, warn
-        self._is_kept = True
+        self._is_enabled = True
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds a lock that only one process holds at a time.
+    def lock(self) -> Iterator[None]:
+        """Prevents other processes from making the same transfer during the context.
 
         Raises:
-          ResourceInUseError: if another process writes the same to the server.
+          ResourceInUseError: if another process holds the lock.
         """
-        lock = FileLock(self.path.with_suffix(".lock"), f"another process writes this to {self._address}")
-        with self._kept_at_best():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock.__enter__()
-        if not self._is_kept:
+        with ExitStack() as stack:
+            with self._disable_on_error():
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                what = f"the journal of this transfer to {self._address}"
+                stack.enter_context(FileLock(self.path.with_suffix(".lock"), what))
             yield
-            return
-        try:
-            yield
-        finally:
-            lock.__exit__()
 
     def load(self) -> SavedState | None:
-        """Returns what was saved last.
+        """Returns what was saved last, or None if there is nothing.
 
         Raises:
           CorruptFileError: if the file has changed since it was saved.
-          ResumeError: if the first episode gave other items then.
+          ResumeError: if the first episode had different items then.
         """
-        if not self._is_kept:
+        if not self._is_enabled:
             return None
         try:
-            saved = sealed_json.load(self.path)
+            saved = load_json(self.path)
         except CorruptFileError as error:
-            raise CorruptFileError(f"{error}; delete it, or convert without resuming") from error
+            raise CorruptFileError(f"{error}; delete it, or convert without resuming (--no-resume)") from error
         if saved is None:
             return None
         if saved[_EXAMPLE] != self._example:
-            raise ResumeError(OTHER_DATA.format("its first episode gives other items or priorities"))
+            raise changed_data_error("its first episode has different items or priorities")
         return SavedState(TransferState.from_dict(saved), saved[_SERVER])
 
     def save(self, state: TransferState, server_state_id: str) -> None:
         """Replaces the saved state."""
-        if self._is_kept:
-            with self._kept_at_best():
-                sealed_json.save(self.path, {**state.as_dict(), _SERVER: server_state_id, _EXAMPLE: self._example})
+        if self._is_enabled:
+            with self._disable_on_error():
+                save_json(self.path, {**state.as_dict(), _SERVER: server_state_id, _EXAMPLE: self._example})
 
     def delete(self) -> None:
         """Deletes the saved state, if there is one."""
-        with self._kept_at_best():
+        with self._disable_on_error():
             self.path.unlink(missing_ok=True)
 
     @contextmanager
-    def _kept_at_best(self) -> Iterator[None]:
-        """Continues without a journal where the disk does not take it."""
+    def _disable_on_error(self) -> Iterator[None]:
+        """Disables the journal, with one warning, if the file system does not accept it."""
         try:
             yield
         except ResourceInUseError:
             raise
         except OSError as error:
-            if self._is_kept:
-                self._is_kept = False
+            if self._is_enabled:
+                self._is_enabled = False
                 self._warn(
-                    f"no journal can be kept at {self.path} ({error.strerror}): if this run is killed, the next one "
-                    "starts from scratch; set XDG_STATE_HOME to a folder that can be written"
+                    f"cannot write a journal to {self.path} ({error.strerror}): if this run is killed, the next one "
+                    "starts from the beginning; set XDG_STATE_HOME to a writable directory"
                 )

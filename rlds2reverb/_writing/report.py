@@ -9,44 +9,46 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlds2reverb._text import facts_text, number_text
-from rlds2reverb._units import bytes_text
+from rlds2reverb._text import format_bytes, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import discontinuity_place, notes
+from rlds2reverb.episodes import locate_discontinuity, make_notes
 from rlds2reverb.errors import Problem
-from rlds2reverb.sources.transforms import changes
+from rlds2reverb.sources.transforms import describe_changes
 
 
 class IngestWarning(RuntimeWarning):
-    """What `ingest` warns of: each warning and note of its report, once."""
+    """A warning or note of an ingestion report, issued once by `ingest`."""
 
 
 @dataclass
 class IngestReport:
-    """What an ingestion did.
+    """The result of an ingestion.
 
     Attributes:
-      source: name of the data set.
-      tables: names of the tables, each of which got every item.
-      episodes, steps, items, bytes: written, now or before a resumption; `steps` has those of final observations,
-        `bytes` are of the steps.
-      resumed_episodes, resumed_steps: of these, how many an earlier run had written.
-      unterminated: episodes that the source just stops in, written as truncated.
-      dropped_last_transition: transitions that were left out because their truncated episodes have no final observation.
-      discontinuities: rows inside episodes whose `next_observations` is not the observation of the next row.
-      first_discontinuity: where the first of them is.
-      episodes_too_short: episodes shorter than a window, which give no item.
-      skipped_episodes: left out because of problems.
-      kept_problems: found and written all the same.
-      problems: the first 20 of them.
-      seconds: by stage: 'check' (reading and checking before anything is written), 'read', 'convert', 'write'.
-      memory_bytes: what the server will need for it, about; 0 where that is not known.
-      restarts: how often the server was restarted in the middle, and got everything again.
-      writer: 'bulk' or 'public'.
+      source: name of the dataset.
+      tables: names of the tables; each table got every item.
+      episodes: number of episodes, including those that an earlier run wrote.
+      steps: number of their steps, including the final observations.
+      items: number of items in each table.
+      bytes: size of the steps.
+      resumed_episodes: number of episodes that an earlier run wrote.
+      resumed_steps: number of their steps.
+      unterminated: number of episodes that the source stops in without an end, written as truncated.
+      dropped_last_transition: number of transitions dropped because their truncated episode has no final observation.
+      discontinuities: number of rows inside episodes whose `next_observations` differs from the next row's observation.
+      first_discontinuity: location of the first one.
+      episodes_too_short: number of episodes that are too short for an item.
+      skipped_episodes: number of episodes skipped because of problems.
+      kept_problems: number of problems in episodes that were written anyway.
+      problems: the first 20 problems.
+      seconds: duration of each stage: 'check' (before anything is written), 'read', 'convert' and 'write'.
+      memory_bytes: estimate of the memory that a server needs for the items; 0 if unknown.
+      restarts: how many times the server was restarted, after which everything was sent again.
+      writer: 'bulk' or 'reverb'; see `ingestion.IngestOptions`.
       warnings: sentences that the user should see.
-      table_sizes: items in each table at the end, those of other writers included.
-      statistics: what transforms changed before, in sum; see `sources.transforms.apply_transforms`.
-      fingerprint: XXH3-128 over the content of what was written; see `sources.summary.Fingerprint`.
+      statistics: values and changes of the transforms; see `sources.transforms.apply_transforms`.
+      fingerprint: XXH3-128 of the written content; see `sources.summary.Fingerprint`.
+      table_sizes: number of items in each table at the end, including items from other writers.
     """
 
     source: str
@@ -76,66 +78,67 @@ class IngestReport:
 
     @property
     def steps_per_second(self) -> float:
-        """Steps written by this run over the seconds of all stages."""
+        """The steps written by this run divided by the seconds of all stages."""
         total = sum(self.seconds.values())
         return (self.steps - self.resumed_steps) / total if total else 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the data set holds and the tables do not (see `episodes.notes`), and the notes of transforms."""
-        of_data = notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
-        return (*of_data, *self.statistics.get("notes", ()))
+        """Sentences on data that the source contains but the tables do not, and the notes of transforms."""
+        data_notes = make_notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
+        return (*data_notes, *self.statistics.get("notes", ()))
 
     def __str__(self) -> str:
-        return facts_text(f"{self.source} converted", self.facts())
+        return format_facts(f"{self.source} converted", self.facts())
 
     def facts(self) -> list[tuple[str, str]]:
-        """The report as names and values for people; what is zero is left out."""
-        seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in self.seconds.items())
-        written = self.steps > self.resumed_steps or not self.steps
-        speed = f"{number_text(round(self.steps_per_second))} steps/s ({seconds})"
+        """Returns the report as pairs of a name and a text; counts of zero are omitted."""
+        seconds = ", ".join(f"{stage} {duration:.1f} s" for stage, duration in self.seconds.items())
+        speed = f"{format_number(round(self.steps_per_second))} steps/s ({seconds})"
+        has_written = self.steps > self.resumed_steps or not self.steps
         facts = [
             ("into", f"{'table' if len(self.tables) == 1 else 'tables'} {', '.join(self.tables)}"),
             ("episodes", f"{self.episodes:,}"),
-            ("steps", f"{self.steps:,} ({bytes_text(self.bytes)})"),
+            ("steps", f"{self.steps:,} ({format_bytes(self.bytes)})"),
             ("items", f"{self.items:,} in each table"),
-            ("speed", speed if written else "nothing was written, all was there"),
+            ("speed", speed if has_written else "nothing to write: an earlier run had written everything"),
         ]
-        facts += [("changed", sentence) for sentence in changes(self.statistics)]
+        facts += [("changed", sentence) for sentence in describe_changes(self.statistics)]
         if any(size != self.items for size in self.table_sizes.values()):
-            facts.append(("now", ", ".join(f"{name}: {size:,} items" for name, size in self.table_sizes.items())))
+            sizes = ", ".join(f"{name}: {size:,} items" for name, size in self.table_sizes.items())
+            facts.append(("table sizes", sizes))
         if self.memory_bytes:
-            facts.append(("memory", f"about {bytes_text(self.memory_bytes)} in the server"))
+            facts.append(("memory", f"about {format_bytes(self.memory_bytes)} in the server"))
         facts.append(("fingerprint", f"xxh128 {self.fingerprint}"))
         counts = [
-            (self.resumed_episodes, "episodes from an earlier run are there already"),
-            (self.restarts, "restarts of the server; it got everything again"),
-            (self.unterminated, "episodes stop without an end in the data; written as truncated"),
-            (self.episodes_too_short, "episodes are shorter than an item, and give none"),
-            (self.skipped_episodes, "invalid episodes were left out"),
-            (self.kept_problems, "problems were kept"),
+            (self.resumed_episodes, "episode", "already written by an earlier run"),
+            (self.restarts, "restart", "of the server; all items were sent again"),
+            (self.unterminated, "episode", "without an end in the data; written as truncated"),
+            (self.episodes_too_short, "episode", "too short for an item"),
+            (self.skipped_episodes, "invalid episode", "skipped"),
+            (self.kept_problems, "problem", "in episodes that were written anyway"),
         ]
-        facts += [("note", f"{count:,} {what}") for count, what in counts if count]
+        facts += [("note", f"{count:,} {noun}{'s' * (count != 1)} {text}") for count, noun, text in counts if count]
         facts += [("note", sentence) for sentence in self.notes]
         facts += [("warning", sentence) for sentence in self.warnings]
         return facts + [("problem", str(problem)) for problem in self.problems[:5]]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain dicts, for JSON."""
+        """Returns the report as plain dicts, for JSON."""
         return {**asdict(self), "notes": list(self.notes), "steps_per_second": self.steps_per_second}
 
     def warn(self, sentence: str) -> None:
-        """Adds a warning, and gives it as a Python warning as well."""
+        """Adds a warning to the report, and issues it as a Python warning as well."""
         self.warnings += (sentence,)
         warnings.warn(sentence, IngestWarning, stacklevel=3)
 
-    def warn_of_notes(self) -> None:
-        """Gives each note as a Python warning as well; to be called once, when all is written."""
+    def emit_note_warnings(self) -> None:
+        """Issues each note as a Python warning; called once, after everything is written."""
         for sentence in self.notes:
             warnings.warn(sentence, IngestWarning, stacklevel=3)
 
     def add_batch(self, batch: EpisodeBatch) -> None:
-        """Counts episodes that are written."""
+        """Adds the counts of episodes that are written."""
         for episode in batch.episodes:
             self.episodes += 1
             self.steps += episode.num_steps
@@ -144,10 +147,10 @@ class IngestReport:
             self.dropped_last_transition += episode.dropped_last_transition
             if episode.discontinuities:
                 self.discontinuities += len(episode.discontinuities)
-                self.first_discontinuity = self.first_discontinuity or discontinuity_place(episode)
+                self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
 
-    def restarted(self) -> IngestReport:
-        """A report of the same run that counts from scratch; what was found before the first item stays."""
+    def reset_counts(self) -> IngestReport:
+        """Returns a report of the same run without counts; keeps what was determined before the first item."""
         return IngestReport(
             source=self.source,
             tables=self.tables,
@@ -161,7 +164,7 @@ class IngestReport:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Adds the seconds spent inside to those of a stage."""
+        """Adds the duration of the context to the seconds of a stage."""
         start = time.perf_counter()
         try:
             yield

@@ -14,15 +14,15 @@ from rlds2reverb._server.clients import table_infos
 from rlds2reverb.errors import ServerRestartedError
 
 from .bulk_writer import BulkWriter
-from .destination import TransferState
 from .journal import Journal
 from .reverb_writer import ReverbWriter
+from .transfer import TransferState
 
 _SECS_BETWEEN_SAVES = 0.5
 
 
 class ServerDestination:
-    """The tables of a running server. What is noted in the journal, the server has confirmed before."""
+    """The tables of a running server. The journal contains only what the server has confirmed."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class ServerDestination:
         first: ItemBlock,
         timeout_secs: float,
     ):
-        """Nothing is written yet.
+        """Does not write anything yet.
 
         Args:
-          client: of the server.
-          writer: to the server; it is closed at the end.
-          journal: of the transfer.
-          tables: names.
-          first: the items of the first episode.
-          timeout_secs: how long to wait for the server.
+          client: client of the server.
+          writer: writer to the server; closed with the destination.
+          journal: journal of the transfer.
+          tables: names of the tables.
+          first: items of the first episode.
+          timeout_secs: seconds to wait for the server.
         """
         self._client, self._writer, self._journal = client, writer, journal
         self._tables, self._first, self._timeout_secs = tables, first, timeout_secs
@@ -58,11 +58,11 @@ class ServerDestination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and kind is not ServerRestartedError:
-            self._note_confirmed()
+            self._update_confirmed()
             self._save()
         self._writer.close(failed=kind is not None)
 
-    def _note_confirmed(self) -> None:
+    def _update_confirmed(self) -> None:
         while self._num_confirmed < self._writer.num_confirmed:
             self._confirmed = self._unconfirmed.popleft()
             self._num_confirmed += 1
@@ -73,13 +73,14 @@ class ServerDestination:
             self._last_save = time.monotonic()
 
     def open(self, *, resume: bool) -> TransferState | None:
-        """Returns the state that an earlier run saved, where the server still has what was confirmed to that run.
+        """Returns the state that an earlier run saved, if the server still has everything that it confirmed then.
 
-        A server that was restarted, or lacks something, gets everything again: it stores once what it has.
+        If the server was restarted or items are missing, everything is written again; items that it already has are
+        stored once.
 
         Raises:
           CorruptFileError: if the journal is damaged.
-          ServerUnavailableError, ServerRestartedError: see the writer's `write`.
+          ServerUnavailableError, ServerRestartedError: as for the writer's `write`.
         """
         if not resume:
             self._journal.delete()
@@ -95,38 +96,38 @@ class ServerDestination:
         return saved.state if self._has_first_items() else None
 
     def _has_first_items(self) -> bool:
-        """Whether the tables have the items of the first episode, which go first when a table was reset or is full.
+        """Returns whether the tables have the items of the first episode; those go first if a table is reset or full.
 
-        Reverb does not say which keys it has. But an item that is sent again does not count as an insertion.
+        Reverb does not report which keys it has, but an item that is sent again does not count as an insertion.
         """
         if isinstance(self._writer, ReverbWriter):
-            return True  # its keys are random, so that nothing can be sent again
-        before = self._num_inserted()
+            return True  # Its keys are random, so items that are sent again would be stored twice.
+        before = self._count_inserted()
         self._writer.write([self._first])
-        self._writer.confirm()
-        return self._num_inserted() == before
+        self._writer.flush_and_forget()
+        return self._count_inserted() == before
 
-    def _num_inserted(self) -> list[int]:
+    def _count_inserted(self) -> list[int]:
         infos = table_infos(self._client, timeout_secs=self._timeout_secs)
         return [infos[name].rate_limiter_info.insert_stats.completed for name in self._tables]
 
     def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
-        """Sends the items of some episodes, and notes in the journal what is confirmed.
+        """Sends the items of some episodes, and records in the journal what is confirmed.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: see the writer's `write`.
+          ServerUnavailableError, ServerRestartedError: as for the writer's `write`.
         """
         self._writer.write(blocks)
         self._unconfirmed.append(state)
-        self._note_confirmed()
+        self._update_confirmed()
         if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
             self._save()
 
     def finish(self, state: TransferState) -> None:
-        """Waits until everything is confirmed; the journal is not needed any more.
+        """Waits until everything is confirmed, and deletes the journal.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: see the writer's `flush`.
+          ServerUnavailableError, ServerRestartedError: as for the writer's `flush`.
         """
         self._writer.flush()
         self._journal.delete()

@@ -1,16 +1,18 @@
-"""The transfer of a data set to a destination: from its beginning, or from where an earlier run ended."""
+"""The transfer of a dataset to a destination, from the beginning or from where an earlier run stopped."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol
 
 from rlds2reverb import fields
 from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import in_groups
-from rlds2reverb._server.memory import needed_bytes
-from rlds2reverb.episode_batches import EpisodeBatch, in_batches
+from rlds2reverb._encoding.item_blocks import ItemBlock, group_by_size
+from rlds2reverb._server.memory import estimate_server_bytes
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisodeError, Problem, ResumeError
 from rlds2reverb.sources import Source
@@ -18,41 +20,99 @@ from rlds2reverb.sources.summary import Fingerprint
 from rlds2reverb.tables import MAX_ITEMS
 
 from .conversion import ItemConversion, OnInvalid
-from .destination import OTHER_DATA, Destination, TransferState
 from .report import IngestReport
 
-_PROBLEMS_KEPT = 20
-#: The most bytes of a data set that the check keeps in memory, so that it is read once.
-_KEPT_BYTES = 512 << 20
-
-#: Items of the first episode from which the memory of the server is estimated.
+_MAX_REPORTED_PROBLEMS = 20
+#: A dataset up to this size is kept in memory by the check, so that it is read only once.
+_MAX_CACHED_BYTES = 512 << 20
+#: Number of items of the first episode from which the server's memory is estimated.
 _EXAMPLE_ITEMS = 4096
 
-#: Called with a stage ('check', 'resume' or 'write') and each episode that went through it.
+#: Called with a stage ('check', 'resume' or 'write') and each episode that passed it.
 Progress = Callable[[str, Episode], None]
 
 
-def too_many_items(num_items: int, max_items: int) -> ValueError:
+@dataclass(frozen=True)
+class TransferState:
+    """How far a transfer has got, for a run that continues it.
+
+    Attributes:
+      seen: number of episodes of the source that were read, written or not.
+      fingerprint: fingerprint of the written episodes; see `sources.summary.Fingerprint`.
+      items: number of written items.
+      episodes_too_short: number of episodes that gave no item.
+    """
+
+    seen: int
+    fingerprint: str
+    items: int
+    episodes_too_short: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the state as a plain dict, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TransferState:
+        """Returns the state in a dict that has the keys of `as_dict`, and possibly others."""
+        return cls(**{name: values[name] for name in ("seen", "fingerprint", "items", "episodes_too_short")})
+
+    def require_same_data(self, seen: int, fingerprint: Fingerprint) -> None:
+        """Raises `ResumeError` unless the first `seen` episodes of a dataset are the ones that this state is for."""
+        if seen < self.seen:
+            raise changed_data_error(f"it ends after {seen} episodes")
+        if fingerprint.hexdigest() != self.fingerprint:
+            raise changed_data_error(f"its first {self.seen} episodes differ")
+
+
+def changed_data_error(difference: str) -> ResumeError:
+    """Returns the error for a dataset that is not the one that the earlier run wrote."""
+    return ResumeError(
+        f"the dataset does not match the one that the earlier run wrote: {difference}; write to an empty table or a "
+        "new directory, or without resuming (--no-resume), which keeps the items of both in a table"
+    )
+
+
+def capacity_error(num_items: int, max_items: int) -> ValueError:
     """Returns the error for more items than a table holds."""
     return ValueError(
-        f"the data set gives {num_items:,} items or more, and the smallest table holds {max_items:,}; give a larger "
-        "max_size (--max-size), or allow that older items are removed (allow_eviction, --allow-eviction)"
+        f"the dataset has at least {num_items:,} items, but the smallest table holds {max_items:,}; use a larger "
+        "max_size (--max-size), or allow older items to be removed (allow_eviction, --allow-eviction)"
     )
+
+
+class Destination(Protocol):
+    """Where items are written. A context manager that remembers how far the transfer has got."""
+
+    def open(self, *, resume: bool) -> TransferState | None:
+        """Begins; with `resume`, returns the state after the last `write` of an earlier run that is safe, if any."""
+
+    def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
+        """Writes the items of some whole episodes; `state` is that of the transfer after them."""
+
+    def finish(self, state: TransferState) -> None:
+        """Waits until everything is safe."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass
 class Transfer:
-    """Reads, checks and converts the episodes of a source, and gives their items to a destination.
+    """Reads, checks and converts the episodes of a source, and writes their items to a destination.
 
     Attributes:
-      source: the data set.
-      conversion: from episodes to items.
-      on_invalid: see `ingestion.ingest`.
+      source: the dataset.
+      conversion: the conversion of episodes to items.
+      on_invalid: what to do with invalid episodes; see `ingestion.ingest`.
       resume: whether to continue an earlier run.
-      report: filled during the transfer.
-      progress: called during the transfer.
-      max_items: of the smallest table, where it is an error to write more.
-      num_steps: of the whole data set, once `check` has read it.
+      report: report, completed during the transfer.
+      progress: callback for each episode.
+      max_items: number of items above which the transfer fails.
+      num_steps: number of steps of the dataset, once `check` has read it.
     """
 
     source: Source
@@ -64,35 +124,29 @@ class Transfer:
     max_items: int = MAX_ITEMS
     num_steps: int | None = None
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether `check` has read all episodes and found them valid."""
-        return self.num_steps is not None
-
     def check(self) -> None:
-        """Reads and checks everything before anything is written, and keeps it in memory if there is little enough.
+        """Reads and checks all episodes before anything is written, and caches them if they are small enough.
 
         Raises:
-          InvalidEpisodeError: at the first episode that has problems.
+          InvalidEpisodeError: at the first episode with problems.
         """
-        kept: list[Episode] = []
-        kept_bytes = num_steps = 0
+        cached: list[Episode] = []
+        num_bytes = num_steps = 0
         with self.report.stage("check"):
-            for batch in in_batches(self._shown("check")):
+            for batch in batch_episodes(self._read_episodes("check")):
                 self._require_valid(batch)
                 for episode in batch.episodes:
                     num_steps += episode.num_steps
-                    kept_bytes += episode.num_bytes
-                if kept_bytes <= _KEPT_BYTES:
-                    kept += batch.episodes
+                    num_bytes += episode.num_bytes
+                if num_bytes <= _MAX_CACHED_BYTES:
+                    cached += batch.episodes
                 else:
-                    kept.clear()
+                    cached.clear()
         self.num_steps = num_steps
-        if kept_bytes <= _KEPT_BYTES:
-            self.source = replace(self.source, read=lambda: iter(kept))
+        if num_bytes <= _MAX_CACHED_BYTES:
+            self.source = replace(self.source, read=lambda: iter(cached))
 
-    def _shown(self, stage: str) -> Iterator[Episode]:
-        """Yields the episodes of the source, each after it was given to `progress`."""
+    def _read_episodes(self, stage: str) -> Iterator[Episode]:
         for episode in self.source:
             self.progress(stage, episode)
             yield episode
@@ -106,109 +160,103 @@ class Transfer:
                 raise InvalidEpisodeError(problems)
 
     def estimate_memory(self, encoder: Encoder) -> None:
-        """Notes in the report about how much memory a server will need, judged by the items of the first episode."""
-        num_steps = self.num_steps if self.is_checked else self.source.num_rows
+        """Estimates the memory that a server will need from the items of the first episode; sets it in the report."""
+        num_steps = self.source.num_rows if self.num_steps is None else self.num_steps
         if num_steps is None or not len(self.conversion.example.starts):
             return
-        example = self.conversion.example.part(0, _EXAMPLE_ITEMS)
+        example = self.conversion.example.slice_items(0, _EXAMPLE_ITEMS)
         batches = list(encoder.encode([example]))
-        for_example = needed_bytes(
+        example_bytes = estimate_server_bytes(
             items=sum(batch.num_items for batch in batches) * len(encoder.tables),
             chunks=sum(len(batch.chunk_keys) for batch in batches),
             chunk_bytes=sum(batch.chunk_bytes for batch in batches),
             columns=len(self.conversion.specs),
         )
-        self.report.memory_bytes = for_example * num_steps // example.num_rows
+        self.report.memory_bytes = example_bytes * num_steps // example.num_rows
 
-    def fits_surely(self, num_items: int) -> bool:
-        """Whether the data set surely gives at most `num_items` items, if no more than one starts at a row.
+    def definitely_fits(self, num_items: int) -> bool:
+        """Returns whether the dataset has at most `num_items` items, provided that at most one starts at each step.
 
-        Without knowing the rows, nothing is sure. An adder may make more items than there are rows: `run` counts.
+        False if the number of steps is unknown. An adder may make more items than there are steps; `run` counts them.
         """
         if self.num_steps is not None:
             return self.num_steps <= num_items
-        # A row is a transition; an episode of one row has one step more.
+        # A row is a transition, and an episode of one row has two steps.
         return self.source.num_rows is not None and 2 * self.source.num_rows <= num_items
 
     def count_items(self) -> int:
-        """Reads the whole data set and returns how many items it gives, without writing any."""
+        """Reads the whole dataset and returns the number of its items, without writing any."""
         num_items = 0
         with self.report.stage("check"):
-            for episode in self._shown("check"):
-                if not self._is_left_out(self._problems(episode)):
+            for episode in self._read_episodes("check"):
+                if not self._is_skipped(self._find_problems(episode)):
                     num_items += len(self.conversion.adder(episode))
         return num_items
 
-    def require_same_data(self, state: TransferState) -> None:
-        """Checks that the data set begins with what an earlier run wrote, before anything of this run is written.
+    def require_same_data(self, saved: TransferState) -> None:
+        """Checks that the dataset begins with what an earlier run wrote, before this run writes anything.
 
         Raises:
           ResumeError: if it does not.
         """
         fingerprint = Fingerprint()
         seen = 0
-        for episode in itertools.islice(self.source, state.seen):
+        for episode in itertools.islice(self.source, saved.seen):
             seen += 1
-            if not self._is_left_out(self._problems(episode)):
+            if not self._is_skipped(self._find_problems(episode)):
                 fingerprint.add(episode)
-        if seen < state.seen:
-            raise ResumeError(OTHER_DATA.format(f"it ends after {seen} episodes"))
-        if fingerprint.hexdigest() != state.fingerprint:
-            raise ResumeError(OTHER_DATA.format(f"its first {state.seen} episodes are others"))
+        saved.require_same_data(seen, fingerprint)
 
     def run(self, destination: Destination) -> None:
-        """Writes from the beginning, or from where an earlier run ended, to the end.
+        """Writes everything that an earlier run did not write.
 
         Raises:
-          InvalidEpisodeError: at an episode that has problems, if they are errors and were not found by `check`.
-          ResumeError: if the data set is not the one that the earlier run wrote.
+          InvalidEpisodeError: at an episode with problems, if those are errors and `check` was not called.
+          ResumeError: if the dataset is not the one that the earlier run wrote.
+          ValueError: if there are more items than `max_items`.
         """
-        report = self.report = self.report.restarted()
+        report = self.report = self.report.reset_counts()
         saved = destination.open(resume=self.resume)
         fingerprint = Fingerprint()
         seen = 0
-        for group in in_groups(self._timed_episodes(), first_end=saved.seen if saved else 0):
+        for group in group_by_size(self._timed_episodes(), first_end=saved.seen if saved else 0):
             is_resumed = saved is not None and seen < saved.seen
             blocks = []
-            for batch in in_batches(group):
+            for batch in batch_episodes(group):
                 with report.stage("convert"):
                     seen += len(batch.episodes)
-                    kept = self._to_write(batch)
-                    if kept is not None:
-                        fingerprint.add_batch(kept)
-                        report.add_batch(kept)
-                        made = [] if is_resumed else self.conversion.blocks(kept)
-                        report.items += sum(len(block.starts) for block in made)
-                        report.episodes_too_short += sum(int((block.num_items == 0).sum()) for block in made)
-                        self._require_room()
-                        blocks += made
+                    blocks += self._convert(batch, fingerprint, count_only=is_resumed)
                 for episode in batch.episodes:
                     self.progress("resume" if is_resumed else "write", episode)
             if not is_resumed:
                 with report.stage("write"):
                     destination.write(blocks, self._state(seen, fingerprint))
             elif saved is not None and seen == saved.seen:
-                self._take_over(saved, fingerprint)
+                saved.require_same_data(seen, fingerprint)
+                report.items, report.episodes_too_short = saved.items, saved.episodes_too_short
+                report.resumed_episodes, report.resumed_steps = report.episodes, report.steps
         if saved is not None and seen < saved.seen:
-            raise ResumeError(OTHER_DATA.format(f"it ends after {seen} episodes"))
+            saved.require_same_data(seen, fingerprint)
         report.fingerprint = fingerprint.hexdigest()
         with report.stage("write"):
             destination.finish(self._state(seen, fingerprint))
 
-    def _require_room(self) -> None:
+    def _convert(self, batch: EpisodeBatch, fingerprint: Fingerprint, *, count_only: bool) -> list[ItemBlock]:
+        """Returns the items of the episodes that are not skipped, and adds them to the report."""
+        kept = self._drop_skipped(batch)
+        if kept is None:
+            return []
+        fingerprint.add_batch(kept)
+        self.report.add_batch(kept)
+        blocks = [] if count_only else self.conversion.convert(kept)
+        self.report.items += sum(len(block.starts) for block in blocks)
+        self.report.episodes_too_short += sum(int((block.num_items == 0).sum()) for block in blocks)
         if self.report.items > self.max_items:
-            raise too_many_items(self.report.items, self.max_items)
+            raise capacity_error(self.report.items, self.max_items)
+        return blocks
 
     def _state(self, seen: int, fingerprint: Fingerprint) -> TransferState:
         return TransferState(seen, fingerprint.hexdigest(), self.report.items, self.report.episodes_too_short)
-
-    def _take_over(self, saved: TransferState, fingerprint: Fingerprint) -> None:
-        """The counts of the earlier run, if the data set is still the one that it wrote."""
-        if fingerprint.hexdigest() != saved.fingerprint:
-            raise ResumeError(OTHER_DATA.format(f"its first {saved.seen} episodes are others"))
-        report = self.report
-        report.items, report.episodes_too_short = saved.items, saved.episodes_too_short
-        report.resumed_episodes, report.resumed_steps = report.episodes, report.steps
 
     def _timed_episodes(self) -> Iterator[Episode]:
         episodes = iter(self.source)
@@ -219,34 +267,32 @@ class Transfer:
                 return
             yield episode
 
-    def _problems(self, episode: Episode) -> list[Problem]:
-        if self.on_invalid == "error" and self.is_checked:
-            return []
-        return find_problems(episode, self.conversion.step_spec)
+    @property
+    def _is_checked(self) -> bool:
+        """Whether `check` found all episodes valid."""
+        return self.on_invalid == "error" and self.num_steps is not None
 
-    def _is_left_out(self, problems: list[Problem]) -> bool:
-        """Whether an episode with these problems is left out: always where no table can hold it."""
+    def _find_problems(self, episode: Episode) -> list[Problem]:
+        return [] if self._is_checked else find_problems(episode, self.conversion.step_spec)
+
+    def _is_skipped(self, problems: list[Problem]) -> bool:
+        """Returns whether an episode with these problems is skipped; one that no table can hold always is."""
         if problems and self.on_invalid == "error":
             raise InvalidEpisodeError(problems)
         is_impossible = any(problem.field == fields.STEPS for problem in problems)
         return bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
 
-    def _to_write(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        """Returns the episodes of a batch that are to be written, if there are any; notes the problems of all."""
-        is_checked = self.on_invalid == "error" and self.is_checked
-        if is_checked or batch.is_valid(self.conversion.step_spec):
+    def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
+        """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to the report."""
+        if self._is_checked or batch.is_valid(self.conversion.step_spec):
             return batch
-        kept = [episode for episode in batch.episodes if self._is_to_write(episode)]
+        report, kept = self.report, []
+        for episode in batch.episodes:
+            problems = self._find_problems(episode)
+            report.problems += problems[: _MAX_REPORTED_PROBLEMS - len(report.problems)]
+            if self._is_skipped(problems):
+                report.skipped_episodes += 1
+            else:
+                report.kept_problems += len(problems)
+                kept.append(episode)
         return EpisodeBatch(kept) if kept else None
-
-    def _is_to_write(self, episode: Episode) -> bool:
-        """Whether an episode is to be written; notes its problems."""
-        report = self.report
-        problems = self._problems(episode)
-        is_left_out = self._is_left_out(problems)
-        report.problems += problems[: _PROBLEMS_KEPT - len(report.problems)]
-        if is_left_out:
-            report.skipped_episodes += 1
-        else:
-            report.kept_problems += len(problems)
-        return not is_left_out

@@ -71,13 +71,13 @@ def test_items_that_come_back_otherwise_make_the_public_writer_take_over(forgetf
     monkeypatch.setattr(compatibility, "_TIMEOUT_SECS", 2.0)
     with ReplayServer([ONCE], SIGNATURE) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(messages, "chunks", broken_content(messages.chunks))
+            patch.setattr(messages, "chunks", broken_content(messages.encode_chunks))
             with pytest.warns(
-                RuntimeWarning, match="does not understand the bulk writer .*; Reverb's public one is used"
+                RuntimeWarning, match="does not support the bulk writer .*; Reverb's own writer is used"
             ):
                 report = ingest(SOURCE, server.address, "items")
         items = read_items(server.address, "items")
-    assert (report.writer, len(report.warnings), len(items)) == ("public", 1, 5)
+    assert (report.writer, len(report.warnings), len(items)) == ("reverb", 1, 5)
     with ReplayServer([ONCE], SIGNATURE) as server:
         ingest(SOURCE, server.address, "items")
         for got, want in zip(items, read_items(server.address, "items"), strict=True):
@@ -90,11 +90,11 @@ def test_a_refused_stream_makes_the_public_writer_take_over(forgetful, monkeypat
 
     monkeypatch.setattr(BulkWriter, "write", refuse)
     with ReplayServer([ONCE], SIGNATURE) as server, pytest.warns(RuntimeWarning, match="UNIMPLEMENTED"):
-        assert ingest(SOURCE, server.address, "items").writer == "public"
+        assert ingest(SOURCE, server.address, "items").writer == "reverb"
 
 
 def test_a_packed_layout_has_no_other_writer(forgetful, monkeypatch):
-    monkeypatch.setattr(messages, "chunks", broken_content(messages.chunks))
+    monkeypatch.setattr(messages, "chunks", broken_content(messages.encode_chunks))
     with ReplayServer([TableConfig()], None) as server:
-        with pytest.raises(ValueError, match="does not understand the bulk writer .*; give layout='columns'"):
+        with pytest.raises(ValueError, match="does not support the bulk writer .*; use layout='columns'"):
             ingest(SOURCE, server.address, layout="packed")

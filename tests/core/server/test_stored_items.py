@@ -8,7 +8,7 @@ import tree
 from reference_impls import episode
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, TrajectoryWindows, ingest, load
-from rlds2reverb._server import held_items
+from rlds2reverb._server import stored_items
 from rlds2reverb._server.clients import table_infos
 from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb.errors import SpecMismatchError
@@ -154,7 +154,7 @@ def test_an_item_that_does_not_come_is_not_waited_for(server, monkeypatch):
         yield
 
     monkeypatch.setattr(ServerConnection, "sample", broken)
-    monkeypatch.setattr(held_items, "_LONGEST_SECS", 0.2)
+    monkeypatch.setattr(stored_items, "_LONGEST_SECS", 0.2)
     with pytest.warns(RuntimeWarning, match=r"of its 8 items was looked at \(it gave none in time\)"):
         assert ingest(MORE, server, "silent").items == 8
 

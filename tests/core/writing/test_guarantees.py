@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import reverb
-from faults import data_set
+from faults import make_episodes
 from proxies import proxied
 from reference_impls import episode
 
@@ -60,7 +60,7 @@ def stop_at(number, server):
 
 def begun(server, number):
     with pytest.raises(Stopped):
-        ingest(data_set(), server.address, progress=stop_at(number, server))
+        ingest(make_episodes(), server.address, progress=stop_at(number, server))
 
 
 def test_what_was_lost_with_a_connection_is_sent_again():
@@ -70,7 +70,7 @@ def test_what_was_lost_with_a_connection_is_sent_again():
             if (stage, at.index) == ("write", 40):
                 proxy.left = 50_000
 
-        report = ingest(data_set(), proxy.port, progress=break_in_the_middle)
+        report = ingest(make_episodes(), proxy.port, progress=break_in_the_middle)
         assert (proxy.num_broken, report.items, report.restarts) == (1, NUM_ITEMS, 0)
         assert info_of(server).current_size == NUM_ITEMS
 
@@ -86,7 +86,7 @@ def test_the_journal_of_another_start_of_the_server_is_not_trusted(tmp_path):
         assert info_of(server).current_size == num_kept
         others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
         assert ingest(others, server.address).items == 60 * 149
-        ingest(data_set(), server.address)
+        ingest(make_episodes(), server.address)
         assert info_of(server).current_size == NUM_ITEMS + 60 * 149
 
 
@@ -97,7 +97,7 @@ def test_a_table_that_lacks_items_gets_them_again():
         newest = next(iter(server.client.sample("replay", 1, emit_timesteps=False))).info.key
         with ServerConnection(server.address) as connection:
             connection.delete("replay", [newest], timeout_secs=10)
-        ingest(data_set(), server.address)
+        ingest(make_episodes(), server.address)
         assert info_of(server).current_size == NUM_ITEMS
 
 
@@ -108,9 +108,9 @@ def test_what_is_not_confirmed_is_not_in_the_journal():
     """
     lifo = Selector("lifo")
     stack = TableConfig("replay", lifo, lifo, 500, 1, RateLimiter("stack", 500))
-    with ReplayServer([stack], TrajectoryWindows().item_spec(load(data_set(1)).step_spec)) as server:
+    with ReplayServer([stack], TrajectoryWindows().item_spec(load(make_episodes(1)).step_spec)) as server:
         with pytest.raises(ServerUnavailableError, match="rate limiter blocks"):
-            ingest(data_set(), server.address, timeout_secs=0.5)
+            ingest(make_episodes(), server.address, timeout_secs=0.5)
         seen = set()
 
         def sample(count):
@@ -128,14 +128,14 @@ def test_what_is_not_confirmed_is_not_in_the_journal():
                 if stage != "check" and not sampled:
                     sampled.append(thread.submit(sample, -1))
 
-            ingest(data_set(), server.address, progress=begin_to_sample)
+            ingest(make_episodes(), server.address, progress=begin_to_sample)
             sampled[0].result()
         assert len(seen) == NUM_ITEMS
 
 
-@pytest.mark.parametrize("kind", ["bulk", "public"])
+@pytest.mark.parametrize("kind", ["bulk", "reverb"])
 def test_a_restart_after_the_last_item_is_noticed_at_the_end(kind):
-    block = ItemBlock.of_one([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5))
+    block = ItemBlock.from_episode([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5))
     with ReplayServer([TableConfig()]) as server:
         if kind == "bulk":
             encoder = Encoder([ArraySpec((), np.dtype(np.float32))], ["replay"], squeeze=True)

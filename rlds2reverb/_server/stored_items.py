@@ -1,0 +1,155 @@
+"""Checks the items in tables without a signature, which accept items of any spec."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import grpc
+import numpy as np
+import tensorflow as tf
+import tree
+from reverb.reverb_types import TableInfo
+
+from rlds2reverb._encoding.packing import find_packing
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import ArraySpec, Nest, describe, require_match
+
+from .connection import ServerConnection
+from .pausable_deadline import PausableDeadline
+
+_MAX_WAIT_SECS = 5.0
+_ATTEMPT_SECS, _RETRY_SECS = 1.0, 0.1
+#: Reverb represents a rate limiter without a limit by the largest float.
+_NO_LIMIT = 1e300
+_ADVICE = (
+    "write to an empty table, or cast or reshape the data: a table without a signature accepts both, but then "
+    "cannot be sampled"
+)
+
+
+def sampling_has_side_effects(info: TableInfo) -> bool:
+    """Returns whether a sample affects other clients: it uses items up, or the rate limiter counts samples."""
+    limiter = info.rate_limiter_info
+    is_limited = limiter.max_diff < _NO_LIMIT or limiter.min_diff > -_NO_LIMIT
+    return bool(is_limited or info.max_times_sampled > 0)
+
+
+def require_stored_items_match(
+    address: str, infos: Mapping[str, TableInfo], tables: Sequence[str], signature: Nest, *, timeout_secs: float
+) -> list[str]:
+    """Checks that tables without a signature do not contain items of a different spec, by sampling one item of each.
+
+    Sampling an item changes only the sample counts of the item and its table. A table is not checked if sampling
+    would affect other clients (`sampling_has_side_effects`), or if it would not return an item at once.
+
+    Args:
+      address: address of the server.
+      infos: what the server reports about its tables.
+      tables: names of the tables to check.
+      signature: signature of the new items; `None` in its shapes allows any size.
+      timeout_secs: seconds to wait for an item, at most 5.
+
+    Returns:
+      A sentence for each table that contains items and could not be checked.
+
+    Raises:
+      SpecMismatchError: if an item differs, naming the first column.
+    """
+    warnings = []
+    for name in tables:
+        info = infos[name]
+        if info.signature is not None or not info.current_size:
+            continue
+        reason = _reason_not_to_sample(info)
+        if reason is None:
+            with ServerConnection(address) as connection:
+                columns = _sample_columns(connection, name, min(timeout_secs, _MAX_WAIT_SECS))
+            if columns is not None:
+                _require_columns_match(signature, columns, name)
+                continue
+            reason = "it returned no sample in time"
+        warnings.append(
+            f"table {name!r} has no signature, and its {info.current_size:,} items could not be checked ({reason}): if "
+            "their columns differ from those of the new items, the table cannot be sampled; serve it with a signature "
+            "(--signature-from, or the signature argument of ReplayServer)"
+        )
+    return warnings
+
+
+def _reason_not_to_sample(info: TableInfo) -> str | None:
+    if sampling_has_side_effects(info):
+        return "its samples are counted"
+    minimum = info.rate_limiter_info.min_size_to_sample
+    return f"it returns no sample until it has {minimum:,} items" if info.current_size < minimum else None
+
+
+def _sample_columns(connection: ServerConnection, table: str, timeout_secs: float) -> list[ArraySpec] | None:
+    """Returns the specs of the columns of one item, in order, or None if the table returns no item in time."""
+    deadline = PausableDeadline(timeout_secs)
+    while (remaining := deadline.remaining_secs) > 0:
+        try:
+            with closing(connection.sample(table, timeout_secs=min(remaining, _ATTEMPT_SECS))) as parts:
+                return _read_columns(parts)
+        except grpc.RpcError:  # The table was just emptied, the connection broke, or this process was stopped.
+            time.sleep(_RETRY_SECS)
+    return None
+
+
+def _read_columns(parts: Iterable[Any]) -> list[ArraySpec] | None:
+    """Returns the specs of the columns of a sample; reads no more than necessary, since an item may be very large."""
+    columns: Sequence[Any] = ()
+    row_specs: dict[int, list[ArraySpec]] = {}
+    for part in parts:
+        columns = part.info.item.flat_trajectory.columns or columns
+        for chunk in part.data:
+            row_specs[chunk.chunk_key] = [_row_spec(tensor) for tensor in chunk.data.tensors]
+        if columns and all(column.chunk_slices[0].chunk_key in row_specs for column in columns):
+            return [_column_spec(column, row_specs) for column in columns]
+    return None
+
+
+def _row_spec(tensor: Any) -> ArraySpec:
+    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+    return ArraySpec(shape[1:], np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype))
+
+
+def _column_spec(column: Any, row_specs: Mapping[int, Sequence[ArraySpec]]) -> ArraySpec:
+    first = column.chunk_slices[0]
+    row = row_specs[first.chunk_key][first.index]
+    length = sum(piece.length for piece in column.chunk_slices)
+    return row if column.squeeze else ArraySpec((length, *row.shape), row.dtype)
+
+
+def _require_columns_match(signature: Nest, stored: Sequence[ArraySpec], table: str) -> None:
+    specs = tree.flatten(signature)
+    holder = f"table {table!r}, judged by one of its items,"
+    may_be_packed = find_packing(signature) is not None or (
+        len(stored) == 1 and stored[0].dtype in (np.int32, np.uint8)
+    )
+    advice = f"{_ADVICE}; if only one of them is packed, use the other layout" if may_be_packed else _ADVICE
+    if len(specs) != len(stored):
+        raise SpecMismatchError(
+            f"the items have {_describe_all(specs)}, {holder} has {_describe_all(stored)}; {advice}"
+        )
+    require_match(
+        tree.unflatten_as(signature, [_fill_sizes(*pair) for pair in zip(specs, stored, strict=True)]),
+        tree.unflatten_as(signature, stored),
+        holder=holder,
+        advice=advice,
+        root="item",
+    )
+
+
+def _fill_sizes(spec: Any, stored: ArraySpec) -> ArraySpec:
+    """Returns a spec whose unknown sizes are replaced by those of the stored one."""
+    shape = tuple(spec.shape)
+    if len(shape) == len(stored.shape):
+        shape = tuple(got if size is None else size for size, got in zip(shape, stored.shape, strict=True))
+    return ArraySpec(shape, np.dtype(spec.dtype.as_numpy_dtype))
+
+
+def _describe_all(specs: Sequence[Any]) -> str:
+    return f"{len(specs)} column{'s' * (len(specs) != 1)} ({', '.join(map(describe, specs))})"
