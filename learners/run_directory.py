@@ -1,13 +1,11 @@
-"""What a training run leaves in its directory: configuration, versions, logs, and the line that repeats it."""
+"""The directory of a training run: configuration, versions, logs, and the command that repeats it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import shlex
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb import _sealed_json as sealed_json
 from rlds2reverb._arguments import require_count
-from rlds2reverb._server.locks import FileLock
-from rlds2reverb.errors import CorruptFileError, ResourceInUseError
+from rlds2reverb._file_lock import FileLock
+from rlds2reverb._sealed_files import replace_text
+from rlds2reverb.errors import CorruptFileError
 
 from .csv_log import STEP, CsvLog, read_csv_log
 from .event_files import cut_events_after
@@ -29,53 +27,51 @@ from .event_files import cut_events_after
 if TYPE_CHECKING:
     from .evaluation import Evaluation
 
-#: Columns of `progress.csv` from which `curves` draws the share of waiting: seconds since the row before.
+#: Columns of `progress.csv` with seconds since the previous row; `curves` plots the share of time spent waiting.
 DATA_WAIT_SECS, TRAIN_SECS = "data_wait_secs", "train_secs"
-#: Lower bounds of the bins of priorities, 8 to a factor of ten; the first holds everything below 1e-5, and zeros.
+#: Lower bounds of the bins of priority histograms, 8 per decade; the first bin holds everything below 1e-5.
 PRIORITY_BINS = np.concatenate([[0.0], 10.0 ** (np.arange(-40, 33) / 8)])
 
-_CONFIG, _REPEAT, _OWNER = "config.json", "repeat.txt", ".owner"
+_CONFIG, _REPEAT = "config.json", "repeat.txt"
 _PROGRESS, _EVALUATIONS, _PRIORITIES = "progress.csv", "evaluations.csv", "priorities.csv"
 _PACKAGES = ("rlds2reverb", "tensorflow", "tensorflow-cpu", "tf-agents", "dm-reverb", "numpy", "gymnasium", "mujoco")
 
 
 class RunDirectory:
-    """The directory of one training run, which only one learner at a time writes to.
+    """The directory of one training run. One learner at a time writes to it.
 
-        config.json       the whole configuration, the data's fingerprint, the environment, versions of packages
+        config.json       the whole configuration, the data's fingerprint, the environment, package versions
         repeat.txt        the command line that repeats the run
-        progress.csv      what was logged, a row a step
-        evaluations.csv   mean, std, score and each return, a row an evaluation
+        progress.csv      logged values, one row per logged step
+        evaluations.csv   mean, std, score and each return, one row per evaluation
         priorities.csv    histograms of priorities
-        train/            the same for TensorBoard
-        policy/, best_policy/, checkpoints/    written by others
+        train/            the same values for TensorBoard
+        policy/, best_policy/, checkpoints/    written by the learner
 
-    A process that is killed leaves whole rows; an unfinished last line is dropped when the directory is opened again.
+    A killed process leaves complete rows only: an unfinished last line is dropped when the directory is next opened.
     """
 
     def __init__(self, run_dir: str | Path):
-        """Makes the directory if it is missing, and locks it until `close`.
+        """Creates the directory if it is missing, and locks it until `close`.
 
         Args:
           run_dir: path of the directory.
 
         Raises:
-          ResourceInUseError: if another learner has it, naming that.
-          CorruptFileError: if a log in there is damaged.
+          ResourceInUseError: if another learner uses it; the message names the process.
+          CorruptFileError: if a log in it is damaged.
         """
         self.path = Path(run_dir)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
-        try:
-            (self.path / _OWNER).write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        with contextlib.ExitStack() as stack:
+            advice = "choose a different run_dir, or stop that process"
+            stack.enter_context(FileLock(self.path / ".lock", str(self.path), advice))
             self._progress, self._evaluations, self._priorities = (
                 CsvLog(self.path / name) for name in (_PROGRESS, _EVALUATIONS, _PRIORITIES)
             )
-        except BaseException:
-            self._lock.__exit__()
-            raise
-        self._writer: Any = None
-        self._is_open = True
+            self._writer: Any = None
+            stack.callback(self._close_writer)
+            self._resources = stack.pop_all()
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -86,17 +82,8 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Writes what TensorBoard has not got yet, and gives the directory free. Closing twice does nothing."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        finally:
-            with contextlib.suppress(OSError):
-                (self.path / _OWNER).unlink()
-            self._lock.__exit__()
+        """Flushes the TensorBoard log and releases the directory. Idempotent."""
+        self._resources.close()
 
     def write_config(
         self,
@@ -108,18 +95,18 @@ class RunDirectory:
         reference_returns: tuple[float, float] | None = None,
         command: str | None = None,
     ) -> None:
-        """Writes `config.json` and `repeat.txt`, both there whole or not at all.
+        """Writes `config.json` and `repeat.txt` atomically.
 
         Args:
-          configuration: every setting by name; `algo` and `seed` are what plots look for.
-          hyperparameters: what the agent has, defaults included.
-          data: what was trained on, with `source`, `fingerprint`, and `behaviour_return`, the mean return in the data.
-          environment: id of the environment for evaluation.
-          reference_returns: returns of a random policy and of an expert there.
-          command: the line that repeats the run; None for the one that started this process.
+          configuration: every setting by name; plots use `algo` and `seed`.
+          hyperparameters: the agent's hyperparameters, including defaults.
+          data: a description of the data: `source`, `fingerprint`, and `behaviour_return`, their mean return.
+          environment: id of the evaluation environment.
+          reference_returns: returns of a random policy and of an expert in that environment.
+          command: the command line that repeats the run; None for the one that started this process.
 
         Raises:
-          TypeError: if a value is not one that JSON has.
+          TypeError: if a value cannot be represented in JSON.
         """
         command = shlex.join(["rlds2reverb", *sys.argv[1:]]) if command is None else command
         document = {
@@ -132,16 +119,16 @@ class RunDirectory:
             "command": command,
             "folder": str(Path.cwd()),
         }
-        _write(self.path / _CONFIG, json.dumps(document, indent=1) + "\n")
-        _write(self.path / _REPEAT, f"cd {shlex.quote(str(Path.cwd()))} && {command}\n")
+        replace_text(self.path / _CONFIG, json.dumps(document, indent=1) + "\n")
+        replace_text(self.path / _REPEAT, f"cd {shlex.quote(str(Path.cwd()))} && {command}\n")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Adds a row to `progress.csv`, and the same numbers for TensorBoard.
+        """Appends a row to `progress.csv`, and the same values to the TensorBoard log.
 
         Args:
-          step: of the learner.
-          values: numbers, or arrays and tensors of one, by name. `data_wait_secs` and `train_secs` are the seconds
-            since the row before, for the plot of waiting.
+          step: step of the learner.
+          values: numbers, or arrays and tensors with one element, by name. `data_wait_secs` and `train_secs` are
+            seconds since the previous row.
 
         Raises:
           TypeError: if a value is not a number.
@@ -151,7 +138,7 @@ class RunDirectory:
         self._summarize(step, values)
 
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Adds a row to `evaluations.csv`, and mean, std and score for TensorBoard."""
+        """Appends a row to `evaluations.csv`, and mean, std and score to the TensorBoard log."""
         require_count(STEP, step, 0)
         summary = {"mean": evaluation.mean, "std": evaluation.std, "score": evaluation.score}
         returns = {f"return_{number}": value for number, value in enumerate(evaluation.returns)}
@@ -160,11 +147,11 @@ class RunDirectory:
         self._summarize(step, {f"evaluation/{name}": value for name, value in summary.items() if value is not None})
 
     def log_priorities(self, step: int, priorities: Any) -> None:
-        """Adds the histogram of some priorities to `priorities.csv`.
+        """Appends a histogram of priorities to `priorities.csv`.
 
         Args:
-          step: of the learner.
-          priorities: [N], at least 0, such as those that were sent since the last call.
+          step: step of the learner.
+          priorities: [N], non-negative, such as those written back since the last call.
         """
         require_count(STEP, step, 0)
         bins = np.searchsorted(PRIORITY_BINS, np.ravel(np.asarray(priorities)), side="right") - 1
@@ -172,13 +159,11 @@ class RunDirectory:
         self._priorities.append(step, {f"from {low:.4g}": int(n) for low, n in zip(PRIORITY_BINS, counts, strict=True)})
 
     def cut_after(self, step: int) -> None:
-        """Removes everything logged for later steps, before a run goes on from a checkpoint of this step."""
+        """Removes all log entries after `step`, before a run resumes from the checkpoint at that step."""
         require_count(STEP, step, 0)
         for log in (self._progress, self._evaluations, self._priorities):
             log.cut_after(step)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._close_writer()
         cut_events_after(self.path / "train", step)
 
     def _summarize(self, step: int, values: Mapping[str, Any]) -> None:
@@ -191,30 +176,23 @@ class RunDirectory:
                 if value is not None:
                     tf.summary.scalar(name, float(value))
 
-    def _locked(self) -> FileLock:
-        lock = FileLock(self.path / ".lock", "")
-        try:
-            return lock.__enter__()
-        except ResourceInUseError:
-            owner = "another process"
-            with contextlib.suppress(OSError):
-                owner = (self.path / _OWNER).read_text(encoding="utf-8") or owner
-            raise ResourceInUseError(
-                f"{self.path} is in use by {owner}; choose another run_dir, or end that run first"
-            ) from None
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is in the directory of a run.
+    """The content of a run directory.
 
     Attributes:
-      path: of the directory.
-      config: `config.json`, see `RunDirectory.write_config`; empty if it was never written.
-      progress: float64 [N] by column of `progress.csv`, rising in `step`.
-      evaluations: the same of `evaluations.csv`: `step`, `mean`, `std`, `score`, `num_episodes`, `return_0` and so on.
-      priorities: int64 [N, number of `PRIORITY_BINS`], how many priorities were in each.
-      priority_steps: int64 [N].
+      path: path of the directory.
+      config: content of `config.json`, see `RunDirectory.write_config`; empty if it was never written.
+      progress: columns of `progress.csv`, float64 [N] by name, with increasing `step`.
+      evaluations: columns of `evaluations.csv`: `step`, `mean`, `std`, `score`, `num_episodes`, `return_0` and so on.
+      priorities: int64 [N, len(PRIORITY_BINS)], number of priorities in each bin.
+      priority_steps: int64 [N], step of each histogram.
     """
 
     path: Path
@@ -231,33 +209,33 @@ class Run:
 
     @property
     def environment(self) -> str | None:
-        """The id of the environment it was evaluated in."""
+        """The id of the evaluation environment, or None."""
         return self.config.get("environment")
 
     @property
     def reference_returns(self) -> tuple[float, float] | None:
-        """Returns of a random policy and of an expert."""
+        """The returns of a random policy and of an expert, or None."""
         found = self.config.get("reference_returns")
         return (float(found[0]), float(found[1])) if found else None
 
     @property
     def behaviour_return(self) -> float | None:
-        """The mean return in the data."""
+        """The mean return of the episodes in the data, or None if unknown."""
         found = (self.config.get("data") or {}).get("behaviour_return")
         return None if found is None else float(found)
 
 
 def load_run(path: str | Path) -> Run:
-    """Returns what is in the directory of a run, also of one that is still running.
+    """Loads a run directory, including that of a run still in progress.
 
     Raises:
-      ValueError: if it is not the directory of a run.
+      ValueError: if it is not a run directory.
       CorruptFileError: if a file in it is damaged.
     """
     folder = Path(path)
     names = (_CONFIG, _PROGRESS, _EVALUATIONS, _PRIORITIES)
     if not any((folder / name).is_file() for name in names):
-        raise ValueError(f"{path} has none of {', '.join(names)}, expected the run_dir of a training run")
+        raise ValueError(f"{path} must be the run_dir of a training run, but has none of {', '.join(names)}")
     config: Any = {}
     with contextlib.suppress(FileNotFoundError):
         try:
@@ -265,7 +243,7 @@ def load_run(path: str | Path) -> Run:
         except (ValueError, RecursionError) as error:
             raise CorruptFileError(f"{folder / _CONFIG} is not valid JSON ({error})") from error
     if not isinstance(config, dict):
-        raise CorruptFileError(f"{folder / _CONFIG} is a {type(config).__name__}, expected an object")
+        raise CorruptFileError(f"{folder / _CONFIG} must contain a JSON object, got a {type(config).__name__}")
     logs = [read_csv_log(folder / name) for name in (_PROGRESS, _EVALUATIONS, _PRIORITIES)]
     steps = logs[2].pop(STEP, np.zeros(0)).astype(np.int64)
     columns = list(logs[2].values()) or [np.zeros(0)] * len(PRIORITY_BINS)
@@ -281,7 +259,7 @@ def _versions() -> dict[str, str]:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """Returns a value in the kinds that JSON has."""
+    """Converts a value to the types that JSON has."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -292,15 +270,4 @@ def _plain(value: Any, name: str) -> Any:
         return str(value)
     if value is None or isinstance(value, (str, int, float)):
         return value
-    raise TypeError(f"{name} is {value!r}, expected something that JSON has: a number, text, a list, a dict or None")
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces a file; it is on the disk afterwards."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    sealed_json.sync(path.parent)
+    raise TypeError(f"{name} must be a number, string, list, dict or None, got {value!r}")

@@ -1,4 +1,4 @@
-"""A full disk as an error of its own."""
+"""Turns the system's errors about a full disk into `StorageFullError`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlds2reverb.errors import StorageFullError
 
 @contextmanager
 def full_disk_as_error(path: Path) -> Iterator[None]:
-    """Raises `StorageFullError` in place of the system's own errors."""
+    """Raises `StorageFullError` if the disk (or the user's quota) is full."""
     try:
         yield
     except StorageFullError:
@@ -21,5 +21,6 @@ def full_disk_as_error(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise StorageFullError(
-            error.errno, f"no space left for {path}; what is there is kept: free some and start again to continue"
+            error.errno,
+            f"no space left for {path}; existing data are kept: free some space and run it again to continue",
         ) from error

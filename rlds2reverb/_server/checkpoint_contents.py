@@ -1,4 +1,4 @@
-"""Reads a checkpoint from end to end and compares its files with each other: what can be checked without a manifest."""
+"""Verification of a checkpoint that has no manifest: reads it from end to end and compares its files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BLOCK_BYTES = 1 << 20
 
 
 def require_consistent(checkpoint: Path) -> None:
-    """Reads every record of a checkpoint, and checks that its tables, items and chunks belong together.
+    """Reads every record of a checkpoint, and checks that its tables, items and chunks agree.
 
-    A table's message counts its insertions and deletions: their difference is the number of its items. Each item needs
-    all chunks that its columns are cut from. Files are uncompressed TFRecords, or compressed with zlib as Reverb does.
+    A table's message counts insertions and deletions: their difference is its number of items. Each item needs all
+    chunks that its columns refer to. Files are TFRecords, either plain or compressed with zlib as Reverb does.
 
     Raises:
-      CheckpointError: naming the first file that cannot be read, or the first table or item that lacks something.
+      CheckpointError: naming the first unreadable file, or the first incomplete table or item.
     """
     expected: dict[str, int] = {}
     for table in _messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint):
@@ -37,25 +37,27 @@ def require_consistent(checkpoint: Path) -> None:
         found[item.table] += 1
         keys.add((item.table, item.key))
         if any(part.chunk_key not in chunks for column in item.flat_trajectory.columns for part in column.chunk_slices):
-            raise CheckpointError(f"{checkpoint} is damaged: item {item.key} of table {item.table!r} lacks a chunk")
+            raise CheckpointError(
+                f"{checkpoint} is damaged: item {item.key} of table {item.table!r} refers to a missing chunk"
+            )
     for name in sorted({*expected, *found}):
         if expected.get(name, 0) != found[name]:
             raise CheckpointError(
-                f"{checkpoint} is damaged: table {name!r} should have {expected.get(name, 0):,} items and has "
-                f"{found[name]:,}"
+                f"{checkpoint} is damaged: table {name!r} should have {expected.get(name, 0):,} items, "
+                f"but has {found[name]:,}"
             )
     if len(keys) != found.total():
-        raise CheckpointError(f"{checkpoint} is damaged: it has items twice")
+        raise CheckpointError(f"{checkpoint} is damaged: it contains an item twice")
 
 
 def _messages(path: Path, kind: Any) -> Iterator[Any]:
-    """Yields the messages of a file of records, compressed or not."""
+    """Yields the messages in a file of records, compressed or not."""
     try:
         with path.open("rb") as stream:
-            plain = tfrecords.is_head(stream.read(tfrecords.HEAD_BYTES))
+            plain = tfrecords.is_header(stream.read(tfrecords.HEADER_BYTES))
             stream.seek(0)
             content = stream if plain else io.BufferedReader(_Inflated(stream), _BLOCK_BYTES)
-            for record in tfrecords.records(content, path):
+            for record in tfrecords.read_stream(content, path):
                 yield kind.FromString(record)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; restore it from a copy, or delete the checkpoint") from None
@@ -67,7 +69,7 @@ def _messages(path: Path, kind: Any) -> Iterator[Any]:
 
 
 class _Inflated(io.RawIOBase):
-    """Reads what a zlib-compressed file holds. Raises `ValueError` if it ends early, or too late."""
+    """A stream of the decompressed content of a zlib file; raises `ValueError` if the file is truncated or too long."""
 
     def __init__(self, stream: Any):
         self._stream, self._inflate = stream, zlib.decompressobj()
@@ -81,7 +83,7 @@ class _Inflated(io.RawIOBase):
             block = self._inflate.unconsumed_tail or self._stream.read(_BLOCK_BYTES)
             content = self._inflate.decompress(block, len(buffer))
             if not content and not block:
-                raise ValueError("it was cut off")
+                raise ValueError("it is truncated")
         if not content and (self._inflate.unused_data or self._stream.read(1)):
             raise ValueError("it has bytes after its end")
         buffer[: len(content)] = content

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, believed only with their checksums, the last ones and the best kept."""
+"""Checkpoints: complete or absent, verified before use; the last ones and the best one are kept."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ import faults
 import numpy as np
 import pytest
 import tensorflow as tf
-from faults import hear, leave_mounts, mount, mounted
+from faults import mount_tmpfs, receive, skip_unless_mounted, unshare_mounts
 from rlds2reverb.learners import Checkpoints, Learner
 from rlds2reverb.learners.hooks import EarlyStopHook, LoadCkptHook, LogShowHook, SaveCkptHook
 from small_agents import MeanAgent, batches
@@ -35,158 +35,158 @@ def damage(path):
     path.write_bytes(bytes(content))
 
 
-# --- The files
+# --- Files
 
 
-def test_what_was_saved_comes_back(tmp_path, value):
+def test_checkpoint_restores_what_was_saved(tmp_path, value):
     store = Checkpoints(tmp_path, {"value": value})
-    assert store.opened() is None and store.best() is None
+    assert store.open() is None and store.best() is None
     saved = store.save(3, {"note": "x"})
     value.assign([5.0, 6.0])
-    found = store.opened()
-    assert found.step == saved.step == 3 and found.path == tmp_path / "0000000003" and found.manifest["note"] == "x"
-    store.restore(found)
+    checkpoint = store.open()
+    assert checkpoint.step == saved.step == 3 and checkpoint.path == tmp_path / "0000000003"
+    assert checkpoint.manifest["note"] == "x"
+    store.restore(checkpoint)
     assert value.numpy().tolist() == [1.0, 2.0]
 
 
-def test_the_last_ones_and_the_best_are_kept(tmp_path, value):
-    store = Checkpoints(tmp_path, {"value": value}, keep=2)
+def test_last_checkpoints_and_the_best_are_kept(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value}, keep_checkpoints=2)
     for step in (1, 2, 3, 4, 5):
         store.save(step, {}, is_best=step == 2)
     assert steps_in(tmp_path) == [2, 4, 5] and store.best().step == 2
     store.save(6, {}, is_best=True)
     assert steps_in(tmp_path) == [5, 6] and store.best().step == 6
-    with pytest.raises(ValueError, match="keep is 0"):
-        Checkpoints(tmp_path, {}, keep=0)
+    with pytest.raises(ValueError, match="keep_checkpoints must be an integer >= 1, got 0"):
+        Checkpoints(tmp_path, {}, keep_checkpoints=0)
 
 
 @pytest.mark.parametrize("name", ["state.index", "state.data-00000-of-00001", "manifest.json"])
-def test_a_damaged_one_is_passed_over_by_name(tmp_path, value, caplog, name):
-    store = Checkpoints(tmp_path, {"value": value}, keep=2)
+def test_open_skips_a_damaged_checkpoint_with_a_warning(tmp_path, value, caplog, name):
+    store = Checkpoints(tmp_path, {"value": value}, keep_checkpoints=2)
     store.save(1, {})
     store.save(2, {})
     damage(tmp_path / "0000000002" / name)
     with caplog.at_level(logging.WARNING):
-        assert store.opened().step == 1
-    assert str(tmp_path / "0000000002") in caplog.text and "the one before it is taken" in caplog.text
-    with pytest.raises(CheckpointError, match="0000000002 is damaged"):
-        store.opened(tmp_path / "0000000002")
+        assert store.open().step == 1
+    assert str(tmp_path / "0000000002") in caplog.text and "the previous checkpoint is used" in caplog.text
+    with pytest.raises(CheckpointError, match=f"0000000002 is not a valid checkpoint: .*{name} is damaged"):
+        store.open(tmp_path / "0000000002")
     damage(tmp_path / "0000000001" / "state.index")
-    with pytest.raises(CheckpointError, match="none of the 2 checkpoints in .* is good; delete them"):
-        store.opened()
-    with pytest.raises(CheckpointError, match="there is no checkpoint at .*: manifest.json is missing"):
-        store.opened(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="all 2 checkpoints in .* are damaged; delete them"):
+        store.open()
+    with pytest.raises(CheckpointError, match="nowhere is not a valid checkpoint: .*manifest.json is missing"):
+        store.open(tmp_path / "nowhere")
 
 
-def test_after_falling_back_the_next_one_replaces_the_damaged(tmp_path, value):
-    store = Checkpoints(tmp_path, {"value": value}, keep=1)
+def test_save_after_falling_back_replaces_the_damaged_checkpoint(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value}, keep_checkpoints=1)
     store.save(1, {}, is_best=True)
     store.save(3, {}, is_best=False)
     damage(tmp_path / "0000000003" / "state.index")
-    store.restore(store.opened())
+    store.restore(store.open())
     store.save(2, {})
-    assert steps_in(tmp_path) == [1, 2] and store.opened().step == 2 and store.best().step == 1
+    assert steps_in(tmp_path) == [1, 2] and store.open().step == 2 and store.best().step == 1
 
 
-def test_a_missing_file_and_a_lost_best_are_named(tmp_path, value, caplog):
+def test_best_warns_when_its_file_is_missing(tmp_path, value, caplog):
     store = Checkpoints(tmp_path, {"value": value})
     store.save(1, {}, is_best=True)
     store.save(2, {})
     (tmp_path / "0000000001" / "state.index").unlink()
     with caplog.at_level(logging.WARNING):
         assert store.best() is None
-    assert "the best one is lost" in caplog.text and "state.index is missing" in caplog.text
+    assert "the best checkpoint is lost" in caplog.text and "state.index is missing" in caplog.text
 
 
-def test_what_was_half_written_is_ignored_and_removed(tmp_path, value):
+def test_partial_checkpoint_is_ignored_and_removed(tmp_path, value):
     store = Checkpoints(tmp_path, {"value": value})
     store.save(1, {})
     (tmp_path / "0000000002.partial").mkdir()
     (tmp_path / "0000000002.partial" / "state.index").write_bytes(b"half")
-    assert store.opened().step == 1
-    assert Checkpoints(tmp_path, {"value": value}).opened().step == 1 and steps_in(tmp_path) == [1]
+    assert store.open().step == 1
+    assert Checkpoints(tmp_path, {"value": value}).open().step == 1 and steps_in(tmp_path) == [1]
 
 
-def test_one_that_was_being_replaced_is_not_lost(tmp_path, value):
+def test_checkpoint_that_was_being_replaced_is_not_lost(tmp_path, value):
     Checkpoints(tmp_path, {"value": value}).save(1, {})
     (tmp_path / "0000000001").rename(tmp_path / "0000000001.replaced")  # killed there
     store = Checkpoints(tmp_path, {"value": value})
-    assert store.opened().step == 1
+    assert store.open().step == 1
     value.assign([7.0, 8.0])
     store.save(1, {})
     assert steps_in(tmp_path) == [1]
-    store.restore(store.opened())
+    store.restore(store.open())
     assert value.numpy().tolist() == [7.0, 8.0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_never_written(tmp_path, value, bad):
+def test_save_raises_when_weights_are_not_finite(tmp_path, value, bad):
     store = Checkpoints(tmp_path, {"parts": tf.train.Checkpoint(inner=[value])})
     value.assign([1.0, bad])
-    with pytest.raises(CheckpointError, match="no checkpoint at iteration 4: value:0 is not finite"):
+    with pytest.raises(CheckpointError, match="the checkpoint at iteration 4 was not written: value:0 is not finite"):
         store.save(4, {})
     assert steps_in(tmp_path) == []
 
 
 def save_on_full_disk(channel, folder, num_bytes):
-    leave_mounts()
-    mount(folder, 1 << 20)
+    unshare_mounts()
+    mount_tmpfs(folder, 1 << 20)
     channel.send("mounted")
     weights = tf.Variable(tf.zeros([50_000]))
     store = Checkpoints(folder / "checkpoints", {"weights": weights})
     store.save(1, {})
-    mount(folder, num_bytes, again=True)
+    mount_tmpfs(folder, num_bytes, remount=True)
     try:
         store.save(2, {})
     except StorageFullError as error:
         channel.send(str(error))
     channel.send(sorted(path.name for path in (folder / "checkpoints").iterdir()))
-    mount(folder, 2 << 20, again=True)
+    mount_tmpfs(folder, 2 << 20, remount=True)
     store.save(2, {})
-    channel.send(store.opened().step)
+    channel.send(store.open().step)
 
 
 @pytest.mark.parametrize("num_bytes", [260_000, 300_000, 404_000])
-def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path, num_bytes):
+def test_save_on_a_full_disk_keeps_the_previous_checkpoint(tmp_path, num_bytes):
     with faults.process(save_on_full_disk, tmp_path, num_bytes) as (_, channel):
-        if isinstance(heard := mounted(channel), OSError):
-            pytest.skip(f"this machine lets nobody mount a small disk ({heard})")
-        assert "no space left for" in hear(channel)
-        assert hear(channel) == ["0000000001"]
-        assert hear(channel) == 2
+        skip_unless_mounted(channel)
+        assert "no space left for" in receive(channel)
+        assert receive(channel) == ["0000000001"]
+        assert receive(channel) == 2
 
 
-def test_values_of_another_checkpoint_for_a_while(tmp_path, value):
+def test_restore_temporarily_brings_back_current_values(tmp_path, value):
     store = Checkpoints(tmp_path, {"value": value})
     first = store.save(1, {})
     value.assign([3.0, 4.0])
-    with pytest.raises(RuntimeError), store.restored(first):
+    with pytest.raises(RuntimeError), store.restore_temporarily(first):
         assert value.numpy().tolist() == [1.0, 2.0]
         raise RuntimeError
     assert value.numpy().tolist() == [3.0, 4.0] and steps_in(tmp_path) == [1]
 
 
-# --- Of a learner
+# --- The learner's checkpoints
 
 
-def learner_of(folder, *, agent=None, **arguments):
+def make_learner(folder, *, agent=None, **arguments):
     return Learner(folder, agent or MeanAgent(), batches(), **arguments)
 
 
-def test_hooks_logs_and_numbers_go_on_where_they_were(tmp_path):
+def test_resumed_learner_continues_hooks_and_logs(tmp_path):
     def hooks():
         return [
-            EarlyStopHook("loss", every=1, patience=4, is_higher_better=False),
+            EarlyStopHook("loss", every=1, patience=4, higher_is_better=False),
             SaveCkptHook(every=2),
             LogShowHook(every=1),
         ]
 
     undisturbed = hooks()
-    with learner_of(tmp_path / "one", hooks=undisturbed) as learner:
+    with make_learner(tmp_path / "one", hooks=undisturbed) as learner:
         learner.start(100)
-        assert learner.stop_reason == "loss has not got better in 4 looks"
+        assert learner.stop_reason == "loss has not improved in 4 checks"
         last, rows = learner.last_iter, (tmp_path / "one" / "progress.csv").read_text().splitlines()
-    with learner_of(tmp_path / "two", hooks=hooks()) as learner:
+    with make_learner(tmp_path / "two", hooks=hooks()) as learner:
         learner.start(3)
     other, restored, data = EarlyStopHook("q", every=1, priority=1, name="another"), hooks(), iter(batches().skip(2))
     with Learner(tmp_path / "two", MeanAgent(), data, hooks=[other, *restored, LoadCkptHook()]) as learner:
@@ -198,54 +198,54 @@ def test_hooks_logs_and_numbers_go_on_where_they_were(tmp_path):
     assert [row.split(",")[0] for row in again] == [row.split(",")[0] for row in rows]
 
 
-def test_a_checkpoint_of_another_run_is_refused_unless_it_is_overridden(tmp_path):
-    with learner_of(tmp_path, identity={"data": "abc"}, hooks=[SaveCkptHook(position="after_run")]) as learner:
+def test_checkpoint_of_a_different_run_raises_unless_allowed(tmp_path):
+    with make_learner(tmp_path, identity={"data": "abc"}, hooks=[SaveCkptHook(position="after_run")]) as learner:
         learner.start(2)
-    with learner_of(tmp_path, identity={"data": "xyz"}) as learner:
-        with pytest.raises(CheckpointError, match="is of another run: data was abc, is xyz; give another run_dir"):
+    with make_learner(tmp_path, identity={"data": "xyz"}) as learner:
+        with pytest.raises(CheckpointError, match="belongs to a different run: data was abc, is now xyz; use a different run_dir"):
             learner.load_checkpoint()
         assert learner.last_iter == 0
-        assert learner.load_checkpoint(override=True) and learner.last_iter == 2
+        assert learner.load_checkpoint(allow_config_mismatch=True) and learner.last_iter == 2
 
     class OtherAgent(MeanAgent):
         def __init__(self):
             self.more = tf.Variable(0.0)
             super().__init__()
 
-    with learner_of(tmp_path, agent=OtherAgent(), identity={"data": "abc"}) as learner:
-        with pytest.raises(CheckpointError, match="agent was MeanAgent, is OtherAgent"):
+    with make_learner(tmp_path, agent=OtherAgent(), identity={"data": "abc"}) as learner:
+        with pytest.raises(CheckpointError, match="agent was MeanAgent, is now OtherAgent"):
             learner.load_checkpoint()
-        with pytest.raises(CheckpointError, match="is of another agent"):
-            learner.load_checkpoint(override=True)
+        with pytest.raises(CheckpointError, match="belongs to a different agent"):
+            learner.load_checkpoint(allow_config_mismatch=True)
 
 
-def test_a_path_of_ones_own_is_loaded_without_its_best_return(tmp_path):
-    with learner_of(tmp_path / "one") as learner:
+def test_checkpoint_from_another_directory_loads_without_its_best_return(tmp_path):
+    with make_learner(tmp_path / "one") as learner:
         learner.start(2)
         learner.record_evaluation(5.0)
         path = learner.save_checkpoint().path
-        assert learner.save_checkpoint() is None  # it is there
-    with learner_of(
+        assert learner.save_checkpoint() is None  # It exists already.
+    with make_learner(
         tmp_path / "two", hooks=[LoadCkptHook(load_path=str(path)), SaveCkptHook(position="after_run")]
     ) as learner:
         learner.start(2)
         assert learner.best_return == -np.inf and steps_in(tmp_path / "two" / "checkpoints") == [2]
-        with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        with pytest.raises(CheckpointError, match="is not a valid checkpoint"):
             learner.load_checkpoint(tmp_path / "nowhere")
 
 
-def test_the_position_of_the_data_is_given_back(tmp_path):
+def test_checkpoint_restores_the_data_position(tmp_path):
     position = tf.Variable(0, dtype=tf.int64)
-    with learner_of(tmp_path, position=position, hooks=[SaveCkptHook(position="after_run")]) as learner:
+    with make_learner(tmp_path, position=position, hooks=[SaveCkptHook(position="after_run")]) as learner:
         assert not learner.load_checkpoint()
         learner.start(3)
-    with learner_of(tmp_path, position=position) as learner:
+    with make_learner(tmp_path, position=position) as learner:
         assert learner.load_checkpoint() and int(position) == 3
 
 
 # --- kill -9
 
-TRAINS = textwrap.dedent(
+TRAINING_PROGRAM = textwrap.dedent(
     """
     import sys
     import numpy as np
@@ -266,17 +266,17 @@ TRAINS = textwrap.dedent(
         "reward": random.normal(size=64), "discount": np.ones(64), "next_observation": random.normal(size=(64, 2)),
     }
     columns = {name: column.astype(np.float32) for name, column in columns.items()}
-    resident = InMemoryDataset(
+    dataset = InMemoryDataset(
         Items(columns, np.arange(64), np.ones(64, np.int64), True), 8, to_experience=NStep(1, 0.99).as_transition
     )
     agent = make_agent("td3_bc", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8, 8), seed=1)
 
-    class Say(LearnerHook):
+    class Print(LearnerHook):
         def __call__(self, learner):
             print(learner.last_iter, flush=True)
 
-    hooks = [SaveCkptHook(every=3), Say("say", position="after_iter", every=1)]
-    with Learner(folder, agent, resident, hooks=hooks, steps_per_call=5) as learner:
+    hooks = [SaveCkptHook(every=3), Print("print", position="after_iter", every=1)]
+    with Learner(folder, agent, dataset, hooks=hooks, steps_per_call=5) as learner:
         learner.load_checkpoint()
         print("from", learner.last_iter, flush=True)
         learner.start(60)
@@ -288,16 +288,16 @@ TRAINS = textwrap.dedent(
 def process(folder, how):
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__)), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [sys.executable, "-c", TRAINS, str(folder), how], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", TRAINING_PROGRAM, str(folder), how], env=environment, stdout=subprocess.PIPE, text=True
     )
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_twice_ends_with_the_weights_of_one_that_is_not(tmp_path):
+def test_killed_runs_end_with_the_weights_of_an_undisturbed_run(tmp_path):
     undisturbed = process(tmp_path / "one", "undisturbed")
     undisturbed.communicate(timeout=280)
     random, begins = np.random.default_rng(), []
-    for kill_after in (*random.integers(4, 20, 2), 1000):  # lines, each at any moment of an iteration or a checkpoint
+    for kill_after in (*random.integers(4, 20, 2), 1000):  # Lines of output, each at a random moment of an iteration or checkpoint.
         run = process(tmp_path / "two", "killed")
         for number, line in enumerate(run.stdout):
             begins += [int(line.split()[1])] if line.startswith("from") else []

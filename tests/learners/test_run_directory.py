@@ -1,4 +1,4 @@
-"""The directory of a run: what is logged is there whole, after a kill -9 too, and a resumed run continues it."""
+"""The run directory: logs have complete rows, even after kill -9, and a resumed run continues them."""
 
 import errno
 import io
@@ -27,7 +27,7 @@ def evaluation(*returns, reference_returns=None, num_clipped=0):
 
 
 def tensorboard_scalars(folder):
-    """The steps of each tag, as in the event files; `DataLossError` where one is torn."""
+    """Returns the steps of each tag in the event files; raises `DataLossError` for a torn record."""
     found = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         for record in tf.data.TFRecordDataset(str(path)):
@@ -40,7 +40,7 @@ def tensorboard_scalars(folder):
 # --- CSV
 
 
-def test_columns_may_be_added_and_rows_before_them_have_nothing_there(tmp_path):
+def test_columns_can_be_added_leaving_earlier_rows_empty(tmp_path):
     log = CsvLog(tmp_path / "log.csv")
     log.append(10, {"loss": 0.1, "q": np.float32(2)})
     log.append(20, {"loss": None, "a, b": 1e300})
@@ -52,7 +52,7 @@ def test_columns_may_be_added_and_rows_before_them_have_nothing_there(tmp_path):
     assert found["step"].tolist() == [10, 20, 30] and sorted(os.listdir(tmp_path)) == ["log.csv"]
 
 
-def test_numbers_come_back_exactly_with_nan_and_infinity(tmp_path):
+def test_csv_log_keeps_numbers_exactly(tmp_path):
     numbers = [0.1 + 0.2, 2.0**60, -0.0, 5e-324, np.nan, np.inf, -np.inf]
     log = CsvLog(tmp_path / "log.csv")
     for step, number in enumerate(numbers):
@@ -60,13 +60,13 @@ def test_numbers_come_back_exactly_with_nan_and_infinity(tmp_path):
     np.testing.assert_array_equal(read_csv_log(tmp_path / "log.csv")["x"], numbers)
 
 
-def test_what_is_no_number_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="'loss' is 'high', expected a number"):
+def test_csv_log_raises_for_values_that_are_not_numbers(tmp_path):
+    with pytest.raises(TypeError, match="'loss' must be a number, got 'high'"):
         CsvLog(tmp_path / "log.csv").append(0, {"loss": "high"})
     assert not (tmp_path / "log.csv").exists()
 
 
-def test_an_unfinished_last_line_is_dropped_wherever_it_was_torn(tmp_path):
+def test_csv_log_drops_an_unfinished_last_line(tmp_path):
     path = tmp_path / "log.csv"
     log = CsvLog(path)
     log.append(1, {"loss": 0.5})
@@ -75,12 +75,12 @@ def test_an_unfinished_last_line_is_dropped_wherever_it_was_torn(tmp_path):
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         rows = max(0, whole[:size].count(b"\n") - 1)
-        assert len(read_csv_log(path).get("step", ())) == rows, "a reader sees whole rows only"
+        assert len(read_csv_log(path).get("step", ())) == rows, "a reader sees complete rows only"
         CsvLog(path).append(3, {"loss": 0.75})
         assert read_csv_log(path)["loss"].tolist() == [*[0.5, 0.25][:rows], 0.75]
 
 
-def test_rows_after_a_step_are_cut_and_of_two_of_one_step_the_last_counts(tmp_path):
+def test_cut_after_removes_later_rows_and_the_last_row_of_a_step_wins(tmp_path):
     log = CsvLog(tmp_path / "log.csv")
     log.cut_after(0)
     for step in (10, 20, 30):
@@ -91,7 +91,7 @@ def test_rows_after_a_step_are_cut_and_of_two_of_one_step_the_last_counts(tmp_pa
 
 
 @pytest.mark.parametrize("num_bytes", [3, None])
-def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path, monkeypatch, num_bytes):
+def test_full_disk_raises_and_leaves_the_log_unchanged(tmp_path, monkeypatch, num_bytes):
     log = CsvLog(tmp_path / "log.csv")
     log.append(1, {"loss": 0.5})
 
@@ -116,16 +116,16 @@ def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("loss,step\n1,2\n", "begins with 'loss', expected a file whose first column is 'step'"),
-        ("step,loss\n1,2\n3\n", "is damaged at line 3, expected 2 numbers"),
-        ("step,loss\n1,x\n", "is damaged at line 2"),
-        ("step,loss\n-1,2\n", "is damaged at line 2"),
+        ("loss,step\n1,2\n", "the first column of .* must be 'step', got 'loss'"),
+        ("step,loss\n1,2\n3\n", "is damaged: line 3 must contain 2 numbers"),
+        ("step,loss\n1,x\n", "is damaged: line 2 must contain"),
+        ("step,loss\n-1,2\n", "is damaged: line 2 must contain"),
         ("step,loss\n\0,2\n", "is damaged"),
         (b"step,\xff\n", "is damaged"),
         ('step,"lo\n1,2\n', "is damaged"),
     ],
 )
-def test_a_damaged_file_is_refused(text, message, tmp_path):
+def test_damaged_log_raises(text, message, tmp_path):
     (tmp_path / "progress.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     for reading in (CsvLog, read_csv_log):
         with pytest.raises(CorruptFileError, match=message):
@@ -133,16 +133,16 @@ def test_a_damaged_file_is_refused(text, message, tmp_path):
     with pytest.raises(CorruptFileError, match=message):
         RunDirectory(tmp_path)
     (tmp_path / "progress.csv").unlink()
-    RunDirectory(tmp_path).close()  # the lock was given back
+    RunDirectory(tmp_path).close()  # The lock was released.
 
 
-# --- One learner a directory, and kill -9
+# --- Locking and kill -9
 
 
-def test_a_directory_in_use_is_refused_and_names_who_has_it(tmp_path):
+def test_run_directory_in_use_raises_and_names_the_process(tmp_path):
     with RunDirectory(tmp_path / "a/run") as run:
         with pytest.raises(
-            ResourceInUseError, match=rf"run is in use by process {os.getpid()} on .*choose another run_dir"
+            ResourceInUseError, match=rf"run is in use by process {os.getpid()} on .*choose a different run_dir"
         ):
             RunDirectory(tmp_path / "a/run")
         run.log_priorities(1, [1.0])
@@ -151,7 +151,7 @@ def test_a_directory_in_use_is_refused_and_names_who_has_it(tmp_path):
     assert sorted(path.name for path in (tmp_path / "a/run").iterdir()) == ["priorities.csv"]
 
 
-def test_a_killed_learner_leaves_whole_rows_and_a_free_directory(tmp_path):
+def test_killed_learner_leaves_complete_rows_and_a_free_directory(tmp_path):
     program = (
         "import sys, itertools\n"
         "from rlds2reverb.learners.run_directory import RunDirectory\n"
@@ -174,10 +174,10 @@ def test_a_killed_learner_leaves_whole_rows_and_a_free_directory(tmp_path):
     assert load_run(tmp_path).priority_steps.tolist() == list(range(len(seen) + 1))
 
 
-# --- What a run leaves
+# --- Content
 
 
-def test_the_configuration_is_written_with_versions_data_and_the_line_that_repeats_it(tmp_path, monkeypatch):
+def test_write_config_stores_versions_data_and_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with RunDirectory("my run") as run:
         run.write_config(
@@ -201,7 +201,7 @@ def test_the_configuration_is_written_with_versions_data_and_the_line_that_repea
     assert Path("my run/repeat.txt").read_text() == f"cd {tmp_path} && rlds2reverb train --algo iql\n"
 
 
-def test_the_line_that_repeats_a_run_is_this_process_by_default(tmp_path, monkeypatch):
+def test_repeat_command_defaults_to_this_process(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/x/rlds2reverb", "train", "--data", "a b.hdf5"])
     with RunDirectory(tmp_path) as run:
         run.write_config({})
@@ -210,13 +210,13 @@ def test_the_line_that_repeats_a_run_is_this_process_by_default(tmp_path, monkey
     assert found.environment is found.reference_returns is found.behaviour_return is None
 
 
-def test_a_setting_that_json_does_not_have_is_refused_by_its_name(tmp_path):
-    with RunDirectory(tmp_path) as run, pytest.raises(TypeError, match=r"configuration\['net'\]\['f'\]\[1\] is <"):
+def test_write_config_raises_for_values_that_are_not_json(tmp_path):
+    with RunDirectory(tmp_path) as run, pytest.raises(TypeError, match=r"configuration\['net'\]\['f'\]\[1\] must be .*, got <"):
         run.write_config({"net": {"f": [1, object()]}})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_logs_are_there_for_people_and_for_tensorboard_and_are_cut_for_a_resumed_run(tmp_path):
+def test_cut_after_cuts_csv_and_tensorboard_logs_for_a_resumed_run(tmp_path):
     with RunDirectory(tmp_path) as run:
         for step in (100, 200, 300):
             run.log(step, {"loss": 1 / step, "q_mean": tf.constant(2.0), "beta": None})
@@ -252,21 +252,21 @@ def test_logs_are_there_for_people_and_for_tensorboard_and_are_cut_for_a_resumed
     assert tags["loss"] == [100, 200, 260] and tags["evaluation/score"] == [100, 200] and "new" not in tags
 
 
-def test_steps_are_integers_from_0(tmp_path):
+def test_steps_must_be_non_negative_integers(tmp_path):
     with RunDirectory(tmp_path) as run:
         for call in (run.log, run.log_evaluation, run.log_priorities):
             with pytest.raises(ValueError, match="step must be an integer >= 0, got -1"):
                 call(-1, evaluation(1) if call == run.log_evaluation else {})
-        with pytest.raises(ValueError, match="step is True"):
+        with pytest.raises(ValueError, match="step must be an integer >= 0, got True"):
             run.cut_after(True)
 
 
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has none of config.json, progress.csv, .* expected the run_dir"):
+def test_load_run_raises_for_other_directories(tmp_path):
+    with pytest.raises(ValueError, match=r"must be the run_dir of a training run, but has none of config.json, progress.csv"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CorruptFileError, match="config.json is not valid JSON"):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps([1]))
-    with pytest.raises(CorruptFileError, match="config.json is a list, expected an object"):
+    with pytest.raises(CorruptFileError, match="config.json must contain a JSON object, got a list"):
         load_run(tmp_path)

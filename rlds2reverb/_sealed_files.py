@@ -1,0 +1,175 @@
+"""Files and folders that are either complete or absent, and that reveal any later damage by their checksums.
+
+Checksums are XXH3-128: they detect accidents such as truncated, lost or flipped bytes, not deliberate changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb.errors import CorruptFileError, StorageFullError
+
+MANIFEST = "manifest.json"
+_BLOCK_BYTES = 1 << 20
+_NUM_DIGITS = 10
+_PARTIAL, _REPLACED = ".partial", ".replaced"
+
+
+def load_json(path: Path) -> dict[str, Any] | None:
+    """Returns the content that `save_json` wrote last, or None if there is no such file.
+
+    Raises:
+      CorruptFileError: if the file has changed since.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["xxh3_128"] == _json_digest(stored["content"]) and isinstance(stored["content"], dict):
+            return dict(stored["content"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError, OSError):
+        pass
+    raise CorruptFileError(f"{path} is damaged")
+
+
+def save_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a JSON file, with a checksum of the content, as `replace_text` does."""
+    replace_text(path, json.dumps({"xxh3_128": _json_digest(content), "content": content}, indent=1))
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode()))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file's content atomically; it survives a power failure once this returns."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Writes a file's content, or the names in a directory, from the page cache to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_digest(path: Path) -> str:
+    """Returns the checksum of a file's content, in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return str(digest.hexdigest())
+
+
+def verify_files(folder: Path, digests: Mapping[str, str]) -> None:
+    """Raises `CorruptFileError` for the first file of a folder that is missing or does not match its checksum."""
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file():
+            raise CorruptFileError(f"{path} is missing")
+        if file_digest(path) != digest:
+            raise CorruptFileError(f"{path} is damaged: its content does not match its checksum")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Returns the manifest of a sealed folder, after comparing all of its files with their checksums.
+
+    Raises:
+      CorruptFileError: if the manifest or a file is missing or damaged.
+    """
+    manifest = load_json(folder / MANIFEST)
+    if manifest is None:
+        raise CorruptFileError(f"{folder / MANIFEST} is missing")
+    verify_files(folder, manifest["files"])
+    return manifest
+
+
+class SealedFolders:
+    """Numbered folders in a root directory, each of them complete or absent.
+
+    A folder is written as `NAME.partial`. It gets a manifest with the checksum of each file, and its own name only once
+    everything is on the disk. A process that is killed at any moment leaves the complete folders unchanged and at most
+    one partial folder, which the next `SealedFolders` of that root deletes. One process at a time may use a root; see
+    `FileLock`.
+    """
+
+    def __init__(self, root: Path, prefix: str = ""):
+        """Opens the root and cleans up after a process that was killed there.
+
+        Args:
+          root: the directory, created if missing.
+          prefix: start of the folders' names, before ten digits.
+        """
+        self.root, self._prefix = root, prefix
+        root.mkdir(parents=True, exist_ok=True)
+        for replaced in root.glob(f"{prefix}*{_REPLACED}"):  # Killed between the two renames of `write`.
+            if not replaced.with_suffix("").exists():
+                replaced.rename(replaced.with_suffix(""))
+        self._delete_unfinished()
+
+    def path(self, number: int) -> Path:
+        """Returns the path of the folder with a number."""
+        return self.root / f"{self._prefix}{number:0{_NUM_DIGITS}d}"
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers of the complete folders, in increasing order."""
+        paths = self.root.glob(self._prefix + "[0-9]" * _NUM_DIGITS)
+        return sorted(int(path.name[-_NUM_DIGITS:]) for path in paths)
+
+    def write(self, number: int, fill: Callable[[Path], Mapping[str, Any]]) -> Path:
+        """Writes a folder, replacing an existing one of the same number, and returns its path.
+
+        Args:
+          number: number of the folder, >= 0.
+          fill: function that writes files into a directory and returns what the manifest records besides checksums.
+
+        Raises:
+          StorageFullError: if the disk is full; all complete folders are kept.
+        """
+        path = self.path(number)
+        partial = path.with_suffix(_PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with full_disk_as_error(path):
+                partial.mkdir()
+                content = fill(partial)
+                files = sorted(partial.iterdir())
+                for file in files:
+                    sync(file)
+                save_json(partial / MANIFEST, {**content, "files": {file.name: file_digest(file) for file in files}})
+        except StorageFullError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        if path.exists():
+            path.rename(path.with_suffix(_REPLACED))
+        partial.rename(path)
+        sync(self.root)
+        self._delete_unfinished()
+        return path
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        """Deletes folders."""
+        for number in numbers:
+            shutil.rmtree(self.path(number), ignore_errors=True)
+
+    def _delete_unfinished(self) -> None:
+        for suffix in (_PARTIAL, _REPLACED):
+            for path in self.root.glob(f"{self._prefix}*{suffix}"):
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""SIGINT and SIGTERM: deferred, raised as an exception, or turned into a request to stop.
+
+Python runs signal handlers in the main thread only; in any other thread these contexts do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNAL_NAMES = tuple(number.name for number in SIGNALS)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. Like `KeyboardInterrupt`, it is no `Exception`, so that handlers of errors do not catch it."""
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Holds back SIGINT and SIGTERM until the context ends."""
+    arrived: list[int] = []
+    previous: dict[int, Any] = {}
+    try:
+        with _handle_signals(SIGNALS, arrived.append) as previous:
+            yield
+    finally:
+        for number in arrived:
+            handler = previous[number]
+            if callable(handler):  # Raising the signal again would count it twice for a reader of `set_wakeup_fd`.
+                handler(number, None)
+            else:
+                signal.raise_signal(number)
+
+
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raises `Terminated` in the main thread if SIGTERM arrives during the context."""
+
+    def raise_terminated(number: int) -> None:
+        raise Terminated
+
+    with _handle_signals((signal.SIGTERM,), raise_terminated):
+        yield
+
+
+@contextmanager
+def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
+    """Calls `stop` with the name of the first SIGINT or SIGTERM during the context; a second one ends the process.
+
+    The second signal ends the process at once with exit code 128 + its number, even while TensorFlow is running and
+    Python calls no handlers.
+
+    Args:
+      stop: function of the signal's name, called in the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    watcher = threading.Thread(target=_exit_at_second, args=(reader,), name="rlds2reverb-signals", daemon=True)
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    watcher.start()
+    try:
+        with _handle_signals(SIGNALS, lambda number: stop(signal.Signals(number).name)):
+            yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        writer.close()  # Ends the watcher.
+        watcher.join()
+        reader.close()
+
+
+@contextmanager
+def _handle_signals(numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[dict[int, Any]]:
+    """Replaces signal handlers during the context, and yields the previous ones."""
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, lambda got, frame: handle(got)) for number in numbers}
+    try:
+        yield previous
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _exit_at_second(numbers: socket.socket) -> None:
+    """Reads signal numbers as they arrive, even while the main thread is busy."""
+    count = 0
+    while received := numbers.recv(1):
+        count += received[0] in SIGNALS
+        if count == 2:
+            os._exit(128 + received[0])
