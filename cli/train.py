@@ -498,17 +498,17 @@ class _Training:
         batch_size, is_prioritized = options["batch_size"], options["sampler"] == "prioritized"
         server, table, hooks = prepared.server, prepared.table, []
         if server is None and not is_prioritized:
-            return training.resident_items(prepared.source, adder, batch_size, seed=options["seed"]), None, []
+            return training.load_in_memory(prepared.source, adder, batch_size, seed=options["seed"]), None, []
         if server is None:
             kind = f"{type(adder).__name__}-{options['n_step']}-{options['gamma']}-{options['top_percent']}"
             name = f"{prepared.fingerprint[:16]}-{kind}{'-clipped' if options['clip_actions'] else ''}"
-            own = training.table_of(prepared.source, adder, checkpoint_root=options["run_dir"] / "replay" / name)
+            own = training.serve_items(prepared.source, adder, checkpoint_root=options["run_dir"] / "replay" / name)
             server, table = resources.enter_context(own), "replay"
         if isinstance(server, ReplayServer) and server.has_checkpoints:
             hooks.append(ReplayCheckpointHook(server, every=options["checkpoint_every"]))
             hooks.append(ReplayCheckpointHook(server, position="after_run"))
         self._server = server
-        dataset, writer = training.batches_of(
+        dataset, writer = training.make_batches(
             server,
             table,
             batch_size,
@@ -530,10 +530,10 @@ class _Training:
         with status("reading the data"):
             later = ("normalize_observations", "cast_floats", "clip_actions")
             source, _ = apply_transform_options(raw, {**options, **dict.fromkeys(later, False)})
-            behaviour = training.behaviour_of(source)
-            own_returns = (behaviour if source is raw else training.behaviour_of(raw)).mean_return
+            behaviour = training.read_behaviour(source)
+            own_returns = (behaviour if source is raw else training.read_behaviour(raw)).mean_return
             space = evaluator.action_space if evaluator else None
-            specs = training.specs_of(source, behaviour, space, is_clipped=options["clip_actions"])
+            specs = training.make_specs(source, behaviour, space, is_clipped=options["clip_actions"])
             num_outside, num_actions = training.count_outside(source, behaviour, specs[1])
             if options["top_percent"] is not None:
                 source = training.best_episodes(source, options["top_percent"], behaviour.returns)
@@ -541,7 +541,7 @@ class _Training:
             advice = "they are clipped" if options["clip_actions"] else "use --clip-actions to clip them"
             output.warn(f"{num_outside:,} of {num_actions:,} actions are outside the action bounds; {advice}")
         if options["clip_actions"]:
-            source = training.clipped(source, specs[1])
+            source = training.clip_actions(source, specs[1])
         moments = {"observation_mean": behaviour.mean, "observation_std": behaviour.std}
         moments = moments if options["normalize_observations"] else {}
         return _TrainingData(specs, moments, behaviour.fingerprint, own_returns, source)
@@ -561,8 +561,8 @@ class _Training:
                 root.mkdir(parents=True, exist_ok=True)
             with status(f"serving {server}"):
                 server = resources.enter_context(ReplayServer.from_directory(server, checkpoint_root=root))
-        served = training.served_items(server, evaluator.action_space if evaluator else None)
-        has_one_priority = training.require_items_for(self._make_adder(), options["algo"], served)
+        served = training.describe_table(server, evaluator.action_space if evaluator else None)
+        has_one_priority = training.require_matching_items(self._make_adder(), options["algo"], served)
         if evaluator is None:
             output.say("assuming actions in [-1, 1]; pass --env ID to use the action bounds of an environment")
         if not has_one_priority and options["sampler"] == "uniform":
@@ -572,7 +572,7 @@ class _Training:
                 f"observations are not normalised, because {options['source']} has no statistics; pass --set "
                 "observation_mean=[...] and --set observation_std=[...] to normalise them"
             )
-        fingerprint = training.identity_of(options["source"])
+        fingerprint = training.identify_tables(options["source"])
         specs = (served.time_step_spec, served.action_spec)
         return _TrainingData(specs, {}, fingerprint, None, None, served.server, served.table)
 

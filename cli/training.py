@@ -1,4 +1,4 @@
-"""What `train` puts together: data, items, agent and feed, from every branch of the package."""
+"""The parts of a training run: statistics and specs of the dataset, items, and batches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 import tree
 import xxhash
 from rlds2reverb.learners import InMemoryDataset, collect_items
+from rlds2reverb.learners.evaluation import action_bounds
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
@@ -31,21 +32,21 @@ from rlds2reverb.tables import Selector
 
 #: Added to standard deviations (Fujimoto & Gu 2021, section 5: "a small normalization constant" of 1e-3).
 _STD_EPS = 1e-3
-#: Items of a table that are looked at before training.
-_LOOKED_AT = 32
+#: Number of items that are sampled from a table to check them before training.
+_NUM_CHECKED = 32
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a data set is like, read once.
+    """Statistics of a dataset, and so of the policies that produced it.
 
     Attributes:
-      returns: float64 `[E]`, of its episodes.
-      fingerprint: of its content.
-      mean: nest of float32, of the observations, as agents normalise them.
-      std: the same, with a small constant added.
-      low: float32, the least value of each element of the actions that were taken.
-      high: float32, the largest.
+      returns: float64 `[E]`, the undiscounted return of each episode.
+      fingerprint: fingerprint of the content.
+      mean: nest of float32, the mean of the observations, which agents use for normalisation.
+      std: nest of float32, their standard deviation plus a small constant.
+      low: float32, the minimum of each element of the actions.
+      high: float32, the maximum of each element of the actions.
     """
 
     returns: np.ndarray
@@ -57,22 +58,22 @@ class Behaviour:
 
     @property
     def mean_return(self) -> float:
-        """The mean return of the policies that made the data."""
+        """The mean return of the policies that produced the data."""
         return float(self.returns.mean())
 
 
-def behaviour_of(source: Source) -> Behaviour:
-    """Reads a data set for what training has to know of it.
+def read_behaviour(source: Source) -> Behaviour:
+    """Reads a dataset once and computes its statistics.
 
     Raises:
-      SpecMismatchError: if its actions are a nest, or observations are not numbers.
-      SourceError: if it has no transition, or no rewards.
+      SpecMismatchError: if its actions are a nest, or its observations are not numbers.
+      SourceError: if it has no transitions or no rewards.
     """
     fingerprint, returns, actions = Fingerprint(), [], []
     sums: list[Any] = []
     count = 0
     if REWARD not in source.step_spec:
-        raise SourceError("the data set has no rewards; there is nothing to learn from")
+        raise SourceError("the dataset has no rewards, but training requires them")
     for episode in source:
         fingerprint.add(episode)
         if not episode.num_transitions:
@@ -80,13 +81,13 @@ def behaviour_of(source: Source) -> Behaviour:
         returns.append(episode.total_reward)
         action = episode.steps["action"]
         if not isinstance(action, np.ndarray):
-            raise SpecMismatchError("the actions are a nest, expected one array; leave parts out with --drop-field")
+            raise SpecMismatchError("the actions must be one array, got a nest; drop parts of it with --drop-field")
         actions.append([action[:-1].min(0), action[:-1].max(0)])
-        seen = tree.map_structure(lambda column: column[:-1].astype(np.float64), episode.steps["observation"])
-        sums.append(tree.map_structure(lambda column: np.stack([column.sum(0), (column**2).sum(0)]), seen))
+        observations = tree.map_structure(lambda column: column[:-1].astype(np.float64), episode.steps["observation"])
+        sums.append(tree.map_structure(lambda column: np.stack([column.sum(0), (column**2).sum(0)]), observations))
         count += episode.num_transitions
     if not count:
-        raise SourceError("the data set has no transition; there is nothing to train from")
+        raise SourceError("the dataset has no transitions, but training requires them")
     moments = tree.map_structure(lambda *parts: sum(parts) / count, *sums)
     mean = tree.map_structure(lambda moment: moment[0], moments)
     std = tree.map_structure(lambda moment: np.sqrt(np.maximum(moment[1] - moment[0] ** 2, 0)) + _STD_EPS, moments)
@@ -96,7 +97,7 @@ def behaviour_of(source: Source) -> Behaviour:
 
 
 def best_episodes(source: Source, percent: float, returns: np.ndarray) -> Source:
-    """Returns the episodes of the highest returns: so many percent of them, one at least.
+    """Returns the given percentage of episodes with the highest returns, at least one.
 
     Chen et al. (2021), "Decision Transformer", section 5.1, clone the best 10 %, 25 % and so on.
     """
@@ -104,61 +105,59 @@ def best_episodes(source: Source, percent: float, returns: np.ndarray) -> Source
     best = set(np.argsort(-returns, kind="stable")[:num].tolist())
 
     def read() -> Iterator[Any]:
-        numbered = enumerate(one for one in source if one.num_transitions)
-        return (one for number, one in numbered if number in best)
+        numbered = enumerate(episode for episode in source if episode.num_transitions)
+        return (episode for number, episode in numbered if number in best)
 
     return replace(source, read=read, num_episodes=None, num_rows=None)
 
 
-def specs_of(
+def make_specs(
     source: Source, behaviour: Behaviour, action_space: Any = None, *, is_clipped: bool = False
 ) -> tuple[Any, Any]:
-    """Returns TF-Agents' time step spec and the bounded action spec of a data set.
+    """Returns TF-Agents' time step spec and bounded action spec for a dataset.
 
-    The bounds are those of the environment's action space. Without one they are [-1, 1] where all actions are in it or
-    are to be clipped, else the least and the largest of the data; integers begin at 0.
+    The bounds are those of the environment's action space. Without an environment they are [-1, 1] if all actions are
+    within these bounds or will be clipped, else the minimum and maximum of the data. Integers start at 0.
 
     Raises:
-      SpecMismatchError: if actions of the environment are of another shape.
+      SpecMismatchError: if the environment's actions have a different shape.
     """
     spec = source.step_spec
     observation = to_tensor_spec(spec["observation"])
     action = spec["action"]
     _require_shape(action, action_space)
-    otherwise: tuple[Any, Any] = (-1, 1)
+    fallback: tuple[Any, Any] = (-1, 1)
     if np.issubdtype(action.dtype, np.integer):
-        otherwise = (0, behaviour.high.max())
+        fallback = (0, behaviour.high.max())
     elif not is_clipped and ((behaviour.low < -1).any() or (behaviour.high > 1).any()):
-        otherwise = (behaviour.low, behaviour.high)
-    return time_step.time_step_spec(observation), _bounded(action, action_space, otherwise)
+        fallback = (behaviour.low, behaviour.high)
+    return time_step.time_step_spec(observation), _make_action_spec(action, action_space, fallback)
 
 
-def _bounded(action: Any, action_space: Any, otherwise: tuple[Any, Any]) -> Any:
-    """Returns the bounded spec of actions: the bounds are those of the environment, or without one the given ones."""
+def _make_action_spec(action: Any, action_space: Any, fallback: tuple[Any, Any]) -> Any:
+    """Returns the bounded spec of actions, with the bounds of the environment or else the fallback."""
     if action_space is None:
-        low, high = otherwise
-    elif hasattr(action_space, "n"):
-        low, high = 0, int(action_space.n) - 1
+        low, high = fallback
     else:
-        low, high = action_space.low, action_space.high
+        low, high = action_bounds(action_space)
     return tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
 
 
 def _require_shape(action: Any, action_space: Any) -> None:
     if action_space is not None and tuple(action_space.shape) != tuple(action.shape):
         raise SpecMismatchError(
-            f"the data's actions are {tuple(action.shape)}, the environment's {tuple(action_space.shape)}; give the "
-            "environment that the data are of"
+            f"the dataset's actions have shape {tuple(action.shape)}, but those of the environment "
+            f"{tuple(action_space.shape)}; pass the environment that the dataset was recorded in"
         )
 
 
 def count_outside(source: Source, behaviour: Behaviour, action_spec: Any) -> tuple[int, int]:
-    """Returns how many actions of the data are outside of the bounds, and how many there are.
+    """Returns the number of actions outside the bounds, and the number of all actions; (0, 0) if none are outside.
 
     Args:
-      source: read only if there are any.
-      behaviour: of the source.
-      action_spec: bounded. Actions that are outside by 1e-5 of the range do not count.
+      source: the dataset, which is read only if some actions are outside.
+      behaviour: its statistics.
+      action_spec: the bounded spec; actions that exceed it by less than 1e-5 of its range do not count.
     """
     slack = 1e-5 * (np.float64(action_spec.maximum) - action_spec.minimum)
     low, high = action_spec.minimum - slack, action_spec.maximum + slack
@@ -172,8 +171,8 @@ def count_outside(source: Source, behaviour: Behaviour, action_spec: Any) -> tup
     return num, total
 
 
-def clipped(source: Source, action_spec: Any) -> Source:
-    """Returns the episodes with actions that are clipped to the bounds."""
+def clip_actions(source: Source, action_spec: Any) -> Source:
+    """Returns the source with its actions clipped to the bounds."""
 
     def clip(episode: Any) -> Any:
         action = episode.steps["action"]
@@ -184,39 +183,41 @@ def clipped(source: Source, action_spec: Any) -> Source:
 
 
 @dataclass(frozen=True)
-class ServedItems:
-    """The items of a table that is there already.
+class ServedTable:
+    """A table that already contains items.
 
     Attributes:
-      server: a `ReplayServer` or an address.
-      table: its name.
-      time_step_spec: TF-Agents' spec of the data.
-      action_spec: bounded by the environment's action space, else by [-1, 1].
-      is_of_trajectories: whether items are trajectories of two steps, not transitions.
+      server: a `ReplayServer`, or the address of a server.
+      table: the name of the table.
+      time_step_spec: TF-Agents' time step spec of the items.
+      action_spec: the action spec, bounded by the environment's action space or else by [-1, 1].
+      has_trajectories: whether items are trajectories of two steps instead of transitions.
     """
 
     server: Any
     table: str
     time_step_spec: Any
     action_spec: Any
-    is_of_trajectories: bool
+    has_trajectories: bool
 
 
-def served_items(server: Any, action_space: Any = None) -> ServedItems:
-    """Returns what a server has to train from: transitions of `NStep`, or trajectories of `TrajectoryWindows(2)`.
+def describe_table(server: Any, action_space: Any = None) -> ServedTable:
+    """Returns the table of a server with transitions of `NStep` or trajectories of `TrajectoryWindows(2)`.
 
     Raises:
-      SourceError: if its table is empty, or there are several and none is 'replay'.
-      SpecMismatchError: if the items are of another kind.
-      ServerUnavailableError: if it does not answer.
+      SourceError: if the table is empty, or if there are several and none is named 'replay'.
+      SpecMismatchError: if the items are of a different kind.
+      ServerUnavailableError: if the server does not answer.
     """
     client = connect(server)
     infos, where = table_infos(client), client.server_address
     name = next(iter(infos)) if len(infos) == 1 else "replay"
     if name not in infos:
-        raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; expected one, or one named 'replay'")
+        raise SourceError(
+            f"{where} has the tables {', '.join(sorted(infos))}; training requires one table, or one named 'replay'"
+        )
     if not infos[name].current_size:
-        raise SourceError(f"table {name!r} at {where} has no items; there is nothing to train from")
+        raise SourceError(f"table {name!r} at {where} has no items, but training requires them")
     signature = infos[name].signature
     packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec
@@ -226,71 +227,71 @@ def served_items(server: Any, action_space: Any = None) -> ServedItems:
         row = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), spec)._asdict()
     else:
         raise SpecMismatchError(
-            f"the items of table {name!r} at {where} are neither transitions (convert --n-step) nor trajectories of "
-            "two steps (convert); convert the data again"
+            f"the items of table {name!r} at {where} must be transitions (convert --n-step) or trajectories of two "
+            "steps (convert); convert the dataset again"
         )
     action = row["action"]
     _require_shape(action, action_space)
     if action_space is None and not action.dtype.is_floating:
         raise SpecMismatchError(
-            "the items have integers as actions, whose number is unknown; give the environment with --env"
+            "the actions of the items are integers with an unknown maximum; pass --env to name the environment"
         )
-    bounded = _bounded(action, action_space, (-1, 1))
+    bounded = _make_action_spec(action, action_space, (-1, 1))
     observation = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), row["observation"])
-    return ServedItems(server, name, time_step.time_step_spec(observation), bounded, not isinstance(spec, dict))
+    return ServedTable(server, name, time_step.time_step_spec(observation), bounded, not isinstance(spec, dict))
 
 
-def require_items_for(adder: Any, algo: str, served: ServedItems) -> bool:
-    """Checks that the items of a table are those that an agent takes, with the discount factor of the run.
+def require_matching_items(adder: Any, algo: str, served: ServedTable) -> bool:
+    """Checks that an agent can learn from the items of a table, and that they use the discount factor of the run.
 
-    Looks at a few items, which counts as a sample of them.
+    A few items are sampled, which counts in their `times_sampled`.
 
     Args:
-      adder: that makes such items: `NStep` or `TrajectoryWindows`.
-      algo: the agent.
-      served: the items.
+      adder: adder of the items that the agent requires, `NStep` or `TrajectoryWindows`.
+      algo: name of the agent.
+      served: the table.
 
     Returns:
-      Whether they all have one priority, so that none is drawn more often.
+      Whether all sampled items have the same priority.
 
     Raises:
-      SpecMismatchError: if they are not.
+      SpecMismatchError: if the items do not match.
     """
-    if isinstance(adder, TrajectoryWindows) and not served.is_of_trajectories:
+    if isinstance(adder, TrajectoryWindows) and not served.has_trajectories:
         raise SpecMismatchError(
-            f"the items of table {served.table!r} are transitions, {algo} learns from trajectories of two steps; "
-            "convert the data again, without --n-step"
+            f"the items of table {served.table!r} are transitions, but {algo} learns from trajectories of two "
+            "steps; convert the dataset again without --n-step"
         )
-    (sample,) = sample_dataset(served.server, served.table, _LOOKED_AT).take(1)
+    (sample,) = sample_dataset(served.server, served.table, _NUM_CHECKED).take(1)
     has_one_priority = bool((sample.info.priority == sample.info.priority[0]).numpy().all())
-    if served.is_of_trajectories or "value_gamma" not in sample.data:
+    if served.has_trajectories or "value_gamma" not in sample.data:
         return has_one_priority
     value_gamma = float(sample.data["value_gamma"][0])
     powers = adder.gamma ** np.arange(1, 1001, dtype=np.float64)
     if not np.isclose(powers, value_gamma, rtol=1e-5, atol=1e-9).any():
         raise SpecMismatchError(
-            f"the items of table {served.table!r} have another discount factor: value_gamma is {value_gamma:g}, which "
-            f"is no power of {adder.gamma:g}; give --gamma as it was in the conversion"
+            f"the items of table {served.table!r} have a different discount factor: value_gamma is {value_gamma:g}, "
+            f"which is no power of {adder.gamma:g}; pass the --gamma of the conversion"
         )
     return has_one_priority
 
 
-def identity_of(source: str) -> str:
-    """Returns what says whether data in tables are those of before: the content of a directory, or an address."""
+def identify_tables(source: str) -> str:
+    """Returns an identifier of data in tables: a hash of a directory's content, or the address of a server."""
     manifests = sorted((Path(source) / "manifests").glob("*"))
     return xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else source
 
 
-def resident_items(source: Source, adder: Any, batch_size: int, *, seed: int) -> InMemoryDataset:
-    """Returns the items of a data set as tensors on the device."""
-    made = collect_items(adder(episode) for episode in source)
-    return InMemoryDataset(made, batch_size, seed=seed, to_experience=getattr(adder, "as_transition", None))
+def load_in_memory(source: Source, adder: Any, batch_size: int, *, seed: int) -> InMemoryDataset:
+    """Returns the items of a dataset as tensors on the device."""
+    items = collect_items(adder(episode) for episode in source)
+    return InMemoryDataset(items, batch_size, seed=seed, to_experience=getattr(adder, "as_transition", None))
 
 
-def table_of(source: Source, adder: Any, *, checkpoint_root: Path) -> ReplayServer:
-    """Returns a server of its own with the items of a data set in a prioritized table, or with those of its checkpoint.
+def serve_items(source: Source, adder: Any, *, checkpoint_root: Path) -> ReplayServer:
+    """Starts a server with the items of a dataset in a prioritized table, or with those of its checkpoint.
 
-    The exponent is that of prioritized replay (Schaul et al. 2016, table 3, proportional): 0.6.
+    The exponent is 0.6, as in prioritized replay (Schaul et al. 2016, table 3, proportional).
     """
     spec = adder.item_spec(source.step_spec)
     signature = signature_of_packed(Packing(spec, getattr(adder, "squeeze", False)))
@@ -306,7 +307,7 @@ def table_of(source: Source, adder: Any, *, checkpoint_root: Path) -> ReplayServ
     return server
 
 
-def batches_of(
+def make_batches(
     server: Any,
     table: str,
     batch_size: int,
@@ -317,19 +318,20 @@ def batches_of(
     position: tf.Variable,
     resources: ExitStack,
 ) -> tuple[tf.data.Dataset, PriorityWriter | None]:
-    """Returns the batches of a table as experience, and what writes priorities back if they are to be.
+    """Returns the batches of a table as experience, and the priority writer or None.
 
-    The exponent of the weights grows from 0.4 to 1 over the run (Schaul et al. 2016, table 3, proportional).
+    The exponent of the importance weights grows from 0.4 to 1 over the run (Schaul et al. 2016, table 3,
+    proportional).
 
     Args:
-      server: that has the table.
-      table: its name.
-      batch_size: items in a batch.
-      adder: that made the items, if they are dicts.
-      prioritized: whether priorities are written back.
-      num_iterations: of the run.
-      position: int64, the iterations before the first batch.
-      resources: closes the writer.
+      server: the server with the table.
+      table: the name of the table.
+      batch_size: items per batch.
+      adder: the adder of the items, if they are dicts.
+      prioritized: whether to update priorities.
+      num_iterations: number of iterations of the run.
+      position: int64, number of iterations before the first batch.
+      resources: stack that closes the writer.
     """
     schedule = LinearSchedule(0.4, 1.0, num_iterations)
     beta: Any = (lambda number: schedule(number + position)) if prioritized else 0.0

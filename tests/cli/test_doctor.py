@@ -1,4 +1,4 @@
-"""The doctor reports on broken installations, too: each is made of files that come first on the path."""
+"""`rlds2reverb doctor`; broken installations are simulated by modules that come first on the path."""
 
 import json
 import os
@@ -18,27 +18,27 @@ def doctor(capsys, *arguments):
 
 
 def distribution(folder, name, version, *requires):
-    """The metadata of an installed distribution, without its files."""
+    """Writes the metadata of an installed distribution, without its files."""
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir()
     lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {other}" for other in requires)]
     (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines]) + "\n")
 
 
-def test_the_doctor_finds_this_installation_sound(capsys):
+def test_doctor_finds_no_problem_in_this_installation(capsys):
     code, findings = doctor(capsys)
     assert code == 0, findings
-    assert findings["Reverb works"]["seen"] == "one item written to a server and read back"
+    assert findings["Reverb works"]["seen"] == "wrote an item to a server and read it back"
     assert {what for what, _ in _TRIALS.values()} <= set(findings)
-    assert "without authentication" in findings["exposure"]["seen"] and findings["exposure"]["mend"]
+    assert "without authentication" in findings["exposure"]["seen"] and findings["exposure"]["fix"]
 
 
-def test_a_pin_of_ours_that_does_not_hold_is_named_with_its_mend(capsys, monkeypatch):
+def test_violated_requirements_are_reported_with_a_fix(capsys, monkeypatch):
     real = pins.installed_version
     versions = {"tensorflow-metadata": "1.18.0", "dm-tree": None}
     monkeypatch.setattr(pins, "installed_version", lambda name: versions.get(name, real(name)))
     code, findings = doctor(capsys, "--quick")
-    broken = {what: finding["mend"] for what, finding in findings.items() if finding["state"] == "broken"}
+    broken = {what: finding["fix"] for what, finding in findings.items() if finding["state"] == "broken"}
     assert code == 1
     assert broken == {
         "tensorflow-metadata": "pip install 'tensorflow-metadata<1.18,>=1.15'",
@@ -48,37 +48,38 @@ def test_a_pin_of_ours_that_does_not_hold_is_named_with_its_mend(capsys, monkeyp
         pins, "installed_version", lambda name: real(name) or ("2.15.1" if name.startswith("tensorflow") else None)
     )
     both = doctor(capsys, "--quick")[1]["tensorflow and tensorflow-cpu"]
-    assert both["state"] == "broken" and both["mend"].startswith("pip uninstall tensorflow tensorflow-cpu")
+    assert both["state"] == "broken" and both["fix"].startswith("pip uninstall tensorflow tensorflow-cpu")
 
 
-def test_a_missing_extra_is_a_note_with_the_command_that_installs_it(capsys, monkeypatch):
+def test_a_missing_extra_is_a_note_with_a_fix(capsys, monkeypatch):
     assert doctor(capsys, "--quick")[1]["evaluation (optional)"]["seen"].startswith("gymnasium 1.3.0, mujoco 3.")
     real = pins.installed_version
     monkeypatch.setattr(pins, "installed_version", lambda name: None if name == "mujoco" else real(name))
     code, findings = doctor(capsys, "--quick")
     evaluation = findings["evaluation (optional)"]
-    assert code == 0 and evaluation["state"] == "note" and evaluation["mend"].startswith("pip install '.[eval]'")
+    assert code == 0 and evaluation["state"] == "note" and evaluation["fix"].startswith("pip install '.[eval]'")
     assert evaluation["seen"].startswith("mujoco not installed")
 
 
-def test_a_pin_of_what_we_require_is_checked_as_well(capsys, monkeypatch, tmp_path):
+def test_violated_requirements_of_dependencies_are_reported(capsys, monkeypatch, tmp_path):
     distribution(tmp_path, "typing_extensions", "4.12.2")
-    distribution(tmp_path, "ml_dtypes", "0.5.4")  # what JAX of today brings
+    distribution(tmp_path, "ml_dtypes", "0.5.4")  # The version that current JAX releases install.
     monkeypatch.syspath_prepend(tmp_path)
     code, findings = doctor(capsys, "--quick")
     broken = {what: finding for what, finding in findings.items() if finding["state"] == "broken"}
     assert code == 1 and {"typing-extensions", "ml-dtypes"} == set(broken)
-    assert broken["typing-extensions"]["seen"] == "4.12.2; tf-agents 0.19.0 needs ==4.5.0"
-    assert broken["typing-extensions"]["mend"] == "pip install 'typing-extensions==4.5.0'"
+    assert broken["typing-extensions"]["seen"] == "4.12.2; tf-agents 0.19.0 requires ==4.5.0"
+    assert findings["indirect requirements"]["seen"].startswith("2 of ")
+    assert broken["typing-extensions"]["fix"] == "pip install 'typing-extensions==4.5.0'"
 
 
-def test_extras_and_markers_are_followed_as_an_installer_does(monkeypatch, tmp_path):
+def test_extras_and_markers_are_followed_as_by_an_installer(monkeypatch, tmp_path):
     distribution(tmp_path, "root", "1", "left[more]", "right; python_version < '3'", "also; extra == 'given'", "?!")
     distribution(tmp_path, "left", "2", "deep>=5; extra == 'more'", "never; extra == 'other'", "root")
     distribution(tmp_path, "deep", "4")
     distribution(tmp_path, "also", "1")
     monkeypatch.syspath_prepend(tmp_path)
-    found = list(pins.pins_of("root", extras=frozenset({"given"})))
+    found = list(pins.iterate_pins("root", extras=frozenset({"given"})))
     assert [(pin.name, pin.specifier, pin.version, pin.holds) for pin in found] == [
         ("left", "", "2", True),
         ("also", "", "1", True),
@@ -88,16 +89,16 @@ def test_extras_and_markers_are_followed_as_an_installer_does(monkeypatch, tmp_p
     assert found[2].needed_by == "left 2"
 
 
-BROKEN_INSTALLS = {
+BROKEN_LIBRARIES = {
     "numpy 2": ("numpy", "raise AttributeError('_ARRAY_API not found')", "AttributeError: _ARRAY_API not found"),
     "a crash of native code": ("tensorflow", "import os; os.abort()", "crashed (SIGABRT)"),
     "no answer": ("tensorflow", "import signal; signal.pause()", "took longer than 3 s"),
 }
 
 
-@pytest.mark.parametrize("name", BROKEN_INSTALLS)
-def test_the_whole_report_is_printed_where_a_library_is_broken(name, tmp_path):
-    module, source, seen = BROKEN_INSTALLS[name]
+@pytest.mark.parametrize("name", BROKEN_LIBRARIES)
+def test_the_report_is_complete_when_a_library_is_broken(name, tmp_path):
+    module, source, seen = BROKEN_LIBRARIES[name]
     (tmp_path / module).mkdir()
     (tmp_path / module / "__init__.py").write_text(source)
     process = subprocess.run(
@@ -108,12 +109,12 @@ def test_the_whole_report_is_printed_where_a_library_is_broken(name, tmp_path):
     )
     findings = {finding["what"]: finding for finding in json.loads(process.stdout)["findings"]}
     assert process.returncode == 1 and process.stderr == ""
-    assert {what for what, _ in _TRIALS.values()} | {"python", "their requirements", "exposure"} <= set(findings)
-    assert seen in findings["TensorFlow works"]["seen"] and findings["TensorFlow works"]["mend"]
+    assert {what for what, _ in _TRIALS.values()} | {"python", "indirect requirements", "exposure"} <= set(findings)
+    assert seen in findings["TensorFlow works"]["seen"] and findings["TensorFlow works"]["fix"]
     assert findings["Reverb works"]["state"] == "broken"
 
 
-def test_other_commands_send_a_broken_installation_to_the_doctor(tmp_path):
+def test_other_commands_suggest_the_doctor_after_an_import_error(tmp_path):
     (tmp_path / "h5py.py").write_text("raise ImportError('h5py is compiled for numpy 2')")
     process = subprocess.run(
         [sys.executable, "-m", "rlds2reverb.cli", "inspect", "x.hdf5"],
@@ -122,16 +123,14 @@ def test_other_commands_send_a_broken_installation_to_the_doctor(tmp_path):
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert process.returncode == 1
-    assert process.stderr.startswith("error: h5py is compiled for numpy 2; 'rlds2reverb doctor' says what is wrong")
+    assert process.stderr.startswith("error: h5py is compiled for numpy 2; run 'rlds2reverb doctor'")
 
 
-def test_findings_are_printed_for_people_with_their_mends(capsys, monkeypatch):
+def test_findings_are_printed_with_their_fixes(capsys, monkeypatch):
     real = pins.installed_version
     monkeypatch.setattr(pins, "installed_version", lambda name: None if name == "dm-tree" else real(name))
     code = run(["doctor", "--quick"])
     out = capsys.readouterr().out
-    assert (
-        code == 1
-        and "broken  dm-tree: not installed; rlds2reverb 0.1.0 needs it\n        pip install 'dm-tree'\n" in out
-    )
+    assert code == 1
+    assert "broken  dm-tree: not installed; rlds2reverb 0.1.0 requires it\n        pip install 'dm-tree'\n" in out
     assert "in the checkout: pip install --no-deps -r requirements/py3" in out

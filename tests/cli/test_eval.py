@@ -1,4 +1,4 @@
-"""`rlds2reverb eval`: what a user sees of the policies of a run."""
+"""`rlds2reverb eval`: output for the policies of a run."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def call(capsys, *arguments):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run with a last and a best policy for Pendulum-v1, of which the best stays within its bounds."""
+    """A run with a last and a best policy for Pendulum-v1; only the last exceeds the action bounds."""
     folder = tmp_path_factory.mktemp("runs") / "iql"
     with RunDirectory(folder) as directory:
         directory.write_config(
@@ -33,18 +33,18 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_last_and_best_are_reported_by_name_with_step_score_and_the_data(trained, capsys):
+def test_policies_are_reported_with_step_return_and_score(trained, capsys):
     code, out, err = call(capsys, trained, "--episodes", 2)
     title, _, last, best, data = out.splitlines()
     assert code == 0 and title == f"{trained}: Pendulum-v1, 2 episodes, seeds 1000 to 1001"
     assert last.split()[:2] == ["last", "20,000"] and best.split()[:2] == ["best", "15,000"]
-    assert data.split() == ["the", "data", "-", "-514.7", "66.2", "-"]
-    assert "of 400 actions of the policy 'last' were out of" in err and "'best'" not in err
+    assert data.split() == ["(dataset)", "-", "-514.7", "66.2", "-"]
+    assert "of 400 actions of the policy 'last' were clipped to the" in err and "'best'" not in err
     assert max(map(len, out.splitlines()[1:])) <= 80
 
 
-def test_one_policy_as_json(trained, capsys):
-    arguments = (trained, "--best", "--json", "--episodes", 1, "--seed", 3, "--max-episode-steps", 10)
+def test_one_policy_is_printed_as_json(trained, capsys):
+    arguments = (trained, "--policy", "best", "--json", "--episodes", 1, "--seed", 3, "--max-episode-steps", 10)
     code, out, err = call(capsys, *arguments)
     document = json.loads(out)
     (best,) = document["policies"]
@@ -55,15 +55,15 @@ def test_one_policy_as_json(trained, capsys):
     assert out == call(capsys, *arguments)[1]
 
 
-def test_a_saved_policy_alone_needs_an_environment(trained, capsys):
+def test_a_saved_policy_without_a_run_requires_env(trained, capsys):
     code, _, err = call(capsys, trained / "policy")
-    assert code == 1 and "names no environment; give --env" in err
+    assert code == 1 and "names no environment; pass --env" in err
     code, out, _ = call(capsys, trained / "policy", "--env", "Pendulum-v1", "--episodes", 1, "--max-episode-steps", 5)
     assert code == 0 and "1 episode, seed 1000\n" in out and out.splitlines()[2].split()[:2] == ["policy", "20,000"]
 
 
-def score_of(capsys, *arguments):
-    code, out, err = call(capsys, *arguments, "--last", "--json", "--episodes", 1, "--max-episode-steps", 5)
+def reference_returns(capsys, *arguments):
+    code, out, err = call(capsys, *arguments, "--policy", "last", "--json", "--episodes", 1, "--max-episode-steps", 5)
     assert code == 0, err
     return json.loads(out)["policies"][0]["reference_returns"]
 
@@ -71,39 +71,37 @@ def score_of(capsys, *arguments):
 def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys, tmp_path):
     references = tmp_path / "references.json"
     references.write_text('{"measured": {"Pendulum-v1": {"ref_min": -1000, "ref_max": -100}}}')
-    assert score_of(capsys, trained, "--reference-returns", -5, 5) == [-5, 5]
-    assert score_of(capsys, trained, "--references", references) == [-1000, -100]
-    code, _, err = call(capsys, trained, "--references", references, "--d4rl-score")
-    assert code == 1 and "give one of --reference-returns, --references and --d4rl-score" in err
+    assert reference_returns(capsys, trained, "--reference-returns", -5, 5) == [-5, 5]
+    assert reference_returns(capsys, trained, "--reference-file", references) == [-1000, -100]
+    code, _, err = call(capsys, trained, "--reference-file", references, "--d4rl-score")
+    assert code == 1 and "pass only one of --reference-returns, --reference-file and --d4rl-score" in err
     code, _, err = call(capsys, trained, "--d4rl-score")
-    assert code == 1 and "D4RL has no reference returns of Pendulum-v1; give --reference-returns" in err
+    assert code == 1 and "D4RL has no reference returns for Pendulum-v1; pass --reference-returns" in err
     code, _, err = call(capsys, trained, "--reference-returns", 1, 1)
-    assert code == 1 and "the two reference returns are both 1" in err
+    assert code == 1 and "reference returns must differ" in err
 
 
-def test_the_references_of_a_run_are_not_those_of_another_environment(trained, capsys):
+def test_eval_rejects_an_environment_with_different_observations(trained, capsys):
     pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install '.[eval]'")
     code, _, err = call(capsys, trained, "--env", "Hopper-v5", "--d4rl-score")
-    assert (
-        code == 1 and "the policy takes float32 [3] as observation, the environment Hopper-v5 gives float64 [11]" in err
-    )
+    assert code == 1 and "the policy expects observation as float32 [3], but Hopper-v5 returns float64 [11]" in err
 
 
-def test_what_cannot_be_evaluated_is_refused(trained, tmp_path, capsys):
+def test_invalid_runs_are_rejected(trained, tmp_path, capsys):
     code, _, err = call(capsys, tmp_path)
-    assert code == 1 and "expected the run_dir of a training run" in err
+    assert code == 1 and "must be the run_dir of a training run" in err
     (tmp_path / "config.json").write_text("{}")
     code, _, err = call(capsys, tmp_path)
-    assert code == 1 and "has no policy yet, expected" in err and "best_policy/; it is written when" in err
-    code, _, err = call(capsys, tmp_path, "--best")
-    assert code == 1 and f"expected {tmp_path}/best_policy/;" in err
+    assert code == 1 and f"does not contain {tmp_path}/policy/ or {tmp_path}/best_policy/ yet" in err
+    code, _, err = call(capsys, tmp_path, "--policy", "best")
+    assert code == 1 and f"does not contain {tmp_path}/best_policy/ yet" in err
     code, _, err = call(capsys, trained, "--env", "Pendulumm-v1")
     assert code == 1 and "Gymnasium has no environment 'Pendulumm-v1'" in err
     (tmp_path / "config.json").write_text("{")
     assert call(capsys, tmp_path)[0] == 2
 
 
-def test_wrong_use_is_refused_before_tensorflow_is_loaded(trained, tmp_path):
+def test_wrong_usage_fails_before_tensorflow_is_loaded(trained, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     program = (
         "import sys; from rlds2reverb.cli import run\n"

@@ -1,4 +1,4 @@
-"""`rlds2reverb plot`: learning curves of several runs as a PNG file and a table."""
+"""`rlds2reverb plot`: learning curves of several runs, as a PNG file and a table."""
 
 import json
 
@@ -17,40 +17,48 @@ def call(capsys, *arguments):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two seeds of iql, and one of bc."""
+    """Runs of iql with two seeds, and of bc with one."""
     folder = tmp_path_factory.mktemp("runs")
-    for algo, seed, reached in (("iql", 0, 10), ("iql", 1, 20), ("bc", 0, 5)):
+    for algo, seed, scale in (("iql", 0, 10), ("iql", 1, 20), ("bc", 0, 5)):
         with RunDirectory(folder / f"{algo}_{seed}") as directory:
             directory.write_config({"algo": algo, "seed": seed}, environment="Pendulum-v1")
             for step in (1000, 2000):
-                returns = np.array([0.0, 2 * reached * step / 1000])
+                returns = np.array([0.0, 2 * scale * step / 1000])
                 directory.log_evaluation(step, Evaluation(returns, np.array([7, 7]), (0, 1)))
     return sorted(folder.iterdir())
 
 
-def test_runs_become_curves_in_a_png_and_a_table(runs, tmp_path, capsys):
+def test_plot_writes_a_png_and_prints_a_table(runs, tmp_path, capsys):
     code, out, err = call(capsys, *runs, runs[0], "--out", tmp_path / "a.png")
     heading, *rows = out.splitlines()
     assert (code, err) == (0, "") and heading.split() == ["curve", "runs", "steps", "last", "five", "returns", "best"]
     assert rows[0].split() == ["bc", "1", "2,000", "7.5", "±", "2.5", "10.0"]
-    assert rows[1].split() == ["iql", "2", "2,000", "22.5", "±", "10.9", "30.0"]  # of 10, 20, 20, 40
+    assert rows[1].split() == [
+        "iql",
+        "2",
+        "2,000",
+        "22.5",
+        "±",
+        "10.9",
+        "30.0",
+    ]  # Mean and standard deviation of 10, 20, 20, 40.
     assert rows[-1] == f"wrote {tmp_path / 'a.png'}" and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_as_json(runs, tmp_path, capsys):
+def test_plot_prints_json(runs, tmp_path, capsys):
     code, out, _ = call(capsys, *runs, "--out", tmp_path / "a.PNG", "--json", "--metric", "return")
     bc, iql = json.loads(out)["curves"]
     assert code == 0 and bc["label"] == "bc" and bc["runs"] == [str(runs[0])] and bc["behaviour"] is None
     assert iql["steps"] == [1000, 2000] and iql["mean"] == [15, 30] and iql["std"] == [5, 10] and iql["best"] == 30
 
 
-def test_what_cannot_be_drawn_is_refused(runs, tmp_path, capsys):
+def test_invalid_arguments_are_rejected(runs, tmp_path, capsys):
     code, _, err = call(capsys, runs[0], "--out", tmp_path / "a.pdf")
-    assert code == 1 and "a.pdf' does not end with .png" in err
+    assert code == 1 and "must end with .png" in err
     code, _, err = call(capsys, runs[0], "--out", tmp_path / "x/a.png")
-    assert code == 1 and "there is no directory" in err
+    assert code == 1 and "does not exist" in err
     code, _, err = call(capsys, runs[0], "--out", tmp_path / "a.png", "--metric", "score")
-    assert code == 1 and "has no scores, since no reference returns were given" in err
+    assert code == 1 and "has no scores" in err
     code, _, err = call(capsys, tmp_path, "--out", tmp_path / "a.png")
-    assert code == 1 and "expected the run_dir of a training run" in err
+    assert code == 1 and "must be the run_dir of a training run" in err
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`serve`: checkpoints at intervals and at the end, full disks, and what it says of checkpoints that it passed over."""
+"""`rlds2reverb serve`: checkpoints at intervals and at the end, full disks, and damaged checkpoints."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from itertools import chain
 
 import click
 import pytest
-from faults import damage_file, data_set, hear, mounted, process, serve_on_full_disk
+from faults import damage_file, make_episodes, process, receive, serve_on_full_disk, skip_unless_mounted
 from rlds2reverb.cli import checks, run
 from rlds2reverb.cli import serve as command
 
@@ -25,7 +25,7 @@ FULL = StorageFullError(errno.ENOSPC, "no space left for a checkpoint in root")
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Handlers of signals are put back in the end."""
+    """Restores the signal handlers after each test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -39,8 +39,8 @@ def served(tmp_path):
         yield server
 
 
-def answers(monkeypatch, server, *outcomes):
-    """Has checkpoints end one way after the other; a signal number is raised, then the next outcome counts."""
+def set_outcomes(monkeypatch, server, *outcomes):
+    """Makes `checkpoint` raise or return the outcomes in order; an outcome that is a signal is sent first."""
     left = iter(outcomes)
 
     def checkpoint(*_):
@@ -63,42 +63,40 @@ def answers(monkeypatch, server, *outcomes):
 @pytest.mark.parametrize(
     ("text", "secs"), [("600", 600), ("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 ", 2), ("0.1", 0.1)]
 )
-def test_a_duration_is_a_number_and_a_unit(text, secs):
+def test_duration_is_a_number_with_a_unit(text, secs):
     assert checks.duration.convert(text, None, None) == secs
 
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "-5", "ten", "5d", "1e3", "nan", "m"])
-def test_what_is_not_a_duration_is_refused(text):
-    with pytest.raises(click.BadParameter, match=r"is not a duration above 0, expected such as 600, 90s, 10m or 2h"):
+def test_invalid_durations_raise(text):
+    with pytest.raises(click.BadParameter, match="must be greater than 0, such as 600, 90s, 10m or 2h, got"):
         checks.duration.convert(text, None, None)
 
 
 @pytest.mark.parametrize("arguments", [["serve"], ["convert", "no.hdf5", "--serve"]])
-def test_checkpoints_need_a_root(arguments, capsys):
+def test_checkpoint_every_requires_a_root(arguments, capsys):
     assert run([*arguments, "--checkpoint-every", "10m"]) == 1
-    assert "--checkpoint-every is for --checkpoint-root" in capsys.readouterr().err
+    assert "--checkpoint-every requires --checkpoint-root" in capsys.readouterr().err
 
 
 def test_checkpoints_are_written_at_intervals_and_at_the_end(served, monkeypatch, capsys):
-    left = answers(monkeypatch, served, "one", "two", signal.SIGTERM, "three", "last", "never")
+    left = set_outcomes(monkeypatch, served, "one", "two", signal.SIGTERM, "three", "last", "never")
     command.serve_until_end(served, checkpoint_secs=0.001)
-    said = re.findall("checkpoint (.*)", capsys.readouterr().err)
-    assert (said, next(left)) == (["one", "two", "three", "last"], "never")
+    names = re.findall("checkpoint (.*)", capsys.readouterr().err)
+    assert (names, next(left)) == (["one", "two", "three", "last"], "never")
 
 
-def test_convert_writes_checkpoints_when_the_data_are_in_at_intervals_and_at_the_end(
-    data, tmp_path, monkeypatch, capsys
-):
-    left = answers(monkeypatch, ReplayServer, "filled", "one", signal.SIGTERM, "two", "last", "never")
+def test_convert_writes_checkpoints_at_intervals_and_at_the_end(data, tmp_path, monkeypatch, capsys):
+    left = set_outcomes(monkeypatch, ReplayServer, "filled", "one", signal.SIGTERM, "two", "last", "never")
     source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
     options = ["--checkpoint-root", str(tmp_path / "root"), "--checkpoint-every", "0.001s"]
     assert run(["convert", str(source), "--serve", *options]) == 0
-    said = re.findall("(?:^checkpoint|^serving) (\\S+)", capsys.readouterr().err, re.M)
-    assert (said, next(left)) == (["filled", "on", "one", "two", "last"], "never")
+    words = re.findall("(?:^checkpoint|^serving) (\\S+)", capsys.readouterr().err, re.M)
+    assert (words, next(left)) == (["filled", "on", "one", "two", "last"], "never")
 
 
-def test_a_checkpoint_that_fails_on_the_way_is_left_to_the_next_time(served, monkeypatch, capsys):
-    answers(monkeypatch, served, "one", FULL, CheckpointError("odd"), signal.SIGINT, "two", "last")
+def test_a_failed_checkpoint_is_reported_and_tried_at_the_next_interval(served, monkeypatch, capsys):
+    set_outcomes(monkeypatch, served, "one", FULL, CheckpointError("odd"), signal.SIGINT, "two", "last")
     command.serve_until_end(served, checkpoint_secs=0.001)
     lines = capsys.readouterr().err.splitlines()[2:]
     assert lines == [
@@ -110,15 +108,16 @@ def test_a_checkpoint_that_fails_on_the_way_is_left_to_the_next_time(served, mon
     ]
 
 
-def test_a_killed_server_loses_what_came_after_its_last_checkpoint(tmp_path):
+def test_a_killed_server_restores_its_last_checkpoint(tmp_path):
     arguments = ["serve", "--checkpoint-root", str(tmp_path / "root"), "--checkpoint-every", "0.1"]
     program = [sys.executable, "-m", "rlds2reverb.cli", *arguments]
     running = subprocess.Popen(program, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        said = chain.from_iterable(re.findall(r"(?:serving on|checkpoint) (\S+?),?\s", line) for line in running.stderr)
-        ingest(data_set(2), next(said))
-        assert next(said) and next(said)  # what was written before the ingestion, and what was begun before its end
-        newest = next(said)
+        words = chain.from_iterable(re.findall(r"(?:serving on|checkpoint) (\S+)\s", line) for line in running.stderr)
+        ingest(make_episodes(2), next(words))
+        # The first checkpoint may date from before `ingest`, and the second may have begun before its end.
+        assert next(words) and next(words)
+        newest = next(words)
     finally:
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
@@ -128,20 +127,22 @@ def test_a_killed_server_loses_what_came_after_its_last_checkpoint(tmp_path):
         assert server.checkpoint().name > newest.rpartition("/")[2]
 
 
-# --- at the end, without space
+# --- at the end, on a full disk
 
 
 @pytest.mark.parametrize("error", [FULL, CheckpointError("no checkpoint")])
-def test_the_last_checkpoint_is_tried_until_there_is_space(served, monkeypatch, capsys, error):
-    answers(monkeypatch, served, error, error, error, "last")
-    signal_once_serving(monkeypatch)
+def test_the_last_checkpoint_is_retried_until_there_is_space(served, monkeypatch, capsys, error):
+    set_outcomes(monkeypatch, served, error, error, error, "last")
+    send_sigterm_once_serving(monkeypatch)
     command.serve_until_end(served)
-    complaint, done = capsys.readouterr().err.splitlines()
-    assert "All items are still in memory: this is tried again every 0.001 s; Ctrl-C or SIGTERM ends" in complaint
+    warning, done = capsys.readouterr().err.splitlines()
+    assert (
+        "All items are still in memory, and rlds2reverb tries again every 0.001 s; Ctrl-C or SIGTERM stops" in warning
+    )
     assert done == "checkpoint last"
 
 
-def signal_once_serving(monkeypatch):
+def send_sigterm_once_serving(monkeypatch):
     real = command.output.say
 
     def say(sentence):
@@ -153,9 +154,9 @@ def signal_once_serving(monkeypatch):
     monkeypatch.setattr(command.output, "say", say)
 
 
-def test_a_second_signal_ends_the_waiting(served, monkeypatch, capsys):
-    answers(monkeypatch, served, FULL, FULL, signal.SIGINT, FULL, "never")
-    signal_once_serving(monkeypatch)
+def test_a_second_signal_stops_the_retries(served, monkeypatch, capsys):
+    set_outcomes(monkeypatch, served, FULL, FULL, signal.SIGINT, FULL, "never")
+    send_sigterm_once_serving(monkeypatch)
     with pytest.raises(StorageFullError, match="no space left"):
         command.serve_until_end(served)
     assert "checkpoint never" not in capsys.readouterr().err
@@ -164,18 +165,17 @@ def test_a_second_signal_ends_the_waiting(served, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_server_on_a_full_disk_keeps_its_items_until_there_is_space(tmp_path):
     with process(serve_on_full_disk, list(rlds2reverb.__path__), tmp_path, 64 << 10) as (running, channel):
-        if isinstance(heard := mounted(channel), OSError):
-            pytest.skip(f"this machine lets nobody mount a small disk ({heard})")
-        assert "2,980 of at most" in hear(channel)
-        assert hear(channel).startswith("serving on")
+        skip_unless_mounted(channel)
+        assert "2,980 items" in receive(channel)
+        assert receive(channel).startswith("serving on")
         os.kill(running.pid, signal.SIGTERM)
-        assert hear(channel).startswith(f"no space left for a checkpoint in {tmp_path}/root")
-        assert hear(channel).startswith(f"checkpoint {tmp_path}/root/checkpoints/")
-        assert hear(channel) == 20 * 149
+        assert receive(channel).startswith(f"no space left for a checkpoint in {tmp_path}/root")
+        assert receive(channel).startswith(f"checkpoint {tmp_path}/root/checkpoints/")
+        assert receive(channel) == 20 * 149
 
 
-def test_convert_serves_on_a_full_disk(data, tmp_path, monkeypatch, capsys):
-    """The checkpoint after the ingestion fails, the one at the end is written."""
+def test_convert_serves_on_although_a_checkpoint_failed(data, tmp_path, monkeypatch, capsys):
+    """The checkpoint after writing fails; the one at the end succeeds."""
     real, called = ReplayServer.checkpoint, []
 
     def checkpoint(server):
@@ -185,7 +185,7 @@ def test_convert_serves_on_a_full_disk(data, tmp_path, monkeypatch, capsys):
         return real(server)
 
     monkeypatch.setattr(ReplayServer, "checkpoint", checkpoint)
-    signal_once_serving(monkeypatch)
+    send_sigterm_once_serving(monkeypatch)
     source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
     assert run(["convert", str(source), "--serve", "--checkpoint-root", str(tmp_path / "root")]) == 0
     captured = capsys.readouterr()
@@ -194,23 +194,23 @@ def test_convert_serves_on_a_full_disk(data, tmp_path, monkeypatch, capsys):
         assert server.client.server_info(timeout=10)["replay"].current_size == 911
 
 
-# --- what was passed over
+# --- damaged checkpoints, and tables without a signature
 
 
-def test_the_command_names_a_checkpoint_that_it_passed_over(tmp_path, capsys, monkeypatch):
+def test_serve_names_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
     root = tmp_path / "other"
     with ReplayServer([TableConfig()], checkpoint_root=root) as server:
         server.checkpoint()
         newest = server.checkpoint()
     damage_file(newest / "items.tfrecord", "empty")
-    signal_once_serving(monkeypatch)
+    send_sigterm_once_serving(monkeypatch)
     assert run(["serve", "--checkpoint-root", str(root)]) == 0
     warning = capsys.readouterr().err.splitlines()[0]
     assert warning.startswith("warning: ") and "items.tfrecord is damaged: it is empty" in warning
     assert "started from" in warning
 
 
-def test_the_command_says_which_tables_take_anything(served, capsys, monkeypatch):
-    answers(monkeypatch, served, signal.SIGTERM, "one", "last")
+def test_serve_names_tables_without_a_signature(served, capsys, monkeypatch):
+    set_outcomes(monkeypatch, served, signal.SIGTERM, "one", "last")
     command.serve_until_end(served, checkpoint_secs=0.001)
-    assert "table 'replay': 0 of at most 2,147,483,647 items, of any shape: without a" in capsys.readouterr().err
+    assert "table 'replay': 0 items, of any shape (pass --signature-from SRC" in capsys.readouterr().err
