@@ -45,7 +45,7 @@ def discontinuities(observations: Nest, next_observations: Nest) -> tuple[int, .
 def differing_rows(one: np.ndarray, other: np.ndarray, *, ignore: Sequence[int] = ()) -> np.ndarray:
     """Returns the rows in which two arrays `[T, ...]` differ, as ascending int64 `[M]`, without those in `ignore`.
 
-    Rounding differences (relative 1e-5 or absolute 1e-6) do not count, nor does NaN, which is reported elsewhere.
+    Rounding differences (relative 1e-5 or absolute 1e-6) are ignored, and so is NaN, which is reported elsewhere.
     """
     width = math.prod(one.shape[1:])
     if not width:

@@ -45,7 +45,7 @@ _FIRST_BLOCK_ROWS = 1 << 11
 
 @dataclass(frozen=True)
 class EpisodeEnds:
-    """Where episodes end in addition to the rows flagged as ends.
+    """Rules that end episodes in addition to the rows flagged as ends.
 
     Attributes:
       max_episode_steps: maximum number of rows in an episode; longer ones are truncated there.

@@ -128,7 +128,7 @@ class CastFloats:
             raise ValueError(f"dtype must be a float such as 'float32', got {self.dtype!r}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """See `Transform`."""
+        """Implements `Transform.fit`."""
         dtype = np.dtype(self.dtype)
 
         def cast(column: np.ndarray) -> np.ndarray:
@@ -152,7 +152,7 @@ class ClipActions:
             raise ValueError(f"eps must be a number in [0, 1), got {self.eps}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """See `Transform`."""
+        """Implements `Transform.fit`."""
         limit = 1 - self.eps
 
         def clip(column: np.ndarray) -> np.ndarray:
@@ -181,7 +181,7 @@ class NormalizeObservations:
             raise ValueError(f"eps must be a finite number >= 0, got {self.eps}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """See `Transform`."""
+        """Implements `Transform.fit`."""
         moments = _fit_moments(source)
 
         def normalize(column: np.ndarray, leaf: _Moments | None) -> np.ndarray:
@@ -288,7 +288,7 @@ class ScaleRewards:
             raise ValueError(f"scale and shift must be finite, got {self.scale} and {self.shift}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """See `Transform`."""
+        """Implements `Transform.fit`."""
 
         def scale(column: np.ndarray, keep: np.ndarray) -> np.ndarray:
             keep = keep.reshape(-1, *[1] * (column.ndim - 1))
@@ -313,7 +313,7 @@ class ScaleRewardsByReturns:
     target: float = 1000.0
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """See `Transform`."""
+        """Implements `Transform.fit`."""
         returns = [episode.total_reward for episode in source if episode.num_steps]
         spread = max(returns, default=0.0) - min(returns, default=0.0)
         if not spread > 0 or not np.isfinite(spread):
@@ -349,7 +349,7 @@ class DropFields:
             raise ValueError(f"{required[0]!r} cannot be dropped because every step requires it")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """See `Transform`."""
+        """Implements `Transform.fit`."""
 
         def apply(episode: Episode) -> Episode:
             steps = episode.steps
@@ -379,7 +379,7 @@ class CutAtTerminal:
     """
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """See `Transform`."""
+        """Implements `Transform.fit`."""
 
         def apply(episode: Episode) -> Episode:
             terminal = np.flatnonzero(episode.steps[fields.IS_TERMINAL])

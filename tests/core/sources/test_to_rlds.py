@@ -162,19 +162,19 @@ def test_number_of_open_iterators_is_limited():
 
 
 def test_unfinished_iterator_is_closed_with_the_dataset():
-    ended = []
+    closed = []
 
-    def made():
+    def make_episodes():
         try:
             yield from EPISODES
         finally:
-            ended.append(True)
+            closed.append(True)
 
-    dataset = columns(made)
-    ended.clear()  # The first episode was read for the spec.
+    dataset = columns(make_episodes)
+    closed.clear()  # The first episode was read for the spec.
     next(iter(dataset))
     del dataset
-    assert ended
+    assert closed
 
 
 def test_error_before_an_index_is_raised_up_to_that_index():
