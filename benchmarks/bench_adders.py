@@ -27,7 +27,7 @@ import tree
 from bench_data import make_float_episodes
 from rlds2reverb.adders import GAE, NStep, generalized_advantage_estimation
 from rlds2reverb.adders.di_engine import Adder
-from rlds2reverb.adders.steps import transitions
+from rlds2reverb.adders.steps import get_rewards_and_discounts
 from tf_agents.utils import value_ops
 
 GAMMA, LAMBDA, N = 0.99, 0.95, 3
@@ -39,7 +39,7 @@ def identity(columns: dict) -> dict:
 
 def select_inputs(columns: dict) -> dict:
     """Returns the columns that advantages are computed from."""
-    rewards, discounts = transitions(columns)
+    rewards, discounts = get_rewards_and_discounts(columns)
     values = columns["value"]
     return {"rewards": rewards, "discounts": discounts, "values": values[:-1], "bootstrap_value": values[-1]}
 
@@ -184,10 +184,10 @@ def main() -> None:
     print("\nepisodes, all columns")
     n_steps = NStep(N, GAMMA)
     floor = measure("identity map", dataset.map(identity), num_episodes, runs)
-    gae = measure("GAE", dataset.map(GAE(GAMMA, LAMBDA).rows), num_episodes, runs)
+    gae = measure("GAE", dataset.map(GAE(GAMMA, LAMBDA).make_rows), num_episodes, runs)
     gae_baseline = measure("the same columns with TF-Agents' function", few.map(add_baseline_advantages), 20, runs)
     gae_loop = measure("GAE as a loop over dicts", few.map(run_in_python(dict_gae)), 20, runs)
-    n_step = measure(f"NStep({N})", dataset.map(n_steps.rows), num_episodes, runs)
+    n_step = measure(f"NStep({N})", dataset.map(n_steps.make_rows), num_episodes, runs)
     n_step_loop = measure(f"{N}-step transitions as a loop over dicts", few.map(run_in_python(dict_n_step)), 20, runs)
     measure(f"NStep({N}) cut into items, batches of 256", dataset.apply(n_steps).batch(256), num_episodes, runs)
     print("\nexisting dicts, without tf.data")

@@ -102,16 +102,16 @@ MUTATIONS = [
     Mutation(
         "checksums of files are not verified",
         "rlds2reverb/_sealed_files.py",
-        'stored["sha256"] == _digest(stored["content"])',
+        'stored["xxh3_128"] == _json_digest(stored["content"])',
         "True",
         "tests/core/test_sealed_files.py",
     ),
     Mutation(
         "file locks are not acquired",
-        "rlds2reverb/_server/locks.py",
+        "rlds2reverb/_file_lock.py",
         "fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
-        "tests/core/server/test_locks.py",
+        "tests/core/test_file_lock.py",
     ),
     Mutation(
         "the discount at a terminal step is kept",
@@ -130,16 +130,16 @@ MUTATIONS = [
     Mutation(
         "n-step windows cross episode boundaries in a batch",
         "adders/n_step.py",
-        "return None if num_steps.shape[0] == 1 else is_last_transition(left, factors)",
+        "return None if num_steps.shape[0] == 1 else mark_last_transitions(left, factors)",
         "return None",
         "tests/adders/test_batches.py",
     ),
     Mutation(
         "the bootstrap at a truncation is lost",
         "adders/steps.py",
-        "    return own * tf.cast(goes_on, dtype)",
-        "    last = tf.concat([tf.ones_like(own[:-1]), tf.zeros_like(own[-1:])], 0)\n"
-        "    return own * tf.cast(goes_on, dtype) * last",
+        "    return step_discounts * tf.cast(continues, dtype)",
+        "    mask = tf.concat([tf.ones_like(step_discounts[:-1]), tf.zeros_like(step_discounts[-1:])], 0)\n"
+        "    return step_discounts * tf.cast(continues, dtype) * mask",
         "tests/adders/test_n_step.py",
     ),
 ]
