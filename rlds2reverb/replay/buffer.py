@@ -1,4 +1,4 @@
-"""The replay buffer: elements in this process, drawn by priority, each with what is known of it."""
+"""Replay buffers in the learner's process, uniform or prioritized, for items, episodes and sequences."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from rlds2reverb.episode_batches import in_batches
+from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.specs import Nest, leaves, map_structure
 
-from . import refusals
-from .batches import Batch, BatchInfo, Drawn, as_dicts
+from . import validation
+from .batches import NO_BUFFER, Batch, BatchInfo, Sample, SampleCheck, SampleRefusal, stream_batches
 from .checkpoints import CheckpointFolder
 from .configs import BufferConfig
-from .contents import FIRST_PRIORITY, Contents, require_same
-from .item_spec import ItemSpec, Rows, arrays_of, fields_of, first_of
+from .contents import INITIAL_PRIORITY, Contents, require_same_buffer
+from .item_spec import COLLECT_ITER, PRIORITY, ItemRows, ItemSpec, get_fields, take_first, to_arrays
 from .listeners import Listener, NotifyingLock
+from .sampler import Candidates, require_possible
 from .snapshots import Snapshot, State
-from .transitions import transitions_of
+from .transitions import make_transitions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -32,24 +34,25 @@ Self = TypeVar("Self", bound="ReplayBuffer")
 
 
 class ReplayBuffer:
-    """A store of elements in this process, with priorities, limits and counts of their uses. Threads may share it.
+    """A buffer of items with priorities, use counts and limits. It is thread-safe; use it as a context manager.
 
-    An item is a dict of numbers, arrays, or nests of them, all of the structure of the first one. Its `priority` and
-    `collect_iter` (the learner's iteration in which it was collected) are no fields of it; they may be left out. Nor is
-    what sampling adds: what was sampled can be pushed again. A new element takes the place of the one pushed `max_size`
-    before it. An episode or a sequence is an item whose fields have a time axis; see `BufferConfig.kind`.
+    An item is a dict of numbers, arrays, or nested structures of them; all items have the structure of the first one.
+    The keys `priority` and `collect_iter` (the learner iteration in which the item was collected) are optional and not
+    fields. Neither are the keys that sampling adds, so sampled items can be pushed back unchanged. Once the buffer is
+    full, a new element replaces the one pushed `max_size` before it. Episodes and sequences are items whose fields have
+    a time axis; see `BufferConfig.kind`.
 
         with AdvancedReplayBuffer("demo", BufferConfig(max_size=100_000, max_staleness=1_000)) as buffer:
             buffer.extend(transitions)
             batch = buffer.sample_batch(256, cur_learner_iter=3)
-            if batch is None:
-                print(buffer.refusal)
-            else:
+            if batch:
                 td_errors = learn(batch.data, batch.info.IS)
                 buffer.update(batch.info, priority=abs(td_errors))
+            else:
+                print(batch.reason)
     """
 
-    #: The kind of configuration that it takes; None for any.
+    #: The required kind of configuration; None for any.
     kind: ClassVar[str | None] = None
 
     def __init__(
@@ -58,50 +61,48 @@ class ReplayBuffer:
         config: BufferConfig | None = None,
         *,
         spec: Nest | None = None,
-        folder: str | Path | None = None,
+        mmap_dir: str | Path | None = None,
         checkpoint_root: str | Path | None = None,
         seed: int | None = None,
     ):
-        """Opens a buffer, with the elements of the newest checkpoint if there is one.
+        """Opens a buffer and restores its newest checkpoint if there is one.
 
         Args:
-          name: of the buffer; ids of elements begin with it.
-          config: its configuration; None for the one of its kind with no numbers given.
-          spec: nest of arrays or of specs like an item; None for that of the first item.
-          folder: a directory whose disk holds the data instead of memory, while the buffer is open.
-          checkpoint_root: a directory for its checkpoints; the buffer begins with the newest one there.
-          seed: of all draws; a checkpoint has the state of the generator, and goes on with it.
+          name: name of the buffer, and prefix of its ids.
+          config: configuration; None for the defaults of the class.
+          spec: nest of arrays or specs with the structure of an item; None to take it from the first item.
+          mmap_dir: directory for memory-mapped files that hold the data while the buffer is open; None for memory.
+          checkpoint_root: directory of the buffer's checkpoints; None for no checkpoints.
+          seed: random seed for sampling; a restored buffer continues with the generator of its checkpoint.
 
         Raises:
-          ValueError: if the name is empty or the configuration is of another kind.
-          CheckpointError: if all checkpoints are damaged, or the newest is of another buffer or configuration.
-          SpecMismatchError: if the checkpoint has another spec.
-          ResourceInUseError: if another buffer has the root.
+          ValueError: if the name is empty or the configuration has another kind.
+          CheckpointError: if all checkpoints are damaged, or the newest belongs to a different buffer or configuration.
+          SpecMismatchError: if the spec does not match the checkpoint.
+          ResourceInUseError: if another buffer uses the checkpoint root.
         """
         self.config = BufferConfig(kind=self.kind or "advanced") if config is None else config
         if self.kind and self.config.kind != self.kind:
-            raise ValueError(f"a {type(self).__name__} takes a config of kind {self.kind!r}, got {self.config.kind!r}")
+            raise ValueError(f"{type(self).__name__} requires a config of kind {self.kind!r}, got {self.config.kind!r}")
         if not isinstance(name, str) or not name:
-            raise ValueError(f"a buffer's name is {name!r}, expected a text, which its ids begin with")
-        self.name = name
-        #: Held by every method; hold it to keep several calls together.
+            raise ValueError(f"the name of a buffer must be a non-empty string, got {name!r}")
+        self.name, self._holder = name, f"buffer {name!r}"
+        #: The lock of all methods; hold it to make several calls atomic.
         self.lock = NotifyingLock()
-        #: Why the last sample was refused; empty when it was not.
-        self.refusal = ""
+        #: Held while a snapshot is read; there is one at a time.
+        self.snapshot_lock = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._is_closed, self._spec = False, spec
-        #: Held while a snapshot is read: there is one at a time.
-        self.saving = threading.Lock()
-        #: What it holds now; a load puts another one in its place, under the lock.
+        #: The state, which a load replaces under the lock.
         self.contents = Contents(
-            self.config, self._holder, None if folder is None else Path(folder), np.random.default_rng(seed)
+            self.config, self._holder, None if mmap_dir is None else Path(mmap_dir), np.random.default_rng(seed)
         )
-        self._root = None if checkpoint_root is None else CheckpointFolder(Path(checkpoint_root))
+        self._checkpoints = None if checkpoint_root is None else CheckpointFolder(Path(checkpoint_root))
         try:
-            if self._root is not None and (state := self._root.newest(self._require_same)) is not None:
-                self.contents = self.restored(state)
+            if self._checkpoints is not None and (state := self._checkpoints.newest(self._require_same)) is not None:
+                self.contents = self.restore(state)
             elif spec is not None:
-                self.contents.begin_with(spec)
+                self.contents.set_spec(spec)
         except BaseException:
             self.close()
             raise
@@ -112,35 +113,36 @@ class ReplayBuffer:
     def __exit__(self, *exception: Any) -> None:
         self.close()
 
-    # --- what it has
+    def __len__(self) -> int:
+        return self.contents.elements.count
 
-    @property
-    def _holder(self) -> str:
-        return f"buffer {self.name!r}"
+    def count(self) -> int:
+        """Returns the number of elements, as DI-engine's `count`; the same as `len`."""
+        return len(self)
 
     @property
     def spec(self) -> Nest | None:
-        """`ArraySpec`s of an element; None before the first push."""
+        """The `ArraySpec`s of an element; None before the first push."""
         return None if self.contents.spec is None else self.contents.spec.items
 
     @property
     def push_count(self) -> int:
-        """Elements pushed since the beginning."""
+        """Number of elements pushed up to now, including removed ones."""
         return self.contents.push_count
 
     @property
     def sample_count(self) -> int:
-        """Elements sampled since the beginning."""
+        """Number of elements sampled up to now."""
         return self.contents.sample_count
 
     @property
     def ignored_count(self) -> int:
-        """Priorities of updates that were ignored since the beginning, since their elements had left."""
+        """Number of priorities ignored by updates because their elements had been removed."""
         return self.contents.ignored_count
 
     @property
     def highest_priority(self) -> float:
-        """The highest priority so far, or what decay has left of it: that of new elements that have none."""
+        """The highest priority up to now, possibly decayed, which new elements without a priority get."""
         return self.contents.highest_priority
 
     @property
@@ -150,24 +152,19 @@ class ReplayBuffer:
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not 0 <= value <= 1:
-            raise ValueError(f"beta is {value}, expected a number from 0 to 1")
+        require_number("beta", value, 0, 1)
         with self.lock:
             self.contents.beta = float(value)
 
-    def count(self) -> int:
-        """Elements that are there."""
-        return self.contents.ledger.count
-
     def add_listener(self, listener: Listener) -> None:
-        """Has a listener told of what happens from now on."""
+        """Adds a listener to all later events."""
         with self.lock:
             self._listeners = (*self._listeners, listener)
 
-    def _tell(self, event: str, *arguments: Any) -> None:
-        """Notes an event, for when the lock is free."""
+    def _notify(self, event: str, *arguments: Any) -> None:
+        """Schedules an event for the release of the lock."""
         for listener in self._listeners:
-            self.lock.note(partial(getattr(listener, event), *arguments))
+            self.lock.defer(partial(getattr(listener, event), *arguments))
 
     @property
     def _wants_data(self) -> bool:
@@ -175,268 +172,280 @@ class ReplayBuffer:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise ValueError(f"{self._holder} is closed; make a new one")
+            raise ValueError(f"{self._holder} is closed; create a new one")
 
     # --- push
 
     def append(self, item: Mapping[str, Any]) -> str:
-        """Adds an element and gives its `replay_unique_id`; see `extend`."""
+        """Adds one element and returns its `replay_unique_id`; see `extend`."""
         return self.extend([item])[0]
 
     def extend(self, items: Iterable[Mapping[str, Any]]) -> list[str]:
         """Adds elements, all or none of them.
 
         Args:
-          items: dicts of fields (numbers, lists of them, arrays, tensors, or nests of these), and each with or without
-            `priority`, a finite number from 0 to 1e12 (without: the highest so far; 0 is never drawn), and
-            `collect_iter`. docs/replay.md says what is cast to the dtypes of the first item.
+          items: dicts of fields (numbers, lists of numbers, arrays, tensors, or nested structures of them). Optional
+            keys are `priority`, a finite number from 0 to 1e12 (default: the highest up to now; 0 is never sampled),
+            and `collect_iter`. docs/replay.md lists the casts to the dtypes of the first item.
 
         Returns:
-          The `replay_unique_id` of each, `NAME_NUMBER`, the number counted from the first push; empty for an episode
-          that is too short to be stored.
+          The `replay_unique_id` of each element, `NAME_NUMBER`, where the number counts from the first push; empty for
+          an episode that is too short to be stored.
 
         Raises:
-          SpecMismatchError: if an item is not of the buffer's structure, naming the item and the field.
-          TypeError: if an item is not a dict, or a dict in it has keys that are not text.
-          ValueError: if a priority or a `collect_iter` is out of its range, a priority above 0 is so low that its power
-            (`alpha`) is rounded to 0, or the buffer is closed.
-          RateLimitedError: if too much was pushed for what was sampled (`push_sample_rate_limit`).
+          SpecMismatchError: if an item does not match the structure, naming the item and the field.
+          TypeError: if an item, or a dict in it, is not a dict with string keys.
+          ValueError: if a field of the first item is not numeric, a priority or a `collect_iter` is out of its range, a
+            priority is so low that its power is rounded to 0, or the buffer is closed.
+          RateLimitedError: if the push would exceed `push_sample_rate_limit`.
         """
         if isinstance(items, Mapping):
-            raise TypeError("extend takes several items, got one dict; append it, or give columns to extend_columns")
-        given = list(items)
+            raise TypeError("extend expects several items, got one dict; use append, or extend_columns for columns")
+        items = list(items)
         self._require_open()
-        if not given:
+        if not items:
             return []
-        priorities, collect_iters = refusals.known_of_items(given)
-        numbers = self._add(given[0], lambda spec: spec.rows_of(given), priorities, collect_iters)
+        options = validation.read_item_options(items)
+        numbers = self._add(items[0], lambda spec: spec.convert_items(items), *options)
         return [f"{self.name}_{number}" if number >= 0 else "" for number in numbers.tolist()]
 
     def extend_columns(
         self, columns: Mapping[str, Any], *, priorities: Any = None, collect_iters: Any = None
     ) -> np.ndarray:
-        """Adds elements that are given as columns, all or none of them; much faster than `extend` for many.
+        """Adds stacked elements, all or none of them; much faster than `extend` for many elements.
 
         Args:
-          columns: the nest of an item, with arrays `[N, ...]`.
-          priorities: a number for all, or `[N]`, as in `extend`; None for the highest so far.
-          collect_iters: an integer for all, or `[N]`; None or -1 where not known.
+          columns: nest of an item, with arrays `[N, ...]`.
+          priorities: one number, or `[N]`, as in `extend`; None for the highest up to now.
+          collect_iters: one integer, or `[N]`; None or -1 if unknown.
 
         Returns:
-          Their numbers, int64 `[N]`, which `update` takes for ids; -1 for an episode that is too short to be stored.
+          int64 `[N]`, numbers of the elements, which `update` accepts as ids; -1 for an episode that is too short.
 
         Raises:
-          As `extend`; `SpecMismatchError` also if the columns differ in N.
+          The same as `extend`; `SpecMismatchError` also if the columns have different N.
         """
         self._require_open()
-        arrays = arrays_of(fields_of(columns))
+        arrays = to_arrays(get_fields(columns))
         count = max((len(column) if column.ndim else 1 for _, column in leaves(arrays)), default=1)
         if not count:
             return np.zeros(0, np.int64)
-        known = refusals.known_of_columns(priorities, collect_iters, count)
-        return self._add(first_of(arrays), lambda spec: spec.rows_of_columns(arrays), *known)
+        options = validation.read_column_options(priorities, collect_iters, count)
+        return self._add(take_first(arrays), lambda spec: spec.convert_columns(arrays), *options)
 
     def extend_episodes(
         self, episodes: Iterable[Episode], *, priority: float | None = None, collect_iter: int | None = None
     ) -> int:
-        """Adds RLDS episodes: of a `Source`, of a list, or a single one.
+        """Adds RLDS episodes.
 
-        A buffer of single items gets their transitions, dicts of `observation, action, reward, discount,
-        next_observation` (see `transitions.transitions_of`), an episode buffer their steps, and a sequence buffer the
-        sequences that begin at each step.
+        A buffer of single items stores their transitions (see `transitions.make_transitions`), an episode buffer their
+        steps, and a sequence buffer the sequences that begin at each step.
 
         Args:
-          episodes: valid ones. Each is added with all its elements or not at all; others may have been before.
-          priority: of all elements; None for the highest so far.
-          collect_iter: of all elements; None where not known.
+          episodes: a `Source`, a list of valid episodes, or one episode. Each batch of short episodes, or single long
+            episode, is added with all elements or not at all; earlier ones stay.
+          priority: priority of all elements; None for the highest up to now.
+          collect_iter: learner iteration of all elements; None if unknown.
 
         Returns:
-          How many elements were added.
+          The number of elements added.
 
         Raises:
-          As `extend`.
+          The same as `extend`.
         """
         numbers = [np.zeros(0, np.int64)]
-        for batch in in_batches([episodes] if isinstance(episodes, Episode) else episodes):
+        for batch in batch_episodes([episodes] if isinstance(episodes, Episode) else episodes):
             if self.config.kind == "sequence":
                 for episode in batch.episodes:
                     numbers.append(self._add_sequences(episode.steps, 1, priority, collect_iter))
             elif self.config.kind == "episode":
-                known = refusals.known_of_columns(priority, collect_iter, len(batch.num_steps))
-                rows_of = partial(ItemSpec.rows_of_runs, columns=batch.steps, lengths=batch.num_steps)
-                numbers.append(self._add(batch.episodes[0].steps, rows_of, *known))
+                options = validation.read_column_options(priority, collect_iter, len(batch.num_steps))
+                convert = partial(ItemSpec.convert_concatenated, columns=batch.steps, lengths=batch.num_steps)
+                numbers.append(self._add(batch.episodes[0].steps, convert, *options))
             else:
-                transitions = transitions_of(batch.steps)
+                transitions = make_transitions(batch.steps)
                 numbers.append(self.extend_columns(transitions, priorities=priority, collect_iters=collect_iter))
         return int(np.count_nonzero(np.concatenate(numbers) >= 0))
 
     def _add_sequences(self, steps: Mapping[str, Any], period: int, priority: Any, collect_iter: Any) -> np.ndarray:
         """Adds the sequences of an episode that begin at steps 0, period, 2 * period, ... and end within it."""
         self._require_open()
-        length, arrays = self.config.length or 1, arrays_of(fields_of(steps))
+        length, arrays = self.config.length or 1, to_arrays(get_fields(steps))
         columns = [column for _, column in leaves(arrays)]
         num_steps = len(columns[0]) if columns and columns[0].ndim else 0
         starts = np.arange(0, num_steps - length + 1, period)
         if not len(starts):
             return np.zeros(0, np.int64)
-        if period > length:  # nothing is shared, and rows between the sequences are not kept
-            cut = map_structure(lambda column: column[starts[:, None] + np.arange(length)], arrays)
-            return self.extend_columns(cut, priorities=priority, collect_iters=collect_iter)
+        if period > length:  # Sequences share no steps, and those between them are not stored.
+            stacked = map_structure(lambda column: column[starts[:, None] + np.arange(length)], arrays)
+            return self.extend_columns(stacked, priorities=priority, collect_iters=collect_iter)
 
-        def rows_of(spec: ItemSpec) -> Rows:
-            rows = spec.rows_of_runs(arrays, np.array([num_steps]))
+        def convert(spec: ItemSpec) -> ItemRows:
+            rows = spec.convert_concatenated(arrays, np.array([num_steps]))
             return rows._replace(lengths=np.full(len(starts), length))
 
-        known = refusals.known_of_columns(priority, collect_iter, len(starts))
-        return self._add(map_structure(lambda column: column[:length], arrays), rows_of, *known, starts)
+        options = validation.read_column_options(priority, collect_iter, len(starts))
+        return self._add(map_structure(lambda column: column[:length], arrays), convert, *options, starts)
 
     def _add(
         self,
         example: Any,
-        rows_of: Callable[[ItemSpec], Rows],
+        convert: Callable[[ItemSpec], ItemRows],
         priorities: np.ndarray | None,
         collect_iters: np.ndarray,
         starts: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Adds elements, at least one, after all checks; gives their numbers, -1 for those that are not stored.
+        """Adds at least one element after all checks; returns their numbers, -1 for elements that are not stored.
 
         Args:
-          example: the first of them, for a buffer that has no spec yet.
-          rows_of: makes their rows, which is done before the lock is taken.
-          priorities: float64 `[N]`, NaN for the highest so far; None if all are.
-          collect_iters: int64 `[N]`, -1 where not known.
+          example: the first element, for a buffer that has no spec yet.
+          convert: function that makes the rows, called before the lock is acquired.
+          priorities: float64 `[N]`, NaN for the highest up to now; None if all are.
+          collect_iters: int64 `[N]`, -1 if unknown.
           starts: see `Store.write`.
         """
-        spec = self.contents.spec or self.contents.spec_like(example)
-        rows = rows_of(spec)
+        spec = self.contents.spec or self.contents.make_spec(example)
+        rows = convert(spec)
         numbers = np.full(len(rows.lengths), -1)
         with self.lock:
             self._require_open()
             contents = self.contents
-            if contents.spec is not None and contents.spec is not spec:  # another thread was first
-                rows = rows_of(contents.spec)
+            if contents.spec is not None and contents.spec is not spec:  # Another thread has changed it meanwhile.
+                rows = convert(contents.spec)
             kept: np.ndarray | slice = slice(None)
-            if self.config.least_length and (rows.lengths < self.config.least_length).any():
-                kept = rows.lengths >= self.config.least_length
+            if self.config.min_length and (rows.lengths < self.config.min_length).any():
+                kept = rows.lengths >= self.config.min_length
                 columns = [column[np.repeat(kept, rows.lengths)] for column in rows.columns]
                 rows = rows._replace(columns=columns, lengths=rows.lengths[kept])
                 priorities = None if priorities is None else priorities[kept]
             if not len(rows.lengths):
                 return numbers
-            leaving = list(contents.leaving_for(rows, starts, self._wants_data)) if self._listeners else []
-            numbers[kept], filled = contents.insert(rows, priorities, collect_iters[kept], starts)
-            for gone, data in leaving:
-                self._tell("on_remove", gone, "full", data)
-            self._tell("on_push", filled)
+            removals = list(contents.find_removals(rows, starts, self._wants_data)) if self._listeners else []
+            numbers[kept], priorities = contents.insert(rows, priorities, collect_iters[kept], starts)
+            for removed, data in removals:
+                self._notify("on_remove", removed, "full", data)
+            self._notify("on_push", priorities)
             return numbers
 
     # --- update
 
     def update(self, info: Mapping[str, Any] | BatchInfo, *, priority: Any = None) -> int:
-        """Changes priorities, plus `eps`, of those elements that are still there; others are ignored, and counted.
+        """Sets priorities, plus `priority_eps`, of the elements that are still there; ignores and counts the others.
 
         Args:
-          info: `replay_unique_id`, ids as `sample` or `sample_batch` gives them, and `priority`, for each id a number
-            from 0 to 1e12; of an id that comes twice the later one counts. Without `priority` nothing is changed.
-          priority: instead of that in the info, so that a batch's info can be given as it is.
+          info: the info of a batch, or a dict with `replay_unique_id`, ids from `sample` or `sample_batch`, and
+            `priority`, one number from 0 to 1e12 per id. For duplicate ids the last priority wins. Without priorities
+            nothing happens.
+          priority: priorities that replace those in the info.
 
         Returns:
-          How many ids are still there.
+          The number of ids whose elements are still there.
 
         Raises:
-          ValueError: if a priority is out of its range (see `extend`), there are not as many as ids, or an id is of
-            another buffer; nothing is changed then.
+          TypeError: if the info is neither a dict nor the info of a batch.
+          ValueError: if a priority is out of its range (see `extend`), there is not one per id, an id belongs to a
+            different buffer, or a manager sampled the batch; nothing is changed then.
         """
-        ids, given, owners = refusals.update_given(f"an update of {self._holder}", info, priority)
-        if given is None:
+        update = validation.read_update(self._holder, info, priority)
+        if update.priorities is None:
             return 0
-        if owners is not None and len(np.unique(owners)) > 1:
-            raise ValueError(f"the update of {self._holder} has ids of several buffers; give it to their manager")
-        numbers = refusals.numbers_given(self.name, ids)
-        priorities = refusals.priorities_updated(self._holder, given, ids, self.config)
+        if update.buffers is not None and (update.buffers != NO_BUFFER).any():
+            raise ValueError(f"a batch of a manager cannot update {self._holder}; pass its info to manager.update")
+        numbers = self.validate_update(update.ids, update.priorities)
+        return self.set_priorities(numbers, update.priorities)
+
+    def validate_update(self, ids: Any, priorities: np.ndarray) -> np.ndarray:
+        """Returns the element numbers of an update; raises `ValueError` if an id or a priority is invalid."""
+        numbers = validation.read_ids(self.name, ids)
+        validation.require_update_priorities(priorities, ids, self.config)
+        return numbers
+
+    def set_priorities(self, numbers: np.ndarray, priorities: np.ndarray) -> int:
+        """Applies an update that `validate_update` has checked; returns how many of the elements are still there."""
         with self.lock:
             self._require_open()
-            found = self.contents.set_priorities(numbers, priorities)
-            if len(found):
-                self._tell("on_update", found)
-            return len(found)
+            updated = self.contents.set_priorities(numbers, priorities)
+            if len(updated):
+                self._notify("on_update", updated)
+            return len(updated)
 
     # --- sample
 
-    def sample_check(self, size: int, cur_learner_iter: int | None = None) -> refusals.SampleCheck:
-        """Whether a sample would be given now; elements that are too old leave.
+    def sample_check(
+        self, size: int, cur_learner_iter: int | None = None, sample_range: slice | None = None
+    ) -> SampleCheck:
+        """Returns whether a sample would be allowed now, and the reason if not; removes stale elements.
 
-        Args:
-          size: elements in the sample.
-          cur_learner_iter: the learner's iteration; None or -1 where not known.
-
-        Raises:
-          ValueError: if the buffer can never give so many, or a number is out of its range.
+        Arguments and errors are those of `sample`.
         """
-        learner_at = refusals.learner_iter(cur_learner_iter, "cur_learner_iter")
+        learner_iter = self._read_arguments(cur_learner_iter, sample_range)
         with self.lock:
-            reason = self._check(size, learner_at)
-            return refusals.SampleCheck(not reason, reason)
+            candidates = self._select_candidates(size, learner_iter, sample_range)
+        return SampleCheck(False, candidates.reason) if isinstance(candidates, SampleRefusal) else SampleCheck(True)
 
     def sample(
         self, size: int, cur_learner_iter: int | None = None, sample_range: slice | None = None
     ) -> list[dict[str, Any]] | None:
-        """Draws elements as dicts; nothing can happen to them between check and draw.
+        """Samples elements as a list of dicts, as DI-engine's buffers do.
 
         Args:
-          size: elements to draw.
-          cur_learner_iter: the learner's iteration; None or -1 where not known.
-          sample_range: only elements at these places, the oldest that is there being at 0; `slice(-20, None)` are the
-            newest 20. It costs as much as the range is long; where elements have left early, as far as it is from its
-            begin to the newest.
+          size: number of elements to sample.
+          cur_learner_iter: learner iteration; None or -1 if unknown.
+          sample_range: positions of the elements that can be sampled, the oldest being at 0: `slice(-20, None)` are the
+            newest 20. The cost is proportional to the length of the range, or to the distance from its beginning to the
+            newest element if some were removed early.
 
         Returns:
-          None where refused, with the reason in `refusal`. Else for each element a dict of its fields and of what
-          `BatchInfo` says of it, but for `buffer`; `replay_unique_id` as `extend` gave it, `collect_iter` where known.
-          Scalars are numpy's. The arrays are the caller's own; those of one call may share memory.
+          None if the sample is refused; `sample_check` and `sample_batch` say why. Otherwise one dict per element with
+          its fields and the entries of `BatchInfo` except `buffer`, with `replay_unique_id` as returned by `extend` and
+          `collect_iter` only if known. Scalars are numpy scalars. The arrays belong to the caller; those of one call
+          can share memory.
 
         Raises:
-          ValueError: if the buffer can never give so many, or a number is out of its range.
+          ValueError: if the buffer can never return this many, or a number is out of its range.
           TypeError: if sample_range is not a slice.
         """
-        drawn = self._sampled(size, cur_learner_iter, sample_range)
-        return None if drawn is None else as_dicts(drawn, self.name)
+        sample = self._sample(size, cur_learner_iter, sample_range)
+        return None if isinstance(sample, SampleRefusal) else sample.to_dicts(self.name)
 
     def sample_batch(
         self, size: int, cur_learner_iter: int | None = None, sample_range: slice | None = None
-    ) -> Batch | None:
-        """Draws elements as one batch of columns, several times as fast as `sample`; arguments and errors are the same.
+    ) -> Batch | SampleRefusal:
+        """Samples elements as one batch of columns, several times as fast as `sample`; takes the same arguments.
 
         Returns:
-          None where refused, with the reason in `refusal`. Else columns `[B, ...]` and the info. Whole episodes are
-          filled up with zeros to the longest; they and padded windows have `mask`, bool `[B, T]`, among their fields.
+          Columns `[B, ...]` and the info. Whole episodes are padded with zeros to the longest; they and padded windows
+          have a field `mask`, bool `[B, T]`. A refused sample returns a `SampleRefusal`, which is false in a condition.
         """
-        drawn = self._sampled(size, cur_learner_iter, sample_range)
-        return None if drawn is None else drawn.batch()
+        sample = self._sample(size, cur_learner_iter, sample_range)
+        return sample if isinstance(sample, SampleRefusal) else sample.to_batch()
 
-    def _sampled(self, size: int, cur_learner_iter: int | None, sample_range: slice | None) -> Drawn | None:
-        learner_at = refusals.learner_iter(cur_learner_iter, "cur_learner_iter")
-        if sample_range is not None and not isinstance(sample_range, slice):
-            kind = type(sample_range).__name__
-            raise TypeError(f"sample_range is a {kind}, expected a slice such as slice(-20, None)")
+    def _sample(self, size: int, cur_learner_iter: int | None, sample_range: slice | None) -> Sample | SampleRefusal:
+        learner_iter = self._read_arguments(cur_learner_iter, sample_range)
         with self.lock:
-            self.refusal = self._check(size, learner_at)
-            if self.refusal:
-                return None
-            drawn, used, self.refusal = self.contents.draw(int(size), learner_at, sample_range)
-            if drawn is not None and self._listeners and size:
-                info = drawn.info
-                self._tell("on_sample", info.use.copy(), info.staleness.copy(), info.priority.copy())
-            self._remove(used, "used")
-            return drawn
+            candidates = self._select_candidates(size, learner_iter, sample_range)
+            if isinstance(candidates, SampleRefusal):
+                return candidates
+            sample, exhausted = self.contents.sample(candidates, int(size), learner_iter)
+            if self._listeners and size:
+                info = sample.info
+                self._notify("on_sample", info.use.copy(), info.staleness.copy(), info.priority.copy())
+            self._remove(exhausted, "used")
+            return sample
 
-    def _check(self, size: int, learner_at: int) -> str:
-        """Why a sample is refused, if it is."""
+    def _read_arguments(self, cur_learner_iter: int | None, sample_range: slice | None) -> int:
+        if sample_range is not None and not isinstance(sample_range, slice):
+            got = type(sample_range).__name__
+            raise TypeError(f"sample_range must be a slice, such as slice(-20, None), got {got}")
+        return validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
+
+    def _select_candidates(
+        self, size: int, learner_iter: int, sample_range: slice | None
+    ) -> Candidates | SampleRefusal:
         self._require_open()
-        refusals.require_possible(self._holder, self.config, size)
-        ledger = self.contents.ledger
-        self._remove(ledger.stale(learner_at), "stale")
-        return refusals.refusal(self._holder, self.config, ledger, size, self.sample_count) if size else ""
+        require_possible(self._holder, self.config, size)
+        self._remove(self.contents.elements.pop_stale(learner_iter), "stale")
+        return self.contents.select_candidates(size, sample_range)
 
     def dataset(
         self,
@@ -446,149 +455,210 @@ class ReplayBuffer:
         prefetch: int = 2,
         timeout_secs: float = 30.0,
     ) -> tf.data.Dataset:
-        """Batches of `sample_batch` as an endless `tf.data` stream, for a learner that runs in TensorFlow.
+        """Returns batches of `sample_batch` as an endless `tf.data` dataset, for learners that run in TensorFlow.
 
-        It samples as `sample_batch` does, `prefetch` batches ahead: uses, limits and beta go on with what is drawn.
-        Where a sample is refused it waits until there is one.
+        Batches are sampled `prefetch` ahead, which counts for uses, limits and beta. A refused sample is retried.
 
         Args:
-          batch_size: elements in a batch.
-          cur_learner_iter: gives the learner's iteration, for limits of staleness.
-          prefetch: batches that are made ready ahead.
-          timeout_secs: how long to wait where samples are refused; then the stream raises `InvalidArgumentError` with
-            the reason.
+          batch_size: number of elements per batch.
+          cur_learner_iter: function that returns the learner iteration, for `max_staleness`; None if unknown.
+          prefetch: number of batches to sample ahead.
+          timeout_secs: how long to retry a refused sample; then the dataset raises `InvalidArgumentError` with the
+            reason of the last refusal.
 
         Returns:
-          Data set of `Batch`.
+          A dataset of `Batch`.
 
         Raises:
-          ValueError: if nothing was pushed yet and no spec given, or the buffer can never give so many.
+          ValueError: if nothing was pushed and no spec was passed, or the buffer can never return this many.
         """
-        from .streams import batches
+        require_possible(self._holder, self.config, batch_size)
 
-        refusals.require_possible(self._holder, self.config, batch_size)
-        like = self.empty_batch()
-
-        def sample() -> Batch | None:
+        def sample() -> Batch | SampleRefusal:
             return self.sample_batch(batch_size, None if cur_learner_iter is None else cur_learner_iter())
 
-        return batches(
-            sample,
-            like,
-            batch_size,
-            why_not=lambda: self.refusal,
-            prefetch=prefetch,
-            timeout_secs=timeout_secs,
-        )
+        return stream_batches(sample, self.make_empty_batch(), batch_size, prefetch, timeout_secs)
 
-    def empty_batch(self) -> Batch:
-        """A batch of no elements; of what a batch has, it has the structure, dtypes and shapes.
+    def make_empty_batch(self) -> Batch:
+        """Returns a batch of no elements, with the structure, dtypes and shapes of other batches.
 
         Raises:
-          ValueError: if nothing was pushed yet and no spec given.
+          ValueError: if nothing was pushed and no spec was passed.
         """
-        return self.contents.none_drawn().batch()
+        return self.contents.make_empty_sample().to_batch()
 
-    # --- what leaves
+    # --- remove
 
     def clear(self) -> None:
-        """Removes all elements; the highest priority is 1 again. Counts go on, so that no id comes twice."""
+        """Removes all elements and resets the highest priority to 1; counts continue, so ids stay unique."""
         with self.lock:
             self._require_open()
-            self._remove(self.contents.ledger.numbers(), "cleared")
-            self.contents.highest_priority = FIRST_PRIORITY
+            self._remove(self.contents.elements.select_numbers(), "cleared")
+            self.contents.highest_priority = INITIAL_PRIORITY
 
     def _remove(self, numbers: np.ndarray, reason: str) -> None:
         if len(numbers):
             if self._listeners:
-                self._tell("on_remove", numbers, reason, self.contents.data_of(numbers) if self._wants_data else None)
-            self.contents.ledger.remove(numbers)
+                data = self.contents.read_elements(numbers) if self._wants_data else None
+                self._notify("on_remove", numbers, reason, data)
+            self.contents.elements.remove(numbers)
 
     def close(self) -> None:
-        """Forgets the elements, but for checkpoints. Once more does nothing."""
+        """Discards the elements and releases the checkpoint root, but keeps the checkpoints. Idempotent."""
         with self.lock:
             self._is_closed = True
             self.contents = Contents(self.config, self._holder, None, self.contents.generator)
-        if self._root is not None:
-            self._root.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
-    # --- what is kept
+    # --- save and load
 
     def checkpoint(self) -> Path:
-        """Writes a checkpoint, and gives its directory: elements, priorities, uses, ids, counts, beta, generator.
+        """Writes a checkpoint of elements, priorities, uses, counts, beta and generator, and returns its directory.
 
-        Others go on meanwhile; see `snapshots`. A buffer that is made with the same `checkpoint_root` afterwards goes
-        on from the newest complete one, also after this process was killed, at any moment.
+        Other threads can use the buffer meanwhile; see `snapshots`. A buffer that is later created with the same
+        `checkpoint_root` continues from the newest complete checkpoint, even if this process was killed.
 
         Raises:
           ValueError: if the buffer has no `checkpoint_root`, or is closed.
-          StorageFullError: if there is no space; the checkpoints before are kept.
+          StorageFullError: if the disk is full; earlier checkpoints are kept.
         """
-        root = self.root
-        with self.saving:
-            return root.write(self.snapshot())
+        checkpoints = self.checkpoint_folder
+        with self.snapshot_lock:
+            return checkpoints.write(self.snapshot())
 
     @property
-    def root(self) -> CheckpointFolder:
-        """The directory of its checkpoints; `ValueError` if it has none."""
-        if self._root is None:
-            raise ValueError(f"{self._holder} has no checkpoint_root; make it with one")
-        return self._root
+    def checkpoint_folder(self) -> CheckpointFolder:
+        """The directory of the buffer's checkpoints; raises `ValueError` if it has none."""
+        if self._checkpoints is None:
+            raise ValueError(f"{self._holder} has no checkpoint_root; create it with one")
+        return self._checkpoints
 
     def snapshot(self) -> Snapshot:
-        """All that there is at this moment, to be read while others go on; one at a time."""
+        """Returns the present state, which can be read while others use the buffer; hold `snapshot_lock` until then."""
         with self.lock:
             self._require_open()
             contents = self.contents
-            return Snapshot(contents.header(self.name), contents.ledger.state(), contents.store, self.lock)
+            return Snapshot(contents.header(self.name), contents.elements.state(), contents.store, self.lock)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole buffer, elements and all, for `load_state_dict`: a dict of plain values and arrays.
+        """Returns the whole state, elements included, as a dict of plain values and arrays.
 
         Raises:
           ValueError: if the buffer is closed.
         """
-        with self.saving:
+        with self.snapshot_lock:
             return self.snapshot().state()._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave, of a buffer of the same name and configuration, in place of what it has.
+        """Replaces the state by the result of `state_dict` of a buffer with the same name and configuration.
 
         Raises:
-          CheckpointError: if the state is damaged, or of another buffer or configuration; nothing is changed then.
-          SpecMismatchError: if the buffer was given another spec.
+          CheckpointError: if the state is damaged, or belongs to a different buffer or configuration; nothing is
+            changed then.
+          SpecMismatchError: if the buffer was created with another spec.
           ValueError: if the buffer is closed.
         """
-        self.load(self.restored(state))
+        self.load(self.restore(state))
 
     def save_data(self, folder: str | Path) -> Path:
-        """Writes a checkpoint into a directory of its own, as `checkpoint` does into the root; gives its path."""
-        with self.saving, CheckpointFolder(Path(folder)) as there:
-            return there.write(self.snapshot())
+        """Writes a checkpoint to a directory of its own, and returns the checkpoint's path; see `checkpoint`."""
+        with self.snapshot_lock, CheckpointFolder(Path(folder)) as checkpoints:
+            return checkpoints.write(self.snapshot())
 
     def load_data(self, folder: str | Path) -> None:
-        """Takes over what `save_data` wrote there last; errors as of `load_state_dict`, or if there is nothing."""
-        missing = CheckpointError(f"{folder} has no checkpoint; give the directory that save_data was given")
+        """Loads the newest state that `save_data` wrote; raises as `load_state_dict`, or if there is none."""
+        missing = CheckpointError(f"{folder} has no checkpoint; pass the directory that was passed to save_data")
         if not Path(folder).is_dir():
             raise missing
-        with CheckpointFolder(Path(folder)) as there:
-            state = there.newest(self._require_same)
+        with CheckpointFolder(Path(folder)) as checkpoints:
+            state = checkpoints.newest(self._require_same)
             if state is None:
                 raise missing
-            self.load(self.restored(state))
+            self.load(self.restore(state))
 
-    def restored(self, state: State | Mapping[str, Any]) -> Contents:
-        """The contents of a state, to be put in the place of the present ones; errors as of `load_state_dict`."""
-        contents = self.contents.restored(state, self.name)
+    def restore(self, state: State | Mapping[str, Any]) -> Contents:
+        """Returns the contents of a state for `load`; raises as `load_state_dict`."""
+        contents = self.contents.restore(state, self.name)
         if self._spec is not None:
-            contents.begin_with(self._spec)
+            contents.set_spec(self._spec)
         return contents
 
     def load(self, contents: Contents) -> None:
-        """Puts contents that `restored` gave in the place of the present ones."""
+        """Replaces the contents by those that `restore` returned."""
         with self.lock:
             self._require_open()
             self.contents = contents
 
     def _require_same(self, header: Mapping[str, Any]) -> None:
-        require_same(header, self.name, self.config)
+        require_same_buffer(header, self.name, self.config)
+
+
+class NaiveReplayBuffer(ReplayBuffer):
+    """A buffer with uniform sampling; `IS` is 1. Priorities are stored and can be updated, but have no effect."""
+
+    kind: ClassVar[str | None] = "naive"
+
+
+class AdvancedReplayBuffer(ReplayBuffer):
+    """A buffer with prioritized sampling (prioritized experience replay; Schaul et al. 2016, arXiv:1511.05952)."""
+
+    kind: ClassVar[str | None] = "advanced"
+
+
+class EpisodeReplayBuffer(ReplayBuffer):
+    """A buffer of episodes: dicts of columns `[T, ...]`, where `T` >= 1 can differ between episodes.
+
+    Samples are whole episodes, or with `BufferConfig.window` windows of that many consecutive steps, by default each
+    window of all episodes with the same probability (`window_sampling`). With `short_episodes='drop'`, shorter episodes
+    are not stored and have no id. With 'pad' they are padded with zeros, and sampled items have a field `mask`,
+    bool `[window]`, False for padding; they must be cut before they can be pushed again.
+    """
+
+    kind: ClassVar[str | None] = "episode"
+
+
+class SequenceReplayBuffer(ReplayBuffer):
+    """A buffer of sequences of `BufferConfig.length` consecutive steps: dicts of columns `[length, ...]`.
+
+    A spec must include that time axis.
+    """
+
+    kind: ClassVar[str | None] = "sequence"
+
+    def append_episode(self, episode: Mapping[str, Any], *, period: int = 1) -> list[str]:
+        """Adds the sequences of an episode that begin at steps 0, period, 2·period, ... and end within it.
+
+        Steps that sequences share are stored once. An episode shorter than `length` has no sequences. (R2D2 stores
+        overlapping sequences: Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforcement
+        learning", section 2.3.)
+
+        Args:
+          episode: dict of columns `[T, ...]`, with the optional keys `priority` and `collect_iter` for all sequences.
+          period: number of steps between the beginnings of sequences.
+
+        Returns:
+          Their `replay_unique_id`s, in order.
+
+        Raises:
+          ValueError: if the period is below 1.
+          SpecMismatchError: if columns have different lengths; see also `extend`.
+        """
+        require_count("period", period)
+        numbers = self._add_sequences(episode, period, episode.get(PRIORITY), episode.get(COLLECT_ITER))
+        return [f"{self.name}_{number}" for number in numbers.tolist()]
+
+
+def make_buffer(
+    name: str,
+    config: BufferConfig,
+    *,
+    spec: Nest | None = None,
+    mmap_dir: str | Path | None = None,
+    checkpoint_root: str | Path | None = None,
+    seed: int | None = None,
+) -> ReplayBuffer:
+    """Creates a buffer of the class for `config.kind`; arguments are those of `ReplayBuffer`."""
+    classes = (NaiveReplayBuffer, AdvancedReplayBuffer, EpisodeReplayBuffer, SequenceReplayBuffer)
+    buffer_class = {own.kind: own for own in classes}[config.kind]
+    return buffer_class(name, config, spec=spec, mmap_dir=mmap_dir, checkpoint_root=checkpoint_root, seed=seed)

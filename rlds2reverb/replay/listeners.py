@@ -1,4 +1,4 @@
-"""Listeners: what a replay buffer tells those who watch it, and when."""
+"""Listeners to the events of a replay buffer, and the lock that calls them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-#: Why items leave: the buffer is full, they are too old for the learner, were sampled often enough, or all are cleared.
+#: Why items leave: the buffer is full, they are stale, they were sampled `max_use` times, or the buffer was cleared.
 REASONS = ("full", "stale", "used", "cleared")
 
 
 class Listener:
-    """Is told what happens to a buffer, in the order in which it happens (`ReplayBuffer.add_listener`); does nothing.
+    """Base class of listeners, which are called for the events of a buffer in order (`ReplayBuffer.add_listener`).
 
-    A call of the buffer has told everything of it when it returns. Listeners are called one at a time, without the
-    buffer's lock, and may call the buffer. What one raises reaches the caller of the buffer, after what it tells of has
-    happened. The arrays may be kept, but not changed: other listeners get the same.
+    All events of a call to the buffer are reported before it returns. Listeners are called one at a time, without the
+    buffer's lock, and may call the buffer. Their exceptions reach the caller of the buffer, after the event has
+    happened. The arrays can be kept but not changed, because all listeners get the same ones.
 
     Attributes:
       wants_data: whether `on_remove` gets the data, which are copied only then.
@@ -28,89 +28,89 @@ class Listener:
     wants_data: ClassVar[bool] = False
 
     def on_push(self, priorities: np.ndarray) -> None:
-        """Items were added.
+        """Handles a push.
 
         Args:
-          priorities: float64 `[N]` that they begin with.
+          priorities: float64 `[N]`, initial priorities of the new items.
         """
 
     def on_sample(self, use: np.ndarray, staleness: np.ndarray, priorities: np.ndarray) -> None:
-        """A batch was sampled.
+        """Handles a sampled batch.
 
         Args:
-          use: int64 `[B]`, how often each item was sampled, this time included.
-          staleness: int64 `[B]`, the learner's iteration less the one an item was collected in; -1 where not known.
-          priorities: float64 `[B]`, at the draw.
+          use: int64 `[B]`, how many times each item was sampled up to now, including this time.
+          staleness: int64 `[B]`, number of learner iterations since each item was collected; -1 if unknown.
+          priorities: float64 `[B]`, priorities when the items were sampled.
         """
 
     def on_update(self, priorities: np.ndarray) -> None:
-        """Priorities were changed.
+        """Handles an update of priorities.
 
         Args:
-          priorities: float64 `[M]`, the new ones of items that are still there.
+          priorities: float64 `[M]`, new priorities of the items that are still in the buffer.
         """
 
     def on_remove(self, numbers: np.ndarray, reason: str, data: Any) -> None:
-        """Items left the buffer.
+        """Handles the removal of items.
 
         Args:
-          numbers: int64 `[M]`, of the items, counted from the first push.
+          numbers: int64 `[M]`, numbers of the items, counted from the first push.
           reason: one of `REASONS`.
-          data: a nest of columns `[M, ...]`; of episodes a list of M nests. None unless a listener wants data.
+          data: nest of columns `[M, ...]`, or a list of M nests for episodes; None unless a listener wants data.
         """
 
 
 class NotifyingLock:
-    """A lock that a thread may take again, and that tells what was noted under it once it is free.
+    """A reentrant lock that runs deferred notifications once it is released.
 
-    Notes keep the order of what happened: one thread at a time tells, and one that has noted something waits for it.
+    Notifications run in the order in which they were deferred: one thread at a time runs them, and a thread that has
+    deferred one waits until it has run.
     """
 
     def __init__(self) -> None:
-        """Free, with nothing noted."""
-        self._lock, self._telling = threading.RLock(), threading.RLock()
+        self._lock, self._notifying = threading.RLock(), threading.RLock()
         self._depth = 0
-        self._is_noted = False
-        self._teller: int | None = None
-        self._notes: deque[Callable[[], None]] = deque()
+        self._has_deferred = False
+        self._notifier: int | None = None
+        self._deferred: deque[Callable[[], None]] = deque()
 
-    def note(self, tell: Callable[[], None]) -> None:
-        """Notes what is to be told; the lock is held."""
-        self._notes.append(tell)
-        self._is_noted = True
+    def defer(self, notification: Callable[[], None]) -> None:
+        """Schedules a notification for the release of the lock, which the caller holds."""
+        self._deferred.append(notification)
+        self._has_deferred = True
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Takes the lock; `with` does so as well."""
+        """Acquires the lock, as `with` does."""
         if not self._lock.acquire(blocking):
             return False
         self._depth += 1
         return True
 
-    def free(self) -> bool:
-        """Gives the lock back without telling, and says whether there is now something of this thread's to tell."""
+    def release_only(self) -> bool:
+        """Releases the lock without notifying; returns whether this thread must call `notify` now."""
         self._depth -= 1
-        must_tell = self._is_noted and not self._depth
-        if must_tell:
-            self._is_noted = False
+        must_notify = self._has_deferred and not self._depth
+        if must_notify:
+            self._has_deferred = False
         self._lock.release()
-        return must_tell
+        return must_notify
 
     def release(self) -> None:
-        """Gives the lock back, and tells."""
-        if self.free():
-            self.tell()
+        """Releases the lock and runs the deferred notifications."""
+        if self.release_only():
+            self.notify()
 
-    def tell(self) -> None:
-        """Tells what was noted."""
-        if self._teller == threading.get_ident():  # who tells goes on with it anyway
+    def notify(self) -> None:
+        """Runs the deferred notifications."""
+        if self._notifier == threading.get_ident():  # A notification got here, and the loop below runs the new ones.
             return
-        with self._telling:
-            self._teller = threading.get_ident()
+        with self._notifying:
+            self._notifier = threading.get_ident()
             try:
-                while self._notes:
-                    self._notes.popleft()()
+                while self._deferred:
+                    self._deferred.popleft()()
             finally:
-                self._teller = None
+                self._notifier = None
 
     def __enter__(self) -> NotifyingLock:
         self.acquire()
@@ -121,15 +121,15 @@ class NotifyingLock:
 
 
 @contextmanager
-def held_together(locks: Iterable[NotifyingLock]) -> Iterator[None]:
-    """Holds several locks, taken in the order given; tells when all are free."""
-    with ExitStack() as telling, ExitStack() as holding:
+def hold_all(locks: Iterable[NotifyingLock]) -> Iterator[None]:
+    """Holds several locks, acquired in the order given; notifies only when all of them are released."""
+    with ExitStack() as notifications, ExitStack() as held:
 
-        def free(lock: NotifyingLock) -> None:
-            if lock.free():
-                telling.callback(lock.tell)
+        def release(lock: NotifyingLock) -> None:
+            if lock.release_only():
+                notifications.callback(lock.notify)
 
         for lock in locks:
             lock.acquire()
-            holding.callback(free, lock)
+            held.callback(release, lock)
         yield

@@ -1,29 +1,38 @@
-"""Monitors: how much goes into a replay buffer and out of it, and how used, how stale and of what priority it is."""
+"""Monitors of replay buffers: throughput, counts, and statistics of use, staleness and priority."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb._arguments import require_count
+
 from .listeners import Listener
+
+_STATISTICS: dict[str, tuple[str, ...]] = {
+    "sampled/use": ("mean", "max"),
+    "sampled/staleness": ("mean", "max"),
+    "sampled/priority": ("mean", "max", "min"),
+    "priority": ("mean", "max", "min"),
+}
 
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """The windows that a monitor looks at.
+    """The windows of a monitor.
 
     Attributes:
-      window_secs: seconds that rates are taken over.
-      num_parts: parts that these seconds are counted in; the window moves on by one of them at a time.
-      num_values: how many of the last numbers means, maxima, minima and the histogram are taken over.
-      num_buckets: of the histogram.
+      window_secs: length of the window for rates, in seconds.
+      num_parts: number of parts of that window, which moves by one part at a time.
+      num_values: number of recent values for means, maxima, minima and the histogram.
+      num_buckets: number of buckets of the histogram.
     """
 
     window_secs: float = 60.0
@@ -33,35 +42,33 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.window_secs < math.inf:
-            raise ValueError(f"window_secs is {self.window_secs}, expected seconds above 0")
-        for name, lowest in (("num_parts", 2), ("num_values", 1), ("num_buckets", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise ValueError(f"{name} is {value!r}, expected an integer of at least {lowest}")
+            raise ValueError(f"window_secs must be a finite number above 0, got {self.window_secs}")
+        require_count("num_parts", self.num_parts, 2)
+        require_count("num_values", self.num_values)
+        require_count("num_buckets", self.num_buckets)
 
 
 class RateWindow:
-    """Events a second over the last seconds, by the times that it is given."""
+    """The number of events per second in a moving window; callers pass the time."""
 
     def __init__(self, config: MonitorConfig, start_secs: float):
-        """Empty at `start_secs`."""
         self._start_secs, self._part_secs = start_secs, config.window_secs / config.num_parts
         self._counts = np.zeros(config.num_parts, np.int64)
         self._newest = 0
 
     def add(self, count: int, now_secs: float) -> None:
-        """Takes in so many events that happened now."""
-        self._move_to(now_secs)
+        """Adds events that happened now."""
+        self._advance(now_secs)
         self._counts[self._newest % len(self._counts)] += count
 
     def per_second(self, now_secs: float) -> float | None:
-        """Events a second over the window, or since the start where that is shorter; None in the very first part."""
-        self._move_to(now_secs)
+        """Returns events per second over the window, or since the start if that is shorter; None in the first part."""
+        self._advance(now_secs)
         oldest = max(0, self._newest - len(self._counts) + 1)
         covered_secs = now_secs - self._start_secs - oldest * self._part_secs
         return None if covered_secs < self._part_secs else float(self._counts.sum() / covered_secs)
 
-    def _move_to(self, now_secs: float) -> None:
+    def _advance(self, now_secs: float) -> None:
         newest = max(self._newest, int((now_secs - self._start_secs) / self._part_secs))
         num_new = min(newest - self._newest, len(self._counts))
         if num_new:
@@ -69,129 +76,96 @@ class RateWindow:
         self._newest = newest
 
 
-class ValueWindow:
-    """The last numbers of a sequence."""
-
-    def __init__(self, size: int):
-        """Empty; keeps `size` numbers."""
-        self._ring = np.zeros(size)
-        self._num_seen = 0
-
-    def add(self, values: np.ndarray) -> None:
-        """Takes in numbers `[N]`, in their order."""
-        kept = values[-len(self._ring) :]
-        self._num_seen += len(values)
-        self._ring[np.arange(self._num_seen - len(kept), self._num_seen) % len(self._ring)] = kept
-
-    def values(self) -> np.ndarray:
-        """The last of them in any order, float64 `[M]`, M up to the size."""
-        return self._ring[: self._num_seen].copy()
-
-
-#: What is said of the numbers in each window.
-_STATISTICS: dict[str, tuple[str, ...]] = {
-    "sampled/use": ("mean", "max"),
-    "sampled/staleness": ("mean", "max"),
-    "sampled/priority": ("mean", "max", "min"),
-    "priority": ("mean", "max", "min"),
-}
-
-
 class BufferMonitor(Listener):
-    """A listener that sums up what it was told: `buffer.add_listener(BufferMonitor(buffer.name))`.
+    """A listener that summarizes events: `buffer.add_listener(BufferMonitor(buffer.name))`. It is thread-safe.
 
-    Its numbers, where there is anything to say:
-      `throughput/push`, `throughput/sample`: items a second, over a window of seconds.
-      `count/pushed`, `count/sampled`, `count/updated`, `count/removed_REASON`: items since the start, by
+    It reports these values, as far as there are data:
+      `throughput/push`, `throughput/sample`: items per second in the window.
+      `count/pushed`, `count/sampled`, `count/updated`, `count/removed_REASON`: items since the start; see
         `listeners.REASONS`.
-      `sampled/use_mean`, `_max`: how often the last sampled items were sampled.
-      `sampled/staleness_mean`, `_max`: of those whose `collect_iter` is known.
-      `sampled/priority_mean`, `_max`, `_min`: of the last sampled items.
-      `priority/mean`, `max`, `min`: of the last priorities that a push or an update gave; the histogram too.
-
-    Threads may use it at the same time.
+      `sampled/use_mean`, `_max`: use counts of recently sampled items.
+      `sampled/staleness_mean`, `_max`: staleness of recently sampled items with a `collect_iter`.
+      `sampled/priority_mean`, `_max`, `_min`: priorities of recently sampled items.
+      `priority/mean`, `max`, `min`, and the histogram: priorities of recent pushes and updates.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: MonitorConfig | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """Begins to count now.
+    def __init__(self, name: str, config: MonitorConfig | None = None, *, clock: Callable[[], float] = time.monotonic):
+        """Starts to count.
 
         Args:
-          name: the buffer's, for summaries and tables.
-          config: the windows; None for the usual ones.
-          clock: gives seconds that never fall.
+          name: name of the buffer in summaries and tables.
+          config: windows; None for the defaults.
+          clock: function that returns seconds, which must not decrease.
         """
         self.name, self.config = name, config or MonitorConfig()
         self._clock, self._lock = clock, threading.Lock()
         now = clock()
         self._rates = {key: RateWindow(self.config, now) for key in ("push", "sample")}
         self._counts: Counter[str] = Counter()
-        self._windows = {key: ValueWindow(self.config.num_values) for key in _STATISTICS}
+        self._recent: dict[str, deque[float]] = {key: deque(maxlen=self.config.num_values) for key in _STATISTICS}
+
+    def _add_values(self, key: str, values: np.ndarray) -> None:
+        self._recent[key].extend(values[-self.config.num_values :].tolist())
 
     def on_push(self, priorities: np.ndarray) -> None:
-        """See `Listener`."""
+        """Counts a push; see `Listener`."""
         with self._lock:
             self._counts["pushed"] += len(priorities)
             self._rates["push"].add(len(priorities), self._clock())
-            self._windows["priority"].add(priorities)
+            self._add_values("priority", priorities)
 
     def on_sample(self, use: np.ndarray, staleness: np.ndarray, priorities: np.ndarray) -> None:
-        """See `Listener`."""
+        """Counts a sample; see `Listener`."""
         with self._lock:
             self._counts["sampled"] += len(use)
             self._rates["sample"].add(len(use), self._clock())
-            self._windows["sampled/use"].add(use)
-            self._windows["sampled/staleness"].add(staleness[staleness >= 0])
-            self._windows["sampled/priority"].add(priorities)
+            self._add_values("sampled/use", use)
+            self._add_values("sampled/staleness", staleness[staleness >= 0])
+            self._add_values("sampled/priority", priorities)
 
     def on_update(self, priorities: np.ndarray) -> None:
-        """See `Listener`."""
+        """Counts an update; see `Listener`."""
         with self._lock:
             self._counts["updated"] += len(priorities)
-            self._windows["priority"].add(priorities)
+            self._add_values("priority", priorities)
 
     def on_remove(self, numbers: np.ndarray, reason: str, data: Any) -> None:
-        """See `Listener`."""
+        """Counts a removal; see `Listener`."""
         with self._lock:
             self._counts[f"removed_{reason}"] += len(numbers)
 
     def values(self) -> dict[str, float]:
-        """Finite numbers by name; what there are no data for is absent."""
+        """Returns finite values by name, without those for which there are no data."""
         with self._lock:
             now = self._clock()
             rates = {f"throughput/{key}": rate.per_second(now) for key, rate in self._rates.items()}
-            counts = {f"count/{key}": float(count) for key, count in sorted(self._counts.items()) if count}
-            windows = {key: window.values() for key, window in self._windows.items()}
-        found = {key: rate for key, rate in rates.items() if rate is not None} | counts
-        for key, numbers in windows.items():
+            values = {key: rate for key, rate in rates.items() if rate is not None}
+            values |= {f"count/{key}": float(count) for key, count in sorted(self._counts.items()) if count}
+            recent = {key: np.array(numbers) for key, numbers in self._recent.items()}
+        for key, numbers in recent.items():
             if len(numbers):
-                joint = "/" if key == "priority" else "_"
-                found |= {f"{key}{joint}{name}": float(getattr(np, name)(numbers)) for name in _STATISTICS[key]}
-        return found
+                separator = "/" if key == "priority" else "_"
+                values |= {f"{key}{separator}{name}": float(getattr(np, name)(numbers)) for name in _STATISTICS[key]}
+        return values
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Of the last priorities that a push or an update gave: counts int64 `[N]` and edges `[N + 1]`, or None."""
-        priorities = self._priorities()
+        """Returns a histogram of recent priorities, counts int64 `[N]` and edges `[N + 1]`; None if there are none."""
+        priorities = self._copy_priorities()
         if not len(priorities):
             return None
         counts, edges = np.histogram(priorities, self.config.num_buckets)
         return counts, edges
 
     def write_summaries(self, writer: Any, step: int) -> None:
-        """Writes the numbers and the histogram for TensorBoard, as `NAME/throughput/push` and so on.
+        """Writes the values and the histogram for TensorBoard, as `NAME/throughput/push` and so on.
 
         Args:
-          writer: what `tf.summary.create_file_writer` gives.
-          step: the learner's iteration, say.
+          writer: result of `tf.summary.create_file_writer`.
+          step: step of the summaries, for example the learner iteration.
         """
         import tensorflow as tf
 
-        priorities = self._priorities()
+        priorities = self._copy_priorities()
         with writer.as_default(step):
             for key, value in self.values().items():
                 tf.summary.scalar(f"{self.name}/{key}", value)
@@ -199,20 +173,20 @@ class BufferMonitor(Listener):
                 tf.summary.histogram(f"{self.name}/priority/histogram", priorities, buckets=self.config.num_buckets)
 
     def table(self) -> str:
-        """The numbers as a small table of text."""
+        """Returns the values as a text table."""
         return table([self])
 
-    def _priorities(self) -> np.ndarray:
+    def _copy_priorities(self) -> np.ndarray:
         with self._lock:
-            return self._windows["priority"].values()
+            return np.array(self._recent["priority"])
 
 
 def table(monitors: Sequence[BufferMonitor]) -> str:
-    """The numbers of monitors side by side as text: a line for each number, a column for each buffer."""
+    """Returns the values of monitors as a text table with one row per value and one column per buffer."""
     columns = [monitor.values() for monitor in monitors]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [["", *(monitor.name for monitor in monitors)]]
-    rows += [[name, *(_in_words(column.get(name)) for column in columns)] for name in names]
+    rows += [[name, *(_format_value(column.get(name)) for column in columns)] for name in names]
     widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
     lines = (
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
@@ -221,7 +195,7 @@ def table(monitors: Sequence[BufferMonitor]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _in_words(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.4g}"

@@ -1,4 +1,4 @@
-"""A buffer as it was at one moment, read while others go on with it."""
+"""A consistent view of a buffer at one moment, read while other threads keep using the buffer."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from rlds2reverb.specs import ArraySpec, Nest
 from .listeners import NotifyingLock
 from .store import Store
 
-#: Bytes of a block, which take a fraction of a millisecond to copy.
+#: Size of a block; copying one takes a fraction of a millisecond.
 _BLOCK_BYTES = 1 << 20
 
 
 class State(NamedTuple):
-    """All of a buffer: plain values, as JSON has them, and arrays by name."""
+    """The complete state of a buffer: plain JSON values, and arrays by name."""
 
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
 class Snapshot:
-    """What a buffer holds at the moment in which this is made, under its lock.
+    """The content of a buffer at the moment of construction, which must happen under the buffer's lock.
 
-    What is known of the elements is copied at once: some 30 bytes each. Their rows are copied in blocks, each under the
-    lock, which is free in between. This holds for each block until it is given out: either nobody has written to it
-    since the moment, or it was copied right before the first who did, and lies in `_kept`. For all writes go through
-    `RowRing.write`, which tells of them first, and where columns are replaced (`widen`, `grow`) those of before are
-    still held here and never written to again.
+    Per-element bookkeeping is copied at once, about 30 bytes per element. Rows are copied in blocks, each under the
+    lock, which is released in between. Until a block is yielded, either nobody has written to it since construction, or
+    it was copied to `_kept` right before the first write: every write goes through `RowRing.write`, which calls
+    `before_write`. Columns that the buffer replaces (`widen`, `grow`) are still held here and never written again.
     """
 
     def __init__(self, header: dict[str, Any], arrays: dict[str, np.ndarray], store: Store | None, lock: NotifyingLock):
-        """Begins to keep what is written over.
+        """Starts to preserve rows that are about to be overwritten.
 
         Args:
-          header: plain values.
-          arrays: copies that go with them.
-          store: of the rows.
-          lock: of the buffer, which is held.
+          header: plain values of the state.
+          arrays: copies of the bookkeeping arrays.
+          store: the buffer's rows, or None if there are none yet.
+          lock: the buffer's lock, held by the caller.
         """
         self.header, self.arrays, self._lock = header, arrays, lock
         self._columns: list[np.ndarray] = []
@@ -57,17 +56,17 @@ class Snapshot:
 
     @property
     def columns(self) -> list[ArraySpec]:
-        """`ArraySpec`s `[R, ...]` of the columns."""
+        """The `ArraySpec`s `[R, ...]` of the columns."""
         return [ArraySpec((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
 
-    def _copied(self, block: int) -> list[np.ndarray]:
+    def _copy(self, block: int) -> list[np.ndarray]:
         rows = slice(block * self._block_rows, min((block + 1) * self._block_rows, self.num_rows))
         return [column[rows].copy() for column in self._columns]
 
     def _keep(self, begin: int, end: int) -> None:
         for block in range(begin // self._block_rows, -(-min(end, self.num_rows) // self._block_rows)):
             if block >= self._next and block not in self._kept:
-                self._kept[block] = self._copied(block)
+                self._kept[block] = self._copy(block)
 
     def blocks(self) -> Iterator[list[np.ndarray]]:
         """Yields the rows of all columns block by block, once."""
@@ -75,20 +74,20 @@ class Snapshot:
             while self._next * self._block_rows < self.num_rows:
                 with self._lock:
                     block, self._next = self._next, self._next + 1
-                    copied = self._kept.pop(block, None) or self._copied(block)
-                yield copied
+                    columns = self._kept.pop(block, None) or self._copy(block)
+                yield columns
         finally:
             self.end()
 
     def end(self) -> None:
-        """Keeps nothing any more."""
+        """Stops preserving rows. Idempotent."""
         with self._lock:
             if self._ring is not None and self._ring.before_write == self._keep:
                 self._ring.before_write = None
             self._kept, self._columns = {}, []
 
     def state(self) -> State:
-        """All of it, in memory."""
+        """Returns the complete state, in memory."""
         try:
             begin = 0
             whole = [np.empty((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
@@ -101,25 +100,25 @@ class Snapshot:
         return State(self.header, {**self.arrays, **{f"column_{i}": column for i, column in enumerate(whole)}})
 
 
-def described(nest: Nest) -> Any:
-    """A nest of `ArraySpec`s as plain values; `nest_of` makes it again."""
+def describe_nest(nest: Nest) -> Any:
+    """Converts a nest of `ArraySpec`s to plain values; `parse_nest` is the inverse."""
     if isinstance(nest, ArraySpec):
         return {"dtype": nest.dtype.name, "shape": list(nest.shape)}
     if isinstance(nest, dict):
-        return {"dict": {key: described(part) for key, part in nest.items()}}
+        return {"dict": {key: describe_nest(part) for key, part in nest.items()}}
     if hasattr(nest, "_fields"):
-        return {"named": [type(nest).__name__, {key: described(getattr(nest, key)) for key in nest._fields}]}
-    return {type(nest).__name__: [described(part) for part in nest]}
+        return {"named": [type(nest).__name__, {key: describe_nest(getattr(nest, key)) for key in nest._fields}]}
+    return {type(nest).__name__: [describe_nest(part) for part in nest]}
 
 
-def nest_of(description: Any) -> Nest:
-    """The nest of a description. A named tuple comes back as one of the same name, but of a class of its own."""
+def parse_nest(description: Any) -> Nest:
+    """Returns the nest of a description; named tuples become new classes with the same name and fields."""
     if "dtype" in description:
         return ArraySpec(tuple(description["shape"]), np.dtype(description["dtype"]))
     if "dict" in description:
-        return {key: nest_of(part) for key, part in description["dict"].items()}
+        return {key: parse_nest(part) for key, part in description["dict"].items()}
     if "named" in description:
         name, parts = description["named"]
-        return namedtuple(name, parts)(**{key: nest_of(part) for key, part in parts.items()})
+        return namedtuple(name, parts)(**{key: parse_nest(part) for key, part in parts.items()})
     ((kind, parts),) = description.items()
-    return {"list": list, "tuple": tuple}[kind](nest_of(part) for part in parts)
+    return {"list": list, "tuple": tuple}[kind](parse_nest(part) for part in parts)

@@ -1,4 +1,4 @@
-"""What is too old for the learner, without looking at what is not."""
+"""A queue that finds stale elements without looking at all elements."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import heapq
 
 import numpy as np
 
-#: The iteration of an element that does not say when it was collected.
+#: The iteration of an element without a `collect_iter`.
 UNKNOWN_ITER = -1
 
 
 class StalenessQueue:
-    """Numbers of elements by the iteration in which they were collected.
+    """Element numbers, ordered by the iteration in which the elements were collected.
 
-    Runs of consecutive numbers with one iteration are one entry. Each entry comes out once, so that an element costs
-    O(log N) in all. Elements that left for another reason are still in it: who takes numbers out has to look.
+    A run of consecutive numbers with the same iteration is one entry. Each entry is popped once, so an element costs
+    O(log N) over its whole life. Elements that were removed for another reason stay in the queue; callers filter them.
     """
 
     def __init__(self) -> None:
-        """Empty."""
-        self._runs: list[tuple[int, int, int]] = []  # a heap of (iteration, first number, end)
-        self._last = (UNKNOWN_ITER, 0, 0)  # not in the heap yet, since it may go on
-        self._most = 1024
+        self._runs: list[tuple[int, int, int]] = []  # A heap of (iteration, first number, end).
+        self._last = (UNKNOWN_ITER, 0, 0)  # Not in the heap yet because it may grow.
+        self._max_runs = 1024
 
     def add(self, first_number: int, collect_iters: np.ndarray) -> None:
-        """Takes in elements with consecutive numbers.
+        """Adds elements with consecutive numbers.
 
         Args:
-          first_number: of the first.
-          collect_iters: int64 `[N]`; elements of -1 never come out.
+          first_number: number of the first element.
+          collect_iters: int64 `[N]`; elements with -1 are never popped.
         """
         changes = collect_iters[1:] != collect_iters[:-1]
         begins = [0, *(np.flatnonzero(changes) + 1).tolist()] if changes.any() else [0]
@@ -44,20 +43,20 @@ class StalenessQueue:
         if run[0] != UNKNOWN_ITER:
             heapq.heappush(self._runs, run)
 
-    def take(self, newest: int) -> np.ndarray:
-        """Takes out the elements that were collected in this iteration or before: numbers, int64 `[M]`, rising."""
-        if self._last[0] <= newest:
+    def pop(self, last_iter: int) -> np.ndarray:
+        """Removes all elements collected in `last_iter` or before; returns their numbers, int64 `[M]`, ascending."""
+        if self._last[0] <= last_iter:
             self._put(self._last)
             self._last = (UNKNOWN_ITER, 0, 0)
-        taken = []
-        while self._runs and self._runs[0][0] <= newest:
+        popped = []
+        while self._runs and self._runs[0][0] <= last_iter:
             _, begin, end = heapq.heappop(self._runs)
-            taken.append(np.arange(begin, end))
-        return np.sort(np.concatenate(taken)) if taken else np.zeros(0, np.int64)
+            popped.append(np.arange(begin, end))
+        return np.sort(np.concatenate(popped)) if popped else np.zeros(0, np.int64)
 
-    def forget(self, first_number: int) -> None:
-        """Drops entries of elements before a number, often enough to keep at most twice those needed."""
-        if len(self._runs) > self._most:
+    def discard_before(self, first_number: int) -> None:
+        """Drops entries below a number, often enough to keep at most twice as many as necessary."""
+        if len(self._runs) > self._max_runs:
             self._runs = [run for run in self._runs if run[2] > first_number]
             heapq.heapify(self._runs)
-            self._most = max(1024, 2 * len(self._runs))
+            self._max_runs = max(1024, 2 * len(self._runs))

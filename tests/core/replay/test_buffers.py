@@ -1,34 +1,27 @@
-"""Replay buffers: what is pushed is sampled, what leaves and when, who is told, and threads."""
+"""Replay buffers: pushing and sampling, removals, listeners and threads."""
 
 import threading
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from replayed import buffers, item, items, number_in
+from numbered_items import get_number, item, items
 
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.replay import Listener
 
-
-@pytest.fixture
-def make():
-    with buffers() as build:
-        yield build
-
-
 # --- push and sample
 
 
-def test_a_sampled_item_is_the_pushed_one_bit_for_bit(make):
+def test_sampled_item_equals_pushed_item_bit_for_bit(make):
     buffer = make()
     pushed = item(3, collect_iter=5, priority=2.0)
     assert buffer.append(pushed) == "demo_0"
     (sampled,) = buffer.sample(1, 12)
-    known = {"replay_unique_id": "demo_0", "replay_buffer_idx": 0, "priority": 2.0, "use": 1}
-    known |= {"staleness": 7, "IS": 1.0, "collect_iter": 5}
-    assert {key: sampled[key] for key in known} == known
-    assert sampled.keys() == pushed.keys() | known.keys()
+    extra = {"replay_unique_id": "demo_0", "replay_buffer_idx": 0, "priority": 2.0, "use": 1}
+    extra |= {"staleness": 7, "IS": 1.0, "collect_iter": 5}
+    assert {key: sampled[key] for key in extra} == extra
+    assert sampled.keys() == pushed.keys() | extra.keys()
     for got, want in [
         (sampled["obs"], pushed["obs"]),
         (sampled["image"], pushed["image"]),
@@ -38,7 +31,7 @@ def test_a_sampled_item_is_the_pushed_one_bit_for_bit(make):
         assert got.dtype == want.dtype and got.shape == want.shape and np.array_equal(got, want)
 
 
-def test_what_was_sampled_can_be_pushed_again(make):
+def test_sampled_items_can_be_pushed_again(make):
     buffer = make()
     buffer.append(item(1, collect_iter=4, priority=0.5))
     (sampled,) = buffer.sample(1, 6)
@@ -51,7 +44,7 @@ class Pair(NamedTuple):
     first: object
 
 
-def test_any_nest_comes_back_as_it_was(make):
+def test_nested_items_keep_their_structure(make):
     buffer = make()
     nest = {"b": Pair(np.float64(1), [np.int8(2), (np.zeros((0, 3), np.float32),)]), "a": {"z": 3.5, "y": True}}
     buffer.append(nest)
@@ -59,45 +52,45 @@ def test_any_nest_comes_back_as_it_was(make):
     assert isinstance(sampled["b"], Pair) and isinstance(sampled["b"].first, list)
     assert (sampled["b"].second, sampled["b"].first[0], sampled["a"]) == (1.0, 2, {"z": 3.5, "y": True})
     assert sampled["b"].first[1][0].shape == (0, 3)
-    with pytest.raises(SpecMismatchError, match=r"item 0\['b'\]\['first'\]|item 0 has another structure|item 0\['b'\]"):
+    with pytest.raises(SpecMismatchError, match=r"missing item 0\['b'\]\['second'\], .*; unexpected item 0\['b'\]"):
         buffer.append(nest | {"b": 1.0})
 
 
-def test_arrays_of_another_byte_order_are_turned_round(make):
+def test_foreign_byte_order_is_converted(make):
     buffer = make(sample_min_limit_ratio=0)
     buffer.append({"x": np.arange(3, dtype=">f4")})
     buffer.append({"x": np.arange(3, dtype="<f4")})
     assert {tuple(s["x"].tolist()) for s in buffer.sample(20, 0)} == {(0.0, 1.0, 2.0)}
 
 
-def test_ids_count_pushes_whatever_the_name(make):
+def test_ids_count_pushes_for_any_name(make):
     buffer = make(name="a_b_7", max_size=4)
     assert buffer.extend(items(0, 1, 2)) == ["a_b_7_0", "a_b_7_1", "a_b_7_2"]
     assert buffer.append(item(3)) == "a_b_7_3"
-    assert all(s["replay_unique_id"] == f"a_b_7_{number_in(s)}" for s in buffer.sample(4, 0))
+    assert all(s["replay_unique_id"] == f"a_b_7_{get_number(s)}" for s in buffer.sample(4, 0))
     assert buffer.update({"replay_unique_id": ["a_b_7_2"], "priority": [3.0]}) == 1
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 3), (3, 1024, 1024), (5, 1 << 22)])
-def test_large_items_come_back_bit_for_bit(make, shape):
+def test_large_items_are_restored_bit_for_bit(make, shape):
     buffer = make(sample_min_limit_ratio=0)
     rng = np.random.default_rng(0)
     images = [rng.integers(256, size=shape, dtype=np.uint8), np.zeros(shape, np.uint8)]
     buffer.extend([{"image": image, "number": np.int64(n)} for n, image in enumerate(images)])
     for sampled in buffer.sample(4, 0):
         np.testing.assert_array_equal(sampled["image"], images[sampled["number"]])
-        sampled["image"][0] = 1  # who sampled it may change it
+        sampled["image"][0] = 1  # The arrays belong to the caller.
 
 
-def test_no_items_are_no_push_and_no_sample(make):
+def test_empty_pushes_and_samples_do_nothing(make):
     buffer = make()
     assert buffer.extend([]) == [] and buffer.sample(0, 0) == [] and buffer.push_count == 0
     assert buffer.spec is None and buffer.extend_columns({"x": np.zeros((0, 3))}).tolist() == []
 
 
-def test_a_buffer_begins_with_a_spec_when_it_is_given(make):
+def test_buffer_uses_the_spec_that_is_passed(make):
     buffer = make(spec=item(0))
-    assert buffer.count() == 0
+    assert len(buffer) == 0
     assert str(buffer.spec["inner"]["action"]) == "int32 []"
     assert buffer.sample(1, 0) is None
     with pytest.raises(
@@ -108,113 +101,113 @@ def test_a_buffer_begins_with_a_spec_when_it_is_given(make):
     assert other.spec == buffer.spec
 
 
-def test_a_new_element_takes_the_place_of_the_one_pushed_max_size_before(make):
+def test_new_element_replaces_the_oldest_one_when_full(make):
     buffer = make(max_size=5)
     buffer.extend(items(*range(12)))
-    assert buffer.count() == 5 and buffer.push_count == 12
-    assert {number_in(s) for _ in range(10) for s in buffer.sample(5, 0)} == {7, 8, 9, 10, 11}
+    assert len(buffer) == 5 and buffer.push_count == 12
+    assert {get_number(s) for _ in range(10) for s in buffer.sample(5, 0)} == {7, 8, 9, 10, 11}
     buffer.append(item(12))
-    assert {number_in(s) for _ in range(10) for s in buffer.sample(5, 0)} == {8, 9, 10, 11, 12}
+    assert {get_number(s) for _ in range(10) for s in buffer.sample(5, 0)} == {8, 9, 10, 11, 12}
 
 
-def test_places_are_kept_where_elements_left_early(make):
+def test_slots_are_kept_when_elements_were_removed_early(make):
     buffer = make(max_size=4, max_staleness=10)
     buffer.extend([item(n, collect_iter=0 if n in (1, 3) else 50) for n in range(4)])
-    assert buffer.sample_check(1, 20) == (True, "") and buffer.count() == 2
-    buffer.append(item(4, collect_iter=50))  # in the place of 0, although there is room
-    assert buffer.count() == 2
-    assert {number_in(s) for _ in range(10) for s in buffer.sample(2, 20)} == {2, 4}
+    assert buffer.sample_check(1, 20) == (True, "") and len(buffer) == 2
+    buffer.append(item(4, collect_iter=50))  # It replaces 0 although there are free slots.
+    assert len(buffer) == 2
+    assert {get_number(s) for _ in range(10) for s in buffer.sample(2, 20)} == {2, 4}
     buffer.append(item(5, collect_iter=50))
-    assert {number_in(s) for _ in range(10) for s in buffer.sample(3, 20)} == {2, 4, 5}
+    assert {get_number(s) for _ in range(10) for s in buffer.sample(3, 20)} == {2, 4, 5}
 
 
-def test_use_counts_each_time_that_an_element_was_sampled(make):
+def test_use_counts_every_occurrence_of_an_element(make):
     buffer = make()
     buffer.append(item(0))
     assert [s["use"] for s in buffer.sample(1, 0)] == [1]
-    config_free = make(sample_min_limit_ratio=0)
-    config_free.append(item(0))
-    assert [s["use"] for s in config_free.sample(3, 0)] == [1, 2, 3]
-    assert [s["use"] for s in config_free.sample(2, 0)] == [4, 5]
-    assert config_free.sample_count == 5
+    unlimited = make(sample_min_limit_ratio=0)
+    unlimited.append(item(0))
+    assert [s["use"] for s in unlimited.sample(3, 0)] == [1, 2, 3]
+    assert [s["use"] for s in unlimited.sample(2, 0)] == [4, 5]
+    assert unlimited.sample_count == 5
 
 
-def test_an_element_leaves_after_its_last_use(make):
+def test_element_is_removed_after_its_last_use(make):
     buffer = make(max_use=2)
     buffer.extend(items(*range(10)))
-    seen = [number_in(s) for _ in range(4) for s in buffer.sample(5, 0) or []]
+    seen = [get_number(s) for _ in range(4) for s in buffer.sample(5, 0) or []]
     assert max(np.bincount(seen)) <= 2
     left = sum(2 - seen.count(n) for n in range(10))
-    assert buffer.count() == sum(seen.count(n) < 2 for n in range(10))
+    assert len(buffer) == sum(seen.count(n) < 2 for n in range(10))
     assert left == 20 - len(seen)
 
 
-def test_every_use_can_be_had_and_none_more(make):
+def test_elements_are_sampled_exactly_max_use_times(make):
     buffer = make(max_use=2, sample_min_limit_ratio=0)
     buffer.extend(items(*range(4)))
-    assert sorted(number_in(s) for s in buffer.sample(4, 0) + buffer.sample(4, 0)) == sorted([0, 1, 2, 3] * 2)
-    assert buffer.count() == 0 and buffer.sample(1, 0) is None
-    assert buffer.refusal == "buffer 'demo' has 0 elements, a sample of 1 needs 1: push more"
+    assert sorted(get_number(s) for s in buffer.sample(4, 0) + buffer.sample(4, 0)) == sorted([0, 1, 2, 3] * 2)
+    assert len(buffer) == 0 and buffer.sample(1, 0) is None
+    assert buffer.sample_batch(1).reason == "buffer 'demo' has 0 elements, but a sample of 1 requires 1; push more"
 
 
-def test_stale_elements_leave_and_unknown_ones_stay(make):
+def test_stale_elements_are_removed_and_unknown_ones_stay(make):
     buffer = make(max_staleness=10)
     buffer.extend([item(0, collect_iter=0), item(1, collect_iter=1), item(2)])
     assert buffer.sample_check(3, 9).allowed
-    assert not buffer.sample_check(3, 10).allowed and buffer.count() == 2
-    assert {number_in(s): s["staleness"] for _ in range(9) for s in buffer.sample(2, 10)} == {1: 9, 2: -1}
-    assert {number_in(s) for _ in range(9) for s in buffer.sample(1, 11)} == {2}
+    assert not buffer.sample_check(3, 10).allowed and len(buffer) == 2
+    assert {get_number(s): s["staleness"] for _ in range(9) for s in buffer.sample(2, 10)} == {1: 9, 2: -1}
+    assert {get_number(s) for _ in range(9) for s in buffer.sample(1, 11)} == {2}
 
 
-def test_staleness_is_unknown_where_the_learner_does_not_say_its_iteration(make):
+def test_staleness_is_unknown_without_a_learner_iteration(make):
     buffer = make(max_staleness=10)
     buffer.append(item(0, collect_iter=3))
     assert buffer.sample(1, -1)[0]["staleness"] == -1
     assert buffer.sample(1, 2)[0]["staleness"] == 0
 
 
-# --- its life
+# --- clear, close and listeners
 
 
-def test_clearing_removes_everything_and_ids_go_on(make):
+def test_clear_removes_all_elements_and_ids_continue(make):
     buffer = make()
     buffer.extend(items(0, 1, 2, priority=4.0))
     buffer.clear()
-    assert buffer.count() == 0 and buffer.push_count == 3 and buffer.highest_priority == 1.0
+    assert len(buffer) == 0 and buffer.push_count == 3 and buffer.highest_priority == 1.0
     assert buffer.append(item(3)) == "demo_3"
-    assert {number_in(s) for _ in range(5) for s in buffer.sample(1, 0)} == {3}
+    assert {get_number(s) for _ in range(5) for s in buffer.sample(1, 0)} == {3}
 
 
-def test_a_closed_buffer_says_so(make):
+def test_closed_buffer_raises(make):
     with make() as buffer:
         buffer.append(item(0))
     buffer.close()
     for call in (lambda: buffer.append(item(0)), lambda: buffer.sample(1, 0), buffer.clear):
-        with pytest.raises(ValueError, match="buffer 'demo' is closed; make a new one"):
+        with pytest.raises(ValueError, match="buffer 'demo' is closed; create a new one"):
             call()
 
 
-class Notes(Listener):
+class Recorder(Listener):
     def __init__(self):
-        self.told = []
+        self.events = []
 
     def on_push(self, priorities):
-        self.told.append(("push", priorities.tolist()))
+        self.events.append(("push", priorities.tolist()))
 
     def on_sample(self, use, staleness, priorities):
-        self.told.append(("sample", use.tolist(), staleness.tolist(), priorities.tolist()))
+        self.events.append(("sample", use.tolist(), staleness.tolist(), priorities.tolist()))
 
     def on_update(self, priorities):
-        self.told.append(("update", priorities.tolist()))
+        self.events.append(("update", priorities.tolist()))
 
     def on_remove(self, numbers, reason, data):
-        self.told.append((reason, numbers.tolist()))
+        self.events.append((reason, numbers.tolist()))
 
 
-def test_listeners_are_told_what_happens_in_its_order(make):
-    buffer = make(max_size=2, max_use=2, max_staleness=5, eps=0.5)
-    notes = Notes()
-    buffer.add_listener(notes)
+def test_listeners_are_called_in_the_order_of_events(make):
+    buffer = make(max_size=2, max_use=2, max_staleness=5, priority_eps=0.5)
+    recorder = Recorder()
+    buffer.add_listener(recorder)
     ids = buffer.extend([item(n, collect_iter=n) for n in range(3)])
     buffer.update({"replay_unique_id": ids, "priority": [1.0, 2.0, 3.0]})
     buffer.sample_check(1, 6)
@@ -222,7 +215,7 @@ def test_listeners_are_told_what_happens_in_its_order(make):
     buffer.sample(1, 6)
     buffer.append(item(3, priority=9.0))
     buffer.clear()
-    assert notes.told == [
+    assert recorder.events == [
         ("full", [0]),
         ("push", [1.0, 1.0, 1.0]),
         ("update", [2.5, 3.5]),
@@ -236,7 +229,7 @@ def test_listeners_are_told_what_happens_in_its_order(make):
 
 
 @pytest.mark.parametrize("turns", [40, pytest.param(5500, marks=[pytest.mark.slow, pytest.mark.timeout(280)])])
-def test_threads_tear_nothing_and_lose_nothing(make, turns):
+def test_threads_lose_no_elements_and_see_whole_ones(make, turns):
     buffer = make(max_size=200, max_staleness=2 * turns)
     buffer.extend(items(*range(10), collect_iter=0))
     errors, pushed, updated = [], [], []
@@ -256,7 +249,7 @@ def test_threads_tear_nothing_and_lose_nothing(make, turns):
 
     def sample_and_update(turn):
         sampled = buffer.sample(8, turn)
-        numbers = [number_in(s) for s in sampled]
+        numbers = [get_number(s) for s in sampled]
         assert all(s["staleness"] >= 0 and 0 < s["IS"] <= 1 for s in sampled)
         ids = [s["replay_unique_id"] for s in sampled]
         updated.append(buffer.update({"replay_unique_id": ids, "priority": [float(n + 1) for n in numbers]}))
@@ -269,6 +262,6 @@ def test_threads_tear_nothing_and_lose_nothing(make, turns):
     assert not errors
     assert sorted(int(i.removeprefix("demo_")) for i in pushed) == list(range(10, 10 + 9 * turns))
     assert buffer.push_count == 10 + 9 * turns and buffer.sample_count == 24 * turns and len(updated) == 3 * turns
-    assert buffer.count() == 200
+    assert len(buffer) == 200
     newest = {f"demo_{n}" for n in range(buffer.push_count - 200, buffer.push_count)}
     assert {s["replay_unique_id"] for _ in range(5) for s in buffer.sample(200, turns)} <= newest

@@ -1,4 +1,4 @@
-"""Checkpoints of buffers: what is kept, what is refused, and that nobody waits for them."""
+"""Checkpoints and states of buffers: what they keep, which are refused, and use of the buffer meanwhile."""
 
 import errno
 import os
@@ -10,35 +10,35 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from faults import damage_file
-from saved_buffers import CONFIG, content, filled, item
+from saved_buffers import CONFIG, fill, get_content, item
 
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError, StorageFullError
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, Listener, checkpoints, make_buffer, snapshots
 
 
-def draws(buffer, count=5):
+def sample_ids(buffer, count=5):
     return [buffer.sample_batch(4).info.replay_unique_id.tolist() for _ in range(count)]
 
 
-def test_a_checkpoint_keeps_all_and_draws_go_on_as_they_would_have(tmp_path):
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, seed=3)) as buffer:
-        path, wanted = buffer.checkpoint(), content(buffer)
+def test_checkpoint_keeps_everything_and_sampling_continues_identically(tmp_path):
+    with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, seed=3)) as buffer:
+        path, expected = buffer.checkpoint(), get_content(buffer)
         assert path.is_dir()
-        drawn = draws(buffer)
+        sampled = sample_ids(buffer)
         buffer.append(item(99))
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert content(again) == wanted and str(again.spec["obs"]) == "float32 [3]"
-        assert draws(again) == drawn
+        assert get_content(again) == expected and str(again.spec["obs"]) == "float32 [3]"
+        assert sample_ids(again) == sampled
         assert again.append(item(8)) == "demo_8"
         second = again.checkpoint()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["buffer.lock", path.name, second.name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, second.name]
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, spec=item(0)) as third:
         assert third.push_count == 9
         third.checkpoint()
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
 
-def test_draws_go_on_after_a_buffer_that_grew(tmp_path):
+def test_sampling_continues_identically_after_the_trees_grew(tmp_path):
     config = BufferConfig(max_size=30_000, alpha=0.7)
     with AdvancedReplayBuffer("demo", config, seed=5) as buffer, AdvancedReplayBuffer("demo", config) as other:
         rng = np.random.default_rng(0)
@@ -53,18 +53,18 @@ def test_draws_go_on_after_a_buffer_that_grew(tmp_path):
             assert first.data["x"].tolist() == second.data["x"].tolist()
 
 
-def test_uses_and_limits_go_on(tmp_path):
+def test_uses_and_limits_continue_after_a_restart(tmp_path):
     config = BufferConfig(max_use=3, max_staleness=5, sample_min_limit_ratio=0, push_sample_rate_limit=(0.25, 2.0))
     with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
         buffer.extend([item(0, collect_iter=7), item(1, collect_iter=1)])
         buffer.sample(2, 0)
         buffer.checkpoint()
     with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
-        assert again.sample(5, 6) is None and again.count() == 1  # the other is too old
+        assert again.sample(5, 6) is None and len(again) == 1  # The other one is stale.
         uses_left = 3 - again.sample(1, 6)[0]["use"]
         assert again.sample(uses_left + 1, 6) is None
         again.sample(uses_left, 6)
-        assert again.count() == 0
+        assert len(again) == 0
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_uses_and_limits_go_on(tmp_path):
 def test_every_kind_of_buffer_is_restored(tmp_path, config, on_disk):
     Pair = namedtuple("Pair", "second first")
     element = {"x": np.arange(2, dtype=np.float32), "y": Pair([np.zeros(2)], {"z": np.ones(2, bool)})}
-    options = {"checkpoint_root": tmp_path / "root", "folder": tmp_path / "data" if on_disk else None}
+    options = {"checkpoint_root": tmp_path / "root", "mmap_dir": tmp_path / "data" if on_disk else None}
     with make_buffer("a_b", config, **options) as buffer:
         for _ in range(5):
             buffer.append(element)
@@ -96,170 +96,185 @@ def test_every_kind_of_buffer_is_restored(tmp_path, config, on_disk):
     assert not on_disk or not list((tmp_path / "data").iterdir())
 
 
-def test_a_state_dict_carries_a_buffer_over():
-    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
+def test_state_dict_transfers_a_buffer():
+    with fill(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
         state = buffer.state_dict()
         other.append(item(77))
         other.load_state_dict(state)
-        assert content(other) == content(buffer) and other.append(item(8)) == "demo_8"
+        assert get_content(other) == get_content(buffer) and other.append(item(8)) == "demo_8"
         other.load_state_dict(state)
         assert other.push_count == 8
         with AdvancedReplayBuffer("demo", CONFIG) as empty:
             other.load_state_dict(empty.state_dict())
-            assert other.count() == other.push_count == 0 and other.sample(1, 0) is None
+            assert len(other) == other.push_count == 0 and other.sample(1, 0) is None
         for wrong, message in (
-            (AdvancedReplayBuffer("other", CONFIG), "the state is of a buffer with name 'demo', this one has 'other'"),
-            (AdvancedReplayBuffer("demo", replace(CONFIG, max_size=7)), "with max_size 6, this one has 7; make it as"),
+            (
+                AdvancedReplayBuffer("other", CONFIG),
+                "the state belongs to a buffer with name 'demo', but this one has 'other'",
+            ),
+            (
+                AdvancedReplayBuffer("demo", replace(CONFIG, max_size=7)),
+                "with max_size 6, but this one has 7; use the same",
+            ),
         ):
             with wrong, pytest.raises(CheckpointError, match=message):
                 wrong.load_state_dict(state)
         with pytest.raises(
-            CheckpointError, match="the state of buffer 'demo' is damaged .'header'.; give what state_dict"
+            CheckpointError,
+            match="the state of buffer 'demo' is damaged .KeyError\\('header'\\).; pass the result of state_dict",
         ):
             buffer.load_state_dict({"data": []})
 
 
-def test_a_buffer_that_has_only_a_spec_is_carried_over(tmp_path):
+def test_buffer_with_only_a_spec_is_transferred(tmp_path):
     with AdvancedReplayBuffer("demo", CONFIG, spec=item(0), checkpoint_root=tmp_path) as buffer:
         buffer.checkpoint()
         state = buffer.state_dict()
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
         assert str(again.spec["obs"]) == "float32 [3]" and again.append(item(1)) == "demo_0"
         again.load_state_dict(state)
-        assert again.count() == 0 and again.append(item(2)) == "demo_0"
+        assert len(again) == 0 and again.append(item(2)) == "demo_0"
         assert again.sample(1)[0]["obs"].tolist() == [2.0] * 3
-    with pytest.raises(ValueError, match="buffer 'demo' is closed; make a new one"):
+    with pytest.raises(ValueError, match="buffer 'demo' is closed; create a new one"):
         again.load_state_dict(state)
 
 
-def changed(state, **arrays):
+def replace_arrays(state, **arrays):
     return {**state, "arrays": {**state["arrays"], **arrays}}
 
 
-DAMAGES_OF_A_STATE = {
-    "a number lost": lambda s: changed(s, alive=s["arrays"]["alive"][:-1]),
-    "rows lost": lambda s: changed(s, column_0=s["arrays"]["column_0"][:-1]),
+STATE_DAMAGES = {
+    "a number lost": lambda s: replace_arrays(s, alive=s["arrays"]["alive"][:-1]),
+    "rows lost": lambda s: replace_arrays(s, column_0=s["arrays"]["column_0"][:-1]),
     "a column lost": lambda s: {**s, "arrays": {k: v for k, v in s["arrays"].items() if k != "column_1"}},
     "no number for beta": lambda s: {**s, "header": {**s["header"], "beta": "x"}},
     "no generator": lambda s: {**s, "header": {**s["header"], "generator": {}}},
     "no configuration": lambda s: {**s, "header": {}},
-    "a priority that is never drawn": lambda s: changed(s, priorities=s["arrays"]["priorities"] * 1e-320),
+    "a priority that is never drawn": lambda s: replace_arrays(s, priorities=s["arrays"]["priorities"] * 1e-320),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES_OF_A_STATE)
-def test_a_damaged_state_is_refused_and_changes_nothing(damage):
-    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer:
-        state = DAMAGES_OF_A_STATE[damage](buffer.state_dict())
+@pytest.mark.parametrize("damage", STATE_DAMAGES)
+def test_damaged_state_raises_and_changes_nothing(damage):
+    with fill(AdvancedReplayBuffer("demo", CONFIG)) as buffer:
+        state = STATE_DAMAGES[damage](buffer.state_dict())
     with AdvancedReplayBuffer("demo", CONFIG) as other:
         other.extend([item(1), item(2)])
-        before = content(other)
+        before = get_content(other)
         with pytest.raises(CheckpointError):
             other.load_state_dict(state)
-        assert content(other) == before and other.append(item(3)) == "demo_2"
+        assert get_content(other) == before and other.append(item(3)) == "demo_2"
 
 
-def test_data_are_saved_to_a_directory_and_loaded(tmp_path):
-    with filled(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
+def test_saved_data_are_loaded_from_a_directory(tmp_path):
+    with fill(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
         buffer.save_data(tmp_path / "a")
         other.load_data(tmp_path / "a")
-        assert content(other) == content(buffer)
+        assert get_content(other) == get_content(buffer)
         buffer.append(item(8))
-        buffer.save_data(tmp_path / "a")  # once more
+        buffer.save_data(tmp_path / "a")  # A second time.
         other.load_data(tmp_path / "a")
         assert other.push_count == 9
-        with pytest.raises(CheckpointError, match="has no checkpoint; give the directory that save_data was given"):
+        with pytest.raises(CheckpointError, match="has no checkpoint; pass the directory that was passed to save_data"):
             other.load_data(tmp_path / "b")
 
 
-def test_what_cannot_be_saved_is_told(tmp_path):
+def test_checkpoint_raises_without_a_usable_root(tmp_path):
     with AdvancedReplayBuffer("demo", CONFIG) as buffer:
         buffer.append(item(0))
-        with pytest.raises(ValueError, match="buffer 'demo' has no checkpoint_root; make it with one"):
+        with pytest.raises(ValueError, match="buffer 'demo' has no checkpoint_root; create it with one"):
             buffer.checkpoint()
         assert buffer.contents.store.ring.before_write is None
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a"):
         with pytest.raises(
-            ResourceInUseError, match="a is in use by another buffer; close that one, or give another directory"
+            ResourceInUseError, match="a is in use by process .*; close that buffer, or use another directory"
         ):
             AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a")
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(CheckpointError, match=r"is not a checkpoint root of a buffer \(a, mine.txt\); give a new"):
+    with pytest.raises(
+        CheckpointError, match=r"is not a checkpoint root of a buffer \(it holds a, mine.txt\); use a new"
+    ):
         AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)
 
 
-def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path, monkeypatch):
+def test_full_disk_raises_and_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as buffer:
         buffer.append(item(0))
         buffer.checkpoint()
         buffer.append(item(1))
 
-        def full(path, array):
+        def full(array):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints._ArrayFile, "add", full)
-            with pytest.raises(StorageFullError, match="no space left for .* what is there is kept: free some"):
+            patch.setattr(checkpoints, "_as_bytes", full)
+            with pytest.raises(StorageFullError, match="no space left for .* existing data are kept: free some"):
                 buffer.checkpoint()
-        assert buffer.count() == 2 and buffer.contents.store.ring.before_write is None
+        assert len(buffer) == 2 and buffer.contents.store.ring.before_write is None
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert again.push_count == again.count() == 1
+        assert again.push_count == len(again) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("demo", {"max_size": 7}, "the state is of a buffer with max_size 6, this one has 7; make it as that one was"),
-        ("other", {}, "the state is of a buffer with name 'demo', this one has 'other'"),
-        ("demo", {"kind": "naive"}, "the state is of a buffer with kind 'advanced', this one has 'naive'"),
+        (
+            "demo",
+            {"max_size": 7},
+            "the state belongs to a buffer with max_size 6, but this one has 7; use the same value",
+        ),
+        ("other", {}, "the state belongs to a buffer with name 'demo', but this one has 'other'"),
+        ("demo", {"kind": "naive"}, "the state belongs to a buffer with kind 'advanced', but this one has 'naive'"),
     ],
 )
-def test_another_configuration_is_refused(tmp_path, name, change, message):
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+def test_checkpoint_of_another_configuration_raises(tmp_path, name, change, message):
+    with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
         buffer.checkpoint()
     with pytest.raises(CheckpointError, match=message):
         make_buffer(name, replace(CONFIG, **change), checkpoint_root=tmp_path)
     with pytest.raises(
-        SpecMismatchError, match=r"item\['obs'\] is float64 \[3\], but buffer 'demo' expects float32 \[3\]; give the"
+        SpecMismatchError, match=r"item\['obs'\] is float64 \[3\], but buffer 'demo' expects float32 \[3\]; pass the"
     ):
         AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, spec=item(0) | {"obs": np.zeros(3)})
-    AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path).close()  # and the root is free again
+    AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path).close()  # The root is free again.
 
 
 @pytest.mark.parametrize("harm", ["flipped", "truncated", "empty", "removed"])
-@pytest.mark.parametrize("file", ["state.json", "column_0", "column_1", "priorities", "alive"])
-def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, file, harm):
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+@pytest.mark.parametrize("file", ["manifest.json", "column_0", "column_1", "priorities", "alive"])
+def test_damaged_checkpoint_warns_and_the_previous_one_is_used(tmp_path, file, harm):
+    with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
         buffer.checkpoint()
         buffer.append(item(8))
         second = buffer.checkpoint()
-    for path, expected in ((second / file, 8), (tmp_path / "checkpoint-00000001" / file, None)):
+    for path, expected in ((second / file, 8), (tmp_path / "checkpoint-0000000001" / file, None)):
         os.remove(path) if harm == "removed" else damage_file(path, harm)
         if expected:
-            with pytest.warns(RuntimeWarning, match=f"{path} is damaged; restore .* the checkpoint before it is used"):
+            with pytest.warns(
+                RuntimeWarning, match=f"{path} is (damaged|missing).*; restore .* the previous checkpoint is used"
+            ):
                 with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
                     assert again.push_count == expected
     with (
         pytest.warns(RuntimeWarning),
-        pytest.raises(CheckpointError, match=f"{path} is damaged; restore it from a copy"),
+        pytest.raises(CheckpointError, match=f"{path} is (damaged|missing).*; restore it from a copy"),
     ):
         AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)
 
 
-def test_what_a_killed_process_had_begun_is_deleted(tmp_path):
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+def test_partial_checkpoint_of_a_killed_process_is_deleted(tmp_path):
+    with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
         buffer.checkpoint()
-    (tmp_path / "partial").mkdir()
-    (tmp_path / "partial" / "column_0").write_bytes(b"half")
+    (tmp_path / "checkpoint-0000000002.partial").mkdir()
+    (tmp_path / "checkpoint-0000000002.partial" / "column_0").write_bytes(b"half")
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
-        assert again.push_count == 8 and not (tmp_path / "partial").exists()
+        assert again.push_count == 8 and len(list(tmp_path.glob("checkpoint-*"))) == 1
 
 
 # --- snapshots
 
 
 @pytest.mark.parametrize("kind", ["advanced", "episode", "sequence"])
-def test_a_snapshot_is_of_its_moment_whatever_happens_while_it_is_read(monkeypatch, kind):
+def test_snapshot_is_consistent_while_the_buffer_changes(monkeypatch, kind):
     monkeypatch.setattr(snapshots, "_BLOCK_BYTES", 100)
     rng = np.random.default_rng(0)
     config = BufferConfig(kind=kind, max_size=50, length=2 if kind == "sequence" else None)
@@ -272,38 +287,38 @@ def test_a_snapshot_is_of_its_moment_whatever_happens_while_it_is_read(monkeypat
 
     buffer = make_buffer("demo", config)
     buffer.extend([element(n) for n in range(70)])
-    wanted = content_of(buffer)
+    expected = read_all(buffer)
     snapshot = buffer.snapshot()
     blocks = snapshot.blocks()
-    found, number = [next(blocks)], 70
+    parts, number = [next(blocks)], 70
     for turn, block in enumerate(blocks):
-        found.append(block)
+        parts.append(block)
         for _ in range(3):
             buffer.append(element(number))
             number += 1
         if turn == 5 and kind == "advanced":
-            buffer.append({"x": np.full(3, number), "n": 0.5})  # which widens a column
+            buffer.append({"x": np.full(3, number), "n": 0.5})  # This widens a column.
             number += 1
         buffer.sample_batch(4)
         if turn == 12:
             buffer.clear()
-    columns = {f"column_{i}": np.concatenate(parts) for i, parts in enumerate(zip(*found, strict=True))}
+    columns = {f"column_{i}": np.concatenate(part) for i, part in enumerate(zip(*parts, strict=True))}
     other = make_buffer("demo", config)
     other.load_state_dict({"header": snapshot.header, "arrays": {**snapshot.arrays, **columns}})
-    assert content_of(other) == wanted
+    assert read_all(other) == expected
     assert number > 110 and buffer.contents.store.ring.before_write is None
 
 
-def content_of(buffer):
-    """All elements by their numbers; each is one number everywhere."""
-    numbers = buffer.contents.ledger.numbers()
-    columns, there = buffer.contents.store.read(numbers)
-    flat = [np.where(there, c.reshape(*there.shape, -1)[..., 0], -1) if there is not None else c for c in columns]
+def read_all(buffer):
+    """Returns the numbers of all elements and one value of each step, -1 for padding."""
+    numbers = buffer.contents.elements.select_numbers()
+    columns, mask = buffer.contents.store.read(numbers)
+    flat = [np.where(mask, c.reshape(*mask.shape, -1)[..., 0], -1) if mask is not None else c for c in columns]
     return numbers.tolist(), [c.tolist() for c in flat]
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_threads_go_on_while_a_state_is_taken(rounds):
+def test_threads_continue_while_a_state_is_read(rounds):
     buffer = AdvancedReplayBuffer("demo", BufferConfig(max_size=20_000, alpha=1.0))
     zeros = np.zeros((20_000, 30))
     buffer.extend_columns({"x": zeros, "n": np.arange(20_000)})
@@ -335,16 +350,18 @@ def test_threads_go_on_while_a_state_is_taken(rounds):
     assert not errors
 
 
-def test_what_a_smaller_limit_leaves_out_is_not_restored(tmp_path):
+def test_elements_beyond_a_smaller_limit_are_not_restored(tmp_path):
     config = BufferConfig(max_use=3, sample_min_limit_ratio=0)
     with AdvancedReplayBuffer("demo", replace(config, max_use=5), checkpoint_root=tmp_path / "a") as buffer:
         buffer.extend([item(n) for n in range(6)])
         info = buffer.sample_batch(12, sample_range=slice(0, 3)).info
-        uses = dict(zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True))  # of the last time
+        uses = dict(
+            zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True)
+        )  # The last use of each element.
         buffer.checkpoint()
-    with AdvancedReplayBuffer("demo", replace(config, replace=False), checkpoint_root=tmp_path / "a") as again:
+    with AdvancedReplayBuffer("demo", replace(config, with_replacement=False), checkpoint_root=tmp_path / "a") as again:
         left = {n for n in range(6) if uses.get(n, 0) < 3}
-        assert left != set(range(6)) and again.count() == len(left)
+        assert left != set(range(6)) and len(again) == len(left)
         assert set(again.sample_batch(len(left)).info.replay_unique_id.tolist()) == left
 
     with make_buffer("demo", BufferConfig(kind="episode"), checkpoint_root=tmp_path / "b") as buffer:
@@ -352,13 +369,15 @@ def test_what_a_smaller_limit_leaves_out_is_not_restored(tmp_path):
         buffer.checkpoint()
     config = BufferConfig(kind="episode", window=4, sample_min_limit_ratio=0)
     with make_buffer("demo", config, checkpoint_root=tmp_path / "b") as again:
-        assert again.count() == 2
+        assert len(again) == 2
         begins = again.sample_batch(7000).data["x"][:, 0]
-        assert abs((begins == 0).mean() - 2 / 7) < 0.03  # 6 windows and 1: of two the first step is 0
+        assert (
+            abs((begins == 0).mean() - 2 / 7) < 0.03
+        )  # The episodes of 9 and 4 steps have 6 windows and 1; two begin at 0.
 
 
-def test_a_given_spec_stays_whatever_is_loaded():
-    state = filled(AdvancedReplayBuffer("demo", CONFIG)).state_dict()
+def test_spec_that_is_passed_stays_when_a_state_is_loaded():
+    state = fill(AdvancedReplayBuffer("demo", CONFIG)).state_dict()
     empty = AdvancedReplayBuffer("demo", CONFIG).state_dict()
     with AdvancedReplayBuffer("demo", CONFIG, spec={"other": 1.0}) as buffer:
         with pytest.raises(SpecMismatchError):
@@ -369,17 +388,17 @@ def test_a_given_spec_stays_whatever_is_loaded():
         assert buffer.append({"other": 2}) == "demo_0"
 
 
-def test_the_good_checkpoint_stays_when_the_damaged_one_goes(tmp_path):
-    with filled(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
-        good, bad = buffer.checkpoint(), buffer.checkpoint()
-    damage_file(bad / "column_0", "flipped")
+def test_valid_checkpoint_is_kept_when_a_damaged_one_is_deleted(tmp_path):
+    with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
+        valid, damaged = buffer.checkpoint(), buffer.checkpoint()
+    damage_file(damaged / "column_0", "flipped")
     with pytest.warns(RuntimeWarning, match="is damaged"):
         with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as again:
             newest = again.checkpoint()
-    assert sorted(path for path in tmp_path.iterdir() if path.is_dir()) == [good, newest]
+    assert sorted(path for path in tmp_path.iterdir() if path.is_dir()) == [valid, newest]
 
 
-def test_a_save_that_fails_keeps_nothing_in_memory(tmp_path):
+def test_failed_checkpoint_releases_its_memory(tmp_path):
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path / "a") as buffer:
         buffer.append(item(0))
         shutil.rmtree(tmp_path / "a")
@@ -392,7 +411,7 @@ def test_a_save_that_fails_keeps_nothing_in_memory(tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_listener_may_save_while_another_thread_saves(tmp_path):
+def test_listener_can_save_while_another_thread_saves(tmp_path):
     with AdvancedReplayBuffer("demo", BufferConfig(max_size=3000), checkpoint_root=tmp_path) as buffer:
 
         class Saves(Listener):

@@ -1,4 +1,4 @@
-"""Monitors of replay buffers: numbers by a clock that the tests turn themselves."""
+"""Monitors of replay buffers, with a clock that the tests set."""
 
 import math
 import threading
@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from rlds2reverb.replay.listeners import REASONS, Listener
-from rlds2reverb.replay.monitors import BufferMonitor, MonitorConfig, RateWindow, ValueWindow, table
+from rlds2reverb.replay.monitors import BufferMonitor, MonitorConfig, RateWindow, table
 
 
 class Clock:
-    """Seconds that stand still until they are set."""
+    """A clock that stands still until `now` is set."""
 
     def __init__(self, now=100.0):
         self.now = now
@@ -21,38 +21,38 @@ class Clock:
         return self.now
 
 
-def monitor_of(clock=None, **config):
+def make_monitor(clock=None, **config):
     return BufferMonitor("agent_1", MonitorConfig(**config), clock=clock or Clock())
 
 
-def sampled(monitor, use, staleness, priorities):
+def add_sample(monitor, use, staleness, priorities):
     monitor.on_sample(np.array(use, np.int64), np.array(staleness, np.int64), np.array(priorities, float))
 
 
-def test_a_monitor_is_a_listener():
+def test_monitor_is_a_listener():
     listener: Listener = BufferMonitor("agent")
     assert listener.values() == {}
 
 
-def test_nothing_is_said_without_data_and_nothing_is_ever_nan():
+def test_values_are_absent_without_data_and_never_nan():
     clock = Clock()
-    monitor = monitor_of(clock)
+    monitor = make_monitor(clock)
     assert monitor.values() == {} and monitor.histogram() is None and monitor.table().split() == ["agent_1"]
     clock.now += 10
     assert monitor.values() == {"throughput/push": 0.0, "throughput/sample": 0.0}
     monitor.on_push(np.zeros(0))
     monitor.on_update(np.zeros(0))
-    sampled(monitor, [], [], [])
+    add_sample(monitor, [], [], [])
     assert monitor.values() == {"throughput/push": 0.0, "throughput/sample": 0.0}
-    sampled(monitor, [1], [-1], [2.0])
+    add_sample(monitor, [1], [-1], [2.0])
     assert not any(key.startswith("sampled/staleness") for key in monitor.values())
     assert all(math.isfinite(value) for value in monitor.values().values())
 
 
-def test_rates_by_hand_as_the_window_moves_over_them():
+def test_rates_match_hand_computed_values_as_the_window_moves():
     # 4 parts of 2 s. Pushed: 10 at 0 s, 20 at 3 s, 30 at 7 s.
     clock = Clock()
-    monitor = monitor_of(clock, window_secs=8.0, num_parts=4)
+    monitor = make_monitor(clock, window_secs=8.0, num_parts=4)
     rates = {}
     pushes = {0.0: 10, 3.0: 20, 7.0: 30}
     for second in (0.0, 1.5, 3.0, 5.0, 7.0, 8.0, 10.0, 15.9, 16.0, 1000.0):
@@ -61,11 +61,11 @@ def test_rates_by_hand_as_the_window_moves_over_them():
         rates[second] = monitor.values().get("throughput/push")
     assert rates == {
         0.0: None,
-        1.5: None,  # less than a part: a rate would be any number
+        1.5: None,  # Less than one part is not enough for a rate.
         3.0: 30 / 3,
         5.0: 30 / 5,
         7.0: 60 / 7,
-        8.0: 50 / 6,  # the part from 0 to 2 s has gone: 20 + 30 in the 6 s from 2 to 8 s
+        8.0: 50 / 6,  # Without the part from 0 to 2 s: 20 + 30 in the 6 s from 2 to 8 s.
         10.0: 30 / 6,
         15.9: 0.0,
         16.0: 0.0,
@@ -73,28 +73,28 @@ def test_rates_by_hand_as_the_window_moves_over_them():
     }
 
 
-def test_sampling_has_a_rate_of_its_own():
+def test_push_and_sample_rates_are_separate():
     clock = Clock()
-    monitor = monitor_of(clock, window_secs=60.0)
+    monitor = make_monitor(clock, window_secs=60.0)
     monitor.on_push(np.ones(30))
-    sampled(monitor, [1] * 12, [0] * 12, [1.0] * 12)
+    add_sample(monitor, [1] * 12, [0] * 12, [1.0] * 12)
     clock.now += 6
     assert monitor.values()["throughput/push"] == 5.0 and monitor.values()["throughput/sample"] == 2.0
 
 
-def test_a_clock_that_falls_back_loses_nothing():
+def test_rate_window_keeps_counts_when_the_clock_goes_back():
     window = RateWindow(MonitorConfig(window_secs=10.0, num_parts=10), 0.0)
     window.add(5, 4.0)
     window.add(5, 3.0)
     assert window.per_second(5.0) == 2.0
 
 
-def test_items_are_counted_by_what_happened_to_them():
-    monitor = monitor_of()
+def test_items_are_counted_by_event():
+    monitor = make_monitor()
     monitor.on_push(np.ones(5))
     monitor.on_push(np.ones(1))
     monitor.on_update(np.ones(2))
-    sampled(monitor, [1, 2], [0, 0], [1.0, 1.0])
+    add_sample(monitor, [1, 2], [0, 0], [1.0, 1.0])
     for number, reason in enumerate(REASONS):
         monitor.on_remove(np.arange(number), reason, None)
     counts = {key: value for key, value in monitor.values().items() if key.startswith("count/")}
@@ -108,10 +108,10 @@ def test_items_are_counted_by_what_happened_to_them():
     }
 
 
-def test_use_staleness_and_priority_of_sampled_items_by_hand():
-    monitor = monitor_of()
-    sampled(monitor, [1, 3], [4, -1], [0.5, 2.0])
-    sampled(monitor, [2, 4], [10, 1], [1.0, 4.5])
+def test_sampled_statistics_match_hand_computed_values():
+    monitor = make_monitor()
+    add_sample(monitor, [1, 3], [4, -1], [0.5, 2.0])
+    add_sample(monitor, [2, 4], [10, 1], [1.0, 4.5])
     values = {key: value for key, value in monitor.values().items() if key.startswith("sampled/")}
     assert values == {
         "sampled/use_mean": 2.5,
@@ -124,8 +124,8 @@ def test_use_staleness_and_priority_of_sampled_items_by_hand():
     }
 
 
-def test_priorities_are_those_that_pushes_and_updates_gave_last():
-    monitor = monitor_of(num_values=4, num_buckets=3)
+def test_priorities_are_those_of_recent_pushes_and_updates():
+    monitor = make_monitor(num_values=4, num_buckets=3)
     monitor.on_push(np.array([100.0, 1.0]))
     monitor.on_update(np.array([2.0]))
     monitor.on_push(np.array([3.0, 4.0]))
@@ -136,38 +136,39 @@ def test_priorities_are_those_that_pushes_and_updates_gave_last():
 
 
 @pytest.mark.parametrize("sizes", [[1] * 25, [3, 7, 5, 10], [25], [0, 24, 1], [9, 16]])
-def test_a_window_keeps_the_last_numbers_however_they_come(sizes):
-    window = ValueWindow(10)
-    numbers = np.arange(25.0)
-    for part in np.split(numbers, np.cumsum(sizes)[:-1]):
-        window.add(part)
-    assert sorted(window.values()) == list(range(15, 25))
+def test_recent_values_are_kept_for_any_chunking(sizes):
+    monitor = make_monitor(num_values=10)
+    for part in np.split(np.arange(25.0), np.cumsum(sizes)[:-1]):
+        monitor.on_update(part)
+    values = monitor.values()
+    assert (values["priority/min"], values["priority/mean"], values["priority/max"]) == (15, 19.5, 24)
+    assert monitor.histogram()[0].sum() == 10
 
 
 def test_summaries_can_be_read_back(tmp_path):
     clock = Clock()
-    monitor = monitor_of(clock, num_buckets=2)
+    monitor = make_monitor(clock, num_buckets=2)
     monitor.on_push(np.array([1.0, 2.0, 2.0]))
     clock.now += 3
     writer = tf.summary.create_file_writer(str(tmp_path))
     monitor.write_summaries(writer, 7)
-    monitor_of().write_summaries(writer, 8)
+    make_monitor().write_summaries(writer, 8)
     writer.close()
     (path,) = tmp_path.iterdir()
-    seen = {}
+    values = {}
     for record in tf.data.TFRecordDataset(str(path)):
         event = tf.compat.v1.Event.FromString(record.numpy())
         for value in event.summary.value:
-            seen[event.step, value.tag] = tf.make_ndarray(value.tensor)
-    scalars = {tag: float(value) for (step, tag), value in seen.items() if not value.ndim}
+            values[event.step, value.tag] = tf.make_ndarray(value.tensor)
+    scalars = {tag: float(value) for (step, tag), value in values.items() if not value.ndim}
     assert scalars == {f"agent_1/{key}": np.float32(value) for key, value in monitor.values().items()}
-    assert seen[7, "agent_1/priority/histogram"].tolist() == [[1.0, 1.5, 1.0], [1.5, 2.0, 2.0]]
-    assert {step for step, _ in seen} == {7}
+    assert values[7, "agent_1/priority/histogram"].tolist() == [[1.0, 1.5, 1.0], [1.5, 2.0, 2.0]]
+    assert {step for step, _ in values} == {7}
 
 
-def test_the_table_of_two_buffers_by_hand():
+def test_table_of_two_buffers_matches_expected_text():
     clock = Clock()
-    agent, demo = monitor_of(clock), BufferMonitor("demo", clock=clock)
+    agent, demo = make_monitor(clock), BufferMonitor("demo", clock=clock)
     agent.on_push(np.array([0.5, 1.0]))
     demo.on_remove(np.arange(12_345), "full", None)
     clock.now += 3
@@ -184,13 +185,13 @@ def test_the_table_of_two_buffers_by_hand():
     assert agent.table().splitlines()[3] == "count/pushed             2"
 
 
-def test_threads_lose_no_count():
-    monitor = monitor_of(num_values=10)
+def test_threads_lose_no_counts():
+    monitor = make_monitor(num_values=10)
 
     def work():
         for _ in range(500):
             monitor.on_push(np.ones(2))
-            sampled(monitor, [1], [0], [1.0])
+            add_sample(monitor, [1], [0], [1.0])
             monitor.values()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -202,17 +203,17 @@ def test_threads_lose_no_count():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
-        ("window_secs", 0.0, "window_secs is 0.0, expected seconds above 0"),
-        ("window_secs", math.inf, "window_secs is inf, expected seconds above 0"),
-        ("window_secs", math.nan, "window_secs is nan, expected seconds above 0"),
-        ("num_parts", 1, "num_parts is 1, expected an integer of at least 2"),
-        ("num_values", 0, "num_values is 0, expected an integer of at least 1"),
-        ("num_values", 2.5, "num_values is 2.5, expected an integer of at least 1"),
-        ("num_buckets", True, "num_buckets is True, expected an integer of at least 1"),
+        ("window_secs", 0.0, "window_secs must be a finite number above 0, got 0.0"),
+        ("window_secs", math.inf, "window_secs must be a finite number above 0, got inf"),
+        ("window_secs", math.nan, "window_secs must be a finite number above 0, got nan"),
+        ("num_parts", 1, "num_parts must be an integer >= 2, got 1"),
+        ("num_values", 0, "num_values must be an integer >= 1, got 0"),
+        ("num_values", 2.5, "num_values must be an integer >= 1, got 2.5"),
+        ("num_buckets", True, "num_buckets must be an integer >= 1, got True"),
     ],
 )
-def test_a_wrong_window_is_refused(field, value, told):
-    with pytest.raises(ValueError, match=told):
+def test_invalid_monitor_configs_raise(field, value, message):
+    with pytest.raises(ValueError, match=message):
         MonitorConfig(**{field: value})

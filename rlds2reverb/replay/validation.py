@@ -1,0 +1,213 @@
+"""Validation of pushed items and updates, before they change a buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlds2reverb.errors import RateLimitedError
+from rlds2reverb.priorities import require_priorities
+from rlds2reverb.tables import MAX_PRIORITY
+
+from .batches import Batch, BatchInfo
+from .configs import BufferConfig
+from .item_spec import COLLECT_ITER, PRIORITY, UNIQUE_ID, get_fields
+from .staleness import UNKNOWN_ITER
+
+#: Any number of this many digits fits in 63 bits.
+_MAX_DIGITS = 18
+
+# --- pushes
+
+
+def require_push_rate(holder: str, push_count: int, sample_count: int, size: int, max_rate: float) -> None:
+    """Raises `RateLimitedError` if a push would exceed `max_rate` pushed per sampled element; not before a sample."""
+    if sample_count and push_count + size > max_rate * sample_count:
+        raise RateLimitedError(
+            f"{holder} has {push_count} elements pushed and {sample_count} sampled; pushing {size} more would exceed "
+            f"{max_rate:g} pushed per sampled element (push_sample_rate_limit); sample first"
+        )
+
+
+def read_item_options(items: Sequence[Any]) -> tuple[np.ndarray | None, np.ndarray]:
+    """Returns the priorities and collection iterations of items.
+
+    Returns:
+      Priorities, float64 `[N]`, NaN for items without one, or None if no item has one; and the learner iterations in
+      which they were collected, int64 `[N]`, -1 if unknown.
+
+    Raises:
+      TypeError: if an item is not a mapping.
+      ValueError: if a priority is not a finite number from 0 to 1e12, or an iteration is not an integer >= -1.
+    """
+    if set(map(type, items)) != {dict}:
+        for item in items:
+            get_fields(item)  # Raises TypeError if it is not a mapping.
+    values, iters = [item.get(PRIORITY) for item in items], [item.get(COLLECT_ITER) for item in items]
+    priorities = None
+    if set(map(type, values)) != {type(None)}:  # `values.count(None)` would compare arrays with None.
+        priorities = np.array([np.nan if value is None else _read_priority(value, i) for i, value in enumerate(values)])
+    if set(map(type, iters)) == {type(None)}:
+        return priorities, np.full(len(iters), UNKNOWN_ITER)
+    numbers = [read_learner_iter(value, f"collect_iter of item {i}") for i, value in enumerate(iters)]
+    return priorities, np.array(numbers, np.int64)
+
+
+def read_column_options(priorities: Any, iters: Any, count: int) -> tuple[np.ndarray | None, np.ndarray]:
+    """Does the same as `read_item_options` for values that are given once for all `count` items, or one per item."""
+    if priorities is not None:
+        try:
+            priorities = np.broadcast_to(_to_float64(priorities), (count,))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"priorities must be one number, or one per item for {count} items: {error}") from error
+        require_priorities(priorities, lambda index: f"item {index}")
+    numbers = np.asarray(UNKNOWN_ITER if iters is None else iters)
+    if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (count,)) or (numbers < UNKNOWN_ITER).any():
+        raise ValueError(f"collect_iters must be one integer >= -1, or one per item for {count} items, got {iters}")
+    return priorities, np.broadcast_to(numbers.astype(np.int64), (count,))
+
+
+def _to_float64(values: Any) -> np.ndarray:
+    """Converts numbers, but not strings, to float64."""
+    array = np.asarray(values)
+    if array.dtype.kind in "OSUMmc":
+        raise TypeError(f"expected numbers, got {values!r}")
+    return array.astype(np.float64)
+
+
+def _read_priority(value: Any, item_number: int) -> float:
+    try:
+        priority = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        priority = math.nan
+    if not 0 <= priority <= MAX_PRIORITY:  # NaN fails as well.
+        raise ValueError(
+            f"the priority of item {item_number} must be a finite number in [0, {MAX_PRIORITY:g}], got {value!r}"
+        )
+    return priority
+
+
+def fill_missing_priorities(priorities: np.ndarray | None, count: int, highest: float) -> np.ndarray:
+    """Replaces missing priorities by the highest one before them: with 2 before, ?, 1, 5, ? become 2, 1, 5, 5.
+
+    Args:
+      priorities: float64 `[count]`, NaN if missing; None if all are.
+      count: number of items.
+      highest: highest priority before these.
+    """
+    if priorities is None:
+        return np.full(count, highest)
+    missing = np.isnan(priorities)
+    maxima = np.maximum.accumulate(np.where(missing, highest, np.maximum(priorities, highest)))
+    return np.where(missing, maxima, priorities)
+
+
+def require_positive_powers(priorities: np.ndarray, min_positive: float, describe: Callable[[int], str]) -> None:
+    """Raises `ValueError` if a priority is above 0 but so low that its element would never be sampled.
+
+    Args:
+      priorities: float64 `[M]`.
+      min_positive: see `BufferConfig.min_positive_priority`.
+      describe: function that names the owner of the priority at an index.
+    """
+    if not len(priorities) or priorities.min() >= min_positive:
+        return
+    low = np.flatnonzero((priorities > 0) & (priorities < min_positive))
+    if len(low):
+        raise ValueError(
+            f"the priority of {describe(int(low[0]))} must be at least {min_positive:.3g}, or 0 for an element that is "
+            f"never sampled, got {priorities[low[0]]}; its power would be rounded to 0"
+        )
+
+
+def read_learner_iter(value: Any, name: str) -> int:
+    """Returns a learner iteration, -1 for None; raises `ValueError` unless it is an integer >= -1."""
+    if value is None:
+        return UNKNOWN_ITER
+    scalar = value if isinstance(value, (int, float)) else np.asarray(value).reshape(-1)
+    try:
+        number = int(scalar) if isinstance(scalar, (int, float)) else int(scalar.item())
+        if number == value and UNKNOWN_ITER <= number < 2**62:
+            return number
+    except (ValueError, OverflowError, TypeError):
+        pass
+    raise ValueError(f"{name} must be an integer >= 0, or -1 if unknown, got {value}")
+
+
+# --- updates
+
+
+class UpdateInfo(NamedTuple):
+    """The arguments of an update.
+
+    Attributes:
+      ids: array or list of `replay_unique_id`s.
+      priorities: float64 `[M]`, one per id; None if there is nothing to update.
+      buffers: int64 `[M]`, see `BatchInfo.buffer`; None if the info does not contain it.
+    """
+
+    ids: Any
+    priorities: np.ndarray | None
+    buffers: np.ndarray | None
+
+
+def read_update(holder: str, info: Mapping[str, Any] | BatchInfo, priority: Any) -> UpdateInfo:
+    """Returns the arguments of an update in a uniform type.
+
+    Raises:
+      TypeError: if the info is neither a mapping nor the info of a batch.
+      ValueError: if there are no ids, or not one number as the priority of each id.
+    """
+    if isinstance(info, BatchInfo):
+        info = info._asdict()
+    if not isinstance(info, Mapping):
+        got = "a Batch; pass its info" if isinstance(info, Batch) else f"{type(info).__name__}"
+        raise TypeError(f"info must be the info of a batch, or a dict with {UNIQUE_ID!r} and {PRIORITY!r}, got {got}")
+    values = info.get(PRIORITY) if priority is None else priority
+    if values is None:
+        return UpdateInfo((), None, None)
+    if UNIQUE_ID not in info:
+        raise ValueError(f"an update of {holder} requires {UNIQUE_ID!r}; pass the ids that sampling returned")
+    ids, buffers = info[UNIQUE_ID], info.get("buffer")
+    ids = np.asarray(ids) if hasattr(ids, "__array__") else list(ids)
+    try:
+        priorities = _to_float64(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the priorities of an update must be one number per id: {error}") from error
+    if priorities.shape != (len(ids),):
+        raise ValueError(
+            f"an update of {holder} must have one priority per id, got {len(ids)} ids and priorities of shape "
+            f"{list(priorities.shape)}"
+        )
+    return UpdateInfo(ids, priorities, None if buffers is None else np.asarray(buffers))
+
+
+def read_ids(name: str, ids: Any) -> np.ndarray:
+    """Returns element numbers, int64 `[M]`, for ids of a buffer: strings `NAME_NUMBER`, or integers.
+
+    Raises:
+      ValueError: if one is not an id of the buffer.
+    """
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
+        return ids.reshape(-1).astype(np.int64)
+    numbers = []
+    for unique_id in ids:
+        is_number = isinstance(unique_id, (int, np.integer)) and not isinstance(unique_id, bool)
+        prefix, _, digits = (name, "", str(unique_id)) if is_number else str(unique_id).rpartition("_")
+        if prefix != name or not (digits.isascii() and digits.isdigit()) or len(digits) > _MAX_DIGITS:
+            raise ValueError(f"{str(unique_id)!r} is not an id of buffer {name!r}; its ids look like '{name}_12'")
+        numbers.append(int(digits))
+    return np.array(numbers, np.int64)
+
+
+def require_update_priorities(priorities: np.ndarray, ids: Sequence[Any] | np.ndarray, config: BufferConfig) -> None:
+    """Raises `ValueError` unless all priorities are in [0, 1e12], with and without `priority_eps`, and not too low."""
+    eps, min_positive = config.priority_eps, config.min_positive_priority
+    if not len(priorities) or (priorities.min() >= min_positive and priorities.max() + eps <= MAX_PRIORITY):
+        return  # Fast path for the common case; NaN does not take it.
+    require_priorities(priorities, lambda index: f"{ids[index]}")
+    require_priorities(priorities + eps, lambda index: f"{ids[index]} with priority_eps")
+    require_positive_powers(priorities + eps, min_positive, lambda index: f"{ids[index]} with priority_eps")

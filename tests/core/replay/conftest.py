@@ -1,0 +1,19 @@
+"""Buffers that are closed at the end of a test."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
+
+
+@pytest.fixture
+def make():
+    """A function that creates a buffer of a class, with options of its configuration."""
+    with ExitStack() as stack:
+
+        def create(buffer_class=AdvancedReplayBuffer, name="demo", spec=None, seed=None, **config):
+            config = BufferConfig(kind=buffer_class.kind, **config)
+            return stack.enter_context(buffer_class(name, config, spec=spec, seed=seed))
+
+        yield create
