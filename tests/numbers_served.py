@@ -1,4 +1,4 @@
-"""Small tables of numbers, in this process or in one of their own, for the tests of sampling."""
+"""Servers of small tables of numbers, in this process or in a separate one, for the tests of sampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBER = tf.TensorSpec((), tf.float32)
 
 
 def write_numbers(client: reverb.Client, table: dict[float, float]) -> None:
-    """Writes numbers with their priorities."""
+    """Writes numbers with their priorities to the table."""
     with client.trajectory_writer(1) as writer:
         for value, priority in table.items():
             writer.append(np.float32(value))
@@ -31,7 +31,7 @@ def write_numbers(client: reverb.Client, table: dict[float, float]) -> None:
 def serve_numbers(
     *tables: dict[float, float], alpha: float | tuple[float | None, ...] | None = 1.0
 ) -> Iterator[list[ReplayServer]]:
-    """A server in this process for each table of numbers with their priorities; uniform sampling for alpha None."""
+    """Runs a server in this process for each table of numbers and priorities; samples uniformly if alpha is None."""
     alphas = alpha if isinstance(alpha, tuple) else (alpha,) * len(tables)
     selectors = [Selector("uniform") if one is None else Selector("prioritized", one) for one in alphas]
     with contextlib.ExitStack() as stack:
@@ -47,7 +47,7 @@ def addresses(servers: list[ReplayServer]) -> list[str]:
 
 
 def serve(channel: Connection, table: dict[float, float], port: int | None) -> None:
-    """Serves a table of numbers, says its port, and waits for the end."""
+    """Serves a table of numbers, sends its port, and waits for a message."""
     with ReplayServer([TableConfig("items", Selector("prioritized", 1.0))], NUMBER, port=port) as server:
         write_numbers(server.client, table)
         channel.send(server.port)
@@ -56,13 +56,13 @@ def serve(channel: Connection, table: dict[float, float], port: int | None) -> N
 
 @contextlib.contextmanager
 def serve_in_process(table: dict[float, float], port: int | None = None) -> Iterator[tuple[Process, str]]:
-    """A server in a process of its own, and its address."""
+    """Runs a server in a separate process; yields the process and the address."""
     with process(serve, table, port) as (running, channel):
         yield running, f"localhost:{receive(channel)}"
 
 
 def exit_with_open_iterator(channel: Connection, address: str, pid: int) -> None:
-    """Samples, has the server killed, and ends while an iterator waits for it."""
+    """Samples, kills the server, and exits while an iterator waits for it."""
     from rlds2reverb.sampling.dataset import sample_dataset
 
     batches = iter(sample_dataset(address, "items", 8))

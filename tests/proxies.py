@@ -1,4 +1,4 @@
-"""A connection that can break while the server lives: everything to a port goes through here."""
+"""A proxy of a port, with connections that can break while the server keeps running."""
 
 import socket
 import threading
@@ -7,16 +7,16 @@ from contextlib import contextmanager, suppress
 
 
 class Proxy:
-    """Forwards connections to a port, and swallows what clients send from a given number of bytes on."""
+    """Forwards connections to a port, and breaks one after a given number of bytes from clients."""
 
     def __init__(self, port: int):
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        #: Bytes that clients may still send before a connection breaks; None for no end.
-        self.left: int | None = None
-        #: Connections that were broken.
+        #: Number of bytes that clients may still send before a connection breaks; None for no limit.
+        self.bytes_until_break: int | None = None
+        #: Number of connections that were broken.
         self.num_broken = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -32,12 +32,12 @@ class Proxy:
     def _forward(self, source: socket.socket, target: socket.socket, is_client: bool) -> None:
         with suppress(OSError):
             while content := source.recv(1 << 16):
-                if is_client and self.left is not None:
-                    self.left -= len(content)
-                    if self.left < 0:
-                        self.left = None
+                if is_client and self.bytes_until_break is not None:
+                    self.bytes_until_break -= len(content)
+                    if self.bytes_until_break < 0:
+                        self.bytes_until_break = None
                         self.num_broken += 1
-                        break  # what was just received is lost
+                        break  # The bytes just received are lost.
                 target.sendall(content)
         for end in (source, target):
             with suppress(OSError):
@@ -52,7 +52,7 @@ class Proxy:
 
 @contextmanager
 def proxied(port: int) -> Iterator[Proxy]:
-    """A proxy of a port."""
+    """Runs a proxy of a port."""
     proxy = Proxy(port)
     try:
         yield proxy

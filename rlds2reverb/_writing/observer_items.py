@@ -48,7 +48,7 @@ def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: floa
             trial = TrialItem(first_block.slice_items(0, 1), None, specs, squeeze=False)
             reason = find_incompatibility(observer.py_client, settings.tables, trial, timeout_secs=timeout_secs)
             if reason is not None:
-                raise ValueError(f"the server does not understand the bulk writer ({reason}); push with fast=False")
+                raise ValueError(f"the server does not support the bulk writer ({reason}); push with fast=False")
         with BulkWriter(observer.py_client, Encoder(specs, settings.tables), timeout_secs=timeout_secs) as writer:
             for group in group_by_size(itertools.chain([first_block], blocks)):
                 writer.write(group)

@@ -1,9 +1,11 @@
-"""A `ReplayServer` stands wherever an address may."""
+"""Functions that take a server accept a `ReplayServer`, an address, a port or a client."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import reverb
-from numbers_served import numbers
+from numbers_served import serve_numbers
 from reference_impls import episode, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 
@@ -27,27 +29,32 @@ def size(server):
     return table_infos(server.client)["replay"].current_size
 
 
-def test_every_kind_of_server_gives_a_client_of_the_same_server(server):
-    for given in (server, server.client, server.address, server.port, str(server.port)):
-        assert connect(given).server_address == server.address
+def test_connect_accepts_every_kind_of_server(server):
+    for kind in (server, server.client, server.address, server.port):
+        assert connect(kind).server_address == server.address
     assert [client.server_address for client in connect_all([server, server.address])] == [server.address] * 2
     assert [client.server_address for client in connect_all(server)] == [server.address]
     stock = reverb.Server([reverb.Table.queue("q", 1)], port=None)
     assert connect(stock).server_address.endswith(f":{stock.port}")
     stock.stop()
-    with pytest.raises(TypeError, match="server is a float, expected 'host:port', a port, a ReplayServer or a Client"):
+    with pytest.raises(
+        TypeError, match="server must be 'HOST:PORT', a port, a ReplayServer or a reverb.Client, got a float"
+    ):
         connect(1.5)
+    for path in ("data", "8000", Path("localhost:8000")):
+        with pytest.raises(ValueError, match="server must be HOST:PORT"):
+            connect(path)
 
 
-def test_ingest_and_sample_dataset_take_a_replay_server(server):
+def test_ingest_and_sample_dataset_accept_a_replay_server(server):
     assert ingest(SOURCE, server, "replay", adder=TrajectoryWindows(2)).items == size(server) == 3
     batch = next(iter(sample_dataset(server, "replay", batch_size=4)))
     assert batch.data.observation.shape[:2] == (4, 2)
     assert next(iter(sample_dataset([server], "replay", batch_size=4))).info.weight.shape == (4,)
 
 
-def test_a_priority_writer_takes_replay_servers():
-    with numbers({1: 1.0}, {2: 1.0}) as servers:
+def test_priority_writer_accepts_replay_servers():
+    with serve_numbers({1: 1.0}, {2: 1.0}) as servers:
         batch = next(iter(sample_dataset(servers, "items", 8)))
         PriorityWriter(servers, "items").write(batch.info, np.full(8, 5.0))
         for number in range(2):
@@ -57,7 +64,7 @@ def test_a_priority_writer_takes_replay_servers():
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_push_writes_to_a_replay_server(fast):
+def test_push_accepts_a_replay_server(fast):
     dataset = rlds_dataset([episode(4, terminal=True)])
     signature = item_signature(trajectory_spec(SOURCE.step_spec), 2)
     with ReplayServer([TableConfig("replay")], signature) as server:

@@ -1,4 +1,4 @@
-"""NativeCalls that are under way when the interpreter ends."""
+"""Native calls that are in progress when the interpreter shuts down."""
 
 import subprocess
 import sys
@@ -10,8 +10,8 @@ import pytest
 from rlds2reverb._server.native_calls import NativeCalls
 
 
-def in_a_thread(work):
-    """What a thread ends with."""
+def run_in_thread(work):
+    """Returns the result or exception of a function that runs in a thread."""
     outcome = []
 
     def run():
@@ -26,41 +26,40 @@ def in_a_thread(work):
     return outcome[0]
 
 
-def test_the_end_waits_for_a_call_that_comes_back():
+def test_shutdown_waits_for_a_call_that_returns():
     calls = NativeCalls()
     calls.begin()
-    back = threading.Timer(0.01, calls.end)
-    back.start()
-    assert calls.finish(timeout_secs=100)
+    threading.Timer(0.01, calls.end).start()
+    assert calls.shut_down(timeout_secs=100)
 
 
-def test_the_end_does_not_wait_for_ever():
+def test_shutdown_does_not_wait_forever():
     calls = NativeCalls()
-    with calls.under_way():
-        assert not calls.finish(timeout_secs=0.01)
-    assert calls.finish(timeout_secs=0)
+    with calls.track():
+        assert not calls.shut_down(timeout_secs=0.01)
+    assert calls.shut_down(timeout_secs=0)
 
 
-def test_after_the_end_only_the_main_thread_calls():
-    calls = NativeCalls(held_secs=0.01)
-    assert in_a_thread(calls.begin) is None
+def test_only_the_main_thread_calls_after_shutdown():
+    calls = NativeCalls(block_secs=0.01)
+    assert run_in_thread(calls.begin) is None
     calls.end()
-    calls.finish()
-    assert isinstance(in_a_thread(calls.begin), SystemExit)
-    with calls.under_way():
+    calls.shut_down()
+    assert isinstance(run_in_thread(calls.begin), SystemExit)
+    with calls.track():
         pass
 
 
-def test_a_call_that_fails_has_ended():
+def test_failed_call_is_no_longer_active():
     calls = NativeCalls()
     with pytest.raises(ValueError, match="wrong"):
-        with calls.under_way():
+        with calls.track():
             raise ValueError("wrong")
-    assert calls.finish(timeout_secs=0)
+    assert calls.shut_down(timeout_secs=0)
 
 
 @pytest.mark.slow
-def test_a_program_ends_well_whose_daemon_threads_still_call():
+def test_program_exits_cleanly_while_daemon_threads_call():
     program = textwrap.dedent(
         """
         import threading, time
@@ -76,27 +75,27 @@ def test_a_program_ends_well_whose_daemon_threads_still_call():
         server = ReplayServer([TableConfig("other")], {"x": tf.TensorSpec((), tf.float32)})
         writer = ReverbWriter(server.address, ["other"], {"x": np.zeros(1, np.float32)}, squeeze=True)
         rows = np.arange(5), np.ones(5, np.int64), np.ones(5)
-        block = ItemBlock.of_one([np.ones(5, np.float32)], *rows)
+        block = ItemBlock.from_episode([np.ones(5, np.float32)], *rows)
         writer.write([block])
         batches = iter(sample_dataset(server.address, "other", 2))
-        works = [
+        functions = [
             lambda: table_infos(server.client),
             lambda: next(batches),
             lambda: writer.write([block]),
         ]
-        begun = threading.Barrier(len(works) + 1)
+        started = threading.Barrier(len(functions) + 1)
 
-        def loop(work):
-            work()
-            begun.wait()
+        def loop(function):
+            function()
+            started.wait()
             while True:
-                work()
+                function()
 
-        for work in works:
-            threading.Thread(target=loop, args=(work,), daemon=True).start()
-        begun.wait()
+        for function in functions:
+            threading.Thread(target=loop, args=(function,), daemon=True).start()
+        started.wait()
         """
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr

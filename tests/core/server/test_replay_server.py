@@ -1,4 +1,4 @@
-"""Ports, locks, checkpoint roots: what is checked before a server starts, and what survives a restart."""
+"""Servers: the checks before a start (ports, locks, checkpoint roots), and restarts from checkpoints."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_spec
 
-MANY = [episode(5, terminal=True)]
-SIGNATURE = item_signature(trajectory_spec(load(MANY).step_spec), 2)
+EPISODES = [episode(5, terminal=True)]
+SIGNATURE = item_signature(trajectory_spec(load(EPISODES).step_spec), 2)
 
 
 def size(server):
@@ -35,21 +35,21 @@ def size(server):
 def root(tmp_path):
     """A checkpoint root with one checkpoint of four items."""
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
-        ingest(MANY, server.address)
+        ingest(EPISODES, server.address)
         assert server.checkpoint().parent == tmp_path / "root/checkpoints"
     return tmp_path / "root"
 
 
-def test_a_restart_has_the_items_of_the_checkpoint(root):
+def test_restarted_server_has_the_items_of_the_checkpoint(root):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
         assert size(server) == 4
-        ingest(MANY, server.address)  # the same again is stored once
+        ingest(EPISODES, server.address)  # The same items are stored once.
         assert size(server) == 4
         ingest([episode(5, terminal=True, start=50)], server.address)
         assert size(server) == 8
 
 
-def test_items_since_the_checkpoint_are_lost_and_the_checkpoint_is_kept_after_a_kill(root):
+def test_killed_server_restarts_from_its_last_checkpoint(root):
     program = textwrap.dedent(
         f"""
         import sys, time
@@ -74,7 +74,7 @@ def test_items_since_the_checkpoint_are_lost_and_the_checkpoint_is_kept_after_a_
         assert size(server) == 4
 
 
-def test_the_newest_checkpoint_and_the_one_before_and_their_manifests_are_kept(root):
+def test_two_newest_checkpoints_and_their_manifests_are_kept(root):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
         before, newest = [server.checkpoint().name for _ in range(3)][1:]
     assert [path.name for path in (root / "checkpoints").iterdir()] == [newest]
@@ -85,18 +85,18 @@ def test_the_newest_checkpoint_and_the_one_before_and_their_manifests_are_kept(r
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (TableConfig(max_size=5), "max_size of table 'replay' is stored as 2147483647, asked as 5"),
-        (TableConfig(sampler=Selector("uniform")), "sampler of table 'replay' is stored as"),
-        (TableConfig("other"), r"tables \['replay'\] are stored, \['other'\] asked"),
+        (TableConfig(max_size=5), "max_size of table 'replay' is 2147483647, the requested one 5"),
+        (TableConfig(sampler=Selector("uniform")), "sampler of table 'replay' is prioritized"),
+        (TableConfig("other"), r"the stored tables are \['replay'\], the requested ones \['other'\]"),
     ],
 )
-def test_other_tables_than_the_stored_ones_are_refused(root, config, message):
+def test_tables_that_differ_from_the_stored_ones_raise(root, config, message):
     with pytest.raises(CheckpointError, match=message):
         ReplayServer([config], SIGNATURE, checkpoint_root=root)
 
 
-def test_a_stored_table_of_another_signature_is_refused(root):
-    with pytest.raises(SpecMismatchError, match="table 'replay' wants"):
+def test_signature_that_differs_from_the_stored_one_raises(root):
+    with pytest.raises(SpecMismatchError, match="table 'replay' expects"):
         ReplayServer([TableConfig()], item_signature(SIGNATURE, 3), checkpoint_root=root)
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
         assert size(server) == 4
@@ -118,21 +118,21 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["tables", "items", "chunks"])
-def test_a_damaged_file_is_named_before_the_server_starts(root, damage, name):
+def test_damaged_file_raises_before_the_server_starts(root, damage, name):
     (checkpoint,) = (root / "checkpoints").iterdir()
     DAMAGES[damage](checkpoint / f"{name}.tfrecord")
     with pytest.raises(CheckpointError, match=f"{name}.tfrecord is (damaged|missing)"):
         ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
 
 
-def test_a_missing_done_is_named(root):
+def test_missing_done_file_raises(root):
     (checkpoint,) = (root / "checkpoints").iterdir()
     (checkpoint / "DONE").unlink()
     with pytest.raises(CheckpointError, match="has no DONE file"):
         ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
 
 
-def test_without_verification_a_checkpoint_still_has_to_be_complete(root):
+def test_incomplete_checkpoint_raises_without_verification(root):
     (manifest,) = (root / "manifests").iterdir()
     manifest.unlink()
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False) as server:
@@ -149,13 +149,13 @@ def test_without_verification_a_checkpoint_still_has_to_be_complete(root):
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"tables": 3}', '{"tables": [1]}', "[" * 100_000])
-def test_a_damaged_file_of_our_own_is_named(root, content):
+def test_damaged_configuration_raises(root, content):
     (root / "rlds2reverb.json").write_text(content)
     with pytest.raises(CheckpointError, match="rlds2reverb.json is damaged"):
         ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
 
 
-def test_a_root_whose_making_was_interrupted_is_still_ours(tmp_path):
+def test_root_whose_creation_was_interrupted_is_accepted(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "rlds2reverb.tmp").write_text("half")
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=str(tmp_path)) as server:
@@ -165,29 +165,29 @@ def test_a_root_whose_making_was_interrupted_is_still_ours(tmp_path):
         assert size(server) == 0
 
 
-def test_a_signal_waits_for_the_manifest(tmp_path, monkeypatch):
+def test_signal_is_deferred_until_the_manifest_is_written(tmp_path, monkeypatch):
     arrived = []
-    before = signal.signal(signal.SIGINT, lambda *_: arrived.append(list((tmp_path / "root/manifests").iterdir())))
+    previous = signal.signal(signal.SIGINT, lambda *_: arrived.append(list((tmp_path / "root/manifests").iterdir())))
     try:
         with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
-            real = server._root.write_manifest
+            write_manifest = server._root.write_manifest
             monkeypatch.setattr(
-                server._root, "write_manifest", lambda path: (signal.raise_signal(signal.SIGINT), real(path))
+                server._root, "write_manifest", lambda path: (signal.raise_signal(signal.SIGINT), write_manifest(path))
             )
             server.checkpoint()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
     assert len(arrived) == 1 and len(arrived[0]) == 1
 
 
-def test_a_directory_that_is_not_ours_is_refused_and_left_alone(tmp_path):
+def test_foreign_directory_raises_and_is_not_changed(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(CheckpointError, match=r"is not a checkpoint root of ours \(thesis.tex\); give a new directory"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint root \(it holds thesis.tex\); use a new directory"):
         ReplayServer([TableConfig()], checkpoint_root=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_foreign_entry_among_the_checkpoints_stops_before_reverb_deletes_it(root):
+def test_foreign_entry_raises_before_reverb_could_delete_it(root):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
         (root / "checkpoints/zzz").mkdir()
         (root / "checkpoints/zzz/precious").write_text("kept")
@@ -198,15 +198,15 @@ def test_a_foreign_entry_among_the_checkpoints_stops_before_reverb_deletes_it(ro
     assert (root / "checkpoints/zzz/precious").read_text() == "kept"
 
 
-def test_without_a_root_there_is_no_checkpoint():
+def test_checkpoint_raises_without_a_checkpoint_root():
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         with pytest.raises(ValueError, match="was started without a checkpoint root"):
             server.checkpoint()
 
 
-def test_a_second_server_on_a_port_or_a_root_is_refused(tmp_path):
+def test_second_server_on_a_port_or_checkpoint_root_raises(tmp_path):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
-        with pytest.raises(ResourceInUseError, match=f"port {server.port} is taken"):
+        with pytest.raises(ResourceInUseError, match=f"port {server.port} is in use"):
             ReplayServer([TableConfig()], port=server.port)
         with pytest.raises(ResourceInUseError, match="root is in use"):
             ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root")
@@ -216,18 +216,18 @@ def test_a_second_server_on_a_port_or_a_root_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_port_that_anything_listens_on_is_refused(host):
+def test_port_that_another_program_uses_raises(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind((host, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ResourceInUseError, match=f"port {port} is taken"):
+        with pytest.raises(ResourceInUseError, match=f"port {port} is in use"):
             require_free_port(port)
 
 
-def test_no_port_is_had_twice(monkeypatch):
+def test_free_ports_are_not_reused_within_a_process(monkeypatch):
     first, second = portpicker.pick_unused_port(), portpicker.pick_unused_port()
     with ReplayServer([TableConfig()], port=first):
         pass
@@ -238,27 +238,27 @@ def test_no_port_is_had_twice(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_new_server_where_one_was_lost_is_there_at_once():
+def test_new_server_on_the_port_of_a_stopped_one_answers_at_once():
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         assert size(server) == 0
-        client = server.client  # keeps looking for the server, less and less often, for all clients of the process
+        client = server.client  # Tries to reconnect less and less often, for all clients of the process.
     time.sleep(25)
     with ReplayServer([TableConfig()], SIGNATURE, port=server.port) as server:
-        assert ingest(MANY, server.address, timeout_secs=1.0).writer == "bulk"
+        assert ingest(EPISODES, server.address, timeout_secs=1.0).writer == "bulk"
         assert table_infos(client, timeout_secs=1.0)["replay"].current_size == 4
 
 
-def test_ports_have_a_range_and_servers_have_tables():
-    with pytest.raises(ValueError, match="port is 70000, expected 1 to 65535"):
+def test_invalid_port_and_missing_tables_raise():
+    with pytest.raises(ValueError, match="port must be an integer from 1 to 65,535, got 70000"):
         require_free_port(70000)
-    with pytest.raises(ValueError, match="a server needs at least one table"):
+    with pytest.raises(ValueError, match="tables must contain at least one TableConfig"):
         ReplayServer([])
 
 
 @pytest.mark.parametrize("name", ["lr=[64,64]", "run*", "what?", "back\\slash"])
-def test_a_directory_that_reverb_would_take_for_a_pattern_is_refused_and_not_made(tmp_path, name):
-    with pytest.raises(CheckpointError, match="which Reverb takes for a pattern.*give another directory"):
+def test_checkpoint_root_with_pattern_characters_raises(tmp_path, name):
+    with pytest.raises(CheckpointError, match="Reverb treats the path as a pattern.*use another directory"):
         ReplayServer([TableConfig("replay")], checkpoint_root=tmp_path / name)
-    with pytest.raises(CheckpointError, match="which Reverb takes for a pattern.*give another directory"):
-        ingest(MANY, tmp_path / name)
+    with pytest.raises(CheckpointError, match="Reverb treats the path as a pattern.*use another directory"):
+        ingest(EPISODES, tmp_path / name)
     assert not list(tmp_path.iterdir())

@@ -1,10 +1,10 @@
-"""Temporary folders of servers: removed with their server, or by the next one if it was killed."""
+"""Temporary folders of servers: removed with their server, or by the next server if theirs was killed."""
 
 import os
 import tempfile
 
 import pytest
-from faults import hear, process
+from faults import process, receive
 from reference_impls import episode
 
 from rlds2reverb._server import scratch
@@ -15,7 +15,7 @@ from rlds2reverb.ingestion import ingest
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The folder for temporary files, which is empty."""
+    """An empty folder for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -24,50 +24,50 @@ def temporary(tmp_path, monkeypatch):
 
 def serve(channel, temporary, data):
     tempfile.tempdir = str(temporary)
-    with ReplayServer(None, data=data) as server:
+    with ReplayServer.from_directory(data) as server:
         channel.send(server.port)
         channel.recv()
 
 
-def links(data):
-    """How many names the chunks of a directory have."""
+def num_links(data):
+    """Returns the number of hard links to the chunks of a directory."""
     (chunks,) = data.glob("checkpoints/*/chunks.tfrecord")
     return chunks.stat().st_nlink
 
 
-def test_what_a_killed_server_left_goes_with_the_next_one_and_what_a_running_one_has_stays(tmp_path, temporary):
+def test_next_server_removes_the_folder_of_a_killed_one_only(tmp_path, temporary):
     data = tmp_path / "data"
     ingest([episode(5, terminal=True)], data)
-    assert links(data) == 1
+    assert num_links(data) == 1
     with (
         process(serve, temporary, data) as (killed, to_killed),
         process(serve, temporary, data) as (running, to_running),
     ):
-        assert hear(to_killed) != hear(to_running)
+        assert receive(to_killed) != receive(to_running)
         killed.kill()
         killed.join()
-        assert links(data) == 3
-        with ReplayServer(None, data=data):
-            assert links(data) == 3  # the running one's and this one's
-        assert links(data) == 2
+        assert num_links(data) == 3
+        with ReplayServer.from_directory(data):
+            assert num_links(data) == 3  # One more for the running server, and one for this one.
+        assert num_links(data) == 2
         to_running.send("end")
         running.join()
-        assert links(data) == 1
+        assert num_links(data) == 1
 
 
-def test_nothing_is_left_of_a_server_that_ends(tmp_path, temporary):
+def test_server_removes_its_folder_when_it_stops(tmp_path, temporary):
     data = tmp_path / "data"
     ingest([episode(5, terminal=True)], data)
-    with ReplayServer(None, data=data) as server:
-        assert (links(data), server.client.server_info(timeout=10)["replay"].current_size) == (2, 4)
+    with ReplayServer.from_directory(data) as server:
+        assert (num_links(data), server.client.server_info(timeout=10)["replay"].current_size) == (2, 4)
     assert [list(folder.iterdir()) for folder in temporary.iterdir()] == [[]]
 
 
-def test_the_folder_of_another_user_is_refused(temporary, monkeypatch):
-    scratch.own_directory()
+def test_folder_of_another_user_raises(temporary, monkeypatch):
+    scratch.user_directory()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     (temporary / "rlds2reverb-12345").mkdir()
     with pytest.raises(
-        ResourceInUseError, match=r"rlds2reverb-12345 belongs to user \d+, expected user 12345; remove it, or set"
+        ResourceInUseError, match=r"rlds2reverb-12345 must belong to user 12345, but belongs to user \d+; remove it"
     ):
-        scratch.own_directory()
+        scratch.user_directory()

@@ -1,4 +1,4 @@
-"""A table without a signature does not take items of mixed columns from us."""
+"""`ingest` does not mix items of different columns in a table without a signature."""
 
 import grpc
 import numpy as np
@@ -21,7 +21,7 @@ MORE = load([episode(9, terminal=True, start=90)])
 LONG = load([episode(6000, terminal=True)])
 FIFO = Selector("fifo")
 TABLES = [
-    *(TableConfig(name) for name in ("windows", "legacy", "long", "empty", "silent")),
+    *(TableConfig(name) for name in ("windows", "legacy", "long", "empty", "failing")),
     TableConfig("rows", Selector("max_heap")),
     TableConfig("episodes", Selector("uniform")),
     TableConfig("packed", Selector("lifo")),
@@ -32,11 +32,11 @@ TABLES = [
 ]
 
 
-class Double:
-    """Windows whose rewards are float64."""
+class Float64Rewards:
+    """An adder of windows whose rewards are float64."""
 
-    def __call__(self, given):
-        items = TrajectoryWindows()(given)
+    def __call__(self, episode):
+        items = TrajectoryWindows()(episode)
         reward = items.columns.reward.astype(np.float64)
         return Items(items.columns._replace(reward=reward), items.starts, items.lengths)
 
@@ -46,10 +46,10 @@ class Double:
 
 
 class Rewards:
-    """Each step's reward, without a time axis."""
+    """An adder of rewards without a time axis, one item per step."""
 
-    def __call__(self, given):
-        reward = trajectory_columns(given.steps).reward
+    def __call__(self, episode):
+        reward = trajectory_columns(episode.steps).reward
         return Items(reward, np.arange(len(reward)), np.ones(len(reward), np.int64), squeeze=True)
 
     def item_spec(self, step_spec):
@@ -59,12 +59,12 @@ class Rewards:
 @pytest.fixture(scope="module")
 def server():
     with ReplayServer(TABLES) as server:
-        for table in ("windows", "queue", "used up", "ratio", "waiting", "silent"):
+        for table in ("windows", "queue", "used up", "ratio", "waiting", "failing"):
             ingest(SOURCE, server, table)
         ingest(SOURCE, server, "rows", adder=Rewards())
         ingest(SOURCE, server, "episodes", adder=TrajectoryEpisodes())
         ingest(SOURCE, server, "packed", layout="packed")
-        ingest(LONG, server, "long", adder=TrajectoryWindows(5900, 50))  # each item has rows in several chunks
+        ingest(LONG, server, "long", adder=TrajectoryWindows(5900, 50))  # Each item has rows in several chunks.
         rows = trajectory_columns(SOURCE.first_episode.steps)
         server.client.insert([column[0] for column in tree.flatten(rows)], {"legacy": 1.0})
         yield server
@@ -80,12 +80,12 @@ def counts(server, table):
     [
         ("windows", {}),
         ("rows", {"adder": Rewards()}),
-        ("episodes", {"adder": TrajectoryEpisodes()}),  # of another length than the one that is looked at
+        ("episodes", {"adder": TrajectoryEpisodes()}),  # Their lengths differ from that of the sampled item.
         ("packed", {"layout": "packed"}),
         ("legacy", {"adder": TrajectoryWindows(1)}),
     ],
 )
-def test_items_of_the_same_columns_are_added(server, table, arguments):
+def test_items_with_the_same_columns_are_added(server, table, arguments):
     before = counts(server, table)[0]
     assert ingest(MORE, server, table, **arguments).warnings == ()
     assert counts(server, table)[0] > before
@@ -96,7 +96,7 @@ def test_items_of_the_same_columns_are_added(server, table, arguments):
     [
         (
             "windows",
-            {"adder": Double()},
+            {"adder": Float64Rewards()},
             r"item\['reward'\] is float64 \[2\], but table 'windows', .* expects float32 \[2\]",
         ),
         ("windows", {"adder": TrajectoryWindows(3)}, r"item\['step_type'\] is int32 \[3\], but .* expects int32 \[2\]"),
@@ -108,9 +108,9 @@ def test_items_of_the_same_columns_are_added(server, table, arguments):
         (
             "windows",
             {"layout": "packed"},
-            r"have 1 column \(int32 \[2, 7\]\), .*; if only one .* give the other layout",
+            r"have 1 column \(int32 \[2, 7\]\), .*; if only one .* use the other layout",
         ),
-        ("packed", {}, r"have 6 columns \(.*\), .* has 1 column \(int32 \[2, 7\]\); .* give the other layout"),
+        ("packed", {}, r"have 6 columns \(.*\), .* has 1 column \(int32 \[2, 7\]\); .* use the other layout"),
         (
             "packed",
             {"layout": "packed", "adder": TrajectoryWindows(3)},
@@ -122,7 +122,7 @@ def test_items_of_the_same_columns_are_added(server, table, arguments):
         ("legacy", {}, r"is int32 \[2\], but .* expects int32 \[1\]"),
     ],
 )
-def test_items_of_other_columns_are_refused_and_nothing_is_written(server, table, arguments, message):
+def test_items_with_other_columns_raise_and_are_not_written(server, table, arguments, message):
     before = counts(server, table)[0]
     with pytest.raises(SpecMismatchError, match=message) as raised:
         ingest(MORE, server, table, **arguments)
@@ -133,43 +133,43 @@ def test_items_of_other_columns_are_refused_and_nothing_is_written(server, table
 @pytest.mark.parametrize(
     "table, reason",
     [
-        ("queue", "each sample counts there"),
-        ("used up", "each sample counts there"),
-        ("ratio", "each sample counts there"),
-        ("waiting", "it gives none before it has 100"),
+        ("queue", "its samples are counted"),
+        ("used up", "its samples are counted"),
+        ("ratio", "its samples are counted"),
+        ("waiting", "it returns no sample until it has 100 items"),
     ],
 )
-def test_a_table_where_a_look_would_take_something_is_left_alone(server, table, reason):
+def test_table_is_not_sampled_if_that_affects_other_clients(server, table, reason):
     inserted, _ = counts(server, table)
-    warning = rf"table '{table}' has no signature, and none of its 8 items was looked at \({reason}\)"
+    warning = rf"table '{table}' has no signature, and its 8 items could not be checked \({reason}\)"
     with pytest.warns(RuntimeWarning, match=warning):
         report = ingest(MORE, server, table, adder=TrajectoryWindows(3))
     assert len(report.warnings) == 1
     assert counts(server, table) == (inserted + 7, 0)
 
 
-def test_an_item_that_does_not_come_is_not_waited_for(server, monkeypatch):
-    def broken(self, table, *, timeout_secs):
+def test_table_that_returns_no_sample_causes_a_warning(server, monkeypatch):
+    def fail(self, table, *, timeout_secs):
         raise grpc.RpcError
         yield
 
-    monkeypatch.setattr(ServerConnection, "sample", broken)
-    monkeypatch.setattr(stored_items, "_LONGEST_SECS", 0.2)
-    with pytest.warns(RuntimeWarning, match=r"of its 8 items was looked at \(it gave none in time\)"):
-        assert ingest(MORE, server, "silent").items == 8
+    monkeypatch.setattr(ServerConnection, "sample", fail)
+    monkeypatch.setattr(stored_items, "_MAX_WAIT_SECS", 0.2)
+    with pytest.warns(RuntimeWarning, match=r"its 8 items could not be checked \(it returned no sample in time\)"):
+        assert ingest(MORE, server, "failing").items == 8
 
 
-def test_a_sample_that_the_rate_limiter_holds_back_ends_with_its_deadline(server):
+def test_sample_blocked_by_the_rate_limiter_fails_after_its_timeout(server):
     with ServerConnection(server.address) as connection, pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
         list(connection.sample("waiting", timeout_secs=0.2))
     assert counts(server, "waiting")[1] == 0
 
 
-def test_what_others_wrote_while_the_data_set_was_checked_counts(server):
-    def others(stage, at):
+def test_items_written_by_others_during_the_check_are_checked(server):
+    def insert(stage, at):
         if stage == "check":
             server.client.insert([np.zeros(3)], {"empty": 1.0})
 
     with pytest.raises(SpecMismatchError, match=r"have 6 columns .* has 1 column \(float64 \[1, 3\]\)"):
-        ingest(MORE, server, "empty", progress=others)
+        ingest(MORE, server, "empty", progress=insert)
     assert counts(server, "empty")[0] == 1

@@ -1,4 +1,4 @@
-"""Where a server does not understand the bulk writer, Reverb's own takes over."""
+"""If a server does not understand the bulk writer, Reverb's own writer is used."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,23 +21,23 @@ ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sample
 
 
 @pytest.fixture
-def forgetful(monkeypatch):
-    """Servers are asked again although they were asked before."""
-    monkeypatch.setattr(compatibility, "_UNDERSTOOD", set())
+def no_checked_servers(monkeypatch):
+    """Forgets which servers were checked."""
+    monkeypatch.setattr(compatibility, "_COMPATIBLE_SERVERS", set())
 
 
-def test_the_first_use_leaves_nothing_behind(forgetful):
+def test_first_check_leaves_nothing_behind(no_checked_servers):
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         ingest(SOURCE, server.address)
         info = server.client.server_info(timeout=10)["replay"]
         assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (5, 6)
-        ingest(load([episode(9, terminal=True, start=90)]), server.address)  # known already: no further item
+        ingest(load([episode(9, terminal=True, start=90)]), server.address)  # Checked already.
         info = server.client.server_info(timeout=10)["replay"]
         assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (13, 14)
 
 
 @pytest.mark.parametrize("limiter", [RateLimiter("min_size", 3), RateLimiter("min_size", 1)])
-def test_a_table_that_is_in_use_is_not_touched(forgetful, limiter):
+def test_table_in_use_gets_no_trial_item(no_checked_servers, limiter):
     with ReplayServer([TableConfig(rate_limiter=limiter)], SIGNATURE) as server:
         if limiter.size == 1:
             server.client.insert(
@@ -49,7 +49,7 @@ def test_a_table_that_is_in_use_is_not_touched(forgetful, limiter):
         assert info.rate_limiter_info.insert_stats.completed == info.current_size == before + 5
 
 
-def test_a_reader_that_uses_items_up_gets_each_of_them_once(forgetful):
+def test_reader_that_uses_items_up_gets_each_of_them_once(no_checked_servers):
     with ReplayServer([ONCE], SIGNATURE) as server, ThreadPoolExecutor(1) as thread:
         samples = server.client.sample("items", 5, emit_timesteps=False)
         waiting = thread.submit(lambda: [next(samples).info.key for _ in range(5)])
@@ -58,23 +58,21 @@ def test_a_reader_that_uses_items_up_gets_each_of_them_once(forgetful):
         assert server.client.server_info(timeout=10)["items"].rate_limiter_info.insert_stats.completed == 5
 
 
-def broken_content(original):
-    def chunks(*arguments):
+def corrupt_chunks(original):
+    def encode_chunks(*arguments):
         records = original(*arguments)
         records[:, -40:-20] ^= 255
         return records
 
-    return chunks
+    return encode_chunks
 
 
-def test_items_that_come_back_otherwise_make_the_public_writer_take_over(forgetful, monkeypatch):
+def test_reverb_writer_is_used_if_an_item_is_read_back_differently(no_checked_servers, monkeypatch):
     monkeypatch.setattr(compatibility, "_TIMEOUT_SECS", 2.0)
     with ReplayServer([ONCE], SIGNATURE) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(messages, "chunks", broken_content(messages.encode_chunks))
-            with pytest.warns(
-                RuntimeWarning, match="does not support the bulk writer .*; Reverb's own writer is used"
-            ):
+            patch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
+            with pytest.warns(RuntimeWarning, match="does not support the bulk writer .*; Reverb's own writer is used"):
                 report = ingest(SOURCE, server.address, "items")
         items = read_items(server.address, "items")
     assert (report.writer, len(report.warnings), len(items)) == ("reverb", 1, 5)
@@ -84,7 +82,7 @@ def test_items_that_come_back_otherwise_make_the_public_writer_take_over(forgetf
             assert_equal_nests(got, want)
 
 
-def test_a_refused_stream_makes_the_public_writer_take_over(forgetful, monkeypatch):
+def test_reverb_writer_is_used_if_the_stream_is_refused(no_checked_servers, monkeypatch):
     def refuse(self, blocks):
         raise ServerUnavailableError("the server at localhost:1 refused items (UNIMPLEMENTED: no such method)")
 
@@ -93,8 +91,8 @@ def test_a_refused_stream_makes_the_public_writer_take_over(forgetful, monkeypat
         assert ingest(SOURCE, server.address, "items").writer == "reverb"
 
 
-def test_a_packed_layout_has_no_other_writer(forgetful, monkeypatch):
-    monkeypatch.setattr(messages, "chunks", broken_content(messages.encode_chunks))
+def test_packed_layout_raises_if_the_bulk_writer_fails(no_checked_servers, monkeypatch):
+    monkeypatch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
     with ReplayServer([TableConfig()], None) as server:
         with pytest.raises(ValueError, match="does not support the bulk writer .*; use layout='columns'"):
             ingest(SOURCE, server.address, layout="packed")

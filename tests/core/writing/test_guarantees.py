@@ -1,6 +1,6 @@
-"""What `ingest` promises of a server, each where nothing but that promise keeps an item from being lost.
+"""The guarantees of `ingest` to a server, each in a situation in which an item would be lost without it.
 
-`tests/mutations.py` takes the lines out that keep these promises, and looks whether a test here notices.
+`tests/mutations.py` removes the lines that provide the guarantees and checks that a test here fails.
 """
 
 import time
@@ -31,12 +31,12 @@ NUM_ITEMS = 100 * 149
 
 
 class Stopped(Exception):
-    """What a run is ended with in the middle."""
+    """Interrupts a run."""
 
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch, tmp_path):
-    """Many small groups, each noted; journals in a folder of one's own."""
+    """Makes this process write many small groups, save its state after each, and keep journals in a separate folder."""
     monkeypatch.setattr("rlds2reverb._encoding.item_blocks._GROUP_BYTES", 1 << 15)
     monkeypatch.setattr("rlds2reverb._writing.server_destination._SECS_BETWEEN_SAVES", 0)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -47,7 +47,7 @@ def info_of(server):
 
 
 def stop_at(number, server):
-    """Ends a run at an episode, when the server has the items of nearly all before it."""
+    """Returns a callback that stops a run at an episode, once the server has the items of most episodes before it."""
 
     def progress(stage, at):
         if (stage, at.index) == ("write", number):
@@ -58,30 +58,30 @@ def stop_at(number, server):
     return progress
 
 
-def begun(server, number):
+def begin_run(server, number):
     with pytest.raises(Stopped):
         ingest(make_episodes(), server.address, progress=stop_at(number, server))
 
 
-def test_what_was_lost_with_a_connection_is_sent_again():
+def test_batches_lost_with_a_connection_are_sent_again():
     with ReplayServer([TableConfig()]) as server, proxied(server.port) as proxy:
 
-        def break_in_the_middle(stage, at):
+        def break_connection(stage, at):
             if (stage, at.index) == ("write", 40):
-                proxy.left = 50_000
+                proxy.bytes_until_break = 50_000
 
-        report = ingest(make_episodes(), proxy.port, progress=break_in_the_middle)
+        report = ingest(make_episodes(), proxy.port, progress=break_connection)
         assert (proxy.num_broken, report.items, report.restarts) == (1, NUM_ITEMS, 0)
         assert info_of(server).current_size == NUM_ITEMS
 
 
-def test_the_journal_of_another_start_of_the_server_is_not_trusted(tmp_path):
-    """The other start has the first items, and by others as many as the journal says."""
+def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
+    """The new process has the first items and, from another run, as many items as the journal says."""
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
-        begun(server, 40)
+        begin_run(server, 40)
         server.checkpoint()
         num_kept = info_of(server).current_size
-        begun(server, 80)
+        begin_run(server, 80)
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root", port=server.port) as server:
         assert info_of(server).current_size == num_kept
         others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
@@ -90,10 +90,10 @@ def test_the_journal_of_another_start_of_the_server_is_not_trusted(tmp_path):
         assert info_of(server).current_size == NUM_ITEMS + 60 * 149
 
 
-def test_a_table_that_lacks_items_gets_them_again():
+def test_table_with_missing_items_gets_them_again():
     lifo = TableConfig("replay", Selector("lifo"))
     with ReplayServer([lifo]) as server:
-        begun(server, 60)
+        begin_run(server, 60)
         newest = next(iter(server.client.sample("replay", 1, emit_timesteps=False))).info.key
         with ServerConnection(server.address) as connection:
             connection.delete("replay", [newest], timeout_secs=10)
@@ -101,10 +101,10 @@ def test_a_table_that_lacks_items_gets_them_again():
         assert info_of(server).current_size == NUM_ITEMS
 
 
-def test_what_is_not_confirmed_is_not_in_the_journal():
-    """A stack takes nothing more until it is sampled. A run that gives up there is continued, and no item is missed.
+def test_journal_contains_only_confirmed_items():
+    """A full stack accepts no items until it is sampled. A run that fails there is continued, and no item is lost.
 
-    Its first items, which the next run looks for, stay at the bottom; how many there are says nothing.
+    Its first items, which the next run checks, stay at the bottom; the number of items proves nothing.
     """
     lifo = Selector("lifo")
     stack = TableConfig("replay", lifo, lifo, 500, 1, RateLimiter("stack", 500))
@@ -134,7 +134,7 @@ def test_what_is_not_confirmed_is_not_in_the_journal():
 
 
 @pytest.mark.parametrize("kind", ["bulk", "reverb"])
-def test_a_restart_after_the_last_item_is_noticed_at_the_end(kind):
+def test_restart_after_the_last_item_raises_on_flush(kind):
     block = ItemBlock.from_episode([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5))
     with ReplayServer([TableConfig()]) as server:
         if kind == "bulk":

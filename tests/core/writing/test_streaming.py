@@ -1,4 +1,4 @@
-"""Sources are read as they go: a file much larger than the memory used."""
+"""Sources are read as streams: a file is much larger than the memory used."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ NUM_ROWS = 2_000_000
 
 
 @pytest.mark.slow
-def test_two_million_rows_are_summarised_in_a_tenth_of_their_size(tmp_path):
-    """550 MB of rows; what a process uses over its start stays under 60 MB."""
+def test_summary_of_a_large_file_uses_a_tenth_of_its_size(tmp_path):
+    """The file has 550 MB; the process uses less than 60 MB more than at its start."""
     path = tmp_path / "large.hdf5"
     block = np.random.default_rng(0).normal(size=(100_000, 34)).astype(np.float32)
     with h5py.File(path, "w") as file:
@@ -36,15 +36,15 @@ def test_two_million_rows_are_summarised_in_a_tenth_of_their_size(tmp_path):
         print(summary.episodes, summary.transitions, peak() - before)
         """
     )
-    out = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
-    episodes, transitions, megabytes = map(int, out.stdout.split())
+    result = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    episodes, transitions, megabytes = map(int, result.stdout.split())
     assert (episodes, transitions) == (2000, NUM_ROWS)
     assert path.stat().st_size > 550 << 20 and megabytes < 60
 
 
 @pytest.mark.slow
-def test_a_million_rows_are_the_same_in_blocks_of_any_size(tmp_path):
-    """Blocks of every size give the same episodes, over a file with all kinds of ends."""
+def test_block_size_does_not_change_the_episodes(tmp_path):
+    """The file has a million rows and episodes with all kinds of ends."""
     from rlds2reverb.sources import d4rl, load
 
     generator = np.random.default_rng(1)
