@@ -1,13 +1,13 @@
-"""From episodes to items: n-step transitions, sequences, advantages and returns.
+"""Adders, which turn episodes into items: n-step transitions, windows, whole episodes, advantages and returns.
 
-Each adder takes a data set of episodes and gives one of items, and is an `adder=` of `rlds2reverb.ingest` as well.
-`Adder` has DI-engine's functions over lists of transitions.
+Each adder turns a dataset of episodes into a dataset of items, and can also be passed to `rlds2reverb.ingest` as
+`adder`. The functions compute returns and advantages of tensors. DI-engine's `Adder` is in
+`rlds2reverb.adders.di_engine`.
 """
 
 from .chain import compose
 from .column_adder import ColumnAdder, episode_columns
 from .contract import check_adder
-from .di_engine import Adder
 from .gae import GAE
 from .initial_priorities import InitialPriorities
 from .n_step import NStep
@@ -27,7 +27,6 @@ from .step_windows import StepWindows
 
 __all__ = [
     "GAE",
-    "Adder",
     "ColumnAdder",
     "InitialPriorities",
     "NStep",

@@ -1,53 +1,54 @@
-"""DI-engine's `Adder`: what happens to a trajectory of transitions between collector and buffer."""
+"""DI-engine's `Adder`, for migrating users: it processes lists of transitions between collector and buffer.
+
+The names of the class and its functions are those of DI-engine's `ding.worker.adder`. Adders of whole datasets are in
+`rlds2reverb.adders`.
+
+A transition is a dict. A value may be None in some of them, such as the `prev_state` of a recurrent policy at the first
+step, or the `logit` of a random action. Stacking replaces it with zeros, unless it is None in all transitions.
+`get_gae` and `get_nstep_return_data` reject None in the fields that they compute with.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tree
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 
 from .padding import MASK
-from .returns import generalized_advantage_estimation
-from .transition_lists import (
-    Transition,
-    breaks_off,
-    column,
-    episodes,
-    flag,
-    flags,
-    listed,
-    n_step_part,
-    null,
-    stacked,
-    without_none,
-)
+from .returns import generalized_advantage_estimation, n_step_returns
 
-#: What becomes of the transitions that do not fill a chunk; see `Adder.get_train_sample`.
+#: A step of the agent: a dict with `obs`, `action`, `reward`, `done` and any other fields; values may be nests.
+Transition = dict[str, Any]
+
+#: What happens to the transitions that do not fill a chunk; see `Adder.get_train_sample`.
 LAST_FNS = ("last", "drop", "null_padding")
+
+#: Traced once for all lengths; otherwise each of its operations would be called from Python.
+_estimate_advantages = tf.function(generalized_advantage_estimation, reduce_retracing=True)
 
 
 class Adder:
-    """Functions over a trajectory, a list or deque of transitions in the order of time.
+    """Functions of a trajectory, which is a list or deque of transitions in the order of time.
 
-    Their names are those of DI-engine's `ding.worker.adder`; each can be called on the class, or on an object, which
-    holds the arguments of `get_train_sample`. Only `get_traj` takes something out of the data it is given; nothing
-    changes a transition.
+    Each can be called on the class, or on an instance, which holds the arguments of `get_train_sample`. Only `get_traj`
+    removes data from its argument, and none modifies a transition.
     """
 
     def __init__(self, unroll_len: int, last_fn_type: str = "last", null_transition: Transition | None = None):
-        """Has `get_train_sample` cut by these arguments, so that it is called with the data alone.
+        """Sets the arguments of `get_train_sample`, so that it can be called with the data alone.
 
         Raises:
-          ValueError: if unroll_len is below 1 or last_fn_type unknown.
+          ValueError: if unroll_len is below 1 or last_fn_type is unknown.
         """
-        _require_chunks(unroll_len, last_fn_type)
+        _require_chunk_arguments(unroll_len, last_fn_type)
         cut = functools.partial(
             type(self).get_train_sample,
             unroll_len=unroll_len,
@@ -58,37 +59,37 @@ class Adder:
 
     @staticmethod
     def get_traj(data: deque[Transition], traj_len: float, return_num: int = 0) -> list[Transition]:
-        """Takes a trajectory out at the left end, and puts its last transitions back in front for the next one.
+        """Removes a trajectory from the left end, and puts its last transitions back for the next one.
 
-        Of 10 transitions, traj_len 4 and return_num 2 give 0..3, 2..5, 4..7, 6..9.
+        Of 10 transitions, traj_len 4 and return_num 2 return 0..3, 2..5, 4..7, 6..9.
 
         Args:
-          data: a deque; `min(traj_len, len(data))` transitions are taken out. `min(return_num, what remains)` are put
-            back, in their order; but if none remains and a full trajectory breaks off, neither `done` nor `truncated`,
-            return_num are,
-            so that one that only bootstraps this trajectory (see `get_gae_with_default_last_value`) begins the next.
-          traj_len: at least 1, or infinity for all.
-          return_num: at least 0, up to traj_len; one of traj_len gives the same trajectory for as long as any remain.
+          data: a deque, from which `min(traj_len, len(data))` transitions are removed.
+          traj_len: length of a trajectory, at least 1, or infinity for all transitions.
+          return_num: number of transitions to put back, from 0 to traj_len, limited to the number that remains. If none
+            remains and a full trajectory has not ended (neither `done` nor `truncated`), there is no such limit, so
+            that a transition that only bootstraps this trajectory (see `get_gae_with_default_last_value`) begins the
+            next one. With traj_len, the same trajectory is returned for as long as any transitions remain.
 
         Returns:
-          The transitions that were taken out, in the order of time.
+          The removed transitions, in the order of time.
 
         Raises:
-          ValueError: if return_num is above traj_len, or a number out of its range.
-          TypeError: if data cannot be taken from at its left end.
+          ValueError: if return_num exceeds traj_len, or a number is out of its range.
+          TypeError: if data is not a deque.
         """
         if not isinstance(data, deque):
-            raise TypeError(f"data are a {type(data).__name__}, expected a deque")
+            raise TypeError(f"data must be a deque, got {type(data).__name__}")
         if traj_len != math.inf:
             require_count("traj_len", traj_len)
         require_count("return_num", return_num, 0)
         if return_num > traj_len:
-            raise ValueError(f"return_num is {return_num}, expected up to traj_len, which is {traj_len}")
+            raise ValueError(f"return_num must be at most traj_len, {traj_len}, got {return_num}")
         trajectory = [data.popleft() for _ in range(int(min(traj_len, len(data))))]
-        returned = min(return_num, len(data))
-        if not data and len(trajectory) == traj_len and breaks_off(trajectory[-1]):
-            returned = return_num
-        data.extendleft(reversed(trajectory[len(trajectory) - returned :]))
+        num_returned = min(return_num, len(data))
+        if not data and len(trajectory) == traj_len and _continues(trajectory[-1]):
+            num_returned = return_num
+        data.extendleft(reversed(trajectory[len(trajectory) - num_returned :]))
         return trajectory
 
     @staticmethod
@@ -100,19 +101,19 @@ class Adder:
         *,
         next_values: Any = None,
     ) -> list[Transition]:
-        """Transitions with their advantage, `adv`: see `returns.generalized_advantage_estimation`.
+        """Returns the transitions with their advantage, `adv`; see `returns.generalized_advantage_estimation`.
 
-        A `done` inside ends an episode: value 0 behind it. A `truncated` inside ends one as well, but with the value
-        of its final observation behind it: give `next_values` then. Transitions without `done`, as DI-engine takes
-        them too, are of an episode that has not ended.
+        A `done` inside ends an episode with value 0. A `truncated` inside ends one with the value of its final
+        observation, and then `next_values` is required. Transitions without `done`, which DI-engine also accepts,
+        belong to an episode that has not ended.
 
         Args:
-          data: transitions with `value` and `reward`, and `done` in all of them or in none, and `truncated` if there
-            is such; a value is a number, or `[A]` for several agents, and a reward a number or `[A]`.
-          last_value: the value after the last transition, of the shape of a value; not used where that one is done.
-          gamma: in [0, 1].
-          gae_lambda: in [0, 1].
-          next_values: the value after each transition, `[T]` or `[T, A]`, instead of the next one's own.
+          data: transitions with `value` and `reward`, `done` in all of them or none, and optionally `truncated`. A
+            value is a number, or `[A]` for several agents; a reward is a number or `[A]`.
+          last_value: the value after the last transition, of the shape of a value; unused if that transition is done.
+          gamma: discount factor, in [0, 1].
+          gae_lambda: lambda of GAE, in [0, 1].
+          next_values: the value after each transition, `[T]` or `[T, A]`, instead of the values of the next ones.
 
         Returns:
           A list of shallow copies with `adv`, float, of the shape of a value.
@@ -122,33 +123,24 @@ class Adder:
         """
         require_number("gamma", gamma, 0, 1)
         require_number("gae_lambda", gae_lambda, 0, 1)
-        trajectory = listed(data, "reward", "value")
+        trajectory = _list_transitions(data, "reward", "value")
         if any("done" in transition for transition in trajectory):
-            listed(trajectory, "done")
-        if last_value is None and next_values is None:
-            raise ValueError("last_value is None, expected the value after the last transition, or next_values")
-        values = column(trajectory, "value")
+            _list_transitions(trajectory, "done")
+        values = _stack_field(trajectory, "value")
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
         values, shape = values.astype(dtype).reshape(len(trajectory), -1), values.shape
-        rewards = column(trajectory, "reward").astype(dtype)
-        rewards = rewards.reshape(len(trajectory), -1)
+        rewards = _stack_field(trajectory, "reward").astype(dtype).reshape(len(trajectory), -1)
         if rewards.shape[1] not in (1, values.shape[1]):
             raise ValueError(
-                f"a reward has {rewards.shape[1]} numbers, a value {values.shape[1]}; expected 1 or as many"
+                f"a reward must have one number or as many as a value, {values.shape[1]}, got {rewards.shape[1]}"
             )
-        rewards = np.broadcast_to(rewards, values.shape)
-        done, truncated = flags(trajectory, "done"), flags(trajectory, "truncated")
+        done, truncated = _stack_flags(trajectory, "done"), _stack_flags(trajectory, "truncated")
         if next_values is None:
-            if (truncated & ~done)[:-1].any():
-                raise ValueError("a transition inside is truncated: give next_values, the value after each transition")
-            last = np.asarray(last_value, dtype).reshape(-1)
-            if len(last) not in (1, values.shape[1]):
-                raise ValueError(f"last_value has {len(last)} numbers, a value {values.shape[1]}; expected as many")
-            next_values = np.concatenate([values[1:], np.broadcast_to(last, values.shape[1:])[None]])
+            next_values = _shift_values(values, last_value, truncated & ~done)
         next_values = np.asarray(next_values, dtype).reshape(len(trajectory), -1)
-        advantages = _advantages(
-            rewards,
-            np.broadcast_to(np.where(done, 0, 1).astype(dtype)[:, None], values.shape),
+        advantages = _estimate_advantages(
+            np.broadcast_to(rewards, values.shape),
+            np.broadcast_to((~done).astype(dtype)[:, None], values.shape),
             values=values,
             next_values=np.broadcast_to(next_values, values.shape),
             is_last=np.broadcast_to((done | truncated)[:, None], values.shape),
@@ -169,38 +161,37 @@ class Adder:
         truncated: bool = False,
         bootstrap_value: Any = None,
     ) -> list[Transition]:
-        """Returns what `get_gae` does, for a trajectory that comes without a last value.
+        """Returns the result of `get_gae` for a trajectory without a last value.
 
-        Done: the value after it is 0. Truncated: it is `bootstrap_value`, the value of the final observation. Neither:
-        the value of the last transition stands for it, and that transition is left out, so that there is one less.
+        If the trajectory is done, the value after it is 0. If it is truncated, the value is `bootstrap_value`.
+        Otherwise the value of the last transition is used, and that transition is left out of the result.
 
         Args:
           data: see `get_gae`.
           done: whether the trajectory ended in a terminal state.
-          gamma: in [0, 1].
-          gae_lambda: in [0, 1].
-          truncated: whether it ended for another reason, such as a time limit; True as well if its last transition
-            says so.
-          bootstrap_value: the value after the last transition, if it was truncated.
+          gamma: discount factor, in [0, 1].
+          gae_lambda: lambda of GAE, in [0, 1].
+          truncated: whether it ended for another reason, such as a time limit; its last transition may say so instead.
+          bootstrap_value: the value of the final observation, required if the trajectory is truncated.
 
         Raises:
-          ValueError: as `get_gae`; or if a trajectory that goes on has a single transition, or a truncated one no
-            bootstrap_value.
+          ValueError: as `get_gae`; or if a trajectory that continues has a single transition, or bootstrap_value is
+            missing.
         """
-        trajectory = listed(data, "value")
-        truncated = truncated or flag(trajectory[-1], "truncated")
+        trajectory = _list_transitions(data, "value")
+        truncated = truncated or _is_set(trajectory[-1], "truncated")
         if done:
             return cls.get_gae(trajectory, np.zeros_like(trajectory[-1]["value"]), gamma, gae_lambda)
         if truncated:
             if bootstrap_value is None:
                 raise ValueError(
-                    "the trajectory is truncated: give bootstrap_value, the value of its final observation"
+                    "the trajectory is truncated; pass bootstrap_value, the value of its final observation"
                 )
             return cls.get_gae(trajectory, bootstrap_value, gamma, gae_lambda)
         if len(trajectory) == 1:
             raise ValueError(
-                "the trajectory goes on after its only transition, which would be left out as the last value; give at "
-                "least two, or call get_gae with a last_value"
+                "the trajectory continues after its only transition, whose value would have to be the last value; pass "
+                "at least two transitions, or call get_gae with last_value"
             )
         return cls.get_gae(trajectory[:-1], trajectory[-1]["value"], gamma, gae_lambda)
 
@@ -212,19 +203,18 @@ class Adder:
         cum_reward: bool = False,
         gamma: float = 0.99,
     ) -> Any:
-        """Transitions over n steps: m = min(nstep, steps to the end of the episode or trajectory).
+        """Returns transitions over m = min(nstep, steps to the end of the episode or trajectory) steps.
 
-        Transition i gets `next_obs`, the obs m steps later (at an end the last `next_obs` that there is); `reward`,
-        the m rewards stacked and filled up with zeros to `[nstep, ...]`, or with cum_reward their discounted sum;
-        `done` of the last of them; and `value_gamma` = gamma^m. Nothing behind a `done` is taken in.
+        Transition i gets `next_obs`, the obs m steps later (at an end, the last `next_obs`); `reward`, the m rewards
+        stacked and padded with zeros to `[nstep, ...]` or, with cum_reward, their discounted sum; `done` of the last of
+        them; and `value_gamma` = gamma^m. Nothing after a `done` is included.
 
         Args:
-          data: transitions with `obs`, `reward`, `done`, and `next_obs` if it is expected.
-          nstep: at least 1; 1 gives the data as they are.
-          traj_len: how many transitions a trajectory has; the data are trajectories one after the other, and windows
-            end with them.
-          cum_reward: whether rewards are summed up.
-          gamma: in [0, 1].
+          data: transitions with `obs`, `reward`, `done` and, if it is needed in the result, `next_obs`.
+          nstep: number of steps, at least 1; with 1, the data are returned unchanged.
+          traj_len: length of a trajectory; the data are consecutive trajectories, and windows end with each of them.
+          cum_reward: whether to sum the rewards.
+          gamma: discount factor, in [0, 1].
 
         Returns:
           A list of shallow copies.
@@ -238,10 +228,10 @@ class Adder:
             require_count("traj_len", traj_len)
         if nstep == 1:
             return data
-        trajectory = listed(data, "obs", "reward", "done")
+        trajectory = _list_transitions(data, "obs", "reward", "done")
         out: list[Transition] = []
-        for part in episodes(trajectory, traj_len):
-            out += n_step_part(part, nstep, cum_reward=cum_reward, gamma=gamma)
+        for part in _split_episodes(trajectory, traj_len):
+            out += _make_n_step_transitions(part, nstep, cum_reward=cum_reward, gamma=gamma)
         return out
 
     @staticmethod
@@ -251,54 +241,189 @@ class Adder:
         last_fn_type: str = "last",
         null_transition: Transition | None = None,
     ) -> list[Any]:
-        """A trajectory cut into chunks of unroll_len transitions.
+        """Cuts a trajectory into chunks of unroll_len transitions.
 
-        The rest goes by last_fn_type. 'drop': left out. 'last': filled up in front with the last transitions of the
-        chunk before it; if there is none, with null ones behind. 'null_padding': filled up with null ones behind.
+        The remaining transitions are handled by last_fn_type: 'drop' drops them; 'last' puts the last transitions of
+        the preceding chunk before them or, if there is none, null transitions after them; 'null_padding' puts null
+        transitions after them.
 
         Args:
           data: transitions.
-          unroll_len: at least 1; 1 gives the data as they are.
+          unroll_len: number of transitions per chunk, at least 1; with 1, the data are returned unchanged.
           last_fn_type: see above.
-          null_transition: what is filled up with; by default zeros for observations, actions and everything else.
-            Either way with `done` True and `reward` 0, where it has them.
+          null_transition: the null transition; by default zeros in all fields. In either case `done` is set to True and
+            `reward` to 0, if it has these fields.
 
         Returns:
-          A dict for each chunk, its nests those of a transition, stacked to `[unroll_len, ...]`; and `mask`, bool,
-          False for null transitions. A value that is None in some transitions is zeros there, like the others in
-          shape and dtype; one that is None in all stays None.
+          A dict for each chunk: the nest of a transition, stacked to `[unroll_len, ...]`, and `mask`, bool, False for
+          null transitions. A value that is None in some transitions is replaced with zeros; one that is None in all
+          stays None.
 
         Raises:
           ValueError: if there are no transitions, unroll_len is below 1, last_fn_type is unknown, or the transitions
-            (the null one included) differ in their fields or nests.
+            (including the null one) have different fields or nests.
         """
-        _require_chunks(unroll_len, last_fn_type)
+        _require_chunk_arguments(unroll_len, last_fn_type)
         if unroll_len == 1:
             return data  # type: ignore[return-value]
-        given = [] if null_transition is None else [null_transition]
-        trajectory = without_none([*listed(data), *given])
-        null_transition = trajectory.pop() if given else None
-        full = len(trajectory) // unroll_len * unroll_len
-        chunks = [trajectory[begin : begin + unroll_len] for begin in range(0, full, unroll_len)]
-        rest = trajectory[full:]
+        null = [] if null_transition is None else [null_transition]
+        trajectory = _replace_none([*_list_transitions(data), *null])
+        null_transition = trajectory.pop() if null else None
+        num_full = len(trajectory) // unroll_len * unroll_len
+        chunks = [trajectory[begin : begin + unroll_len] for begin in range(0, num_full, unroll_len)]
+        rest, num_real = trajectory[num_full:], [unroll_len] * len(chunks)
         if rest and last_fn_type == "last" and chunks:
             chunks.append(trajectory[-unroll_len:])
+            num_real.append(unroll_len)
         elif rest and last_fn_type != "drop":
-            nothing = null(null_transition, rest[0])
-            chunks.append(rest + [nothing] * (unroll_len - len(rest)))
-        num_real = [unroll_len] * len(chunks)
-        if chunks and rest and last_fn_type != "drop" and (last_fn_type == "null_padding" or not full):
-            num_real[-1] = len(rest)
+            padding = _make_null(null_transition, rest[0])
+            chunks.append(rest + [padding] * (unroll_len - len(rest)))
+            num_real.append(len(rest))
         return [
-            {**stacked(chunk), MASK: np.arange(unroll_len) < count}
+            {**tree.map_structure(_stack, *chunk), MASK: np.arange(unroll_len) < count}
             for chunk, count in zip(chunks, num_real, strict=True)
         ]
 
 
-#: Traced once for all lengths, or each step of it would be called from Python.
-_advantages = tf.function(generalized_advantage_estimation, reduce_retracing=True)
-
-
-def _require_chunks(unroll_len: int, last_fn_type: str) -> None:
+def _require_chunk_arguments(unroll_len: int, last_fn_type: str) -> None:
     require_count("unroll_len", unroll_len)
     require_one_of("last_fn_type", last_fn_type, LAST_FNS)
+
+
+def _list_transitions(data: Iterable[Transition], *keys: str) -> list[Transition]:
+    """Returns the transitions as a list; raises `ValueError` if there are none or one does not have all keys."""
+    trajectory = list(data)
+    if not trajectory:
+        raise ValueError("data must contain at least one transition, got none")
+    required = frozenset(keys)
+    for number, transition in enumerate(trajectory):
+        if not required <= transition.keys():
+            missing = next(key for key in keys if key not in transition)
+            raise ValueError(f"transition {number} must have the key {missing!r}, got {list(transition)}")
+    return trajectory
+
+
+def _stack_field(trajectory: Sequence[Transition], key: str) -> np.ndarray:
+    """Returns the values of a key, `[T, ...]`; raises `ValueError` if one is None."""
+    for number, transition in enumerate(trajectory):
+        if transition[key] is None:
+            raise ValueError(f"{key!r} of transition {number} must be a number or an array, got None")
+    return np.array([transition[key] for transition in trajectory])
+
+
+def _is_set(transition: Mapping[str, Any], key: str) -> bool:
+    """Returns whether a transition has the flag; False if the key is missing."""
+    value = transition.get(key, False)
+    return bool(value if isinstance(value, (bool, np.bool_)) else np.any(value))
+
+
+def _stack_flags(trajectory: Sequence[Transition], key: str) -> np.ndarray:
+    """Returns whether each transition has the flag, bool `[T]`."""
+    return np.array([_is_set(transition, key) for transition in trajectory])
+
+
+def _continues(transition: Any) -> bool:
+    """Returns whether a transition says that its episode continues after it."""
+    if not isinstance(transition, Mapping) or "done" not in transition:
+        return False
+    return not _is_set(transition, "done") and not _is_set(transition, "truncated")
+
+
+def _shift_values(values: np.ndarray, last_value: Any, truncated: np.ndarray) -> np.ndarray:
+    """Returns the value after each transition, `[T, A]`: that of the next transition, and finally the last value."""
+    if last_value is None:
+        raise ValueError("pass last_value, the value after the last transition, or next_values; got None for both")
+    if truncated[:-1].any():
+        raise ValueError("a transition inside is truncated; pass next_values, the value after each transition")
+    last = np.asarray(last_value, values.dtype).reshape(-1)
+    if len(last) not in (1, values.shape[1]):
+        raise ValueError(f"last_value must have as many numbers as a value, {values.shape[1]}, got {len(last)}")
+    return np.concatenate([values[1:], np.broadcast_to(last, values.shape[1:])[None]])
+
+
+def _split_episodes(trajectory: list[Transition], traj_len: float) -> Iterable[list[Transition]]:
+    """Yields parts that end with a `done`, a `truncated`, or a full trajectory."""
+    part: list[Transition] = []
+    for number, transition in enumerate(trajectory, start=1):
+        part.append(transition)
+        has_ended = _is_set(transition, "done") or _is_set(transition, "truncated")
+        if has_ended or number == len(trajectory) or (traj_len != math.inf and number % traj_len == 0):
+            yield part
+            part = []
+
+
+def _make_n_step_transitions(part: list[Transition], nstep: int, *, cum_reward: bool, gamma: float) -> list[Transition]:
+    """Returns the n-step transitions of one part; see `Adder.get_nstep_return_data`."""
+    rewards = _stack_field(part, "reward")
+    if cum_reward:
+        floats = rewards.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)
+        n_step_rewards = n_step_returns(floats, np.ones_like(floats), n=nstep, gamma=gamma)[0].numpy()
+    else:
+        padded = np.concatenate([rewards, np.zeros((nstep - 1, *rewards.shape[1:]), rewards.dtype)])
+        n_step_rewards = padded[np.arange(len(part))[:, None] + np.arange(nstep)]
+        if rewards.shape[1:] == (1,):  # DI-engine joins rewards of shape [1] to [nstep].
+            n_step_rewards = n_step_rewards[:, :, 0]
+    out = []
+    for first, transition in enumerate(part):
+        num_steps = min(nstep, len(part) - first)
+        changed = {
+            "reward": n_step_rewards[first],
+            "done": part[first + num_steps - 1]["done"],
+            "value_gamma": gamma**num_steps,
+        }
+        if "next_obs" in transition:
+            is_inside = first + num_steps < len(part)
+            changed["next_obs"] = part[first + num_steps]["obs"] if is_inside else part[-1]["next_obs"]
+        out.append({**transition, **changed})
+    return out
+
+
+def _make_null(null_transition: Transition | None, template: Transition) -> Transition:
+    """Returns `null_transition`, or zeros like the template, with `done` True and `reward` and `value_gamma` 0."""
+    null = tree.map_structure(_make_zeros, template) if null_transition is None else dict(null_transition)
+    if "done" in null:
+        null["done"] = np.ones_like(np.asarray(null["done"]))
+    for name in ("reward", "value_gamma"):
+        if name in null:
+            null[name] = tree.map_structure(_make_zeros, null[name])
+    return null
+
+
+def _make_zeros(leaf: Any) -> Any:
+    """Returns zeros like a leaf, which are empty strings for strings; None for None."""
+    return None if leaf is None else np.zeros_like(np.asarray(leaf))
+
+
+def _stack(*leaves: Any) -> Any:
+    return None if leaves[0] is None else np.stack([np.asarray(leaf) for leaf in leaves])
+
+
+def _replace_none(trajectory: Sequence[Transition]) -> list[Transition]:
+    """Replaces None in a field with zeros if another transition has a value there.
+
+    Raises:
+      ValueError: if transitions have different fields or nests.
+    """
+    names = list(trajectory[0])
+    for number, transition in enumerate(trajectory):
+        if transition.keys() != trajectory[0].keys():
+            raise ValueError(f"transition {number} must have the fields of the first, {names}, got {list(transition)}")
+    columns = [_replace_none_in_field(name, [transition[name] for transition in trajectory]) for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _replace_none_in_field(name: str, nests: Sequence[Any]) -> list[Any]:
+    """Replaces None in one field of all transitions; either a whole nest or parts of it may be None."""
+    example = next((nest for nest in nests if nest is not None), None)
+    if not tree.is_nested(example):
+        return [_make_zeros(example) if nest is None else nest for nest in nests]
+    nests = [tree.map_structure(lambda _: None, example) if nest is None else nest for nest in nests]
+    for nest in nests:
+        try:
+            tree.assert_same_structure(example, nest)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name!r} must have the same nest in all transitions, got {example} and {nest}"
+            ) from error
+    columns = [_replace_none_in_field(name, leaves) for leaves in zip(*map(tree.flatten, nests), strict=True)]
+    return [tree.unflatten_as(example, leaves) for leaves in zip(*columns, strict=True)]

@@ -1,80 +1,74 @@
-"""The priorities with which items begin."""
+"""The priorities with which items are inserted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode
-from rlds2reverb.items import ItemBatch, Items
+from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
-from .batches import is_last_transition, of_steps, steps_left
-from .column_adder import ColumnAdder, spec_of_columns, spec_of_elements
-from .n_step import NStep
+from .batches import count_steps_left, mark_last_transitions, pad_transitions_to_steps
+from .column_adder import ColumnAdder
 from .padding import MASK
 from .returns import td_errors
-from .steps import require_single_rewards, transitions, with_added
-from .values import ValueFn, require_values, values_of
+from .steps import add_field_specs, get_rewards_and_discounts, require_scalar_rewards
+from .values import ValueFn, compute_values, require_values
 
 PRIORITY = "priority"
 
-#: The value of each observation, on the way from the steps to the rows of NStep.
-_VALUE = "value_for_priority"
-
-#: What a priority is taken from; see `InitialPriorities`.
+#: How priorities are computed; see `InitialPriorities`.
 KINDS = ("constant", "return", "td", "max")
 
 
 @dataclass(frozen=True)
 class InitialPriorities(ColumnAdder):
-    """Computes the priorities that items begin with, each from the item as it will be trained on.
+    """The priority with which each item is inserted, computed from the item as the agent will be trained on it.
 
         'constant':  p_t = constant
-        'return':    p_t = (return of the episode - lowest) / (highest - lowest), within [eps, 1]
-        'td', 'max': p_t = |delta_t| + eps, delta_t of n steps as in `returns.td_errors`
+        'return':    p_t = (return of the episode - lowest) / (highest - lowest), clipped to [eps, 1]
+        'td', 'max': p_t = |delta_t| + eps, with the n-step error delta_t of `returns.td_errors`
 
     The TD error is that of prioritized replay (Schaul et al. 2016, eq. 1 with p = |delta| + eps). A row of `NStep` has
     the error of its own target, with NStep's gamma:
 
         delta = reward + gamma * discount * V(next_observation) - V(observation)
 
-    (with discount_power 'm' without the gamma). An item of several rows, steps or those of NStep, has, as in R2D2
-    (Kapturowski et al. 2019, sec. 2.3),
+    (without the gamma if discount_power is 'm'). The priority of an item of several rows, which may be steps or rows of
+    NStep, is that of R2D2 (Kapturowski et al. 2019, sec. 2.3),
 
         p = eta * max_t p_t + (1 - eta) * mean_t p_t
 
-    over its real rows that are not the last of an episode; 'max' is eta = 1. All are raw: Reverb applies the exponent
-    itself.
+    over its rows that are neither padding nor the last of an episode; 'max' means eta = 1. No priority includes the
+    sampler's exponent, which Reverb applies itself.
 
-    Give the same object twice to `ingest`, in the adder, which computes the priorities, and as `priority=`, which
-    hands them to the table: `ingest(source, server, adder=compose(p, NStep(3, 0.99)), priority=p)`. In `compose`
-    it may stand anywhere, and it changes neither the items nor their spec: the priorities are computed with the items
-    of an episode and come with them (`PrioritizedItems`), so that no column of a table holds them, and the keys of
-    items do not depend on them. A data set of items, without Reverb, has no priorities.
+    Pass the same object to `ingest` twice: in the adder, where it computes the priorities, and as `priority`, where it
+    hands them to the table: `ingest(source, server, adder=compose(p, NStep(3, 0.99)), priority=p)`. Its position in
+    `compose` does not matter for items and specs, which it leaves unchanged: the priorities come with the items of an
+    episode (`PrioritizedItems`) instead of as a column, and the keys of items do not depend on them. A dataset of
+    items, without Reverb, has no priorities.
 
-    Alone it is an adder whose item is a whole episode, a dict of columns `[N, ...]`: the steps' fields and `priority`,
-    float32, at least 0, one for each step.
+    On its own it is an adder whose item is a whole episode, a dict of columns `[N, ...]`: the fields of the steps and
+    `priority`, float32, at least 0, for each step.
 
-    Both ends of an episode: the first step is like any. A terminated episode ends with value 0, a truncated one with
-    the value of its final observation. The last step, where nothing is done, has eps with 'td' and 'max'.
+    Both ends of an episode: the first step is like any other. After a terminated episode the value is 0, after a
+    truncated one it is the value of the final observation. The last step, which has no action, has priority eps with
+    'td' and 'max'.
 
     Attributes:
       kind: 'constant', 'return', 'td' or 'max'.
-      constant: the priority of 'constant', in [0, 1e12].
-      lowest, highest: the returns that 'return' takes for 0 and 1.
-      gamma: in [0, 1], for 'td' and 'max' of steps.
-      n: steps of the TD error, for 'td' and 'max' of steps: those that the learner's targets have.
-      eta: the share of the largest, in [0, 1].
-      eps: added, so that everything can be sampled; in [1e-12, 1].
-      value_fn: see `GAE`; None if the values are the column `value`.
+      constant: the priority for 'constant', in [0, 1e12].
+      lowest, highest: the returns that 'return' maps to 0 and 1.
+      gamma: discount factor for 'td' and 'max' of steps, in [0, 1].
+      n: number of steps of the TD error, for 'td' and 'max' of steps; use that of the learner's targets.
+      eta: weight of the maximum, in [0, 1].
+      eps: minimum priority, so that every item can be sampled; in [1e-12, 1].
+      value_fn: see `GAE`; None to use the column `value`.
     """
 
     kind: str = "constant"
@@ -93,7 +87,7 @@ class InitialPriorities(ColumnAdder):
         require_number("lowest", self.lowest, -1e300, 1e300)
         require_number("highest", self.highest, -1e300, 1e300)
         if self.lowest >= self.highest:
-            raise ValueError(f"returns go from {self.lowest} to {self.highest}, expected the second above the first")
+            raise ValueError(f"highest must be above lowest, got highest={self.highest} and lowest={self.lowest}")
         require_number("eps", self.eps, 1e-12, 1)
         require_number("gamma", self.gamma, 0, 1)
         require_count("n", self.n)
@@ -101,244 +95,105 @@ class InitialPriorities(ColumnAdder):
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `ColumnAdder.row_spec`."""
-        require_single_rewards(step_spec, "InitialPriorities")
+        require_scalar_rewards(step_spec, "InitialPriorities")
         if self.kind in ("td", "max"):
             require_values(step_spec, self.value_fn, f"InitialPriorities({self.kind!r})")
-        return with_added(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
+        return add_field_specs(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
 
-    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.batch_rows`."""
-        return {**columns, PRIORITY: self._of_steps(columns, num_steps)}, num_steps
+    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `ColumnAdder.make_batch_rows`."""
+        return {**columns, PRIORITY: self._compute_step_priorities(columns, num_steps)}, num_steps
 
     @property
-    def takes_batches(self) -> bool:
-        """See `ColumnAdder.takes_batches`; networks, and sums of rewards, may round in other ways in batches."""
-        return super().takes_batches and self.value_fn is None and self.kind != "return"
+    def supports_batches(self) -> bool:
+        """False with a `value_fn` or for 'return', since networks and sums may round differently in batches."""
+        return super().supports_batches and self.value_fn is None and self.kind != "return"
 
-    def _of_steps(self, columns: Nest, num_steps: tf.Tensor) -> tf.Tensor:
-        rewards, discounts = transitions(columns)
+    def _compute_step_priorities(self, columns: Nest, num_steps: tf.Tensor) -> tf.Tensor:
+        rewards, discounts = get_rewards_and_discounts(columns)
         num_rows = tf.shape(columns[fields.IS_LAST])[0]
         if self.kind == "constant":
             return tf.fill([num_rows], tf.constant(self.constant, tf.float32))
         if self.kind == "return":
-            share = (tf.reduce_sum(tf.cast(rewards, tf.float64)) - self.lowest) / (self.highest - self.lowest)
-            return tf.fill([num_rows], tf.cast(tf.clip_by_value(share, self.eps, 1), tf.float32))
-        left = steps_left(num_steps)
-        values = values_of(columns, self.value_fn)
+            scaled = (tf.reduce_sum(tf.cast(rewards, tf.float64)) - self.lowest) / (self.highest - self.lowest)
+            return tf.fill([num_rows], tf.cast(tf.clip_by_value(scaled, self.eps, 1), tf.float32))
+        left = count_steps_left(num_steps)
+        values = compute_values(columns, self.value_fn)
         errors = td_errors(
             rewards,
             discounts,
             values=values[:-1],
             next_values=values[1:],
-            is_last=is_last_transition(left, rewards),
+            is_last=mark_last_transitions(left, rewards),
             n=self.n,
             gamma=self.gamma,
         )
-        return self._of_errors(of_steps(errors, left))
+        return self.convert_errors(pad_transitions_to_steps(errors, left))
 
-    def _of_errors(self, errors: tf.Tensor) -> tf.Tensor:
+    def convert_errors(self, errors: tf.Tensor) -> tf.Tensor:
+        """Returns the priorities for TD errors, float32."""
         return tf.cast(tf.abs(errors) + self.eps, tf.float32)
 
     def __call__(self, episodes: Any, items: Items | None = None) -> Any:
-        """See `ColumnAdder`; and with an episode's items their priorities, float64 `[M]`, as `ingest` asks for them.
+        """See `ColumnAdder.__call__`. With an episode and its items, returns their priorities, float64 `[M]`.
 
         Raises:
-          ValueError: if the items were made without this object, or with another.
+          ValueError: if the items were made without this object, or with a different one.
         """
         if items is None:
             return super().__call__(episodes)
         if isinstance(items, PrioritizedItems):
-            if items.by != self:
+            if items.computed_by != self:
                 raise ValueError(
-                    f"the items have the priorities of {items.by}, expected those of {self}; give the same "
-                    "InitialPriorities to compose and as priority="
+                    f"the items have priorities from {items.computed_by}, not from {self}; pass the same "
+                    "InitialPriorities to compose and as priority"
                 )
             return items.priorities
         if not isinstance(items.columns, dict) or PRIORITY not in items.columns:
             raise ValueError(
-                "the items have no priorities: put the InitialPriorities into the adder too, with "
-                "compose(priorities, ...)"
+                "the items have no priorities; add the InitialPriorities to the adder with compose(priorities, ...)"
             )
-        return self._of_items(items)
+        return self.mix_priorities(items)
 
-    def _of_items(self, items: Items) -> np.ndarray:
-        """Returns the mixtures of the rows' priorities, which are in a column."""
-        own = items.columns[PRIORITY].astype(np.float64)
-        nowhere = np.zeros(len(own), bool)
-        counted = items.columns.get(MASK, ~nowhere) & ~items.columns.get(fields.IS_LAST, nowhere)
+    def mix_priorities(self, items: Items) -> np.ndarray:
+        """Returns the priority of each item, float64 `[M]`, from the column `priority` of its rows."""
+        priorities = items.columns[PRIORITY].astype(np.float64)
+        none = np.zeros(len(priorities), bool)
+        counts = items.columns.get(MASK, ~none) & ~items.columns.get(fields.IS_LAST, none)
+        has_any = _reduce_items(np.maximum, counts.astype(np.float64), items) > 0
         eta = 1.0 if self.kind == "max" else self.eta
-        return np.where(_any(counted, items), _mixed(own, counted, items, eta), _mixed(own, ~nowhere, items, eta))
+        # An item whose rows are all padding or the last of an episode has the mixture of all its rows.
+        return np.where(has_any, _mix(priorities, counts, items, eta), _mix(priorities, ~none, items, eta))
 
 
 @dataclass(frozen=True)
 class PrioritizedItems(Items):
-    """The items of one episode, with the priorities that they begin with.
+    """The items of one episode with their initial priorities.
 
     Attributes:
       priorities: float64 `[M]`, at least 0.
-      by: what computed them.
+      computed_by: the adder that computed them.
     """
 
     priorities: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    by: InitialPriorities | None = None
+    computed_by: InitialPriorities | None = None
 
-    def part(self, rows: slice, items: slice) -> PrioritizedItems:
-        """See `Items.part`."""
-        part = super().part(rows, items)
-        return PrioritizedItems(part.columns, part.starts, part.lengths, part.squeeze, self.priorities[items], self.by)
-
-
-@dataclass(frozen=True)
-class Prioritized(ColumnAdder):
-    """Adders one after the other, whose items come with initial priorities.
-
-    Made by `compose`. Items, specs and data sets are those of `plain`; the priorities of an episode's items are read
-    off the column that `with_column` has in addition, which is then dropped.
-
-    Attributes:
-      adders: in order, the InitialPriorities among them.
-      plain: the same without the priorities.
-      with_column: the same with them, as `priority` of each row.
-      priorities: what computes them.
-    """
-
-    adders: tuple[ColumnAdder, ...]
-    plain: ColumnAdder = field(repr=False)
-    with_column: ColumnAdder = field(repr=False)
-    priorities: InitialPriorities = field(repr=False)
-
-    def __post_init__(self) -> None:
-        for name in ("squeeze", "ends_chain", "crosses_episodes"):
-            object.__setattr__(self, name, getattr(self.plain, name))
-
-    @property
-    def item_length(self) -> int | None:
-        """See `ColumnAdder.item_length`."""
-        return self.plain.item_length
-
-    def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
-        self.with_column.row_spec(step_spec)  # raises for steps without what the priorities need
-        return self.plain.row_spec(step_spec)
-
-    def rows(self, columns: Nest) -> Nest:
-        """See `ColumnAdder.rows`."""
-        return self.plain.rows(columns)
-
-    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `ColumnAdder.item_bounds`."""
-        return self.plain.item_bounds(num_rows)
-
-    def convert_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
-        """See `ColumnAdder.convert_batch`."""
-        made = self.with_column.convert_batch(batch)
-        return None if made is None else replace(made, items=self._without_column(made.items, batch.steps))
-
-    def _dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
-        self.item_spec(spec_of_elements(columns))
-        return self.plain._dataset(columns)
-
-    def _items(self, episode: Episode) -> Items:
-        return self._without_column(self.with_column._items(episode), episode.steps)
-
-    def _without_column(self, items: Items, steps: Nest) -> PrioritizedItems:
-        if not isinstance(items.columns, dict) or PRIORITY not in items.columns:
-            raise ValueError(
-                f"the rows of {self.with_column} have no 'priority'; every adder after InitialPriorities has to "
-                "keep the fields that it does not know"
-            )
-        names = self.plain.row_spec(spec_of_columns(steps))
-        kept = {name: nest for name, nest in items.columns.items() if name in names}
-        priorities = self.priorities._of_items(items)
-        return PrioritizedItems(kept, items.starts, items.lengths, items.squeeze, priorities, self.priorities)
+    def select(self, rows: slice, items: slice) -> PrioritizedItems:
+        """See `Items.select`."""
+        some = super().select(rows, items)
+        priorities = self.priorities[items]
+        return PrioritizedItems(some.columns, some.starts, some.lengths, some.squeeze, priorities, self.computed_by)
 
 
-def prioritized(adders: Sequence[ColumnAdder], chain: Callable[..., ColumnAdder]) -> ColumnAdder:
-    """Returns the adders as one whose items have the priorities of the `InitialPriorities` among them.
-
-    Args:
-      adders: in order, at least two, with one InitialPriorities.
-      chain: makes one adder of several.
-    """
-    at = next(number for number, adder in enumerate(adders) if isinstance(adder, InitialPriorities))
-    priorities = cast(InitialPriorities, adders[at])
-    before, after = list(adders[:at]), list(adders[at + 1 :])
-    steps: ColumnAdder = priorities
-    n_step = next((number for number, adder in enumerate(after) if isinstance(adder, NStep)), None)
-    marked = list(after)
-    if n_step is not None and priorities.kind in ("td", "max"):
-        steps = _Values(priorities.value_fn)
-        marked[n_step] = _OfTransitions(cast(NStep, after[n_step]), priorities)
-    return Prioritized(tuple(adders), chain(*before, *after), chain(*before, steps, *marked), priorities)
+def _mix(priorities: np.ndarray, counts: np.ndarray, items: Items, eta: float) -> np.ndarray:
+    """Mixes maximum and mean over the rows of each item that count, `[M]`; priorities are at least 0."""
+    counted = np.where(counts, priorities, 0)
+    num_counted = _reduce_items(np.add, counts.astype(np.float64), items)
+    means = _reduce_items(np.add, counted, items) / np.maximum(num_counted, 1)
+    return eta * _reduce_items(np.maximum, counted, items) + (1 - eta) * means
 
 
-@dataclass(frozen=True)
-class _Values(ColumnAdder):
-    """Adds the value of each observation, which `_OfTransitions` takes away again."""
-
-    value_fn: ValueFn | None = field(repr=False)
-
-    def row_spec(self, step_spec: Nest) -> Nest:
-        dtype = require_single_rewards(step_spec, "InitialPriorities")
-        require_values(step_spec, self.value_fn, "InitialPriorities")
-        return with_added(step_spec, "InitialPriorities", **{_VALUE: tf.TensorSpec((), dtype)})
-
-    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        return {**columns, _VALUE: values_of(columns, self.value_fn)}, num_steps
-
-    @property
-    def takes_batches(self) -> bool:
-        return self.value_fn is None
-
-
-@dataclass(frozen=True)
-class _OfTransitions(ColumnAdder):
-    """`NStep` whose rows have the priority of their own TD error, of the values that `_Values` added."""
-
-    n_step: NStep
-    priorities: InitialPriorities
-
-    squeeze: ClassVar[bool] = True
-
-    def row_spec(self, step_spec: Nest) -> Nest:
-        spec = _without_values(self.n_step.row_spec(step_spec))
-        return with_added(spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
-
-    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        rows, num_rows = self.n_step.batch_rows(columns, num_steps)
-        target_discounts = self.n_step.target_discounts(rows[fields.DISCOUNT])
-        errors = td_errors(
-            rows[fields.REWARD],
-            tf.cast(target_discounts, rows[fields.REWARD].dtype),
-            values=rows[_VALUE],
-            next_values=rows[f"next_{_VALUE}"],
-        )
-        return {**_without_values(rows), PRIORITY: self.priorities._of_errors(errors)}, num_rows
-
-    def batch_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return self.n_step.batch_bounds(num_rows)
-
-    @property
-    def takes_batches(self) -> bool:
-        return self.n_step.takes_batches
-
-
-def _without_values(rows: Nest) -> Nest:
-    return {name: nest for name, nest in rows.items() if name not in (_VALUE, f"next_{_VALUE}")}
-
-
-def _mixed(priorities: np.ndarray, counted: np.ndarray, items: Items, eta: float) -> np.ndarray:
-    """`[M]`, over the rows of each item that count; they are at least 0."""
-    chosen = np.where(counted, priorities, 0)
-    means = _reduced(np.add, chosen, items) / np.maximum(_reduced(np.add, counted.astype(np.float64), items), 1)
-    return eta * _reduced(np.maximum, chosen, items) + (1 - eta) * means
-
-
-def _any(flags: np.ndarray, items: Items) -> np.ndarray:
-    return _reduced(np.maximum, flags.astype(np.float64), items) > 0
-
-
-def _reduced(function: np.ufunc, column: np.ndarray, items: Items) -> np.ndarray:
-    """A function over the rows of each item."""
+def _reduce_items(function: np.ufunc, column: np.ndarray, items: Items) -> np.ndarray:
+    """Reduces a column over the rows of each item."""
     bounds = np.stack([items.starts, items.starts + items.lengths], axis=1).reshape(-1)
     return function.reduceat(np.append(column, 0.0), bounds)[::2] if len(bounds) else np.zeros(0)

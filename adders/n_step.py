@@ -1,4 +1,4 @@
-"""Transitions over n steps."""
+"""An adder of n-step transitions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.specs import Nest
 
-from .batches import is_last_transition, steps_left
+from .batches import count_steps_left, mark_last_transitions
 from .column_adder import ColumnAdder
-from .recurrence import MOST_STEPS
+from .recurrence import MAX_STEPS
 from .returns import n_step_returns
-from .steps import require_fields, require_rewards, returns_dtype, transition_factors
+from .steps import get_returns_dtype, get_transition_discounts, require_fields, require_rewards
 
 _OWN = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 _ADDED = ("next_observation", "value_gamma")
@@ -35,25 +35,25 @@ class NStep(ColumnAdder):
     `reward + gamma * discount * V(next_observation)`, as in Acme and TF-Agents.
 
     Item, a dict without a time axis: `observation` and `action` of step t, `reward`, `discount`, `next_observation` of
-    step t + m, `value_gamma`, and every further field of the steps as it is at t, and at t + m under `next_` and its
-    name. Reward has the dtype of the rewards (float32 if they are integers), discount and value_gamma are float32.
-    `as_transition` makes a TF-Agents `Transition` of a batch of them.
+    step t + m, `value_gamma`, and every other field of the steps, both at t and, prefixed with `next_`, at t + m.
+    Reward has the dtype of the rewards (float32 for integers); discount and value_gamma are float32. `as_transition`
+    converts a batch of items to a TF-Agents `Transition`.
 
-    Rewards and discounts may be vectors or nests, as in Acme's NStepTransitionAdder: the sums are taken component by
-    component. Where one of the two is a nest and the other is not, the latter counts for each part of the former;
-    where their shapes differ they are broadcast as numpy does it. In the item both have the same nest, a reward has
-    the broadcast shape, and a discount keeps its own.
+    Rewards and discounts may be vectors or nests, as in Acme's NStepTransitionAdder; the sums are computed component by
+    component. If only one of the two is a nest, the other applies to each of its parts. Different shapes are broadcast
+    as in numpy. In the item both have the same nest, a reward has the broadcast shape, and a discount keeps its own.
 
-    Both ends of an episode: the first item begins at the first step; with `grow_at_start` there are m = 1, 2, ..
-    n - 1 steps from the first one before that, as Acme's NStepTransitionAdder has them. The windows shrink at the end,
-    and nothing crosses it. A terminated episode has discount 0 where the window reaches the end; a truncated one keeps
-    the bootstrap from its final observation, with the power of gamma of its own m. A single step gives no item.
+    Both ends of an episode: the first item begins at the first step; with `grow_at_start`, items with m = 1, 2, ..,
+    n - 1 steps from the first step precede it, as in Acme's NStepTransitionAdder. Windows shrink at the end and never
+    cross it. If the window reaches the end of a terminated episode, the discount is 0; if the episode was truncated,
+    the bootstrap from its final observation remains, with the power of gamma of its own m. An episode of a single step
+    has no item.
 
     Attributes:
-      n: steps, at least 1.
+      n: number of steps, at least 1.
       gamma: the agent's discount factor, in [0, 1].
       grow_at_start: whether windows grow at the start.
-      discount_power: 'm-1' where the learner multiplies by the last gamma itself, 'm' where it does not.
+      discount_power: 'm-1' if the learner multiplies by the last gamma itself, 'm' if it does not.
     """
 
     n: int
@@ -72,12 +72,12 @@ class NStep(ColumnAdder):
         """See `ColumnAdder.row_spec`."""
         require_fields(step_spec, (fields.OBSERVATION, fields.ACTION), "NStep")
         require_rewards(step_spec, "NStep")
-        rewards, discounts = _of_one_nest(step_spec[fields.REWARD], step_spec[fields.DISCOUNT])
-        extras = {name: step_spec[name] for name in _extras(step_spec)}
+        rewards, discounts = _match_nests(step_spec[fields.REWARD], step_spec[fields.DISCOUNT])
+        extras = {name: step_spec[name] for name in _get_extra_fields(step_spec)}
         return {
             fields.OBSERVATION: step_spec[fields.OBSERVATION],
             fields.ACTION: step_spec[fields.ACTION],
-            fields.REWARD: tree.map_structure(_reward_spec, rewards, discounts),
+            fields.REWARD: tree.map_structure(_make_reward_spec, rewards, discounts),
             fields.DISCOUNT: tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, tf.float32), discounts),
             "next_observation": step_spec[fields.OBSERVATION],
             "value_gamma": tf.TensorSpec((), tf.float32),
@@ -85,78 +85,82 @@ class NStep(ColumnAdder):
             **{f"next_{name}": spec for name, spec in extras.items()},
         }
 
-    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.batch_rows`."""
-        left = steps_left(num_steps)
-        begins = tf.where(left > 0)[:, 0]
-        n = tf.constant(min(self.n, MOST_STEPS), tf.int64)
-        few = tf.maximum(tf.minimum(n, left[0]) - 1, 0) if self.grow_at_start else tf.constant(0, tf.int64)
-        first = tf.concat([tf.zeros([few], tf.int64), begins], 0)
-        steps = tf.concat([tf.range(1, few + 1), tf.minimum(n, tf.gather(left, begins))], 0)
-        power = self._gamma_to(steps if self.discount_power == "m" else steps - 1)
-        rewards, discounts = _of_one_nest(columns[fields.REWARD], columns[fields.DISCOUNT])
+    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `ColumnAdder.make_batch_rows`."""
+        left = count_steps_left(num_steps)
+        starts = tf.where(left > 0)[:, 0]
+        n = tf.constant(min(self.n, MAX_STEPS), tf.int64)
+        num_growing = tf.maximum(tf.minimum(n, left[0]) - 1, 0) if self.grow_at_start else tf.constant(0, tf.int64)
+        first = tf.concat([tf.zeros([num_growing], tf.int64), starts], 0)
+        lengths = tf.concat([tf.range(1, num_growing + 1), tf.minimum(n, tf.gather(left, starts))], 0)
+        power = self._raise_gamma_to(lengths if self.discount_power == "m" else lengths - 1)
+        rewards, discounts = _match_nests(columns[fields.REWARD], columns[fields.DISCOUNT])
 
-        def is_last(factors: tf.Tensor) -> tf.Tensor | None:
-            return None if num_steps.shape[0] == 1 else is_last_transition(left, factors)
+        def mark_ends(factors: tf.Tensor) -> tf.Tensor | None:
+            return None if num_steps.shape[0] == 1 else mark_last_transitions(left, factors)
 
-        def sums(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
-            factors = transition_factors(columns, discounts, returns_dtype(rewards.dtype))
-            own, factors = _broadcast(tf.cast(rewards[:-1], factors.dtype), factors)
-            found, _ = n_step_returns(own, factors, n=self.n, gamma=self.gamma, is_last=is_last(factors))
-            found = tf.gather(found, begins)
+        def sum_rewards(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
+            factors = get_transition_discounts(columns, discounts, get_returns_dtype(rewards.dtype))
+            terms, factors = _broadcast(tf.cast(rewards[:-1], factors.dtype), factors)
+            sums, _ = n_step_returns(terms, factors, n=self.n, gamma=self.gamma, is_last=mark_ends(factors))
+            sums = tf.gather(sums, starts)
             if not self.grow_at_start:
-                return found
-            growing = tf.cumsum(own * tf.math.cumprod(self.gamma * factors, exclusive=True))
-            return tf.concat([growing[:few], found], 0)
+                return sums
+            growing = tf.cumsum(terms * tf.math.cumprod(self.gamma * factors, exclusive=True))
+            return tf.concat([growing[:num_growing], sums], 0)
 
-        def products(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
-            factors = transition_factors(columns, discounts, returns_dtype(rewards.dtype))
-            _, found = n_step_returns(tf.zeros_like(factors), factors, n=self.n, is_last=is_last(factors))
-            products = tf.gather(found, begins)
+        def multiply_discounts(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
+            factors = get_transition_discounts(columns, discounts, get_returns_dtype(rewards.dtype))
+            _, products = n_step_returns(tf.zeros_like(factors), factors, n=self.n, is_last=mark_ends(factors))
+            products = tf.gather(products, starts)
             if self.grow_at_start:
-                products = tf.concat([tf.math.cumprod(factors)[:few], products], 0)
+                products = tf.concat([tf.math.cumprod(factors)[:num_growing], products], 0)
             powers = tf.reshape(power, [-1] + [1] * (products.shape.rank - 1))
             return tf.cast(powers * tf.cast(products, tf.float64), tf.float32)
 
-        at_first = {name: columns[name] for name in (fields.OBSERVATION, fields.ACTION, *_extras(columns))}
-        at_last = {f"next_{name}": columns[name] for name in (fields.OBSERVATION, *_extras(columns))}
+        extra_fields = _get_extra_fields(columns)
+        at_first = {name: columns[name] for name in (fields.OBSERVATION, fields.ACTION, *extra_fields)}
+        at_last = {f"next_{name}": columns[name] for name in (fields.OBSERVATION, *extra_fields)}
         rows = {
             **tree.map_structure(lambda column: tf.gather(column, first), at_first),
-            **tree.map_structure(lambda column: tf.gather(column, first + steps), at_last),
-            fields.REWARD: tree.map_structure(sums, rewards, discounts),
-            fields.DISCOUNT: tree.map_structure(products, rewards, discounts),
-            "value_gamma": tf.cast(self._gamma_to(steps), tf.float32),
+            **tree.map_structure(lambda column: tf.gather(column, first + lengths), at_last),
+            fields.REWARD: tree.map_structure(sum_rewards, rewards, discounts),
+            fields.DISCOUNT: tree.map_structure(multiply_discounts, rewards, discounts),
+            "value_gamma": tf.cast(self._raise_gamma_to(lengths), tf.float32),
         }
-        return rows, tf.maximum(num_steps - 1, 0) + few
+        return rows, tf.maximum(num_steps - 1, 0) + num_growing
 
     @property
-    def takes_batches(self) -> bool:
-        """See `ColumnAdder.takes_batches`; the windows that grow at the start are made of one episode at a time."""
-        return super().takes_batches and not self.grow_at_start
+    def supports_batches(self) -> bool:
+        """False with `grow_at_start`, whose growing windows are made for one episode at a time."""
+        return super().supports_batches and not self.grow_at_start
 
     def as_transition(self, items: Nest) -> Transition:
-        """Returns a batch of items as TF-Agents' `Transition`, for the `train` of its agents.
+        """Converts a batch of items to TF-Agents' `Transition`, for the `train` method of its agents.
 
-        `next_time_step` has the reward and the discount over the m steps. The discount lacks one gamma, which the
-        agent multiplies by itself: give the agent the gamma of this adder. As in TF-Agents' `to_transition`, reward
-        and discount of `time_step` mean nothing and are 0. Its step type is MID, since every item begins with a step
-        that was acted at; the next one's is LAST where all discounts are 0, else MID (a truncated end is not an end for
-        the learner). A field `policy_info` becomes the policy's info.
+        `next_time_step` has the reward and the discount over the m steps. The agent multiplies the discount by the last
+        gamma itself, so it must have the gamma of this adder. As in TF-Agents' `to_transition`, reward and discount of
+        `time_step` are unused and 0. Its step type is MID, since every item begins with a step that has an action; that
+        of `next_time_step` is LAST if all discounts are 0, else MID (a learner must not treat a truncation as an end).
+        A field `policy_info` becomes the policy's info.
 
         Args:
           items: nest of tensors or arrays `[B, ...]`, with the fields of an item.
 
         Raises:
-          ValueError: if discount_power is 'm', whose discounts have the agent's gamma already, or a field is missing.
+          ValueError: if discount_power is 'm', whose discounts include the agent's gamma, or a field is missing.
         """
         if self.discount_power == "m":
             raise ValueError(
-                "discount_power is 'm', expected 'm-1': agents of TF-Agents multiply the discount by the last gamma "
-                "themselves, so that it would count twice"
+                "discount_power must be 'm-1' for agents of TF-Agents, got 'm'; they multiply the discount by the last "
+                "gamma themselves, so it would count twice"
             )
-        require_fields(items, (*_OWN, "next_observation"), "NStep.as_transition", of="in the items")
+        require_fields(items, (*_OWN, "next_observation"), "NStep.as_transition", place="in the items")
         items = tree.map_structure(tf.convert_to_tensor, items)
-        ended = [tf.reduce_all(tf.reshape(leaf, [tf.shape(leaf)[0], -1]) == 0, 1) for leaf in _flat(items, "discount")]
+        ended = [
+            tf.reduce_all(tf.reshape(leaf, [tf.shape(leaf)[0], -1]) == 0, 1)
+            for leaf in tree.flatten(items[fields.DISCOUNT])
+        ]
         types = tf.where(tf.reduce_all(tf.stack(ended), 0), StepType.LAST, StepType.MID)
         info = items.get("policy_info", ())
         reward, discount = items[fields.REWARD], items[fields.DISCOUNT]
@@ -168,24 +172,20 @@ class NStep(ColumnAdder):
         )
 
     def target_discounts(self, discounts: tf.Tensor) -> tf.Tensor:
-        """Returns what the learner's target multiplies the value of `next_observation` by, from an item's discount."""
+        """Returns the factors of the value of `next_observation` in the learner's target, given items' discounts."""
         return discounts if self.discount_power == "m" else discounts * self.gamma
 
-    def _gamma_to(self, power: tf.Tensor) -> tf.Tensor:
+    def _raise_gamma_to(self, power: tf.Tensor) -> tf.Tensor:
         return tf.constant(self.gamma, tf.float64) ** tf.cast(power, tf.float64)
 
-    def batch_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Every row is an item."""
+    def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `ColumnAdder.cut_batch_items`; every row is an item."""
         total = tf.reduce_sum(num_rows)
         return tf.range(total), tf.ones([total], tf.int64), num_rows
 
 
-def _flat(items: Nest, name: str) -> list[tf.Tensor]:
-    return list(tree.flatten(items[name]))
-
-
-def _of_one_nest(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
-    """Returns both in the nest of the one that is nested; `ValueError` where they are nested in two ways."""
+def _match_nests(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
+    """Returns both in the nest of the one that is nested; raises `ValueError` if they have different nests."""
     if not tree.is_nested(rewards):
         return tree.map_structure(lambda _: rewards, discounts), discounts
     if not tree.is_nested(discounts):
@@ -194,41 +194,41 @@ def _of_one_nest(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
         tree.assert_same_structure(rewards, discounts)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"NStep needs rewards and discounts of one nest, or one of them without, found {rewards} and {discounts}"
+            f"NStep requires rewards and discounts with the same nest, or one without, got {rewards} and {discounts}"
         ) from error
     return rewards, discounts
 
 
-def _reward_spec(reward: tf.TensorSpec, discount: tf.TensorSpec) -> tf.TensorSpec:
+def _make_reward_spec(reward: tf.TensorSpec, discount: tf.TensorSpec) -> tf.TensorSpec:
     try:
         shape = tf.broadcast_static_shape(reward.shape, discount.shape)
     except ValueError as error:
         raise ValueError(
-            f"NStep needs rewards and discounts whose shapes broadcast, found {reward.shape} and {discount.shape}"
+            f"NStep requires rewards and discounts whose shapes broadcast, got {reward.shape} and {discount.shape}"
         ) from error
-    return tf.TensorSpec(shape, returns_dtype(reward.dtype))
+    return tf.TensorSpec(shape, get_returns_dtype(reward.dtype))
 
 
 def _broadcast(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns two columns `[T, ...]` in the shape to which their rows are broadcast."""
+    """Broadcasts the rows of two columns `[T, ...]` to a common shape."""
     if one.shape[1:] == other.shape[1:]:
         return one, other
     shape = tf.broadcast_static_shape(one.shape[1:], other.shape[1:])
 
-    def widened(column: tf.Tensor) -> tf.Tensor:
-        num = tf.shape(column)[0]
+    def widen(column: tf.Tensor) -> tf.Tensor:
+        num_rows = tf.shape(column)[0]
         ones = [1] * (shape.rank - column.shape.rank + 1)
-        aligned = tf.reshape(column, tf.concat([[num], ones, tf.shape(column)[1:]], 0))
-        return tf.ensure_shape(tf.broadcast_to(aligned, tf.concat([[num], shape], 0)), [None, *shape])
+        aligned = tf.reshape(column, tf.concat([[num_rows], ones, tf.shape(column)[1:]], 0))
+        return tf.ensure_shape(tf.broadcast_to(aligned, tf.concat([[num_rows], shape], 0)), [None, *shape])
 
-    return widened(one), widened(other)
+    return widen(one), widen(other)
 
 
-def _extras(steps: Nest) -> list[str]:
-    """Returns the fields besides those of every step; `ValueError` where one would hide a field of the item."""
+def _get_extra_fields(steps: Nest) -> list[str]:
+    """Returns the fields that not every step has; raises `ValueError` if one collides with a field of the item."""
     extras = [name for name in steps if name not in fields.STEP_FIELDS]
     names = [*_OWN, *_ADDED, *extras, *(f"next_{name}" for name in extras)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"NStep's items would have two fields {twice[0]!r}; rename the one in the steps")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"NStep's items would have two fields {duplicates[0]!r}; rename the one in the steps")
     return extras

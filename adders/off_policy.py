@@ -1,7 +1,7 @@
-"""Targets for trajectories of another policy than the one that is learned, without a loop over their steps.
+"""Functions for targets from trajectories of a different policy than the learned one, without a loop over the steps.
 
-Shapes, indices and gamma_t are those of `returns`. `ratios[t]` is pi(a_t | s_t) / mu(a_t | s_t), for pi, the policy
-that is learned, and mu, the one that acted.
+Shapes, indices and gamma_t are those of `returns`. `ratios[t]` is pi(a_t | s_t) / mu(a_t | s_t), where pi is the
+learned policy and mu the one that acted.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import tensorflow as tf
 
 from rlds2reverb._arguments import require_number
 
-from .recurrence import scan, shifted
-from .returns import along
-from .tensors import TensorLike, alike, continues, following_values
+from .recurrence import scan, shift
+from .returns import apply_along
+from .tensors import TensorLike, make_continues, select_next_values, to_matching_tensors
 
 
 class VTrace(NamedTuple):
-    """What `v_trace` returns.
+    """The result of `v_trace`.
 
     Attributes:
-      targets: `[T]`, v_t, what the value function learns.
-      advantages: `[T]`, what the policy gradient of a_t is multiplied by, with rho_t in it.
+      targets: `[T]`, v_t, the targets of the value function.
+      advantages: `[T]`, the factors of the policy gradient of a_t, including rho_t.
     """
 
     targets: tf.Tensor
@@ -53,43 +53,43 @@ def v_trace(
 
     Espeholt et al. (2018), "IMPALA", section 4.1: eq. 1 by the recursion of remark 1, with the lambda of remark 2; and
     section 4.2 for A_t. On data of the policy itself, with lambda 1 and clip_c of at least 1, v_t is the discounted
-    return with the value behind it (eq. 2).
+    return including the bootstrap value (eq. 2).
 
     Args:
       rewards: see `returns.td_errors`.
       discounts: see `returns.td_errors`.
       values: see `returns.td_errors`.
-      ratios: `[T]`, at least 0; `exp(log pi - log mu)` of the actions that were taken.
+      ratios: `[T]`, at least 0; `exp(log pi - log mu)` of the actions taken.
       bootstrap_value: see `returns.td_errors`.
       next_values: see `returns.td_errors`.
-      is_last: see `returns.generalized_advantage_estimation`; behind such a transition v is the next value.
+      is_last: see `returns.generalized_advantage_estimation`; after such a transition, v is the next value.
       gamma: in [0, 1].
       lambda_: in [0, 1].
-      clip_rho: at least clip_c; the larger it is, the closer is the fixed point to the value of pi.
-      clip_c: at least 0; the smaller it is, the lower the variance and the slower the learning. The fixed point is the
-        same.
+      clip_rho: upper limit of rho, at least clip_c. Larger values move the fixed point closer to the value of pi.
+      clip_c: upper limit of the traces, at least 0. Smaller values reduce the variance and slow down learning, without
+        changing the fixed point.
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
       `VTrace`, both of the dtype of the rewards. No gradient is stopped.
 
     Raises:
-      ValueError: if shapes or dtypes differ, a number is out of its range, not one of the two values is given, or
-        is_last without next_values.
+      ValueError: if shapes or dtypes differ, a number is out of its range, not exactly one of the two values is
+        passed, or is_last without next_values.
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
     require_number("clip_c", clip_c, 0)
     require_number("clip_rho", clip_rho, clip_c)
-    rewards, discounts, values, ratios = alike(
+    rewards, discounts, values, ratios = to_matching_tensors(
         time_axis, rewards=rewards, discounts=discounts, values=values, ratios=ratios
     )
-    following = following_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
-    factors, goes_on = gamma * discounts, continues(is_last, rewards, time_axis)
+    following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
+    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
     rhos, traces = tf.minimum(ratios, clip_rho), lambda_ * tf.minimum(ratios, clip_c)
     deltas = rhos * (rewards + tf.math.multiply_no_nan(following, factors) - values)
-    corrections = along(time_axis, scan, factors * traces * goes_on, deltas)
-    after = following + tf.math.multiply_no_nan(along(time_axis, _next, corrections), goes_on)
+    corrections = apply_along(time_axis, scan, factors * traces * continues, deltas)
+    after = following + tf.math.multiply_no_nan(apply_along(time_axis, _shift_by_one, corrections), continues)
     return VTrace(values + corrections, rhos * (rewards + tf.math.multiply_no_nan(after, factors) - values))
 
 
@@ -105,21 +105,21 @@ def retrace(
     lambda_: float,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """Returns Retrace(lambda) targets of the action values.
+    """Returns Retrace(lambda) targets of action values.
 
         delta_t = r_t + gamma_t * E_pi[Q(s_{t+1}, .)] - Q(s_t, a_t),   c_t = lambda * min(1, ratios_t)
         Q_t     = Q(s_t, a_t) + delta_t + gamma_t * c_{t+1} * (Q_{t+1} - Q(s_{t+1}, a_{t+1}))
 
     Munos et al. (2016), "Safe and Efficient Off-Policy Reinforcement Learning", eq. 3 with the c_t that is given below
-    it for Retrace(lambda). The first step of a sum has no trace: its action is given. lambda 0 gives the one-step
-    targets.
+    it for Retrace(lambda). The first step of a sum has no trace, because its action is given. lambda 0 gives the
+    one-step targets.
 
     Args:
       rewards: see `returns.lambda_returns`.
       discounts: see `returns.lambda_returns`.
-      values: `[T]`, Q(s_t, a_t) of the actions that were taken.
+      values: `[T]`, Q(s_t, a_t) of the actions taken.
       next_values: `[T]`, the mean of Q(s_{t+1}, .) over the actions of pi.
-      ratios: `[T]`, at least 0; `ratios[t]` is of the action taken at s_t, so that `ratios[0]` is not used.
+      ratios: `[T]`, at least 0; `ratios[t]` belongs to the action taken at s_t, so `ratios[0]` is unused.
       is_last: see `returns.lambda_returns`.
       gamma: in [0, 1].
       lambda_: in [0, 1].
@@ -133,14 +133,14 @@ def retrace(
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, values, following, ratios = alike(
+    rewards, discounts, values, following, ratios = to_matching_tensors(
         time_axis, rewards=rewards, discounts=discounts, values=values, next_values=next_values, ratios=ratios
     )
-    factors, goes_on = gamma * discounts, continues(is_last, rewards, time_axis)
+    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
     deltas = rewards + tf.math.multiply_no_nan(following, factors) - values
-    next_traces = lambda_ * tf.minimum(along(time_axis, _next, ratios), 1)
-    return values + along(time_axis, scan, factors * tf.math.multiply_no_nan(next_traces, goes_on), deltas)
+    next_traces = lambda_ * tf.minimum(apply_along(time_axis, _shift_by_one, ratios), 1)
+    return values + apply_along(time_axis, scan, factors * tf.math.multiply_no_nan(next_traces, continues), deltas)
 
 
-def _next(tensor: tf.Tensor) -> tf.Tensor:
-    return shifted(tensor, 1, 0)
+def _shift_by_one(tensor: tf.Tensor) -> tf.Tensor:
+    return shift(tensor, 1, 0)

@@ -1,4 +1,4 @@
-"""Rows of zeros before or behind those of an episode, and the masks that say which rows are which."""
+"""Padding of episodes with rows of zeros, and the masks that mark the real rows."""
 
 from __future__ import annotations
 
@@ -8,53 +8,49 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
-from .batches import filled_places
+from .batches import find_source_rows
 
-#: True for the rows of an episode, False for those that fill it up.
+#: True for the rows of an episode, False for padding.
 MASK = "mask"
 
 #: True for the rows of an episode whose action was taken: all except the row of the final observation.
 ACTION_TAKEN = "action_taken"
 
 
-def masked_spec(row_spec: Nest, who: str) -> Nest:
-    """Returns the spec of a row with its masks.
+def add_mask_specs(row_spec: Nest, adder: str) -> Nest:
+    """Returns the spec of a row including its masks.
 
     Raises:
-      ValueError: if the rows are not a dict, or have a field of such a name.
+      ValueError: if the rows are not a dict, or already have a field with the name of a mask.
     """
     for name in (MASK, ACTION_TAKEN):
         if not isinstance(row_spec, dict) or name in row_spec:
-            raise ValueError(f"{who} adds a field {name!r}, expected steps that are a dict without one")
+            raise ValueError(f"steps must be a dict without the field {name!r}, which {adder} adds; rename the field")
     return {**row_spec, MASK: tf.TensorSpec((), tf.bool), ACTION_TAKEN: tf.TensorSpec((), tf.bool)}
 
 
-def masks(rows: Nest, real: tf.Tensor) -> Nest:
-    """Returns both masks of rows, from the bools `[R]` that say which are of an episode."""
-    last = rows.get(fields.IS_LAST, tf.zeros_like(real))  # rows of NStep have an action each
-    return {MASK: real, ACTION_TAKEN: real & ~last}
-
-
-def masked(
-    rows: Nest, num_rows: tf.Tensor, before: tf.Tensor, behind: tf.Tensor, *, ended: bool = False
+def pad_and_mask(
+    rows: Nest, num_rows: tf.Tensor, num_before: tf.Tensor, num_after: tf.Tensor, *, mark_ended: bool = False
 ) -> tuple[Nest, tf.Tensor]:
-    """Returns rows `[R, ...]` of episodes with rows of zeros around each, and their masks; and how many each has now.
+    """Pads the episodes of `rows` with zeros and adds both masks; also returns the new number of rows per episode.
 
     Args:
-      rows: dict of nests of tensors, the episodes one after the other.
-      num_rows: int64 `[E]`, the rows of each.
-      before: int64 `[E]`, how many rows to add in front of each.
-      behind: int64 `[E]`, how many rows to add at the end of each.
-      ended: whether the added rows are marked as last and terminal, where the rows have such marks.
+      rows: dict of nests of tensors `[R, ...]`, the concatenated rows of the episodes.
+      num_rows: int64 `[E]`, the number of rows of each episode.
+      num_before: int64 `[E]`, the number of padding rows before each.
+      num_after: int64 `[E]`, the number of padding rows after each.
+      mark_ended: whether `is_last` and `is_terminal` are True in padding rows, if the rows have these fields.
     """
-    places = filled_places(num_rows, before, behind)
-    real = places >= 0
+    sources = find_source_rows(num_rows, num_before, num_after)
+    is_real = sources >= 0
 
-    def fill(path: tuple[str, ...], row: tf.Tensor) -> tf.Tensor:
-        some = tf.gather(row, tf.maximum(places, 0))
-        marks = ended and path[0] in (fields.IS_LAST, fields.IS_TERMINAL)
-        filler = tf.ones_like(some) if marks else tf.zeros_like(some)
-        return tf.where(tf.reshape(real, [-1] + [1] * (row.shape.rank - 1)), some, filler)
+    def pad(path: tuple[str, ...], column: tf.Tensor) -> tf.Tensor:
+        values = tf.gather(column, tf.maximum(sources, 0))
+        is_flag = mark_ended and path[0] in (fields.IS_LAST, fields.IS_TERMINAL)
+        filler = tf.ones_like(values) if is_flag else tf.zeros_like(values)
+        return tf.where(tf.reshape(is_real, [-1] + [1] * (column.shape.rank - 1)), values, filler)
 
-    filled = tree.map_structure_with_path(fill, rows)
-    return {**filled, **masks(filled, real)}, num_rows + before + behind
+    padded = tree.map_structure_with_path(pad, rows)
+    is_last = padded.get(fields.IS_LAST, tf.zeros_like(is_real))  # Every row of NStep has an action that was taken.
+    masks = {MASK: is_real, ACTION_TAKEN: is_real & ~is_last}
+    return {**padded, **masks}, num_rows + num_before + num_after

@@ -1,8 +1,8 @@
 """The linear recurrence `x_t = b_t + a_t x_{t+1}`, without a loop over the steps.
 
-It is a composition of affine maps: the map over steps `t .. t+2k-1` is made of those over `t .. t+k-1` and
+It is a composition of affine maps: the map over steps `t .. t+2k-1` is composed of those over `t .. t+k-1` and
 `t+k .. t+2k-1`, so that log2(T) doublings cover T steps (Hillis & Steele 1986, "Data parallel algorithms"). A factor
-of 0 cuts off what is behind it, NaN and Inf included.
+of 0 cuts off everything after it, including NaN and Inf.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from .tensors import TensorLike
 
-#: Longer windows are cut to this many steps, which no episode has.
-MOST_STEPS = 1 << 30
+#: Longer windows are shortened to this many steps, which no episode has.
+MAX_STEPS = 1 << 30
 
 
 def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
-    """`x_t = terms_t + factors_t * x_{t+1}` over `[T, ...]`, from x_T = 0, in log2(T) doublings."""
+    """Returns `x_t = terms_t + factors_t * x_{t+1}` over `[T, ...]`, starting from x_T = 0, in log2(T) doublings."""
 
     def double(width: TensorLike, factors: tf.Tensor, terms: tf.Tensor) -> tuple[TensorLike, tf.Tensor, tf.Tensor]:
         pads = [[0, width]] + [[0, 0]] * (terms.shape.rank - 1)
@@ -24,7 +24,7 @@ def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
         later_factors = tf.math.multiply_no_nan(later_factors, factors)
         return 2 * width, later_factors, terms + tf.math.multiply_no_nan(later_terms, factors)
 
-    if terms.shape[0] is not None:  # XLA needs sizes that it knows
+    if terms.shape[0] is not None:  # XLA requires static sizes.
         width = 1
         while width < terms.shape[0]:
             width, factors, terms = double(width, factors, terms)
@@ -39,31 +39,31 @@ def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
     )[2]
 
 
-def windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The composed maps of the n steps from each on: what they add, and what they multiply by.
+def compose_windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the composed maps over the n steps from each step on, as what they add and what they multiply by.
 
-    They are put together by the binary digits of n: with 1 doubled to 2, 2 and 1 make 3, 3 doubled makes 6.
+    They are composed along the binary digits of n: 1 doubled is 2, 2 and 1 make 3, 3 doubled is 6.
     """
     sums, products, width = terms, factors, 1
-    for digit in f"{min(n, MOST_STEPS):b}"[1:]:
-        sums, products = _composed(sums, products, sums, products, width)
+    for digit in f"{min(n, MAX_STEPS):b}"[1:]:
+        sums, products = _compose(sums, products, sums, products, width)
         width *= 2
         if digit == "1":
-            sums, products = _composed(terms, factors, sums, products, 1)
+            sums, products = _compose(terms, factors, sums, products, 1)
             width += 1
     return sums, products
 
 
-def _composed(
+def _compose(
     sums: tf.Tensor, products: tf.Tensor, later_sums: tf.Tensor, later_products: tf.Tensor, width: TensorLike
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Maps over `width` steps and then the later ones; behind the end is the identity, so that windows shrink."""
-    added = tf.math.multiply_no_nan(shifted(later_sums, width, 0), products)
-    return sums + added, tf.math.multiply_no_nan(shifted(later_products, width, 1), products)
+    """Composes maps over `width` steps with the later ones; past the end is the identity, so that windows shrink."""
+    added = tf.math.multiply_no_nan(shift(later_sums, width, 0), products)
+    return sums + added, tf.math.multiply_no_nan(shift(later_products, width, 1), products)
 
 
-def shifted(tensor: tf.Tensor, by: TensorLike, filler: int) -> tf.Tensor:
-    """Returns `tensor[t + by]`, and the filler behind the end."""
+def shift(tensor: tf.Tensor, by: TensorLike, filler: int) -> tf.Tensor:
+    """Returns `tensor[t + by]`, with the filler past the end."""
     by = tf.minimum(by, tf.shape(tensor)[0])
     pads = [[0, by]] + [[0, 0]] * (tensor.shape.rank - 1)
     shifted = tf.pad(tensor[by:], pads, constant_values=tf.cast(filler, tensor.dtype))

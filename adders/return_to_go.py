@@ -1,4 +1,4 @@
-"""The return from each step on."""
+"""An adder of the return from each step on."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import tensorflow as tf
 from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
-from .batches import is_last_transition, of_steps, steps_left
+from .batches import count_steps_left, mark_last_transitions, pad_transitions_to_steps
 from .column_adder import ColumnAdder
 from .returns import discounted_returns
-from .steps import require_single_rewards, transitions, with_added
+from .steps import add_field_specs, get_rewards_and_discounts, require_scalar_rewards
 
 RETURN_TO_GO = "return_to_go"
 
 
 @dataclass(frozen=True)
 class ReturnToGo(ColumnAdder):
-    """Adds `return_to_go` to every step: see `returns.returns_to_go`.
+    """An adder of the field `return_to_go`; see `returns.returns_to_go`.
 
     Chen et al. (2021), "Decision Transformer", sec. 3.
 
-    Item: a whole episode, a dict of columns `[N, ...]`: the steps' fields and this one, of the dtype of the rewards
-    (float32 if these are integers).
+    Item: a whole episode, a dict of columns `[N, ...]`: the fields of the steps and this one, with the dtype of the
+    rewards (float32 for integers).
 
-    Both ends of an episode: the first step has the return of the episode. Terminated or truncated, what comes after
-    the end is not counted, and the last step has 0.
+    Both ends of an episode: the first step has the return of the episode. Nothing after the end counts, whether the
+    episode was terminated or truncated, and the last step has 0.
 
     Attributes:
-      gamma: in [0, 1]; 1 as in the paper.
+      gamma: discount factor, in [0, 1]; 1 as in the paper.
     """
 
     gamma: float = 1.0
@@ -40,13 +40,13 @@ class ReturnToGo(ColumnAdder):
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `ColumnAdder.row_spec`."""
-        dtype = require_single_rewards(step_spec, "ReturnToGo")
-        return with_added(step_spec, "ReturnToGo", **{RETURN_TO_GO: tf.TensorSpec((), dtype)})
+        dtype = require_scalar_rewards(step_spec, "ReturnToGo")
+        return add_field_specs(step_spec, "ReturnToGo", **{RETURN_TO_GO: tf.TensorSpec((), dtype)})
 
-    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.batch_rows`."""
-        left = steps_left(num_steps)
-        rewards, _ = transitions(columns)
-        is_last = is_last_transition(left, rewards)
+    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `ColumnAdder.make_batch_rows`."""
+        left = count_steps_left(num_steps)
+        rewards, _ = get_rewards_and_discounts(columns)
+        is_last = mark_last_transitions(left, rewards)
         returns = discounted_returns(rewards, tf.ones_like(rewards), gamma=self.gamma, is_last=is_last)
-        return {**columns, RETURN_TO_GO: of_steps(returns, left)}, num_steps
+        return {**columns, RETURN_TO_GO: pad_transitions_to_steps(returns, left)}, num_steps

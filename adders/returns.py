@@ -1,7 +1,7 @@
-"""Returns and advantages of trajectories, without a loop over their steps.
+"""Functions for returns and advantages of trajectories, without a loop over the steps.
 
 Shapes: `[T]`, `[T, ...]`, or `[B, T]` with `time_axis=1`. Index convention: `rewards[t]` follows the action taken at
-`s_t` and leads to `s_{t+1}`; `discounts[t]` belongs to the same transition and is 0 where `s_{t+1}` is terminal.
+`s_t` and leads to `s_{t+1}`; `discounts[t]` belongs to the same transition and is 0 if `s_{t+1}` is terminal.
 Below, gamma_t stands for `gamma * discounts[t]`.
 """
 
@@ -15,8 +15,15 @@ import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
 
-from .recurrence import MOST_STEPS, scan, shifted, windows
-from .tensors import TensorLike, alike, continues, final_value, flags_like, following_values
+from .recurrence import MAX_STEPS, compose_windows, scan, shift
+from .tensors import (
+    TensorLike,
+    broadcast_bootstrap_value,
+    make_continues,
+    select_next_values,
+    to_flags,
+    to_matching_tensors,
+)
 
 
 def discounted_returns(
@@ -29,47 +36,47 @@ def discounted_returns(
     is_last: TensorLike | None = None,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """Returns the discounted sum of what follows each step in its episode.
+    """Returns the discounted sum of the rewards from each step to the end of its episode.
 
         G_t = r_t + gamma_t * G_{t+1},  G_T = bootstrap_value
 
-    Sutton & Barto (2018), eq. 3.9 with the discounting of eq. 14.2 (a discount for each transition). Behind the last
+    Sutton & Barto (2018), eq. 3.9 with the discounting of eq. 14.2 (a discount for each transition). After the last
     step of an episode, G_{t+1} is next_values[t], or 0 without them.
 
     Args:
       rewards: float32 or float64 `[T]` (see the module), in the environment's own units.
-      discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state, kept where it is only truncated.
+      discounts: `[T]`, in [0, 1]; 0 if the transition ends in a terminal state, unchanged if it is only truncated.
       gamma: the agent's discount factor, in [0, 1].
-      bootstrap_value: the value of `s_T`, a number or the shape of `rewards` without time, 0 by default; it is not
-        used where `discounts[-1]` is 0. With is_last, an episode that is truncated inside the chunk has 0 behind it.
-      next_values: `[T]`, V(s_{t+1}) for each step, of which only those behind the end of an episode or of the chunk
-        are used; instead of bootstrap_value.
-      is_last: bool `[T]`, True where the transition is the last of its episode: nothing of the steps after it is
-        taken in. Only needed for truncations inside the chunk.
+      bootstrap_value: the value of `s_T`, a number or of the shape of `rewards` without time, 0 by default; unused if
+        `discounts[-1]` is 0. With is_last, the value after an episode truncated inside the chunk is 0.
+      next_values: `[T]`, V(s_{t+1}) for each step, instead of bootstrap_value. Only those after the end of an episode
+        or of the chunk are used.
+      is_last: bool `[T]`, True if the transition is the last of its episode, so that later steps are ignored. Only
+        needed for truncations inside the chunk.
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
       `[T]`, dtype of the rewards. Empty for an empty episode.
 
     Raises:
-      ValueError: if shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are given.
+      ValueError: if shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are passed.
     """
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
+    rewards, discounts = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts)
     if bootstrap_value is not None and next_values is not None:
-        raise ValueError("bootstrap_value and next_values are both given, expected one of them")
+        raise ValueError("pass either bootstrap_value or next_values, not both")
     if next_values is not None:
-        following = alike(time_axis, rewards=rewards, next_values=next_values)[1]
+        following = to_matching_tensors(time_axis, rewards=rewards, next_values=next_values)[1]
     else:
-        final = final_value(0.0 if bootstrap_value is None else bootstrap_value, rewards, time_axis)
-        following = following_values(rewards, tf.zeros_like(rewards), final, None, time_axis)
-    factors, goes_on = gamma * discounts, continues(is_last, rewards, time_axis)
-    terms = rewards + tf.math.multiply_no_nan(following, factors * (1 - goes_on))
-    return along(time_axis, scan, factors * goes_on, terms)
+        final = broadcast_bootstrap_value(0.0 if bootstrap_value is None else bootstrap_value, rewards, time_axis)
+        following = select_next_values(rewards, tf.zeros_like(rewards), final, None, time_axis)
+    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
+    terms = rewards + tf.math.multiply_no_nan(following, factors * (1 - continues))
+    return apply_along(time_axis, scan, factors * continues, terms)
 
 
 def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0) -> tf.Tensor:
-    """Returns the sum of the rewards from each step to the end, whatever end that is.
+    """Returns the discounted sum of the rewards from each step to the end, which may be a truncation.
 
         R_t = r_t + gamma * R_{t+1},  R_T = 0
 
@@ -101,7 +108,7 @@ def td_errors(
     gamma: float = 1.0,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """Returns temporal-difference errors over one step, or over n.
+    """Returns temporal-difference errors over one or n steps.
 
         delta_t = r_t + gamma_t * V(s_{t+1}) - V(s_t)
         delta_t = R_t + D_t * V(s_{t+m}) - V(s_t)   over n steps, with R, D and m of `n_step_returns`
@@ -110,14 +117,14 @@ def td_errors(
 
     Args:
       rewards: float `[T]`.
-      discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state.
+      discounts: `[T]`, in [0, 1]; 0 if the transition ends in a terminal state.
       values: `[T]`, V(s_0) .. V(s_{T-1}).
-      bootstrap_value: V(s_T), a number or without time; if the next value of each step is that of the step after it.
-      next_values: `[T]`, V(s_{t+1}) for each step: needed where an episode is truncated inside the chunk, since
-        `values[t + 1]` is then of another episode. Give one of the two.
-      is_last: bool `[T]`, True where the transition is the last of its episode, with `next_values`: windows of n
-        steps end there. With one step the errors are the same without it.
-      n: steps, at least 1.
+      bootstrap_value: V(s_T), a number or of the shape without time, if each step is followed by the next one.
+      next_values: `[T]`, V(s_{t+1}) for each step, instead of bootstrap_value. Required if an episode is truncated
+        inside the chunk, since `values[t + 1]` then belongs to a different episode.
+      is_last: bool `[T]`, True if the transition is the last of its episode, where windows of n steps end; requires
+        `next_values`. Makes no difference for one step.
+      n: number of steps, at least 1.
       gamma: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
@@ -125,33 +132,36 @@ def td_errors(
       `[T]`, dtype of the rewards.
 
     Raises:
-      ValueError: if shapes or dtypes differ, n is below 1, gamma is outside [0, 1], not one of the two values is
-        given, or is_last without next_values.
+      ValueError: if shapes or dtypes differ, n is below 1, gamma is outside [0, 1], not exactly one of the two
+        values is passed, or is_last without next_values.
     """
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
-    following = following_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
+    rewards, discounts, values = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts, values=values)
+    following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
     factors = gamma * discounts
     if n == 1:
         if is_last is not None:
-            flags_like(is_last, rewards)
+            to_flags(is_last, rewards)
         return rewards + tf.math.multiply_no_nan(following, factors) - values
-    goes_on = continues(is_last, rewards, time_axis)
-    return along(time_axis, functools.partial(_n_step_targets, n), rewards, factors, following, goes_on) - values
+    continues = make_continues(is_last, rewards, time_axis)
+    return (
+        apply_along(time_axis, functools.partial(_compute_n_step_targets, n), rewards, factors, following, continues)
+        - values
+    )
 
 
-def _n_step_targets(
-    n: int, rewards: tf.Tensor, factors: tf.Tensor, following: tf.Tensor, goes_on: tf.Tensor
+def _compute_n_step_targets(
+    n: int, rewards: tf.Tensor, factors: tf.Tensor, following: tf.Tensor, continues: tf.Tensor
 ) -> tf.Tensor:
     """Returns `R_t + D_t * V(s_{t+m})`.
 
-    A window that reaches the end of an episode has the value there among its terms; any other takes the value
-    after its n-th step, n - 1 rows on.
+    For a window that reaches the end of an episode, the value there is one of its terms; any other takes the value
+    after its n-th step, n - 1 rows later.
     """
-    at_ends = tf.math.multiply_no_nan(following, factors * (1 - goes_on))
-    sums, products = windows(factors * goes_on, rewards + at_ends, n)
-    return sums + tf.math.multiply_no_nan(shifted(following, min(n, MOST_STEPS) - 1, 0), products)
+    at_ends = tf.math.multiply_no_nan(following, factors * (1 - continues))
+    sums, products = compose_windows(factors * continues, rewards + at_ends, n)
+    return sums + tf.math.multiply_no_nan(shift(following, min(n, MAX_STEPS) - 1, 0), products)
 
 
 def generalized_advantage_estimation(
@@ -176,12 +186,12 @@ def generalized_advantage_estimation(
 
     Args:
       rewards: float `[T]`.
-      discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state, which ends the sum as well.
+      discounts: `[T]`, in [0, 1]; 0 if the transition ends in a terminal state, which ends the sum as well.
       values: `[T]`, V(s_0) .. V(s_{T-1}).
       bootstrap_value: see `td_errors`.
       next_values: see `td_errors`.
-      is_last: bool `[T]`, True where the transition is the last of its episode: nothing of the steps after it is
-        taken in. Only needed for ends inside the chunk that are truncations, and only with `next_values`.
+      is_last: bool `[T]`, True if the transition is the last of its episode, so that later steps are ignored; requires
+        `next_values`. Only needed for truncations inside the chunk.
       gamma: in [0, 1].
       lambda_: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
@@ -190,16 +200,16 @@ def generalized_advantage_estimation(
       `[T]`, dtype of the rewards. No gradient is stopped.
 
     Raises:
-      ValueError: if shapes or dtypes differ, gamma or lambda_ are outside [0, 1], not one of the two values is
-        given, or is_last without next_values.
+      ValueError: if shapes or dtypes differ, gamma or lambda_ are outside [0, 1], not exactly one of the two
+        values is passed, or is_last without next_values.
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, values = alike(time_axis, rewards=rewards, discounts=discounts, values=values)
-    following = following_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
+    rewards, discounts, values = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts, values=values)
+    following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
     deltas = rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
-    weights = lambda_ * gamma * discounts * continues(is_last, rewards, time_axis)
-    return along(time_axis, scan, weights, deltas)
+    weights = lambda_ * gamma * discounts * make_continues(is_last, rewards, time_axis)
+    return apply_along(time_axis, scan, weights, deltas)
 
 
 def lambda_returns(
@@ -212,7 +222,7 @@ def lambda_returns(
     lambda_: float,
     time_axis: int = 0,
 ) -> tf.Tensor:
-    """Returns mixtures of all n-step returns.
+    """Returns exponentially weighted means of all n-step returns.
 
         G_t = r_t + gamma_t * ((1 - lambda) * V(s_{t+1}) + lambda * G_{t+1}),  G_T = V(s_T)
 
@@ -221,10 +231,10 @@ def lambda_returns(
 
     Args:
       rewards: float `[T]`.
-      discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state.
+      discounts: `[T]`, in [0, 1]; 0 if the transition ends in a terminal state.
       next_values: `[T]`, V(s_1) .. V(s_T).
-      is_last: bool `[T]`, True where the transition is the last of its episode: there G_{t+1} is V(s_{t+1}). Only
-        needed for truncations inside the chunk.
+      is_last: bool `[T]`, True if the transition is the last of its episode, where G_{t+1} is V(s_{t+1}). Only needed
+        for truncations inside the chunk.
       gamma: in [0, 1].
       lambda_: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
@@ -237,10 +247,14 @@ def lambda_returns(
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, following = alike(time_axis, rewards=rewards, discounts=discounts, next_values=next_values)
+    rewards, discounts, following = to_matching_tensors(
+        time_axis, rewards=rewards, discounts=discounts, next_values=next_values
+    )
     factors = gamma * discounts
-    trace = lambda_ * continues(is_last, rewards, time_axis)
-    return along(time_axis, scan, factors * trace, rewards + tf.math.multiply_no_nan(following, factors * (1 - trace)))
+    trace = lambda_ * make_continues(is_last, rewards, time_axis)
+    return apply_along(
+        time_axis, scan, factors * trace, rewards + tf.math.multiply_no_nan(following, factors * (1 - trace))
+    )
 
 
 def n_step_returns(
@@ -252,20 +266,20 @@ def n_step_returns(
     gamma: float = 1.0,
     time_axis: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns sums of at most n rewards, and what discounts the value after them.
+    """Returns discounted sums of at most n rewards, and the discounts of the values after them.
 
         R_t = sum_{k=0}^{m-1} (prod_{j<k} gamma_{t+j}) * r_{t+k},   D_t = prod_{j<m} gamma_{t+j},   m = min(n, T - t)
 
     so that the n-step return is `R_t + D_t * V(s_{t+m})`. Sutton & Barto (2018), eq. 7.1. T is the end of the episode
     or of the chunk, and the windows shrink there; n of T or more gives the discounted returns. At the end of a
-    truncated episode D_t keeps the discount of its final observation: `s_{t+m}` is that one, not a step of the next
-    episode. (`td_errors` with the same n has this value put in.)
+    truncated episode D_t keeps the discount of its final observation: `s_{t+m}` is that observation, not a step of the
+    next episode. (`td_errors` with the same n includes this value.)
 
     Args:
       rewards: float `[T]`.
-      discounts: `[T]`, in [0, 1]; 0 where the transition ends in a terminal state: nothing behind it is taken in.
-      n: steps, at least 1.
-      is_last: bool `[T]`, True where the transition is the last of its episode: windows end there. Only needed for
+      discounts: `[T]`, in [0, 1]; 0 if the transition ends in a terminal state, so that later steps are ignored.
+      n: number of steps, at least 1.
+      is_last: bool `[T]`, True if the transition is the last of its episode, where windows end. Only needed for
         truncations inside the chunk.
       gamma: in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
@@ -278,19 +292,19 @@ def n_step_returns(
     """
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts = alike(time_axis, rewards=rewards, discounts=discounts)
+    rewards, discounts = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts)
     factors = gamma * discounts
     if is_last is None:
-        return along(time_axis, functools.partial(windows, n=n), factors, rewards)
-    goes_on = continues(is_last, rewards, time_axis)
-    at_ends = factors * (1 - goes_on)  # windows that reach an end have their product as a sum with this one term
-    sums, products = along(time_axis, functools.partial(windows, n=n), factors * goes_on, rewards)
-    ended, _ = along(time_axis, functools.partial(windows, n=n), factors * goes_on, at_ends)
+        return apply_along(time_axis, functools.partial(compose_windows, n=n), factors, rewards)
+    continues = make_continues(is_last, rewards, time_axis)
+    at_ends = factors * (1 - continues)  # The product of a window that reaches an end is a sum with this one term.
+    sums, products = apply_along(time_axis, functools.partial(compose_windows, n=n), factors * continues, rewards)
+    ended, _ = apply_along(time_axis, functools.partial(compose_windows, n=n), factors * continues, at_ends)
     return sums, products + ended
 
 
-def along(time_axis: int, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
-    """Applies a function of `[T, ...]` tensors along the time axis, to one tensor or several."""
+def apply_along(time_axis: int, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
+    """Applies a function of `[T, ...]` tensors along the given time axis."""
     if time_axis == 0:
         return function(*tensors)
     return tf.nest.map_structure(tf.transpose, function(*[tf.transpose(tensor) for tensor in tensors]))

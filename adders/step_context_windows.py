@@ -1,4 +1,4 @@
-"""Windows of steps as a Decision Transformer is trained on."""
+"""An adder of windows of steps for training a Decision Transformer."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from rlds2reverb.specs import Nest
 
 from .column_adder import ColumnAdder
 from .padding import MASK
-from .steps import with_added
+from .steps import add_field_specs
 
 TIMESTEP = "timestep"
 
 
 @dataclass(frozen=True)
 class StepContextWindows(ColumnAdder):
-    """Windows of up to `length` steps, one that begins at every step, filled up with zeros in front.
+    """Windows of up to `length` steps, one beginning at every step, padded with zeros at the start.
 
-    Chen et al. (2021), "Decision Transformer", algorithm 1: a trajectory is cut at a random step, and what follows is
-    taken up to the length of the context. Put `ReturnToGo` before it: `compose(ReturnToGo(), StepContextWindows(20))`.
+    Chen et al. (2021), "Decision Transformer", algorithm 1: a trajectory is cut at a random step, and the steps from
+    there on are taken up to the context length. Put `ReturnToGo` before it: `compose(ReturnToGo(),
+    StepContextWindows(20))`.
 
-    Item, a dict of columns `[length, ...]`: the fields of the steps (or of the rows of the adder before it);
-    `timestep`, int32, the number of the step in its episode, from 0; and `mask`, bool, False for the rows that fill it
-    up, which are zeros throughout. For example, an episode of 3 actions and length 2 gives the steps 0 1, 1 2 and - 2.
+    Item, a dict of columns `[length, ...]`: the fields of the steps (or of the rows of the preceding adder);
+    `timestep`, int32, the index of the step in its episode; and `mask`, bool, False for padding, which is zero in all
+    fields. For example, an episode of 3 actions has the windows 0 1, 1 2 and - 2 with length 2.
 
-    Both ends of an episode: the first window begins with the first step. Every row has an action that was taken: the
-    step with the final observation is in no window. Windows that begin less than `length` steps before the end are
-    the shorter ones. An episode of a single step gives no window.
+    Both ends of an episode: the first window begins with the first step. Every real row has an action that was taken:
+    the step with the final observation is in no window. Windows that begin less than `length` steps before the end are
+    padded. An episode of a single step has no window.
 
-    An episode of T actions has about `length` ** 2 rows besides its own, since the shorter windows hold zeros that no
-    other window has.
+    An episode of T actions has about `length` ** 2 rows in addition to its own, since padded windows cannot share rows.
 
     Attributes:
-      length: rows of an item, at least 1.
+      length: number of rows per item, at least 1.
     """
 
     length: int
 
-    ends_chain: ClassVar[bool] = True
+    must_be_last: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count("length", self.length)
@@ -56,36 +56,37 @@ class StepContextWindows(ColumnAdder):
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `ColumnAdder.row_spec`."""
         added = {TIMESTEP: tf.TensorSpec((), tf.int32), MASK: tf.TensorSpec((), tf.bool)}
-        return with_added(step_spec, "StepContextWindows", **added)
+        return add_field_specs(step_spec, "StepContextWindows", **added)
 
-    def rows(self, columns: Nest) -> Nest:
-        """See `ColumnAdder.rows`: the steps if they have a full window, then the shorter windows, each filled up."""
+    def make_rows(self, columns: Nest) -> Nest:
+        """See `ColumnAdder.make_rows`: the steps, if there is a full window, then each padded window on its own."""
         num_rows = tf.shape(tree.flatten(columns)[0])[0]
-        num = num_rows - 1 if fields.IS_LAST in columns else num_rows  # rows of NStep have an action each
-        num_full = tf.maximum(num - self.length + 1, 0)
-        whole = tf.range(tf.where(num_full > 0, num, 0))
-        # Every shorter window ends with the last step: with 5 steps and length 3, those from steps 3 and 4 on have the
-        # places 2 3 4, of which the first window lacks 2, and the second lacks 2 and 3.
-        places = tf.range(num - self.length, num)[None, :]
-        is_real = places >= tf.range(num_full, num)[:, None]
-        shorter = tf.reshape(tf.where(is_real, places, -1), [-1])
-        steps = tf.concat([whole, shorter], 0)
+        # Every row of NStep has an action that was taken.
+        num_actions = num_rows - 1 if fields.IS_LAST in columns else num_rows
+        num_full = tf.maximum(num_actions - self.length + 1, 0)
+        whole = tf.range(tf.where(num_full > 0, num_actions, 0))
+        # Every padded window ends with the last action. With 5 actions and length 3, those from steps 3 and 4 on cover
+        # the steps 2 3 4, of which the first window pads 2, and the second pads 2 and 3.
+        covered = tf.range(num_actions - self.length, num_actions)[None, :]
+        is_real = covered >= tf.range(num_full, num_actions)[:, None]
+        padded = tf.reshape(tf.where(is_real, covered, -1), [-1])
+        steps = tf.concat([whole, padded], 0)
         mask = steps >= 0
 
-        def taken(column: tf.Tensor) -> tf.Tensor:
-            some = tf.gather(column, tf.maximum(steps, 0))
-            kept = tf.reshape(mask, [-1] + [1] * (column.shape.rank - 1))
-            return tf.where(kept, some, tf.zeros_like(some))
+        def take(column: tf.Tensor) -> tf.Tensor:
+            values = tf.gather(column, tf.maximum(steps, 0))
+            keep = tf.reshape(mask, [-1] + [1] * (column.shape.rank - 1))
+            return tf.where(keep, values, tf.zeros_like(values))
 
-        return {**tree.map_structure(taken, columns), TIMESTEP: tf.maximum(steps, 0), MASK: mask}
+        return {**tree.map_structure(take, columns), TIMESTEP: tf.maximum(steps, 0), MASK: mask}
 
-    def item_bounds(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `ColumnAdder.item_bounds`."""
-        # With a full window there are at least `length` rows of steps and (length - 1) * length of shorter windows.
+    def cut_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `ColumnAdder.cut_items`."""
+        # If there is a full window, there are at least `length` steps and (length - 1) * length rows of padded windows.
         num_rows = tf.cast(num_rows, tf.int64)
         has_full = num_rows >= self.length**2
-        num_shorter = tf.where(has_full, tf.constant(self.length - 1, tf.int64), num_rows // self.length)
-        behind = num_rows - num_shorter * self.length
-        full = tf.range(tf.maximum(behind - self.length + 1, 0))
-        starts = tf.concat([full, behind + tf.range(num_shorter) * self.length], 0)
+        num_padded = tf.where(has_full, tf.constant(self.length - 1, tf.int64), num_rows // self.length)
+        num_steps = num_rows - num_padded * self.length
+        full = tf.range(tf.maximum(num_steps - self.length + 1, 0))
+        starts = tf.concat([full, num_steps + tf.range(num_padded) * self.length], 0)
         return starts, tf.fill(tf.shape(starts), tf.constant(self.length, tf.int64))

@@ -1,4 +1,4 @@
-"""Whole episodes as items."""
+"""An adder of whole episodes."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
 
 from .column_adder import ColumnAdder
-from .padding import masked, masked_spec
+from .padding import add_mask_specs, pad_and_mask
 
-#: Where an episode is filled up; see `StepEpisodes`.
+#: Where an episode is padded; see `StepEpisodes`.
 PADDINGS = ("none", "end", "start")
 
 
 @dataclass(frozen=True)
 class StepEpisodes(ColumnAdder):
-    """One item an episode: all its rows, filled up with zeros to `max_length` unless padding is 'none'.
+    """One item per episode: all its rows, padded with zeros to `max_length` unless `padding` is 'none'.
 
     Item, a dict of columns `[max_length, ...]` (`[N, ...]` with padding 'none'): the fields of the steps (or of the
-    rows of the adder before it), and two masks, bool: `mask`, True for rows of the episode, and `action_taken`, True
-    for those of them whose action was taken: all but the one with the final observation.
+    rows of the preceding adder), and two bool masks: `mask`, True for rows of the episode, and `action_taken`, True
+    for those whose action was taken: all but the one with the final observation.
 
-    Both ends of an episode: all of it is there, the step with the final observation included; terminated or truncated
-    is in its flags. Rows of zeros come behind it with padding 'end', before it with 'start', as a Decision Transformer
-    wants it (Chen et al. 2021). An episode of more rows than `max_length` is an error: nothing is cut off. An empty
-    one gives nothing.
+    Both ends of an episode: the item contains all of it, including the step with the final observation; its flags tell
+    termination from truncation. Padding follows the episode with 'end' and precedes it with 'start', as in Decision
+    Transformer (Chen et al. 2021). An episode of more rows than `max_length` is an error; nothing is cut off. An empty
+    episode has no item.
 
     Attributes:
-      max_length: rows that an episode may have, at least 1.
+      max_length: maximum number of rows of an episode, at least 1.
       padding: 'none', 'end' or 'start'.
     """
 
     max_length: int
     padding: str = "none"
 
-    ends_chain: ClassVar[bool] = True
+    must_be_last: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count("max_length", self.max_length)
@@ -51,15 +51,17 @@ class StepEpisodes(ColumnAdder):
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """See `ColumnAdder.row_spec`."""
-        return masked_spec(step_spec, "StepEpisodes")
+        return add_mask_specs(step_spec, "StepEpisodes")
 
-    def batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.batch_rows`."""
-        too_long = (
-            f"an episode has more rows than the max_length of {self.max_length}; raise it, or cut with StepWindows"
+    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """See `ColumnAdder.make_batch_rows`."""
+        message = (
+            f"an episode has more rows than max_length, {self.max_length}; raise max_length, or cut episodes with "
+            "StepWindows"
         )
-        tf.debugging.assert_less_equal(num_steps, tf.constant(self.max_length, tf.int64), too_long)
+        tf.debugging.assert_less_equal(num_steps, tf.constant(self.max_length, tf.int64), message)
         none = tf.zeros_like(num_steps)
-        is_filled = (num_steps > 0) & (self.padding != "none")
-        missing = tf.where(is_filled, self.max_length - num_steps, none)
-        return masked(columns, num_steps, *((missing, none) if self.padding == "start" else (none, missing)))
+        is_padded = (num_steps > 0) & (self.padding != "none")
+        missing = tf.where(is_padded, self.max_length - num_steps, none)
+        before, after = (missing, none) if self.padding == "start" else (none, missing)
+        return pad_and_mask(columns, num_steps, before, after)

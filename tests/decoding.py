@@ -1,4 +1,4 @@
-"""Reverb's messages read the slow way: parsed by protocol buffers, decompressed by snappy, one slice at a time."""
+"""A slow decoder of Reverb's messages: parses protocol buffers and decompresses with snappy, one slice at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def chunk_column(chunk: Any, index: int) -> np.ndarray:
-    """One column of a `ChunkData`: all its rows `[R, ...]`."""
+    """Returns one column of a `ChunkData`: all its rows `[R, ...]`."""
     tensor = chunk.data.tensors[index]
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     content = bytes(cramjam.snappy.decompress_raw(tensor.tensor_content))
@@ -22,26 +22,26 @@ def chunk_column(chunk: Any, index: int) -> np.ndarray:
 
 
 def item_columns(item: Any, chunks: Mapping[int, Any]) -> list[np.ndarray]:
-    """The columns of a `PrioritizedItem`, put together from slices of chunks, which are given by key."""
+    """Returns the columns of a `PrioritizedItem`, concatenated from slices of `chunks`, a mapping by key."""
     columns = []
     for column in item.flat_trajectory.columns:
         parts = []
-        for place in column.chunk_slices:
-            rows = chunk_column(chunks[place.chunk_key], place.index)
-            assert place.offset + place.length <= len(rows)
-            parts.append(rows[place.offset : place.offset + place.length])
+        for chunk_slice in column.chunk_slices:
+            rows = chunk_column(chunks[chunk_slice.chunk_key], chunk_slice.index)
+            assert chunk_slice.offset + chunk_slice.length <= len(rows)
+            parts.append(rows[chunk_slice.offset : chunk_slice.offset + chunk_slice.length])
         rows = np.concatenate(parts)
         assert not column.squeeze or len(rows) == 1
         columns.append(rows[0] if column.squeeze else rows)
     return columns
 
 
-def parsed(kind: Any, groups: Iterable[Any]) -> list[Any]:
-    """Messages of a kind, from groups of records as `batches.EncodedBatch` has them."""
+def parse_messages(kind: Any, groups: Iterable[Any]) -> list[Any]:
+    """Returns the messages of one kind in groups of records, which `EncodedBatch` contains."""
     return [kind.FromString(bytes(record)) for records in groups for record in records]
 
 
-def assert_same_columns(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
-    """As many columns, of the same dtypes, shapes and bits."""
-    described = [[(column.dtype, column.shape, column.tobytes()) for column in columns] for columns in (got, wanted)]
+def assert_same_columns(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    """Asserts that both contain the same number of columns, with the same dtypes, shapes and bits."""
+    described = [[(column.dtype, column.shape, column.tobytes()) for column in columns] for columns in (got, expected)]
     assert described[0] == described[1]

@@ -1,4 +1,4 @@
-"""What the fast tests try, and what only the slow ones: a few examples and a few parameters of many."""
+"""Numbers of Hypothesis examples and of test parameters in the fast and in the slow tests."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-_TIMES = 10 if os.environ.get("THOROUGH") == "1" else 0.4
+_EXAMPLES_FACTOR = 10 if os.environ.get("THOROUGH") == "1" else 0.4
 
 settings.register_profile(
     "tests",
@@ -15,16 +15,16 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
     print_blob=False,
-    max_examples=int(40 * _TIMES),
+    max_examples=int(40 * _EXAMPLES_FACTOR),
 )
 settings.load_profile("tests")
 
 
 def examples(count: int) -> settings:
-    """Settings for a test that tries 0.4 of `count` examples in the fast tests, and ten times `count` in the slow ones."""
-    return settings(max_examples=int(count * _TIMES))
+    """Returns settings for 0.4 times `count` examples in the fast tests, and 10 times `count` in the slow ones."""
+    return settings(max_examples=int(count * _EXAMPLES_FACTOR))
 
 
-def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, of which all but some are slow."""
+def mark_slow_except(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Returns test parameters of which all but the fast ones are marked as slow."""
     return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]

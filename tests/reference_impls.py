@@ -1,4 +1,4 @@
-"""Slow and plain: what the fast code is compared with, and helpers to make and read data."""
+"""Slow reference implementations to compare the fast code with, and helpers to create and read data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 
 def naive_trajectories(episodes: list[dict], discount_source: str = "step") -> list[dict]:
-    """One trajectory for every step of every episode, step by step, from the description of the conversion."""
+    """Returns a trajectory for every step of every episode, computed step by step."""
     stream = [
         {name: tree.map_structure(lambda column, t=t: column[t], nest) for name, nest in steps.items()}
         for steps in episodes
@@ -47,7 +47,7 @@ def naive_trajectories(episodes: list[dict], discount_source: str = "step") -> l
 
 
 def episode(length: int, *, terminal: bool, start: float = 10.0, discount: float = 1.0, nested: bool = False) -> dict:
-    """A small RLDS episode whose numbers tell their place: observations 10, 11, 12; rewards 100, 101, 102."""
+    """Returns a small RLDS episode with distinct numbers: observations 10, 11, 12 and rewards 100, 101, 102."""
     place = np.arange(start, start + length, dtype=np.float32)
     flat = np.stack([place, -place], axis=1).reshape(length, 2)
     observation = (
@@ -64,18 +64,18 @@ def episode(length: int, *, terminal: bool, start: float = 10.0, discount: float
     }
 
 
-def rlds_dataset(episodes: list[dict], spec_of: dict | None = None) -> tf.data.Dataset:
-    """An RLDS data set of episodes given as columns."""
+def rlds_dataset(episodes: list[dict], example: dict | None = None) -> tf.data.Dataset:
+    """Returns an RLDS dataset of episodes given as columns, with the spec of `example` or of the first episode."""
     signature = tree.map_structure(
-        lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), spec_of or episodes[0]
+        lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), example or episodes[0]
     )
     columns = tf.data.Dataset.from_generator(lambda: iter(episodes), output_signature=signature)
     return columns.map(lambda steps: {"steps": tf.data.Dataset.from_tensor_slices(steps)})
 
 
-def assert_equal_nests(got: object, wanted: object) -> None:
-    """The same leaves in the same order: dtypes, shapes and bits."""
-    got_leaves, wanted_leaves = tree.flatten(got), tree.flatten(wanted)
+def assert_equal_nests(got: object, expected: object) -> None:
+    """Asserts that two nests have the same leaves in the same order: dtypes, shapes and bits."""
+    got_leaves, wanted_leaves = tree.flatten(got), tree.flatten(expected)
     assert len(got_leaves) == len(wanted_leaves)
     for have, want in zip(got_leaves, wanted_leaves, strict=True):
         have, want = np.asarray(have), np.asarray(want)
@@ -84,7 +84,7 @@ def assert_equal_nests(got: object, wanted: object) -> None:
 
 
 def read_items(address: str, table: str) -> list[object]:
-    """All items of a first-in-first-out table whose items are sampled once, in order."""
+    """Returns all items of a first-in-first-out table in order; its items must be limited to one sample."""
     import reverb
 
     dataset = reverb.TrajectoryDataset.from_table_signature(
@@ -98,7 +98,7 @@ _COLUMN_DTYPES = (np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_
 
 @st.composite
 def episodes(draw: st.DrawFn, *, nested: bool = True, max_episodes: int = 4, max_length: int = 6) -> list[dict]:
-    """Valid episodes of one spec: nested or flat, several dtypes, single steps, terminal and truncated."""
+    """Generates valid episodes of one spec: nested or flat, several dtypes, single steps, terminal and truncated."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
 
     def leaf() -> tuple:
@@ -135,7 +135,7 @@ def episodes(draw: st.DrawFn, *, nested: bool = True, max_episodes: int = 4, max
 
 
 def slow_discounted_returns(rewards: np.ndarray, factors: np.ndarray, final: float) -> list[float]:
-    """For each step, the rewards from it on, each times the factors before it, and at the end the final value."""
+    """Returns, for each step, the sum of later rewards and the final value, each times the factors before it."""
     out = []
     for first in range(len(rewards)):
         total, weight = 0.0, 1.0
@@ -147,7 +147,7 @@ def slow_discounted_returns(rewards: np.ndarray, factors: np.ndarray, final: flo
 
 
 def slow_returns_to_go(rewards: np.ndarray, gamma: float) -> list[float]:
-    """For each step, the rewards from it on, each times gamma to the power of the steps between."""
+    """Returns, for each step, the sum of later rewards, each times gamma to the power of the distance."""
     return [
         sum(gamma ** (k - first) * float(rewards[k]) for k in range(first, len(rewards)))
         for first in range(len(rewards))
@@ -155,7 +155,7 @@ def slow_returns_to_go(rewards: np.ndarray, gamma: float) -> list[float]:
 
 
 def slow_n_step_returns(rewards: np.ndarray, factors: np.ndarray, n: int) -> list[tuple[float, float]]:
-    """For each step, the sum of up to n rewards times the factors before them, and the product of those factors."""
+    """Returns, for each step, the sum of up to n rewards times the factors before them, and the product of those."""
     out = []
     for first in range(len(rewards)):
         total, weight = 0.0, 1.0
@@ -167,7 +167,7 @@ def slow_n_step_returns(rewards: np.ndarray, factors: np.ndarray, n: int) -> lis
 
 
 def slow_td_errors(rewards: np.ndarray, factors: np.ndarray, values: np.ndarray, following: np.ndarray) -> list[float]:
-    """Reward and discounted value after, less the value before."""
+    """Returns the reward plus the discounted next value minus the value of each step."""
     return [float(rewards[t]) + float(factors[t]) * float(following[t]) - float(values[t]) for t in range(len(rewards))]
 
 
@@ -179,7 +179,7 @@ def slow_gae(
     is_last: np.ndarray,
     lambda_: float,
 ) -> list[float]:
-    """For each step, the temporal-difference errors to the end of its episode, each times the weights before it."""
+    """Returns, for each step, the sum of TD errors to the end of its episode, each times the weights before it."""
     errors, out = slow_td_errors(rewards, factors, values, following), []
     for first in range(len(rewards)):
         total, weight = 0.0, 1.0
@@ -195,7 +195,7 @@ def slow_gae(
 def slow_lambda_returns(
     rewards: np.ndarray, factors: np.ndarray, following: np.ndarray, is_last: np.ndarray, lambda_: float
 ) -> list[float]:
-    """For each step, its n-step returns to the end of its episode, mixed by (1 - lambda) lambda^(n-1)."""
+    """Returns, for each step, its n-step returns to the end of its episode, weighted by (1 - lambda) lambda^(n-1)."""
     out = []
     for first in range(len(rewards)):
         total, partial, weight, share = 0.0, 0.0, 1.0, 1.0
@@ -215,7 +215,7 @@ def slow_lambda_returns(
 def slow_n_step_td_errors(
     rewards: np.ndarray, factors: np.ndarray, values: np.ndarray, following: np.ndarray, n: int
 ) -> list[float]:
-    """For each step, its n-step return with the value after its last reward, less the value before."""
+    """Returns, for each step, its n-step return with bootstrap minus its value."""
     return [
         total + weight * float(following[min(first + n, len(rewards)) - 1]) - float(values[first])
         for first, (total, weight) in enumerate(slow_n_step_returns(rewards, factors, n))
@@ -232,7 +232,7 @@ def slow_v_trace(
     clip_rho: float,
     clip_c: float,
 ) -> tuple[list[float], list[float]]:
-    """The sum of equation 1 of the paper for each step of one episode, and the advantages with the targets after it."""
+    """Returns the sum of equation 1 of the paper for each step of one episode, and the advantages."""
     targets = []
     for first in range(len(rewards)):
         total, weight = float(values[first]), 1.0
@@ -257,7 +257,7 @@ def slow_retrace(
     ratios: np.ndarray,
     lambda_: float,
 ) -> list[float]:
-    """The sum of equation 3 of the paper for each step of one episode."""
+    """Returns the sum of equation 3 of the paper for each step of one episode."""
     out = []
     for first in range(len(rewards)):
         total, weight = float(values[first]), 1.0
@@ -274,7 +274,7 @@ CHUNK_COLUMNS = ("rewards", "discounts", "values", "next_values", "is_last")
 
 
 class Chunk(NamedTuple):
-    """A chunk of random numbers, `[T, ...]`, with ends inside; `final` is without time."""
+    """A chunk of random numbers, `[T, ...]`, with episode ends inside; `final` has no time axis."""
 
     rewards: Any
     discounts: Any
@@ -292,33 +292,33 @@ class Chunk(NamedTuple):
 
     @property
     def shifted(self) -> np.ndarray:
-        """The values after each step, where they are those of the next one."""
+        """The value after each step, if it is that of the next step."""
         return np.append(self.values[1:], self.final)[: len(self.values)]
 
     @property
     def ratios(self) -> np.ndarray:
-        """Ratios of two policies' probabilities, from 0 up: some of around 1, some far above it."""
+        """Ratios of two policies' probabilities, at least 0: some around 1, some far above it."""
         return np.abs(self.next_values) / 5
 
     @property
-    def split(self) -> list[Chunk]:
-        """The parts of the chunk that are of one episode each, of one axis; `final` is the last next value."""
+    def episodes(self) -> list[Chunk]:
+        """The episodes of a chunk `[T]`; their `final` is the last next value."""
         ends = [*(np.flatnonzero(self.is_last[:-1]) + 1), len(self.rewards)]
-        parts = [self.mapped(lambda c, a=a, b=b: c[a:b]) for a, b in itertools.pairwise([0, *ends])]
+        parts = [self.map_columns(lambda c, a=a, b=b: c[a:b]) for a, b in itertools.pairwise([0, *ends])]
         return [part._replace(final=part.next_values[-1]) for part in parts if len(part.rewards)]
 
-    def mapped(self, function: Callable) -> Chunk:
-        """The same function of each column."""
+    def map_columns(self, function: Callable) -> Chunk:
+        """Returns the chunk with a function applied to each column."""
         return self._replace(**{name: function(getattr(self, name)) for name in CHUNK_COLUMNS})
 
-    def given(self, function: Callable, *names: str, **named: Any) -> Any:
-        """A function of rewards, discounts, gamma, and the rest by name."""
+    def call(self, function: Callable, *names: str, **named: Any) -> Any:
+        """Calls a function with rewards, discounts, gamma, and the fields with the given names."""
         named |= {name: getattr(self, name) for name in names}
         return function(self.rewards, self.discounts, gamma=self.gamma, **named)
 
 
 def random_chunk(shape: tuple, seed: int = 0, dtype: type = np.float32, **numbers: Any) -> Chunk:
-    """Normal numbers of around 10, some discounts of 0, some last steps."""
+    """Returns a chunk of random numbers around 10, with some discounts of 0 and some last steps."""
     generator = np.random.default_rng(seed)
     rewards, values, next_values = (generator.normal(size=(3, *shape)) * 10).astype(dtype)
     discounts = generator.choice([0, 0.5, 0.9, 1, 1], shape).astype(dtype)
@@ -327,18 +327,18 @@ def random_chunk(shape: tuple, seed: int = 0, dtype: type = np.float32, **number
 
 
 @st.composite
-def chunks(draw: st.DrawFn, least: int = 0) -> Chunk:
-    """Of up to 40 steps, either float dtype, gamma and lambda from 0 to 1."""
-    share = st.sampled_from([0.0, 0.5, 0.9, 1.0])
-    shape, dtype = (draw(st.integers(least, 40)),), draw(st.sampled_from([np.float32, np.float64]))
-    numbers = {"gamma": draw(share), "lambda_": draw(share), "n": draw(st.integers(1, 45))}
+def chunks(draw: st.DrawFn, min_length: int = 0) -> Chunk:
+    """Generates chunks of up to 40 steps, with either float dtype and gamma and lambda from 0 to 1."""
+    fractions = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+    shape, dtype = (draw(st.integers(min_length, 40)),), draw(st.sampled_from([np.float32, np.float64]))
+    numbers = {"gamma": draw(fractions), "lambda_": draw(fractions), "n": draw(st.integers(1, 45))}
     return random_chunk(shape, draw(st.integers(0, 2**32 - 1)), dtype, **numbers)
 
 
 def transitions(
     length: int, *, done: Any = (), truncated: Any = (), agents: tuple = (), agent_rewards: bool = False
 ) -> list[dict]:
-    """DI-engine's kind: observations 10, 11, 12; rewards 1, 2, 3; values 4, 6, 8; the observation after a step is half a step on."""
+    """Returns DI-engine's transitions: obs 10, 11, 12; next_obs 10.5, 11.5, 12.5; rewards 1, 2, 3; values 4, 6, 8."""
     return [
         {
             "obs": {"state": np.full(2, 10 + t, np.float32), "image": [np.array([t], np.uint8)]},

@@ -1,4 +1,4 @@
-"""Adders that take several episodes at once make of them, bit for bit, what they make of each alone."""
+"""Tests that adders convert several episodes at once to the same items, bit for bit, as each episode alone."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from properties import slow_but
+from properties import mark_slow_except
 from reference_impls import episode
 from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 
@@ -22,8 +22,8 @@ LENGTHS = (4, 1, 2, 7, 12, 1, 3)
 TD = InitialPriorities("td", n=3, gamma=0.97)
 
 
-def some(lengths=LENGTHS):
-    """Episodes of uneven numbers, whose products and sums round; each second one ends in a terminal state."""
+def make_batch(lengths=LENGTHS):
+    """Returns episodes of random numbers, whose products and sums round; every other one is terminated."""
     random = np.random.default_rng(1)
     many = []
     for at, length in enumerate(lengths):
@@ -35,7 +35,7 @@ def some(lengths=LENGTHS):
     return EpisodeBatch(many)
 
 
-TOGETHER = [
+BATCHED = [
     NStep(3, 0.97),
     GAE(0.97, 0.9),
     *(StepWindows(3, 2, end) for end in ("write", "zero_pad", "truncate")),
@@ -56,27 +56,27 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("adder", slow_but(TOGETHER[::2], TOGETHER + MORE), ids=repr)
-def test_many_episodes_give_the_items_of_each(adder):
-    batch = some()
-    made = adder.convert_batch(batch)
-    assert made is not None and len(made.num_items) == len(LENGTHS)
+@pytest.mark.parametrize("adder", mark_slow_except(BATCHED[::2], BATCHED + MORE), ids=repr)
+def test_batches_match_single_episodes(adder):
+    batch = make_batch()
+    converted = adder.convert_batch(batch)
+    assert converted is not None and len(converted.num_items) == len(LENGTHS)
     for number, one in enumerate(batch.episodes):
-        got, wanted = made.of_episode(number), adder(one)
-        assert type(got) is type(wanted) and got.squeeze == wanted.squeeze
-        for ours, theirs in zip(tree.flatten(got.columns), tree.flatten(wanted.columns), strict=True):
-            assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
-        assert (got.starts.tolist(), got.lengths.tolist()) == (wanted.starts.tolist(), wanted.lengths.tolist())
-        if hasattr(wanted, "priorities"):
-            assert got.priorities.tobytes() == wanted.priorities.tobytes()
+        got, expected = converted.episode_items(number), adder(one)
+        assert type(got) is type(expected) and got.squeeze == expected.squeeze
+        for one, other in zip(tree.flatten(got.columns), tree.flatten(expected.columns), strict=True):
+            assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        assert (got.starts.tolist(), got.lengths.tolist()) == (expected.starts.tolist(), expected.lengths.tolist())
+        if hasattr(expected, "priorities"):
+            assert got.priorities.tobytes() == expected.priorities.tobytes()
 
 
 @dataclass(frozen=True)
 class Doubled(NStep):
-    """Somebody's own, which overrides what is made of one episode."""
+    """A user's adder, which overrides the rows of one episode."""
 
-    def rows(self, columns):
-        rows = super().rows(columns)
+    def make_rows(self, columns):
+        rows = super().make_rows(columns)
         return {**rows, "reward": 2 * rows["reward"]}
 
 
@@ -93,22 +93,22 @@ class Doubled(NStep):
     ],
     ids=repr,
 )
-def test_others_take_one_episode_at_a_time(adder):
-    assert adder.convert_batch(some()) is None
+def test_unsupported_batches_return_none(adder):
+    assert adder.convert_batch(make_batch()) is None
 
 
-def test_an_error_is_left_to_the_episode_that_it_is_in(tmp_path):
+def test_error_names_the_episode(tmp_path):
     adder = StepEpisodes(11)
-    assert adder.convert_batch(some()) is None
-    with pytest.raises(ValueError, match="episode 4: an episode has more rows than the max_length of 11"):
-        ingest([one.steps for one in some().episodes], tmp_path / "out", adder=adder)
+    assert adder.convert_batch(make_batch()) is None
+    with pytest.raises(ValueError, match="episode 4: an episode has more rows than max_length, 11"):
+        ingest([one.steps for one in make_batch().episodes], tmp_path / "out", adder=adder)
 
 
-@pytest.mark.parametrize("own", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_short_episodes_arrive_with_their_priorities(own):
-    many = [one.steps for one in some((3,) * 40).episodes]
-    adder = compose(TD, NStep(2, 0.97)) if own else NStep(2, 0.97)
-    priority = TD if own else ByReturn(-4, 4)
+@pytest.mark.parametrize("in_adder", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_short_episodes_are_inserted_with_their_priorities(in_adder):
+    many = [one.steps for one in make_batch((3,) * 40).episodes]
+    adder = compose(TD, NStep(2, 0.97)) if in_adder else NStep(2, 0.97)
+    priority = TD if in_adder else ByReturn(-4, 4)
     spec = NStep(2, 0.97).item_spec(tree.map_structure(lambda c: tf.TensorSpec(c.shape[1:], c.dtype), many[0]))
     with ReplayServer([TableConfig()], spec) as server:
         report = ingest(many, server, adder=adder, priority=priority)
@@ -118,8 +118,8 @@ def test_short_episodes_arrive_with_their_priorities(own):
             table.update(zip(sample.data["value"].numpy().tolist(), sample.info.priority.numpy().tolist(), strict=True))
     for index, steps in enumerate(many):
         items = adder(Episode(steps, index))
-        wanted = priority(Episode(steps, index), items)
-        wanted = np.broadcast_to(wanted, len(items))
+        expected = priority(Episode(steps, index), items)
+        expected = np.broadcast_to(expected, len(items))
         for at, value in enumerate(steps["value"][:2]):
             if value.item() in table:
-                assert table[value.item()] == pytest.approx(wanted[at])
+                assert table[value.item()] == pytest.approx(expected[at])

@@ -1,4 +1,4 @@
-"""What every adder keeps to: `check_adder`, `compose`, and the two forms of data that `ColumnAdder` takes."""
+"""Tests of `check_adder` with every adder, of `compose`, and of the kinds of data that a `ColumnAdder` accepts."""
 
 import pickle
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from properties import slow_but
+from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import (
     GAE,
@@ -46,8 +46,8 @@ LENGTHS = (4, 1, 0, 2, 6, 1, 3)
 NUM_EPISODES = 6
 
 
-def some(lengths=LENGTHS, *, nested=True):
-    """Episodes that are terminated and truncated by turns."""
+def make_episodes(lengths=LENGTHS, *, nested=True):
+    """Returns episodes that are alternately terminated and truncated."""
     return [
         episode(length, terminal=at % 2 == 0, start=10 * (at + 1), nested=nested) for at, length in enumerate(lengths)
     ]
@@ -69,30 +69,29 @@ def items_of(adder, many):
     return out
 
 
-def assert_all_equal(got, wanted):
-    assert len(got) == len(wanted)
-    for item, want in zip(got, wanted, strict=True):
+def assert_all_equal(got, expected):
+    assert len(got) == len(expected)
+    for item, want in zip(got, expected, strict=True):
         assert_equal_nests(item, want)
 
 
 # --- every adder
 
 
-@pytest.mark.parametrize("adder", slow_but(ADDERS[:13:3], ADDERS), ids=repr)
-def test_every_adder_keeps_the_contract(adder):
-    many = some()
+@pytest.mark.parametrize("adder", mark_slow_except(ADDERS[:13:3], ADDERS), ids=repr)
+def test_check_adder_passes_for_every_adder(adder):
+    many = make_episodes()
     assert check_adder(adder, many) > 0
-    assert_all_equal(many, some())
+    assert_all_equal(many, make_episodes())
 
 
 def test_check_adder_counts_the_items():
-    assert check_adder(NStep(3, 0.9), some(nested=False)) == 3 + 0 + 1 + 5 + 0 + 2
+    assert check_adder(NStep(3, 0.9), make_episodes(nested=False)) == 3 + 0 + 1 + 5 + 0 + 2
 
 
-@pytest.mark.parametrize("adder", slow_but(ADDERS[:1], ADDERS[::7]), ids=repr)
-def test_an_empty_episode_gives_nothing_and_the_order_is_kept(adder):
-    """Columns and RLDS episodes give the same items, of the spec that was told."""
-    many = some()
+@pytest.mark.parametrize("adder", mark_slow_except(ADDERS[:1], ADDERS[::7]), ids=repr)
+def test_columns_and_rlds_episodes_give_equal_items_in_order(adder):
+    many = make_episodes()
     from_columns, from_rlds = columns_dataset(many).apply(adder), rlds_dataset(many).apply(adder)
     assert from_columns.element_spec == from_rlds.element_spec == adder.item_spec(load(many).step_spec)
     got = list(from_rlds.as_numpy_iterator())
@@ -102,39 +101,39 @@ def test_an_empty_episode_gives_nothing_and_the_order_is_kept(adder):
     assert adder.crosses_episodes or len(adder(Episode(many[2], 2))) == 0
 
 
-def test_a_function_of_values_that_divides_keeps_the_contract():
-    """TensorFlow turns a division by a constant into a product where it optimizes a graph."""
+def test_check_adder_passes_for_a_value_fn_with_division():
+    """TensorFlow replaces a division by a constant with a product when it optimizes a graph."""
     adder = GAE(0.9, 0.8, lambda observations: observations[:, 0] / 10)
-    assert check_adder(adder, some((50, 236), nested=False)) == 2
+    assert check_adder(adder, make_episodes((50, 236), nested=False)) == 2
 
 
 @pytest.mark.parametrize(
     "last", [StepEpisodes(4, "end"), StepEpisodes(4, "start"), StepWindows(4, end="last")], ids=repr
 )
-def test_an_episode_that_leaves_the_last_adder_no_rows_gives_no_item(last):
-    """NStep makes nothing of an episode of one step: there is nothing to fill up."""
+def test_episode_without_rows_for_the_last_adder_has_no_item(last):
+    """NStep has no row for an episode of one step, so there is nothing to pad."""
     adder, single = compose(NStep(2, 0.9), last), episode(1, terminal=True)
     assert len(list(rlds_dataset([single]).apply(adder))) == 0
     assert len(adder(Episode(single, 0))) == 0
 
 
 @pytest.mark.parametrize("adder", [ADDERS[0], ADDERS[-1]], ids=repr)
-def test_an_adder_that_was_used_can_be_sent_to_another_process(adder):
-    many = some()
-    wanted = items_of(adder, many)
+def test_used_adder_can_be_pickled(adder):
+    many = make_episodes()
+    expected = items_of(adder, many)
     other = pickle.loads(pickle.dumps(adder))
     assert other == adder and repr(other) == repr(adder)
-    assert_all_equal(items_of(other, many), wanted)
+    assert_all_equal(items_of(other, many), expected)
 
 
-# --- check_adder finds what is wrong
+# --- violations that check_adder detects
 
 
 class Plain(ColumnAdder):
     def row_spec(self, step_spec):
         return step_spec
 
-    def rows(self, columns):
+    def make_rows(self, columns):
         return columns
 
 
@@ -149,12 +148,12 @@ class OtherLength(Plain):
 
 
 class OtherDatasetSpec(Plain):
-    def _dataset(self, columns):
-        return super()._dataset(columns).map(lambda item: {**item, "reward": item["reward"][:1]})
+    def _convert_dataset(self, columns):
+        return super()._convert_dataset(columns).map(lambda item: {**item, "reward": item["reward"][:1]})
 
 
 class Random(Plain):
-    def rows(self, columns):
+    def make_rows(self, columns):
         return {**columns, "reward": columns["reward"] + tf.random.uniform([])}
 
 
@@ -166,18 +165,18 @@ class Writes(Plain):
 
 
 class Reorders(Plain):
-    def _dataset(self, columns):
-        return super()._dataset(columns).shuffle(9, seed=1)
+    def _convert_dataset(self, columns):
+        return super()._convert_dataset(columns).shuffle(9, seed=1)
 
 
 class Loses(Plain):
-    def _dataset(self, columns):
-        return super()._dataset(columns).take(2)
+    def _convert_dataset(self, columns):
+        return super()._convert_dataset(columns).take(2)
 
 
 class Doubles(Plain):
-    def _dataset(self, columns):
-        return super()._dataset(columns).concatenate(super()._dataset(columns))
+    def _convert_dataset(self, columns):
+        return super()._convert_dataset(columns).concatenate(super()._convert_dataset(columns))
 
 
 @pytest.mark.parametrize(
@@ -189,18 +188,18 @@ class Doubles(Plain):
             r"episode 0: item\['reward'\] is float32 \[4\], but item_spec expects float64 \[\?\]",
         ),
         (OtherLength(), SpecMismatchError, r"episode 0: item\[.*\] is .* \[4.*\], but item_spec expects .* \[3"),
-        (OtherDatasetSpec(), AssertionError, "item 0 of the data set is not the one that was made of its episode"),
-        (Random(), AssertionError, "episode 0: the adder made other items the second time"),
-        (Writes(), AssertionError, "episode 0: the adder wrote into the episode"),
-        (Reorders(), AssertionError, "item . of the data set is not the one that was made of its episode"),
-        (Loses(), AssertionError, "the data set has 2 items, its episodes give 6"),
-        (Doubles(), AssertionError, "item 6 of the data set is not the one that was made of its episode"),
+        (OtherDatasetSpec(), AssertionError, "item 0 of the dataset differs from the one made of its episode"),
+        (Random(), AssertionError, "episode 0: the adder made different items the second time"),
+        (Writes(), AssertionError, "episode 0: the adder modified the episode"),
+        (Reorders(), AssertionError, "item . of the dataset differs from the one made of its episode"),
+        (Loses(), AssertionError, "the dataset has 2 items, but its episodes have 6"),
+        (Doubles(), AssertionError, "item 6 of the dataset differs from the one made of its episode"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ColumnAdder) else None,
 )
-def test_a_bad_adder_is_told_what_is_wrong(adder, error, message):
+def test_check_adder_reports_violations(adder, error, message):
     with pytest.raises(error, match=message):
-        check_adder(adder, some(nested=False))
+        check_adder(adder, make_episodes(nested=False))
 
 
 class Floats(Plain):
@@ -212,31 +211,35 @@ class Crossing(Floats):
     crosses_episodes = True
 
 
-def test_the_spec_of_the_data_set_is_compared_too():
-    with pytest.raises(SpecMismatchError, match="the data set's element_spec is .*, item_spec says"):
-        check_adder(type("Late", (Crossing,), {"_dataset": lambda self, columns: columns})(), some())
+def test_check_adder_compares_the_spec_of_the_dataset():
+    with pytest.raises(SpecMismatchError, match="element_spec of the dataset must be item_spec, .*, got "):
+        check_adder(type("Late", (Crossing,), {"_convert_dataset": lambda self, columns: columns})(), make_episodes())
 
 
-class SaysFloat(Plain):
+class WrongRowSpec(Plain):
     def row_spec(self, step_spec):
         return {**step_spec, "reward": tf.TensorSpec((), tf.float64)}
 
 
-def test_rows_of_another_dtype_than_row_spec_are_an_error():
-    with pytest.raises(ValueError, match=r"rows\['reward'\] are float32, row_spec says float64"):
-        SaysFloat()(Episode(episode(3, terminal=True), 0))
+def test_rows_with_a_different_dtype_than_row_spec_raise():
+    with pytest.raises(ValueError, match=r"rows\['reward'\] must be float64 according to row_spec, got float32"):
+        WrongRowSpec()(Episode(episode(3, terminal=True), 0))
 
 
-def test_an_adder_of_ones_own_takes_part_in_compose():
-    assert check_adder(Plain(), some()) == check_adder(compose(Plain(), ReturnToGo(), Plain()), some()) == NUM_EPISODES
+def test_custom_adder_can_be_composed():
+    assert (
+        check_adder(Plain(), make_episodes())
+        == check_adder(compose(Plain(), ReturnToGo(), Plain()), make_episodes())
+        == NUM_EPISODES
+    )
     assert repr(Plain()) == "Plain()"
 
 
 # --- compose
 
 
-def test_composed_adders_are_those_one_after_the_other():
-    many = some(nested=False)
+def test_compose_matches_adders_applied_in_order():
+    many = make_episodes(nested=False)
     gae, n_step = GAE(0.9, 0.8, values), NStep(2, 0.9)
     chained = list(rlds_dataset(many).apply(compose(gae, n_step)).as_numpy_iterator())
     in_turn = list(rlds_dataset(many).apply(gae).apply(n_step).as_numpy_iterator())
@@ -245,52 +248,52 @@ def test_composed_adders_are_those_one_after_the_other():
     assert compose(gae) is gae
 
 
-def test_what_cannot_be_composed_is_refused():
-    with pytest.raises(ValueError, match="compose got no adders, expected at least one"):
+def test_compose_raises_for_invalid_adders():
+    with pytest.raises(ValueError, match="compose requires at least one adder, got none"):
         compose()
-    with pytest.raises(TypeError, match="compose got <class .*NStep'>, expected adders such as NStep"):
+    with pytest.raises(TypeError, match="compose requires adders such as NStep.*, got <class .*NStep'>"):
         compose(ReturnToGo(), NStep)
     for first in (StepWindows(2), StepEpisodes(9), compose(ReturnToGo(), StepWindows(2))):
-        with pytest.raises(ValueError, match="cuts episodes into items, so that nothing can follow it"):
+        with pytest.raises(ValueError, match="must be the last adder because it cuts episodes into items"):
             compose(first, ReturnToGo())
-    with pytest.raises(ValueError, match="NStep needs the field 'is_last'|NStep needs the field 'is_terminal'"):
-        compose(NStep(2, 0.9), NStep(2, 0.9)).item_spec(load(some()).step_spec)
+    with pytest.raises(ValueError, match="NStep requires the field 'is_last'|NStep requires the field 'is_terminal'"):
+        compose(NStep(2, 0.9), NStep(2, 0.9)).item_spec(load(make_episodes()).step_spec)
 
 
-# --- what an adder takes
+# --- arguments of adders
 
 
-def test_neither_a_data_set_nor_an_episode_is_refused():
-    for given_as in (some(), some()[0], load(some()), 3):
-        with pytest.raises(TypeError, match="got a .*, expected a tf.data.Dataset of episodes or an Episode"):
-            NStep(2, 0.9)(given_as)
+def test_adder_raises_for_other_types():
+    for episodes in (make_episodes(), make_episodes()[0], load(make_episodes()), 3):
+        with pytest.raises(TypeError, match="expected a tf.data.Dataset of episodes or an Episode, got "):
+            NStep(2, 0.9)(episodes)
 
 
-def test_data_sets_of_steps_are_refused():
-    steps = tf.data.Dataset.from_tensor_slices(some()[0])
+def test_datasets_of_steps_raise():
+    steps = tf.data.Dataset.from_tensor_slices(make_episodes()[0])
     for dataset in (steps, tf.data.Dataset.range(3)):
         with pytest.raises(
-            ValueError, match="the data set has elements of .*, expected episodes: {'steps': data set of"
+            ValueError, match="the dataset must contain episodes, {'steps': dataset of steps} .*, got elements"
         ):
             dataset.apply(ReturnToGo())
 
 
-def test_columns_of_unequal_length_are_refused():
+def test_columns_of_unequal_length_raise():
     steps = {**episode(4, terminal=True), "reward": np.ones(3, np.float32)}
-    with pytest.raises(ValueError, match=r"episode 5 has columns of \[3, 4\] rows, expected equal ones"):
+    with pytest.raises(ValueError, match=r"the columns of episode 5 must have equal lengths, got \[3, 4\]"):
         ReturnToGo()(Episode(steps, 5))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the columns of an episode differ in length"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the columns of an episode must have equal lengths"):
         list(columns_dataset([steps]).apply(ReturnToGo()))
 
 
-def test_episode_columns_are_the_steps_put_together():
-    many = some((3, 0, 1, 5))
-    wanted = [steps for steps in many if len(steps["is_first"])]
-    assert_all_equal(list(episode_columns(rlds_dataset(many)).as_numpy_iterator()), wanted)
-    assert_all_equal(list(episode_columns(columns_dataset(wanted)).as_numpy_iterator()), wanted)
+def test_episode_columns_match_the_steps():
+    many = make_episodes((3, 0, 1, 5))
+    expected = [steps for steps in many if len(steps["is_first"])]
+    assert_all_equal(list(episode_columns(rlds_dataset(many)).as_numpy_iterator()), expected)
+    assert_all_equal(list(episode_columns(columns_dataset(expected)).as_numpy_iterator()), expected)
 
 
-def test_a_spec_that_is_none_is_refused():
+def test_invalid_step_spec_raises():
     for spec in ({}, {"reward": 3}, None):
-        with pytest.raises(ValueError, match="the spec of a step is .*, expected a nest of tf.TensorSpecs"):
+        with pytest.raises(ValueError, match="step_spec must be a nest of tf.TensorSpecs"):
             ReturnToGo().item_spec(spec)

@@ -1,4 +1,4 @@
-"""Advantages and returns-to-go of episodes: by hand, against the double loop, and both ends."""
+"""Tests of `GAE` and `ReturnToGo`: by hand, against a double loop, and at both ends."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from rlds2reverb.episodes import Episode, from_transitions
 
 
 def slow_gae(steps, values, gamma, lambda_):
-    """Advantages of all steps, the last one 0: for each, all later TD errors."""
+    """Returns the advantages of all steps, each from all later TD errors; 0 for the last one."""
     num = len(steps["is_first"]) - 1
     factors = [0 if steps["is_terminal"][t + 1] else gamma * float(steps["discount"][t]) for t in range(num)]
     errors = [float(steps["reward"][t]) + factors[t] * float(values[t + 1]) - float(values[t]) for t in range(num)]
@@ -28,8 +28,8 @@ def slow_gae(steps, values, gamma, lambda_):
     return [*out, 0.0]
 
 
-def three(terminated, value=(10, 20, 30, 40), reward=(1, 2, 3, 0)):
-    """Observations 10, 11, 12 and the final 13; rewards 1, 2, 3."""
+def make_steps(terminated, value=(10, 20, 30, 40), reward=(1, 2, 3, 0)):
+    """Returns steps with observations 10, 11, 12 and the final 13, and rewards 1, 2, 3."""
     steps = from_transitions(
         np.arange(10, 14, dtype=np.float32), np.arange(3), rewards=np.ones(3, np.float32), terminated=terminated
     )
@@ -49,13 +49,13 @@ def rows_of(adder, steps):
 @pytest.mark.parametrize(
     ("terminated", "advantage", "returns"),
     [
-        # errors 1 + 10 - 10, 2 + 15 - 20, 3 - 30 (or 3 + 20 - 30), each weighted by 0.25 to the power of the distance
+        # The errors 1 + 10 - 10, 2 + 15 - 20, 3 - 30 (or 3 + 20 - 30) have the weight 0.25 to the power of the distance.
         (True, [1 - 0.75 - 27 / 16, -3 - 27 / 4, -27, 0], [10 + 1 - 0.75 - 27 / 16, 20 - 3 - 27 / 4, 3, 0]),
         (False, [1 - 0.75 - 7 / 16, -3 - 7 / 4, -7, 0], [10 + 1 - 0.75 - 7 / 16, 20 - 3 - 7 / 4, 23, 0]),
     ],
 )
 def test_advantages_by_hand_at_both_ends(terminated, advantage, returns):
-    steps = three(terminated)
+    steps = make_steps(terminated)
     columns = rows_of(GAE(gamma=0.5, lambda_=0.5), steps)
     assert columns["advantage"].tolist() == advantage and columns["return_"].tolist() == returns
     assert columns["advantage"].dtype == columns["return_"].dtype == np.float32
@@ -64,7 +64,7 @@ def test_advantages_by_hand_at_both_ends(terminated, advantage, returns):
 
 @pytest.fixture(scope="module")
 def adders():
-    """Traced once, for all examples."""
+    """Adders that are traced once for all examples."""
     return {
         (gamma, lambda_): GAE(gamma, lambda_, value_fn=lambda observations: tf.sin(observations[:, 0]))
         for gamma, lambda_ in ((0.9, 0.7), (1, 1), (0.99, 0))
@@ -73,7 +73,7 @@ def adders():
 
 @given(st.integers(1, 13), st.booleans(), st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
 @examples(25)
-def test_advantages_are_those_of_the_double_loop(adders, length, terminal, seed, dtype):
+def test_advantages_match_the_double_loop(adders, length, terminal, seed, dtype):
     generator = np.random.default_rng(seed)
     steps = episode(length, terminal=terminal)
     steps["reward"] = generator.normal(size=length).astype(dtype)
@@ -81,74 +81,79 @@ def test_advantages_are_those_of_the_double_loop(adders, length, terminal, seed,
     values = np.sin(steps["observation"][:, 0])
     for (gamma, lambda_), adder in adders.items():
         columns = rows_of(adder, steps)
-        wanted = np.array(slow_gae(steps, values, gamma, lambda_))
-        np.testing.assert_allclose(columns["advantage"], wanted, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(columns["return_"][:-1], wanted[:-1] + values[:-1], rtol=1e-4, atol=1e-5)
+        expected = np.array(slow_gae(steps, values, gamma, lambda_))
+        np.testing.assert_allclose(columns["advantage"], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(columns["return_"][:-1], expected[:-1] + values[:-1], rtol=1e-4, atol=1e-5)
         assert columns["return_"][-1] == columns["advantage"][-1] == 0 and columns["return_"].dtype == dtype
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_a_column_a_function_and_a_keras_model_give_the_same(terminated):
+def test_column_function_and_keras_model_give_equal_advantages(terminated):
     """V(s) = 10 (s - 9)."""
     model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
     model.set_weights([np.array([[10.0]], np.float32), np.array([-90.0], np.float32)])
-    steps = three(terminated)
-    wanted = rows_of(GAE(0.5, 0.5), steps)["advantage"]
+    steps = make_steps(terminated)
+    expected = rows_of(GAE(0.5, 0.5), steps)["advantage"]
     as_rows = {**steps, "value": steps["value"][:, None]}
-    np.testing.assert_array_equal(rows_of(GAE(0.5, 0.5), as_rows)["advantage"], wanted)
+    np.testing.assert_array_equal(rows_of(GAE(0.5, 0.5), as_rows)["advantage"], expected)
     by_function = GAE(0.5, 0.5, value_fn=lambda observations: (observations - 9) * 10)
-    np.testing.assert_array_equal(rows_of(by_function, three(terminated, None))["advantage"], wanted)
-    steps = {**three(terminated, None), "observation": steps["observation"][:, None]}
+    np.testing.assert_array_equal(rows_of(by_function, make_steps(terminated, None))["advantage"], expected)
+    steps = {**make_steps(terminated, None), "observation": steps["observation"][:, None]}
     by_model = GAE(0.5, 0.5, value_fn=model)
-    np.testing.assert_allclose(rows_of(by_model, steps)["advantage"], wanted, rtol=1e-6)
+    np.testing.assert_allclose(rows_of(by_model, steps)["advantage"], expected, rtol=1e-6)
     (item,) = rlds_dataset([steps]).apply(by_model).as_numpy_iterator()
-    np.testing.assert_allclose(item["advantage"], wanted, rtol=1e-6)
+    np.testing.assert_allclose(item["advantage"], expected, rtol=1e-6)
 
 
-def test_all_observations_of_an_episode_are_evaluated_at_once():
+def test_value_fn_is_called_once_per_episode():
     seen = []
 
     def values(observations):
         tf.py_function(lambda batch: seen.append(batch.numpy().tolist()), [observations], [])
         return observations
 
-    rows_of(GAE(0.9, 0.9, values), three(True, None))
+    rows_of(GAE(0.9, 0.9, values), make_steps(True, None))
     assert seen == [[10, 11, 12, 13]]
 
 
-def test_a_function_takes_precedence_over_the_column():
-    columns = rows_of(GAE(1, 0, value_fn=lambda observations: observations * 0), three(True))
+def test_value_fn_takes_precedence_over_the_column():
+    columns = rows_of(GAE(1, 0, value_fn=lambda observations: observations * 0), make_steps(True))
     assert columns["advantage"].tolist() == [1, 2, 3, 0]
 
 
-@pytest.mark.parametrize(("given_as", "wanted"), [(np.int64, np.float32), (np.float64, np.float64)])
-def test_both_have_the_dtype_of_the_rewards(given_as, wanted):
-    steps = three(True)
-    steps["reward"] = steps["reward"].astype(given_as)
+@pytest.mark.parametrize(("dtype", "expected"), [(np.int64, np.float32), (np.float64, np.float64)])
+def test_both_fields_have_the_dtype_of_the_rewards(dtype, expected):
+    steps = make_steps(True)
+    steps["reward"] = steps["reward"].astype(dtype)
     columns = rows_of(GAE(0.5, 0.5), steps)
-    assert columns["advantage"].dtype == columns["return_"].dtype == wanted
+    assert columns["advantage"].dtype == columns["return_"].dtype == expected
     assert columns["advantage"].tolist() == [1 - 0.75 - 27 / 16, -3 - 27 / 4, -27, 0]
 
 
-def test_the_reward_of_the_last_step_and_the_value_of_a_terminal_state_have_no_say():
-    plain = rows_of(GAE(0.9, 0.9), three(True))["advantage"]
+def test_last_reward_and_terminal_value_are_ignored():
+    plain = rows_of(GAE(0.9, 0.9), make_steps(True))["advantage"]
     for steps in (
-        three(True, reward=(1, 2, 3, 1e6)),
-        three(True, (10, 20, 30, 1e6)),
-        three(True, (10, 20, 30, np.nan)),
+        make_steps(True, reward=(1, 2, 3, 1e6)),
+        make_steps(True, (10, 20, 30, 1e6)),
+        make_steps(True, (10, 20, 30, np.nan)),
     ):
         np.testing.assert_array_equal(rows_of(GAE(0.9, 0.9), steps)["advantage"], plain)
 
 
-def test_a_single_step_has_no_advantage():
-    steps = tree.map_structure(lambda column: column[-1:], three(False))
+def test_single_step_has_no_advantage():
+    steps = tree.map_structure(lambda column: column[-1:], make_steps(False))
     steps["is_first"] = np.array([True])
     columns = rows_of(GAE(0.9, 0.9), steps)
     assert columns["advantage"].tolist() == columns["return_"].tolist() == [0]
 
 
-def test_nothing_crosses_the_end_of_an_episode():
-    many = [three(True), three(False), three(True, (0, 0, 0, 1e6), (1e6, 1e6, 1e6, 0)), three(False)]
+def test_advantages_do_not_depend_on_neighbouring_episodes():
+    many = [
+        make_steps(True),
+        make_steps(False),
+        make_steps(True, (0, 0, 0, 1e6), (1e6, 1e6, 1e6, 0)),
+        make_steps(False),
+    ]
     adder = GAE(0.5, 0.5)
     got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
     for item, steps in zip(got, many, strict=True):
@@ -163,7 +168,7 @@ def test_nothing_crosses_the_end_of_an_episode():
         ({"lambda_": -1}, r"lambda_ must be a number in \[0, 1\], got -1"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options, message):
+def test_out_of_range_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         GAE(**{"gamma": 0.9, "lambda_": 0.9, **options})
 
@@ -171,18 +176,18 @@ def test_arguments_out_of_range_are_refused(options, message):
 @pytest.mark.parametrize(
     ("value_fn", "change", "message"),
     [
-        (None, {"value": None}, "GAE without a value_fn needs the field 'value' in every step, found"),
-        (None, {"value": np.ones((4, 2))}, r"GAE wants one float a step as the value, step\['value'\] is"),
-        (None, {"value": np.ones(4, int)}, r"GAE wants one float a step as the value, step\['value'\] is"),
-        (3, {}, "value_fn is 3, expected a function or a Keras model"),
-        ("fail", {"reward": {"a": np.ones(4)}}, "GAE wants one number as the reward of a step"),
-        ("fail", {"observation": None}, "GAE needs the field 'observation' in every step, found"),
-        ("fail", {"return_": np.ones(4)}, "GAE adds a field 'return_', which the steps have already; leave it out"),
+        (None, {"value": None}, "GAE without a value_fn requires the field 'value' in every step, got"),
+        (None, {"value": np.ones((4, 2))}, r"GAE requires one float per step, but step\['value'\] is"),
+        (None, {"value": np.ones(4, int)}, r"GAE requires one float per step, but step\['value'\] is"),
+        (3, {}, "value_fn must be a function or a Keras model, got 3"),
+        ("fail", {"reward": {"a": np.ones(4)}}, r"GAE requires one number per step, but step\['reward'\] is"),
+        ("fail", {"observation": None}, "GAE requires the field 'observation' in every step, got"),
+        ("fail", {"return_": np.ones(4)}, "steps must not have the field 'return_', which GAE adds; drop or rename"),
     ],
 )
-def test_steps_that_do_not_fit_are_refused_before_anything_is_traced(value_fn, change, message, monkeypatch):
-    monkeypatch.setattr(GAE, "rows", lambda *_: pytest.fail("traced"))
-    steps = {name: column for name, column in {**three(True), **change}.items() if column is not None}
+def test_unsuitable_steps_raise_before_tracing(value_fn, change, message, monkeypatch):
+    monkeypatch.setattr(GAE, "make_batch_rows", lambda *_: pytest.fail("traced"))
+    steps = {name: column for name, column in {**make_steps(True), **change}.items() if column is not None}
     adder = GAE(0.9, 0.9, value_fn=(lambda _: pytest.fail("called")) if value_fn == "fail" else value_fn)
     for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
         with pytest.raises(ValueError, match=message):
@@ -192,51 +197,54 @@ def test_steps_that_do_not_fit_are_refused_before_anything_is_traced(value_fn, c
 @pytest.mark.parametrize(
     ("value_fn", "message"),
     [
-        (lambda observations: tf.stack([observations] * 2, axis=1), "value_fn gave .*, expected one value for each"),
-        (lambda observations: tf.constant(1.0), "value_fn gave .*, expected one value for each"),
-        (lambda observations: observations[1:], "value_fn gave .*, expected one value for each"),
-        (lambda observations: observations[observations > 10], "value_fn gave .*, expected one value for each"),
-        (lambda observations: np.asarray(observations.numpy()), r"value_fn failed on tensors .*put numpy code into"),
+        (
+            lambda observations: tf.stack([observations] * 2, axis=1),
+            "value_fn must return one value per observation, got",
+        ),
+        (lambda observations: tf.constant(1.0), "value_fn must return one value per observation, got"),
+        (lambda observations: observations[1:], "value_fn must return one value per observation, got"),
+        (lambda observations: observations[observations > 10], "value_fn must return one value per observation, got"),
+        (lambda observations: np.asarray(observations.numpy()), r"value_fn failed on tensors .*wrap numpy code in"),
     ],
 )
-def test_a_function_that_does_not_give_one_value_a_step_is_told(value_fn, message):
+def test_value_fn_without_one_value_per_step_raises(value_fn, message):
     with pytest.raises(ValueError, match=message):
-        GAE(0.9, 0.9, value_fn)(Episode(three(True, None), 0))
+        GAE(0.9, 0.9, value_fn)(Episode(make_steps(True, None), 0))
 
 
 # --- ReturnToGo
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-@pytest.mark.parametrize(("gamma", "wanted"), [(1, [6, 5, 3, 0]), (0.5, [2.75, 3.5, 3, 0]), (0, [1, 2, 3, 0])])
-def test_returns_to_go_by_hand_at_both_ends(terminated, gamma, wanted):
-    steps = three(terminated, None, reward=(1, 2, 3, 1e6))
+@pytest.mark.parametrize(("gamma", "expected"), [(1, [6, 5, 3, 0]), (0.5, [2.75, 3.5, 3, 0]), (0, [1, 2, 3, 0])])
+def test_returns_to_go_by_hand_at_both_ends(terminated, gamma, expected):
+    steps = make_steps(terminated, None, reward=(1, 2, 3, 1e6))
     columns = rows_of(ReturnToGo(gamma), steps)
-    assert columns["return_to_go"].tolist() == wanted and columns["return_to_go"].dtype == np.float32
+    assert columns["return_to_go"].tolist() == expected and columns["return_to_go"].dtype == np.float32
     assert_equal_nests({name: columns[name] for name in steps}, steps)
 
 
-def test_returns_to_go_know_no_discounts():
+def test_returns_to_go_ignore_discounts():
     """Chen et al. (2021), sec. 3: the sum of the future rewards."""
-    steps = {**three(True, None), "discount": np.array([1, 0, 0.5, 1], np.float32)}
+    steps = {**make_steps(True, None), "discount": np.array([1, 0, 0.5, 1], np.float32)}
     assert rows_of(ReturnToGo(), steps)["return_to_go"].tolist() == [6, 5, 3, 0]
 
 
-def test_returns_to_go_of_integers_are_float32_and_of_a_single_step_0():
-    steps = three(True, None)
+def test_returns_to_go_of_integers_are_float32_and_of_single_step_0():
+    steps = make_steps(True, None)
     steps["reward"] = steps["reward"].astype(np.int32)
     column = rows_of(ReturnToGo(), steps)["return_to_go"]
     assert (column.dtype, column.tolist()) == (np.float32, [6, 5, 3, 0])
     assert rows_of(ReturnToGo(), episode(1, terminal=False))["return_to_go"].tolist() == [0]
 
 
-def test_returns_to_go_of_bad_input_are_refused(monkeypatch):
-    monkeypatch.setattr(ReturnToGo, "rows", lambda *_: pytest.fail("traced"))
+def test_returns_to_go_raise_for_unsuitable_steps(monkeypatch):
+    monkeypatch.setattr(ReturnToGo, "make_batch_rows", lambda *_: pytest.fail("traced"))
     with pytest.raises(ValueError, match=r"gamma must be a number in \[0, 1\], got 2"):
         ReturnToGo(2)
     for change, message in (
-        ({"reward": {"a": np.ones(4)}}, "ReturnToGo wants one number as the reward"),
-        ({"return_to_go": np.ones(4)}, "ReturnToGo adds a field 'return_to_go', which the steps have already"),
+        ({"reward": {"a": np.ones(4)}}, r"ReturnToGo requires one number per step, but step\['reward'\] is"),
+        ({"return_to_go": np.ones(4)}, "steps must not have the field 'return_to_go', which ReturnToGo adds"),
     ):
         with pytest.raises(ValueError, match=message):
-            ReturnToGo()(Episode({**three(True), **change}, 0))
+            ReturnToGo()(Episode({**make_steps(True), **change}, 0))

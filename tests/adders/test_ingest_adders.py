@@ -1,4 +1,4 @@
-"""Adder, ingest, Reverb and back: what is read is the adder's own output, bit for bit, for every adder."""
+"""Tests that items read back from Reverb equal the adder's output, bit for bit, for every adder."""
 
 from itertools import islice
 
@@ -7,7 +7,7 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
-from properties import slow_but
+from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, read_items
 from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 
@@ -20,7 +20,7 @@ from rlds2reverb.tables import Selector, TableConfig
 
 
 def values(observations):
-    """Some number for each observation, whatever its nest."""
+    """Returns some number for each observation, whatever its nest."""
     flat = [tf.cast(leaf, tf.float32) for leaf in tree.flatten(observations)]
     return tf.add_n([tf.reduce_sum(leaf, axis=range(1, leaf.shape.rank)) for leaf in flat]) * 0.125
 
@@ -31,16 +31,16 @@ ADDERS = {
     "n_step_grown": NStep(4, 0.9, grow_at_start=True, discount_power="m"),
     "gae": GAE(0.99, 0.95, values),
     "return_to_go": ReturnToGo(),
-    "sequence_write": StepWindows(20, 10),
-    "sequence_zero_pad": StepWindows(20, 15, "zero_pad"),
-    "sequence_truncate": StepWindows(20, 20, "truncate"),
+    "windows_write": StepWindows(20, 10),
+    "windows_zero_pad": StepWindows(20, 15, "zero_pad"),
+    "windows_truncate": StepWindows(20, 20, "truncate"),
     "episode": StepEpisodes(1500),
     "episode_end": StepEpisodes(1500, "end"),
     "priorities": PRIORITIES,
     "three": compose(PRIORITIES, GAE(0.99, 0.95, values), StepWindows(16, 8, "last")),
 }
 PACKED = ("n_step", "three")
-#: Of each, so many episodes: flat, nested, with infos; float32 and float64; terminated and truncated.
+#: Files and numbers of episodes: flat, nested, with extra fields; float32 and float64; terminated and truncated.
 FILES = {
     "d4rl/hopper_medium-v2.hdf5": 2,
     "minari/classic/pendulum-dict/dev-v0": 2,
@@ -48,7 +48,7 @@ FILES = {
     "rlds_prepared/d4rl_mujoco_halfcheetah/v1-medium-replay/1.2.0": 1,
 }
 FIRST, NESTED, SMALL, _ = FILES
-FAST = {(FIRST, kind) for kind in ("n_step", "sequence_zero_pad", "episode_end", "three")}
+FAST = {(FIRST, kind) for kind in ("n_step", "windows_zero_pad", "episode_end", "three")}
 FAST |= {(name, "three") for name in FILES}
 CASES = [
     pytest.param(name, kind, marks=[] if (name, kind) in FAST else pytest.mark.slow)
@@ -69,7 +69,7 @@ def sources(data):
 
 @pytest.fixture(scope="module")
 def address(sources):
-    """Of a server with a table for each file, adder and layout, of the signature that the adder tells."""
+    """Address of a server with a table for each file, adder and layout, with the signature from the adder."""
     fifo, tables = Selector("fifo"), []
     for name, source in sources.items():
         for kind, adder in ADDERS.items():
@@ -87,13 +87,13 @@ def address(sources):
     server.stop()
 
 
-def made(adder, source):
+def convert_dataset(adder, source):
     """The adder's own items, of a data set."""
     return list(source.to_rlds().apply(adder).as_numpy_iterator())
 
 
-def made_one_by_one(adder, source):
-    """The adder's own items, of one episode after the other."""
+def convert_episodes(adder, source):
+    """Yields the items that the adder makes of single episodes."""
     for one in source:
         items = adder(one)
         for begin, length in zip(items.starts, items.lengths, strict=True):
@@ -105,56 +105,56 @@ def as_bytes(item):
     return b"".join(leaf.tobytes() for leaf in tree.flatten(item))
 
 
-def assert_all_equal(got, wanted):
-    assert len(got) == len(wanted) > 0
-    for item, want in zip(got, wanted, strict=True):
+def assert_all_equal(got, expected):
+    assert len(got) == len(expected) > 0
+    for item, want in zip(got, expected, strict=True):
         tree.assert_same_structure(item, want)
         assert_equal_nests(item, want)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_what_is_read_is_what_the_adder_makes(address, sources, name, kind):
+def test_stored_items_match_the_adder(address, sources, name, kind):
     adder, source = ADDERS[kind], sources[name]
     table = f"{name} {kind} columns"
     report = ingest(source, address, table, adder=adder)
-    wanted = made(adder, source) if name == FIRST else list(made_one_by_one(adder, source))
-    assert (report.episodes, report.items, report.writer) == (FILES[name], len(wanted), "bulk")
-    assert_all_equal(read_items(address, table), wanted)
+    expected = convert_dataset(adder, source) if name == FIRST else list(convert_episodes(adder, source))
+    assert (report.episodes, report.items, report.writer) == (FILES[name], len(expected), "bulk")
+    assert_all_equal(read_items(address, table), expected)
 
 
-@pytest.mark.parametrize("kind", slow_but(["three"], PACKED))
+@pytest.mark.parametrize("kind", mark_slow_except(["three"], PACKED))
 @pytest.mark.parametrize("name", [NESTED, SMALL])
-def test_packed_items_are_what_the_adder_makes(address, sources, name, kind):
+def test_packed_items_match_the_adder(address, sources, name, kind):
     adder, source = ADDERS[kind], sources[name]
     packing = Packing(adder.item_spec(source.step_spec), adder.squeeze)
     table, sampled = f"{name} {kind} packed", f"{name} {kind} sampled"
     ingest(source, address, [table, sampled], adder=adder, layout="packed")
-    wanted = list(made_one_by_one(adder, source))
+    expected = list(convert_episodes(adder, source))
     rows = tree.map_structure(
         lambda leaf: leaf.numpy(), unpack(tf.constant(np.stack(read_items(address, table))), packing)
     )
-    assert_all_equal([tree.map_structure(lambda leaf, at=at: leaf[at], rows) for at in range(len(wanted))], wanted)
+    assert_all_equal([tree.map_structure(lambda leaf, at=at: leaf[at], rows) for at in range(len(expected))], expected)
     batch = next(iter(sample_dataset(address, sampled, 32).as_numpy_iterator())).data
-    known = {as_bytes(item) for item in wanted}
-    assert {as_bytes(tree.map_structure(lambda leaf, at=at: leaf[at], batch)) for at in range(32)} <= known
+    all_items = {as_bytes(item) for item in expected}
+    assert {as_bytes(tree.map_structure(lambda leaf, at=at: leaf[at], batch)) for at in range(32)} <= all_items
 
 
-def test_the_public_writer_writes_the_same(address, sources):
-    for kind in ("n_step", "sequence_truncate"):
+def test_reverb_writer_writes_the_same_items(address, sources):
+    for kind in ("n_step", "windows_truncate"):
         table, adder, source = f"{SMALL} {kind} columns", ADDERS[kind], sources[SMALL]
-        ingest(source, address, table, adder=adder, options=IngestOptions(writer="public"))
-        assert_all_equal(read_items(address, table), list(made_one_by_one(adder, source)))
+        ingest(source, address, table, adder=adder, options=IngestOptions(writer="reverb"))
+        assert_all_equal(read_items(address, table), list(convert_episodes(adder, source)))
 
 
-def test_what_crosses_episodes_and_what_is_too_long_is_refused_with_a_sentence(address, sources):
-    table = f"{SMALL} sequence_write columns"
-    with pytest.raises(ValueError, match="run on over the ends of episodes; take them from a data set"):
+def test_ingest_raises_for_crossing_windows_and_long_episodes(address, sources):
+    table = f"{SMALL} windows_write columns"
+    with pytest.raises(ValueError, match="cross episodes and require a dataset"):
         ingest(sources[SMALL], address, table, adder=StepWindows(20, 10, "continue"))
-    with pytest.raises(ValueError, match="episode 0: an episode has more rows than the max_length of 9; raise it"):
+    with pytest.raises(ValueError, match="episode 0: an episode has more rows than max_length, 9; raise"):
         ingest(sources[SMALL], address, table, adder=StepEpisodes(9))
 
 
-def test_newer_priorities_replace_the_older_ones_of_the_same_items():
+def test_repeated_ingest_updates_the_priorities_of_equal_items():
     many = [episode(5, terminal=True), episode(4, terminal=False, start=50)]
     with ReplayServer([TableConfig()]) as server:
         for scale in (0.0, 1.0):

@@ -1,4 +1,4 @@
-"""Initial priorities: each kind by hand, those of items, and as `priority=` of `ingest`."""
+"""Tests of `InitialPriorities`: each kind by hand, mixtures over items, and `priority=` of `ingest`."""
 
 from functools import partial
 
@@ -19,13 +19,13 @@ TD = partial(InitialPriorities, "td", gamma=0.5, eps=0.25)
 
 
 def slow_priority(priorities, counted, eta):
-    """eta times the largest and 1 - eta times the mean of those that count."""
+    """Returns eta times the maximum plus 1 - eta times the mean of the counted priorities."""
     chosen = [float(priority) for priority, real in zip(priorities, counted, strict=True) if real]
     return eta * max(chosen) + (1 - eta) * sum(chosen) / len(chosen)
 
 
-def three(terminated, value=(10, 20, 30, 40)):
-    """Rewards 1, 2, 3; TD errors with gamma 0.5: 1, -3, and -27 or, with the bootstrap, -7."""
+def make_steps(terminated, value=(10, 20, 30, 40)):
+    """Returns steps with rewards 1, 2, 3; with gamma 0.5 the TD errors are 1, -3, and -27 or, bootstrapped, -7."""
     steps = from_transitions(
         np.arange(10, 14, dtype=np.float32),
         np.arange(3),
@@ -35,7 +35,7 @@ def three(terminated, value=(10, 20, 30, 40)):
     return steps if value is None else {**steps, "value": np.array(value, np.float32)}
 
 
-def column_of(adder, steps):
+def compute_column(adder, steps):
     items = adder(Episode(steps, 0))
     assert items.starts.tolist() == [0] and items.lengths.tolist() == [len(steps["is_first"])] and not items.squeeze
     assert items.columns["priority"].dtype == np.float32
@@ -48,8 +48,8 @@ def compute_priorities(adder, priorities, steps):
     return priorities(episode, adder(episode))
 
 
-def eagerly(adder, priorities, one):
-    """The priorities of an episode's items, without tracing a graph for them."""
+def compute_eagerly(adder, priorities, one):
+    """Returns the priorities of an episode's items without tracing a graph."""
     tf.config.run_functions_eagerly(True)
     try:
         return priorities(one, compose(priorities, adder)(one))
@@ -57,97 +57,102 @@ def eagerly(adder, priorities, one):
         tf.config.run_functions_eagerly(False)
 
 
-# --- of steps
+# --- priorities of steps
 
 
-def test_constant_is_the_same_for_all_and_needs_no_values():
-    assert column_of(InitialPriorities(), three(True, None)) == [1] * 4
-    assert column_of(InitialPriorities(constant=2.5), three(False, None)) == [2.5] * 4
+def test_constant_priorities_require_no_values():
+    assert compute_column(InitialPriorities(), make_steps(True, None)) == [1] * 4
+    assert compute_column(InitialPriorities(constant=2.5), make_steps(False, None)) == [2.5] * 4
 
 
 @pytest.mark.parametrize(
-    ("lowest", "highest", "wanted"),
+    ("lowest", "highest", "expected"),
     [(0, 12, 0.5), (2, 10, 0.5), (6, 7, 0.125), (9, 10, 0.125), (0, 6, 1), (-9, 3, 1)],
 )
-def test_the_return_is_a_share_of_the_range_within_eps_and_1(lowest, highest, wanted):
+def test_return_is_scaled_to_the_range_and_clipped(lowest, highest, expected):
     adder = InitialPriorities("return", lowest=lowest, highest=highest, eps=0.125)
-    steps = {**three(True, None), "reward": np.array([1, 2, 3, 1e6], np.float32)}  # that of the last step means nothing
-    assert column_of(adder, steps) == [wanted] * 4
+    steps = {**make_steps(True, None), "reward": np.array([1, 2, 3, 1e6], np.float32)}  # The last is ignored.
+    assert compute_column(adder, steps) == [expected] * 4
 
 
 @pytest.mark.parametrize(("terminated", "last"), [(True, 27), (False, 7)])
 @pytest.mark.parametrize("kind", ["td", "max"])
 def test_td_errors_by_hand_at_both_ends(kind, terminated, last):
     adder = InitialPriorities(kind, gamma=0.5, eps=0.25)
-    assert column_of(adder, three(terminated)) == [1.25, 3.25, last + 0.25, 0.25]
+    assert compute_column(adder, make_steps(terminated)) == [1.25, 3.25, last + 0.25, 0.25]
     by_function = InitialPriorities(kind, gamma=0.5, eps=0.25, value_fn=lambda observations: (observations - 9) * 10)
-    assert column_of(by_function, three(terminated, None)) == [1.25, 3.25, last + 0.25, 0.25]
+    assert compute_column(by_function, make_steps(terminated, None)) == [1.25, 3.25, last + 0.25, 0.25]
 
 
-def test_a_single_step_has_eps():
-    steps = {name: column[-1:] for name, column in three(False).items()} | {"is_first": np.array([True])}
-    assert column_of(TD(), steps) == [0.25]
+def test_single_step_has_priority_eps():
+    steps = {name: column[-1:] for name, column in make_steps(False).items()} | {"is_first": np.array([True])}
+    assert compute_column(TD(), steps) == [0.25]
 
 
-# --- of items
+# --- priorities of items
 
 
 @pytest.mark.parametrize("eta", [0, 0.25, *(pytest.param(eta, marks=pytest.mark.slow) for eta in (0.9, 1))])
-def test_an_item_has_a_mixture_of_the_largest_and_the_mean_of_its_real_steps(eta):
-    """Rows 0 and 1; 2 and the last, which does not count; and with length 3 zeros behind it, which do not either."""
-    own, one = [1.25, 3.25, 7.25, 0.25], Episode(three(False), 0)
+def test_item_priority_mixes_maximum_and_mean_of_real_steps(eta):
+    """The last row does not count, and neither does padding."""
+    own, one = [1.25, 3.25, 7.25, 0.25], Episode(make_steps(False), 0)
     pairs, triples = StepWindows(2), StepWindows(3, 2, "zero_pad")
-    wanted = {
+    expected = {
         pairs: [slow_priority(own[:2], [1, 1], eta), 7.25],
         triples: [slow_priority(own[:3], [1, 1, 1], eta), 7.25],
     }
     for adder in (pairs, triples, *map(partial(StepEpisodes, 9), PADDINGS)):
-        got = eagerly(adder, TD(eta=eta), one)
+        got = compute_eagerly(adder, TD(eta=eta), one)
         assert got.dtype == np.float64
-        np.testing.assert_allclose(got, wanted.get(adder, [slow_priority(own[:3], [1, 1, 1], eta)]), rtol=1e-6)
+        np.testing.assert_allclose(got, expected.get(adder, [slow_priority(own[:3], [1, 1, 1], eta)]), rtol=1e-6)
 
 
-def test_max_is_the_largest_whatever_eta():
+def test_max_ignores_eta():
     priorities = InitialPriorities("max", gamma=0.5, eps=0.25, eta=0)
-    assert compute_priorities(compose(priorities, StepWindows(2)), priorities, three(False)).tolist() == [3.25, 7.25]
+    assert compute_priorities(compose(priorities, StepWindows(2)), priorities, make_steps(False)).tolist() == [
+        3.25,
+        7.25,
+    ]
 
 
-def test_overlapping_items_have_each_their_own():
+def test_overlapping_items_have_separate_priorities():
     priorities = TD(eta=1)
     adder = compose(priorities, StepWindows(2, 1))
-    assert compute_priorities(adder, priorities, three(False)).tolist() == [3.25, 7.25, 7.25]
+    assert compute_priorities(adder, priorities, make_steps(False)).tolist() == [3.25, 7.25, 7.25]
 
 
-#: Of two steps with gamma 0.5: |1 + 2/2 + 30/4 - 10|, |2 + 3/2 (+ 40/4) - 20|, |3 (+ 40/2) - 30|, each with 0.25.
+#: Priorities over two steps with gamma 0.5: |1 + 2/2 + 30/4 - 10|, |2 + 3/2 (+ 40/4) - 20|, |3 (+ 40/2) - 30|, + 0.25.
 TWO_STEPS = {True: [0.75, 16.75, 27.25], False: [0.75, 6.75, 7.25]}
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_an_item_of_n_steps_has_the_error_of_its_own_target(terminated):
+def test_n_step_item_has_the_error_of_its_own_target(terminated):
     for options in ({}, {"discount_power": "m"}):
         adder = NStep(2, 0.5, **options)
-        priorities = TD(gamma=0.9)  # of steps; NStep has its own
-        got = compute_priorities(compose(priorities, adder), priorities, three(terminated))
+        priorities = TD(gamma=0.9)  # For steps; NStep has its own gamma.
+        got = compute_priorities(compose(priorities, adder), priorities, make_steps(terminated))
         assert got.tolist() == TWO_STEPS[terminated]
 
 
-def test_a_sequence_of_n_step_rows_or_of_steps_with_n_mixes_their_errors():
-    """R2D2 takes n-step errors: either the rows are of n steps, or the priorities are told the learner's n."""
+def test_window_of_n_step_rows_or_n_step_errors_mixes_them():
+    """R2D2 uses n-step errors: either the rows span n steps, or the priorities have the learner's n."""
     own = TWO_STEPS[False]
     for priorities, before in ((TD(eta=0.9), (NStep(2, 0.5),)), (TD(eta=0.9, n=2), ())):
-        for length, wanted in ((3, [own]), (2, [own[:2], own[2:]])):
-            made = eagerly(compose(*before, StepWindows(length, end="zero_pad")), priorities, Episode(three(False), 0))
-            mixed = [slow_priority(part, [1] * len(part), 0.9) for part in wanted]
-            np.testing.assert_allclose(made[: len(mixed)], mixed, rtol=1e-6)
+        for length, expected in ((3, [own]), (2, [own[:2], own[2:]])):
+            got = compute_eagerly(
+                compose(*before, StepWindows(length, end="zero_pad")), priorities, Episode(make_steps(False), 0)
+            )
+            mixed = [slow_priority(part, [1] * len(part), 0.9) for part in expected]
+            np.testing.assert_allclose(got[: len(mixed)], mixed, rtol=1e-6)
 
 
 def critic(observations):
     return observations**2 / 7
 
 
-def test_with_a_function_of_values_items_are_those_without_priorities():
-    """The priority is what the learner would compute from the item itself; the item holds nothing of it."""
-    steps = {**three(False, None), "reward": np.array([5, -2, 4, 0], np.float32)}
+def test_items_with_value_fn_match_items_without_priorities():
+    """The priority is the one that the learner would compute from the item, which does not contain it."""
+    steps = {**make_steps(False, None), "reward": np.array([5, -2, 4, 0], np.float32)}
     priorities, adder = InitialPriorities("td", value_fn=critic, eps=0.5), NStep(2, 0.9)
     chain = compose(priorities, adder)
     items, plain = chain(Episode(steps, 0)), adder(Episode(steps, 0))
@@ -155,24 +160,24 @@ def test_with_a_function_of_values_items_are_those_without_priorities():
     assert_equal_nests(items.columns, plain.columns)
     item = items.columns
     targets = item["reward"] + 0.9 * item["discount"] * critic(item["next_observation"])
-    wanted = abs(targets - critic(item["observation"])) + 0.5
-    np.testing.assert_allclose(priorities(Episode(steps, 0), items), wanted, rtol=1e-5)
+    expected = abs(targets - critic(item["observation"])) + 0.5
+    np.testing.assert_allclose(priorities(Episode(steps, 0), items), expected, rtol=1e-5)
     spec = load([steps]).step_spec
     assert chain.item_spec(spec) == adder.item_spec(spec)
     assert repr(chain) == repr(compose(priorities, adder)) and "0x" not in repr(chain)
 
 
 @pytest.mark.parametrize("kind", ["constant", "return"])
-def test_other_kinds_are_not_stored_either(kind):
+def test_items_of_other_kinds_match_items_without_priorities(kind):
     priorities = InitialPriorities(kind, constant=3, highest=12)
     chain = compose(priorities, NStep(2, 0.5))
-    items = chain(Episode(three(True), 0))
-    assert_equal_nests(items.columns, NStep(2, 0.5)(Episode(three(True), 0)).columns)
+    items = chain(Episode(make_steps(True), 0))
+    assert_equal_nests(items.columns, NStep(2, 0.5)(Episode(make_steps(True), 0)).columns)
     assert priorities(None, items).tolist() == [3.0 if kind == "constant" else 0.5] * 3
 
 
-def test_the_place_in_the_chain_and_chains_in_chains_make_no_difference():
-    one, priorities = Episode(three(False), 0), TD()
+def test_position_and_nesting_of_chains_do_not_matter():
+    one, priorities = Episode(make_steps(False), 0), TD()
     chains = [
         compose(priorities, ReturnToGo(), StepWindows(2)),
         compose(ReturnToGo(), priorities, StepWindows(2)),
@@ -187,32 +192,32 @@ def test_the_place_in_the_chain_and_chains_in_chains_make_no_difference():
     np.testing.assert_allclose(priorities(one, last), [0.9 * 7.25 + 0.1 * 11.75 / 3])
 
 
-def test_other_priorities_than_those_of_the_items_are_refused():
-    items = compose(TD(), NStep(2, 0.5))(Episode(three(True), 0))
-    with pytest.raises(ValueError, match="the items have the priorities of .*eps=0.25.*, expected those of .*eps=0.5"):
-        TD(eps=0.5)(Episode(three(True), 0), items)
-    with pytest.raises(ValueError, match="compose got 2 InitialPriorities, expected at most one"):
+def test_priorities_of_a_different_object_raise():
+    items = compose(TD(), NStep(2, 0.5))(Episode(make_steps(True), 0))
+    with pytest.raises(ValueError, match="the items have priorities from .*eps=0.25.*, not from .*eps=0.5"):
+        TD(eps=0.5)(Episode(make_steps(True), 0), items)
+    with pytest.raises(ValueError, match="compose accepts at most one InitialPriorities, got 2"):
         compose(TD(), compose(TD(eps=0.5), NStep(2, 0.5)))
 
 
-class Forgets(ColumnAdder):
-    """Keeps the reward alone."""
+class KeepsReward(ColumnAdder):
+    """An adder that keeps only the reward."""
 
     def row_spec(self, step_spec):
         return {"reward": step_spec["reward"]}
 
-    def rows(self, columns):
+    def make_rows(self, columns):
         return {"reward": columns["reward"]}
 
 
-def test_an_adder_that_drops_the_priorities_is_refused():
-    with pytest.raises(ValueError, match="the rows of .*Forgets.* have no 'priority'; every adder after"):
-        compose(TD(), Forgets())(Episode(three(True), 0))
+def test_adder_that_drops_the_priorities_raises():
+    with pytest.raises(ValueError, match="the rows of .*KeepsReward.* have no field 'priority'; adders after"):
+        compose(TD(), KeepsReward())(Episode(make_steps(True), 0))
 
 
-def test_an_item_of_nothing_but_last_steps_has_theirs():
+def test_item_of_only_last_steps_uses_their_priorities():
     priorities = TD()
-    assert compute_priorities(compose(priorities, StepWindows(1)), priorities, three(True)).tolist() == [
+    assert compute_priorities(compose(priorities, StepWindows(1)), priorities, make_steps(True)).tolist() == [
         1.25,
         3.25,
         27.25,
@@ -220,20 +225,20 @@ def test_an_item_of_nothing_but_last_steps_has_theirs():
     ]
 
 
-def test_no_items_have_no_priorities():
+def test_no_items_give_no_priorities():
     priorities = TD()
-    assert compute_priorities(compose(priorities, StepWindows(9)), priorities, three(True)).shape == (0,)
+    assert compute_priorities(compose(priorities, StepWindows(9)), priorities, make_steps(True)).shape == (0,)
 
 
-def test_items_without_the_column_are_refused():
-    message = "the items have no priorities: put the InitialPriorities into the adder too, with compose"
+def test_items_without_priorities_raise():
+    message = "the items have no priorities; add the InitialPriorities to the adder with compose"
     for adder in (NStep(2, 0.5), StepWindows(2)):
         with pytest.raises(ValueError, match=message):
-            compute_priorities(adder, TD(), three(True))
+            compute_priorities(adder, TD(), make_steps(True))
 
 
-def test_a_table_gets_the_priorities_of_its_items():
-    source = load([three(True), three(False)])
+def test_ingest_inserts_items_with_their_priorities():
+    source = load([make_steps(True), make_steps(False)])
     priorities = TD()
     adder = compose(priorities, NStep(2, 0.5))
     fifo = Selector("fifo")
@@ -241,31 +246,31 @@ def test_a_table_gets_the_priorities_of_its_items():
     with ReplayServer([config], adder.item_spec(source.step_spec)) as server:
         ingest(source, server.address, "items", adder=adder, priority=priorities)
         samples = list(server.client.sample("items", 6, emit_timesteps=False))
-        with pytest.raises(ValueError, match="the items have no priorities: put"):
+        with pytest.raises(ValueError, match="the items have no priorities; add"):
             ingest(source, server.address, "items", adder=NStep(2, 0.5), priority=priorities)
     assert [sample.info.priority for sample in samples] == [*TWO_STEPS[True], *TWO_STEPS[False]]
     assert not any("priority" in name for name in adder.item_spec(source.step_spec))
 
 
-# --- bad input
+# --- invalid arguments
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "rank"}, "kind is 'rank', expected one of 'constant', 'return', 'td', 'max'"),
+        ({"kind": "rank"}, "kind must be one of 'constant', 'return', 'td', 'max', got 'rank'"),
         ({"constant": -1}, r"constant must be a number in \[0, 1e\+12\], got -1"),
         ({"constant": float("nan")}, r"constant must be a number in \[0, 1e\+12\], got nan"),
-        ({"lowest": float("-inf")}, "lowest is -inf, expected a number in"),
-        ({"highest": None}, "highest is None, expected a number in"),
-        ({"lowest": 2, "highest": 2}, "returns go from 2 to 2, expected the second above the first"),
+        ({"lowest": float("-inf")}, "lowest must be a number in .*, got -inf"),
+        ({"highest": None}, "highest must be a number in .*, got None"),
+        ({"lowest": 2, "highest": 2}, "highest must be above lowest, got highest=2 and lowest=2"),
         ({"gamma": 1.1}, r"gamma must be a number in \[0, 1\], got 1.1"),
         ({"n": 0}, "n must be an integer >= 1, got 0"),
         ({"eta": -0.1}, r"eta must be a number in \[0, 1\], got -0.1"),
         ({"eps": 0}, r"eps must be a number in \[1e-12, 1\], got 0"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options, message):
+def test_out_of_range_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         InitialPriorities(**options)
 
@@ -273,20 +278,28 @@ def test_arguments_out_of_range_are_refused(options, message):
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("td", {"value": None}, r"InitialPriorities\('td'\) without a value_fn needs the field 'value' in every step"),
-        ("max", {"value": None}, r"InitialPriorities\('max'\) without a value_fn needs the field 'value'"),
-        ("td", {"value": np.ones(4, int)}, "wants one float a step as the value"),
-        ("return", {"reward": {"a": np.ones(4)}}, "InitialPriorities wants one number as the reward of a step"),
+        (
+            "td",
+            {"value": None},
+            r"InitialPriorities\('td'\) without a value_fn requires the field 'value' in every step",
+        ),
+        ("max", {"value": None}, r"InitialPriorities\('max'\) without a value_fn requires the field 'value'"),
+        ("td", {"value": np.ones(4, int)}, r"requires one float per step, but step\['value'\] is"),
+        (
+            "return",
+            {"reward": {"a": np.ones(4)}},
+            r"InitialPriorities requires one number per step, but step\['reward'\] is",
+        ),
         (
             "constant",
             {"priority": np.ones(4)},
-            "InitialPriorities adds a field 'priority', which the steps have already",
+            "steps must not have the field 'priority', which InitialPriorities adds",
         ),
     ],
 )
-def test_steps_that_do_not_fit_are_refused_before_anything_is_traced(kind, change, message, monkeypatch):
-    monkeypatch.setattr(InitialPriorities, "rows", lambda *_: pytest.fail("traced"))
-    steps = {name: column for name, column in {**three(True), **change}.items() if column is not None}
+def test_unsuitable_steps_raise_before_tracing(kind, change, message, monkeypatch):
+    monkeypatch.setattr(InitialPriorities, "make_batch_rows", lambda *_: pytest.fail("traced"))
+    steps = {name: column for name, column in {**make_steps(True), **change}.items() if column is not None}
     for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
         with pytest.raises(ValueError, match=message):
             InitialPriorities(kind)(episodes)

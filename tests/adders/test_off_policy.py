@@ -1,4 +1,4 @@
-"""V-trace and Retrace: golden numbers worked from the papers' sums, slow loops over split chunks, laws, bad input."""
+"""Tests of V-trace and Retrace: by hand from the papers' sums, slow loops, properties, and invalid arguments."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ from rlds2reverb.adders import discounted_returns, lambda_returns, retrace, td_e
 few = examples(25)
 
 
-def v_trace_of(case, **options):
+def run_v_trace(case, **options):
     return v_trace(
         case.rewards,
         case.discounts,
@@ -30,7 +30,7 @@ def v_trace_of(case, **options):
     )
 
 
-def retrace_of(case, **options):
+def run_retrace(case, **options):
     return retrace(
         case.rewards,
         case.discounts,
@@ -45,9 +45,9 @@ def retrace_of(case, **options):
 
 
 FAST = {
-    "targets": lambda case, **options: v_trace_of(case, **options).targets,
-    "advantages": lambda case, **options: v_trace_of(case, **options).advantages,
-    "retrace": retrace_of,
+    "targets": lambda case, **options: run_v_trace(case, **options).targets,
+    "advantages": lambda case, **options: run_v_trace(case, **options).advantages,
+    "retrace": run_retrace,
 }
 
 
@@ -69,28 +69,28 @@ SLOW = {
 every = pytest.mark.parametrize("name", FAST)
 
 
-def following(case):
-    """The case with the next step's value as the next value, but at the ends of episodes."""
+def connect_values(case):
+    """Returns the case with each step's next value equal to the value of the next step, except at episode ends."""
     shifted = np.append(case.values[1:], case.final)[: len(case.values)]
     return case._replace(next_values=np.where(case.is_last, case.next_values, shifted).astype(case.values.dtype))
 
 
-def by_parts(slow, case, **options):
-    return [number for part in case.split for number in slow(part, **options)]
+def apply_per_episode(slow, case, **options):
+    return [number for part in case.episodes for number in slow(part, **options)]
 
 
-def assert_close(got, wanted, dtype=np.float64):
+def assert_close(got, expected, dtype=np.float64):
     tolerance = 1e-3 if dtype == np.float32 else 1e-10
-    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=10 * tolerance)
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=10 * tolerance)
 
 
-# Golden: worked by hand from the papers' sums.
+# Worked out by hand from the papers' sums.
 
 RATIOS = [0.5, 2.0, 4.0]
 
 
-def test_v_trace_golden():
-    """Espeholt et al. 2018, eq. 1. gamma 1/2, V = 2, 4, 6 and 8 behind; r = 1, 2, 3: each TD error is
+def test_v_trace_by_hand():
+    """Espeholt et al. 2018, eq. 1. gamma 1/2, V = 2, 4, 6 and finally 8; r = 1, 2, 3: each TD error is
     1 + 4/2 - 2 = 2 + 6/2 - 4 = 3 + 8/2 - 6 = 1. With both clips at 1: rho = c = 1/2, 1, 1.
 
         v_2 = 6 + 1 = 7,  v_1 = 4 + 1 + 1/2 * 1 = 5.5,  v_0 = 2 + 1/2 + (1/2 * 1/2) * 1 + (1/4 * 1/2 * 1) * 1 = 2.875
@@ -107,9 +107,9 @@ def test_v_trace_golden():
     assert got.advantages.numpy().tolist() == [1.375, 5, 3]
 
 
-def test_retrace_golden():
-    """Munos et al. 2016, eq. 3. gamma 1/2, Q = 2, 4, 6; behind them the means 4, 6, 8; r = 1, 2, 3: each error is 1.
-    lambda 1/2: c = (not used), 1/2, 1/2, and with ratios 1/4 at step 2: 1/8.
+def test_retrace_by_hand():
+    """Munos et al. 2016, eq. 3. gamma 1/2, Q = 2, 4, 6; the next means are 4, 6, 8; r = 1, 2, 3: each error is 1.
+    lambda 1/2: c = (unused), 1/2, 1/2, and with ratios 1/4 at step 2: 1/8.
 
         Q_2 = 6 + 1,  Q_1 = 4 + 1 + 1/2 * 1/8,  Q_0 = 2 + 1 + 1/2 * 1/2 + 1/4 * (1/2 * 1/8)
     """
@@ -118,7 +118,7 @@ def test_retrace_golden():
     assert got.numpy().tolist() == [3.265625, 5.0625, 7]
 
 
-def test_truncation_keeps_the_value_and_lets_nothing_through():
+def test_truncation_keeps_the_value_and_separates_episodes():
     """Two episodes of two steps: truncated after step 1, where V is 10; terminal after step 3. All ratios are 1.
 
     TD errors 1 + 4/2 - 2 = 1, 2 + 10/2 - 4 = 3, 3 + 6/2 - 8 = -2, 4 - 6 = -2: v = 2 + 1 + 3/2, 7, 8 - 2 - 1, 4
@@ -131,40 +131,40 @@ def test_truncation_keeps_the_value_and_lets_nothing_through():
     assert retrace([1.0, 2, 3, 4], [1.0, 1, 1, 0], **numbers).numpy().tolist() == [4.5, 7, 5, 4]
 
 
-# Oracles and shapes.
+# Slow loops and shapes.
 
 
 @every
-@given(chunks(least=1))
+@given(chunks(min_length=1))
 @few
-def test_equals_the_slow_loop_over_each_episode(name, case):
-    case = following(case)
+def test_functions_match_the_slow_loop_over_each_episode(name, case):
+    case = connect_values(case)
     got = FAST[name](case).numpy()
     assert got.dtype == case.rewards.dtype and got.shape == case.rewards.shape
-    assert_close(got, by_parts(SLOW[name], case), got.dtype)
+    assert_close(got, apply_per_episode(SLOW[name], case), got.dtype)
 
 
 @pytest.mark.parametrize("name", ["targets", "advantages"])
-@given(chunks(least=1), st.sampled_from([(1.0, 0.0), (2.0, 1.5), (float("inf"), 1.0)]))
+@given(chunks(min_length=1), st.sampled_from([(1.0, 0.0), (2.0, 1.5), (float("inf"), 1.0)]))
 @few
-def test_clips_are_those_of_the_slow_loop(name, case, clips):
-    case = following(case)
+def test_clipping_matches_the_slow_loop(name, case, clips):
+    case = connect_values(case)
     options = {"clip_rho": clips[0], "clip_c": clips[1]}
-    assert_close(FAST[name](case, **options), by_parts(SLOW[name], case, **options), case.rewards.dtype)
+    assert_close(FAST[name](case, **options), apply_per_episode(SLOW[name], case, **options), case.rewards.dtype)
 
 
 @every
 @pytest.mark.parametrize("length", [0, 1, 7])
-def test_batched_equals_looped_for_either_time_axis(name, length):
+def test_batched_matches_looped_for_either_time_axis(name, length):
     case = random_chunk((length, 3), length, np.float64)
-    columns = [case.mapped(lambda column, b=b: column[:, b])._replace(final=case.final[b]) for b in range(3)]
+    columns = [case.map_columns(lambda column, b=b: column[:, b])._replace(final=case.final[b]) for b in range(3)]
     looped = np.stack([FAST[name](column) for column in columns], 1)
     assert_close(FAST[name](case), looped)
-    assert_close(FAST[name](case.mapped(np.transpose), time_axis=1), looped.T)
+    assert_close(FAST[name](case.map_columns(np.transpose), time_axis=1), looped.T)
 
 
 @every
-def test_a_traced_function_of_unknown_length_equals_eager(name):
+def test_tracing_with_unknown_length_matches_eager(name):
     specs = [tf.TensorSpec([None], tf.float32)] * 4 + [tf.TensorSpec([None], tf.bool)]
     fixed = {"ratios": tf.TensorSpec([None], tf.float32)}
 
@@ -180,13 +180,13 @@ def test_a_traced_function_of_unknown_length_equals_eager(name):
         assert_close(traced(*case[:5], case.ratios.astype(np.float32)), FAST[name](case), np.float32)
 
 
-# Laws.
+# Properties.
 
 
-@given(chunks(least=1))
+@given(chunks(min_length=1))
 @few
-def test_on_policy_v_trace_is_the_return_and_with_lambda_the_lambda_return(case):
-    case, dtype = following(case), case.rewards.dtype
+def test_on_policy_v_trace_matches_the_return_and_lambda_return(case):
+    case, dtype = connect_values(case), case.rewards.dtype
     arguments = {"next_values": case.next_values, "is_last": case.is_last, "gamma": case.gamma}
     numbers = {"values": case.values, "ratios": np.ones_like(case.rewards), **arguments}
     returns = discounted_returns(case.rewards, case.discounts, **arguments)
@@ -198,18 +198,18 @@ def test_on_policy_v_trace_is_the_return_and_with_lambda_the_lambda_return(case)
     assert_close(on_policy, mixed, dtype)
 
 
-@given(chunks(least=1))
+@given(chunks(min_length=1))
 @few
-def test_retrace_of_lambda_0_is_the_one_step_target(case):
+def test_retrace_with_lambda_0_matches_the_one_step_target(case):
     errors = td_errors(case.rewards, case.discounts, values=case.values, next_values=case.next_values, gamma=case.gamma)
-    assert_close(retrace_of(case._replace(lambda_=0.0)), case.values + errors, case.rewards.dtype)
+    assert_close(run_retrace(case._replace(lambda_=0.0)), case.values + errors, case.rewards.dtype)
 
 
 @pytest.mark.parametrize("number", [5, np.nan])
 @every
-@given(chunks(least=1), st.integers(0, 39))
+@given(chunks(min_length=1), st.integers(0, 39))
 @few
-def test_nothing_crosses_is_last(name, number, case, place):
+def test_steps_after_is_last_are_ignored(name, number, case, place):
     place %= len(case.rewards)
     case.discounts[place], case.is_last[place] = 1, True
     columns = [column.copy() for column in case[:4]]
@@ -219,9 +219,9 @@ def test_nothing_crosses_is_last(name, number, case, place):
     np.testing.assert_array_equal(FAST[name](case)[: place + 1], changed[: place + 1])
 
 
-# Bad input.
+# Invalid arguments.
 
-GOOD = random_chunk((3,))
+VALID = random_chunk((3,))
 
 
 @pytest.mark.parametrize(
@@ -231,22 +231,42 @@ GOOD = random_chunk((3,))
         ("targets", {"lambda_": -0.1}, {}, "lambda_ must be a number in [0, 1], got -0.1"),
         ("targets", {}, {"clip_c": -1}, "clip_c must be a number in [0, inf], got -1"),
         ("targets", {}, {"clip_rho": 0.5}, "clip_rho must be a number in [1, inf], got 0.5"),
-        ("targets", {"values": np.ones(4, np.float32)}, {}, "values are float32 (4,), rewards are float32 (3,)"),
-        ("targets", {"next_values": np.ones(4, np.float32)}, {}, "ratios are float32 (4,), rewards are float32 (3,)"),
-        ("targets", {"is_last": np.zeros(4, bool)}, {}, "is_last is bool (4,), expected bool (3,)"),
-        ("targets", {}, {"bootstrap_value": 0.0}, "give either bootstrap_value, the value after the last step, or"),
+        (
+            "targets",
+            {"values": np.ones(4, np.float32)},
+            {},
+            "values must have the dtype and shape of rewards, float32 (3,), got float32 (4,)",
+        ),
+        (
+            "targets",
+            {"next_values": np.ones(4, np.float32)},
+            {},
+            "ratios must have the dtype and shape of rewards, float32 (3,), got float32 (4,)",
+        ),
+        ("targets", {"is_last": np.zeros(4, bool)}, {}, "is_last must be bool (3,), got bool (4,)"),
+        (
+            "targets",
+            {},
+            {"bootstrap_value": 0.0},
+            "pass exactly one of bootstrap_value, the value after the last step, and",
+        ),
         ("retrace", {"gamma": 1.1}, {}, "gamma must be a number in [0, 1], got 1.1"),
         ("retrace", {"lambda_": -0.1}, {}, "lambda_ must be a number in [0, 1], got -0.1"),
-        ("retrace", {"values": np.ones(4, np.float32)}, {}, "values are float32 (4,), rewards are float32 (3,)"),
-        ("retrace", {"is_last": np.zeros(4, bool)}, {}, "is_last is bool (4,), expected bool (3,)"),
+        (
+            "retrace",
+            {"values": np.ones(4, np.float32)},
+            {},
+            "values must have the dtype and shape of rewards, float32 (3,), got float32 (4,)",
+        ),
+        ("retrace", {"is_last": np.zeros(4, bool)}, {}, "is_last must be bool (3,), got bool (4,)"),
     ],
 )
-def test_bad_input_is_refused(name, change, options, message):
+def test_invalid_arguments_raise(name, change, options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        FAST[name](GOOD._replace(**change), **options)
+        FAST[name](VALID._replace(**change), **options)
 
 
-def test_an_end_inside_needs_the_value_behind_it():
-    numbers = {"values": GOOD.values, "ratios": np.ones(3, np.float32), "bootstrap_value": 0.0, "gamma": 0.9}
-    with pytest.raises(ValueError, match="^is_last is given with bootstrap_value, expected next_values"):
-        v_trace(GOOD.rewards, GOOD.discounts, **numbers, is_last=GOOD.is_last)
+def test_is_last_requires_next_values():
+    numbers = {"values": VALID.values, "ratios": np.ones(3, np.float32), "bootstrap_value": 0.0, "gamma": 0.9}
+    with pytest.raises(ValueError, match="^is_last requires next_values instead of bootstrap_value"):
+        v_trace(VALID.rewards, VALID.discounts, **numbers, is_last=VALID.is_last)

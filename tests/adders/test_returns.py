@@ -1,4 +1,4 @@
-"""Returns and advantages: golden numbers, slow reference_impls, laws, TF-Agents where it is right, and bad input."""
+"""Tests of returns and advantages: by hand, against slow loops and TF-Agents, properties, and invalid arguments."""
 
 import math
 import re
@@ -9,7 +9,7 @@ import reference_impls
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples, slow_but
+from properties import examples, mark_slow_except
 from reference_impls import CHUNK_COLUMNS, Chunk, chunks, random_chunk
 from rlds2reverb.adders import (
     discounted_returns,
@@ -23,27 +23,27 @@ from tf_agents.utils import value_ops
 
 GAE, ENDS = generalized_advantage_estimation, ("next_values", "is_last", "lambda_")
 FAST = {
-    "discounted": lambda c, **k: c.given(discounted_returns, bootstrap_value=c.final, **k),
+    "discounted": lambda c, **k: c.call(discounted_returns, bootstrap_value=c.final, **k),
     "to_go": lambda c, **k: returns_to_go(c.rewards, gamma=c.gamma, **k),
-    "n_step_sum": lambda c, **k: c.given(n_step_returns, "n", **k)[0],
-    "n_step_discount": lambda c, **k: c.given(n_step_returns, "n", **k)[1],
-    "td_bootstrap": lambda c, **k: c.given(td_errors, "values", bootstrap_value=c.final, **k),
-    "td_next": lambda c, **k: c.given(td_errors, "values", "next_values", **k),
-    "gae_bootstrap": lambda c, **k: c.given(GAE, "values", "lambda_", bootstrap_value=c.final, **k),
-    "gae_next": lambda c, **k: c.given(GAE, "values", *ENDS, **k),
-    "lambda": lambda c, **k: c.given(lambda_returns, *ENDS, **k),
-    "discounted_last": lambda c, **k: c.given(discounted_returns, "next_values", "is_last", **k),
-    "n_step_sum_last": lambda c, **k: c.given(n_step_returns, "n", "is_last", **k)[0],
-    "n_step_discount_last": lambda c, **k: c.given(n_step_returns, "n", "is_last", **k)[1],
-    "td_n_bootstrap": lambda c, **k: c.given(td_errors, "values", "n", bootstrap_value=c.final, **k),
-    "td_n_last": lambda c, **k: c.given(td_errors, "values", "next_values", "n", "is_last", **k),
+    "n_step_sum": lambda c, **k: c.call(n_step_returns, "n", **k)[0],
+    "n_step_discount": lambda c, **k: c.call(n_step_returns, "n", **k)[1],
+    "td_bootstrap": lambda c, **k: c.call(td_errors, "values", bootstrap_value=c.final, **k),
+    "td_next": lambda c, **k: c.call(td_errors, "values", "next_values", **k),
+    "gae_bootstrap": lambda c, **k: c.call(GAE, "values", "lambda_", bootstrap_value=c.final, **k),
+    "gae_next": lambda c, **k: c.call(GAE, "values", *ENDS, **k),
+    "lambda": lambda c, **k: c.call(lambda_returns, *ENDS, **k),
+    "discounted_last": lambda c, **k: c.call(discounted_returns, "next_values", "is_last", **k),
+    "n_step_sum_last": lambda c, **k: c.call(n_step_returns, "n", "is_last", **k)[0],
+    "n_step_discount_last": lambda c, **k: c.call(n_step_returns, "n", "is_last", **k)[1],
+    "td_n_bootstrap": lambda c, **k: c.call(td_errors, "values", "n", bootstrap_value=c.final, **k),
+    "td_n_last": lambda c, **k: c.call(td_errors, "values", "next_values", "n", "is_last", **k),
 }
 CUT_AT_ENDS = ("gae_next", "lambda", *[name for name in FAST if name.endswith("_last")])
 
 
-def by_parts(slow):
-    """The slow loop over each part of a chunk that is of one episode."""
-    return lambda chunk: [number for part in chunk.split for number in slow(part)]
+def apply_per_episode(slow):
+    """Returns a function that applies the slow loop to each episode of a chunk."""
+    return lambda chunk: [number for part in chunk.episodes for number in slow(part)]
 
 
 SLOW = {
@@ -63,10 +63,10 @@ SLOW = {
     "td_n_bootstrap": lambda c: reference_impls.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.shifted, c.n),
 }
 SLOW |= {
-    "discounted_last": by_parts(SLOW["discounted"]),
-    "n_step_sum_last": by_parts(SLOW["n_step_sum"]),
-    "n_step_discount_last": by_parts(SLOW["n_step_discount"]),
-    "td_n_last": by_parts(
+    "discounted_last": apply_per_episode(SLOW["discounted"]),
+    "n_step_sum_last": apply_per_episode(SLOW["n_step_sum"]),
+    "n_step_discount_last": apply_per_episode(SLOW["n_step_discount"]),
+    "td_n_last": apply_per_episode(
         lambda c: reference_impls.slow_n_step_td_errors(c.rewards, c.factors, c.values, c.next_values, c.n)
     ),
 }
@@ -74,32 +74,32 @@ every = pytest.mark.parametrize("name", FAST)
 few = examples(25)
 
 
-def assert_close(got, wanted, dtype=np.float32):
+def assert_close(got, expected, dtype=np.float32):
     tolerance = 1e-4 if dtype == np.float32 else 1e-10
-    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=10 * tolerance)
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=10 * tolerance)
 
 
-# Golden: worked by hand.
+# Worked out by hand.
 
 
-def test_discounted_returns_golden():
+def test_discounted_returns_by_hand():
     # G_2 = 3 + 8/2 = 7, G_1 = 2 + 7/2 = 5.5, G_0 = 1 + 5.5/2 = 3.75; a terminal after step 1: G_1 = 2, G_0 = 1 + 2/2
-    for discounts, wanted in (([1.0, 1, 1], [3.75, 5.5, 7]), ([1.0, 0, 1], [2, 2, 7])):
-        assert discounted_returns([1.0, 2, 3], discounts, gamma=0.5, bootstrap_value=8).numpy().tolist() == wanted
+    for discounts, expected in (([1.0, 1, 1], [3.75, 5.5, 7]), ([1.0, 0, 1], [2, 2, 7])):
+        assert discounted_returns([1.0, 2, 3], discounts, gamma=0.5, bootstrap_value=8).numpy().tolist() == expected
     assert returns_to_go([1.0, 2, 3]).numpy().tolist() == [6, 5, 3]
 
 
-def test_n_step_returns_golden():
-    # T=6, n=3: 1 + .9 + .81 = 2.71 and .9^3 = .729 for 0..3, then two steps and one
+def test_n_step_returns_by_hand():
+    # T=6, n=3: 1 + .9 + .81 = 2.71 and .9^3 = .729 for 0..3, then two steps and one step.
     assert_close(n_step_returns(np.ones(6), np.ones(6), n=3, gamma=0.9)[0], [2.71] * 4 + [1.9, 1], np.float64)
     assert_close(n_step_returns(np.ones(6), np.ones(6), n=3, gamma=0.9)[1], [0.729] * 4 + [0.81, 0.9], np.float64)
-    # terminal after step 1: 10 + 11/2 and 0; 11 and 0; 12 + 13/2 and 1/4; 13 and 1/2
+    # Terminal after step 1: 10 + 11/2 and 0; 11 and 0; 12 + 13/2 and 1/4; 13 and 1/2.
     sums, discounts = n_step_returns([10.0, 11, 12, 13], [1.0, 0, 1, 1], n=2, gamma=0.5)
     assert (sums.numpy().tolist(), discounts.numpy().tolist()) == ([15.5, 11, 18.5, 13], [0, 0, 0.25, 0.5])
 
 
-def test_td_gae_and_lambda_returns_golden():
-    # all deltas are 1: 1 + 4/2 - 2, 2 + 6/2 - 4, 3 + 8/2 - 6; the weight is 1/4: 1, 1 + 1/4, 1 + 1.25/4
+def test_td_errors_gae_and_lambda_returns_by_hand():
+    # All deltas are 1: 1 + 4/2 - 2, 2 + 6/2 - 4, 3 + 8/2 - 6; with the weight 1/4: 1, 1 + 1/4, 1 + 1.25/4.
     numbers = {"values": [2.0, 4, 6], "bootstrap_value": 8.0, "gamma": 0.5}
     assert td_errors([1.0, 2, 3], [1.0, 1, 1], **numbers).numpy().tolist() == [1, 1, 1]
     advantages = generalized_advantage_estimation([1.0, 2, 3], [1.0, 1, 1], **numbers, lambda_=0.5)
@@ -111,26 +111,26 @@ def test_td_gae_and_lambda_returns_golden():
 
 def test_truncation_keeps_the_bootstrap():
     # Two episodes of two steps: truncated after step 1, where V is 10, and terminal after step 3.
-    # deltas 1 + 4/2 - 2 = 1, 2 + 10/2 - 4 = 3, 3 + 6/2 - 8 = -2, 4 - 6 = -2; A = 1 + 3/4, 3, -2 - 2/4, -2
+    # The deltas are 1 + 4/2 - 2 = 1, 2 + 10/2 - 4 = 3, 3 + 6/2 - 8 = -2, 4 - 6 = -2; A = 1 + 3/4, 3, -2 - 2/4, -2
     rewards, discounts, values = [1.0, 2, 3, 4], [1.0, 1, 1, 0], [2.0, 4, 8, 6]
     numbers = {"next_values": [4.0, 10, 6, 99], "is_last": [False, True, False, True], "gamma": 0.5, "lambda_": 0.5}
     advantages = generalized_advantage_estimation(rewards, discounts, values=values, **numbers)
     assert advantages.numpy().tolist() == [1.75, 3, -2.5, -2]
-    # lambda-returns are these plus the values
+    # The lambda-returns are these plus the values.
     assert lambda_returns(rewards, discounts, **numbers).numpy().tolist() == [3.75, 7, 5.5, 4]
 
 
 CUT = {"is_last": [False, True, False, False]}
 
 
-def test_nothing_leaks_over_a_truncation_inside_the_chunk():
+def test_truncation_inside_the_chunk_separates_episodes():
     rewards, ones = [0.0, 0, 100, 0], [1.0, 1, 1, 1]
     sums, discounts = n_step_returns(rewards, ones, n=3, gamma=0.5, **CUT)
     assert sums.numpy().tolist() == [0, 0, 100, 0]
-    assert discounts.numpy().tolist() == [0.25, 0.5, 0.25, 0.5]  # of the final observations behind steps 1 and 3
+    assert discounts.numpy().tolist() == [0.25, 0.5, 0.25, 0.5]  # Those of the final observations after steps 1 and 3.
     assert discounted_returns(rewards, ones, **CUT).numpy().tolist() == [0, 0, 100, 0]
     assert discounted_returns(rewards, ones, bootstrap_value=8, **CUT).numpy().tolist() == [0, 0, 108, 8]
-    # behind step 1 comes 4, behind step 3 comes 8: 4/4, 4/2; 100 + 8/4, 8/2
+    # The value after step 1 is 4, after step 3 it is 8: 4/4, 4/2; 100 + 8/4, 8/2.
     numbers = {"next_values": [99.0, 4, 99, 8], "gamma": 0.5, **CUT}
     assert discounted_returns(rewards, ones, **numbers).numpy().tolist() == [1, 2, 102, 4]
     errors = td_errors(rewards, ones, values=[1.0, 1, 1, 1], n=3, **numbers)
@@ -139,51 +139,51 @@ def test_nothing_leaks_over_a_truncation_inside_the_chunk():
 
 
 @pytest.mark.parametrize("function", [td_errors, generalized_advantage_estimation])
-def test_an_end_inside_needs_the_value_behind_it(function):
+def test_is_last_requires_next_values(function):
     more = {} if function is td_errors else {"lambda_": 0.5}
-    with refused("is_last is given with bootstrap_value, expected next_values: the value after an episode"):
+    with raises("is_last requires next_values instead of bootstrap_value: if an episode ends inside"):
         function(np.ones(4), np.ones(4), values=np.ones(4), bootstrap_value=0.0, gamma=0.5, **more, **CUT)
 
 
-# Oracles and other shapes.
+# Slow loops and other shapes.
 
 
 @every
 @given(chunks())
 @few
-def test_equals_the_slow_oracle(name, case):
+def test_functions_match_the_slow_loops(name, case):
     got = FAST[name](case).numpy()
     assert got.dtype == case.rewards.dtype and got.shape == case.rewards.shape
     assert_close(got, SLOW[name](case), got.dtype)
 
 
 @every
-def test_float64_is_kept_throughout(name):
+def test_functions_compute_in_float64(name):
     case = random_chunk((16,), dtype=np.float64)
     np.testing.assert_allclose(FAST[name](case), SLOW[name](case), rtol=1e-12)
 
 
 @every
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 16])
-def test_batched_equals_looped_for_either_time_axis(name, length):
+def test_batched_matches_looped_for_either_time_axis(name, length):
     case = random_chunk((length, 3), length, np.float64)
-    columns = [case.mapped(lambda column, b=b: column[:, b])._replace(final=case.final[b]) for b in range(3)]
+    columns = [case.map_columns(lambda column, b=b: column[:, b])._replace(final=case.final[b]) for b in range(3)]
     looped = [FAST[name](column) for column in columns]
     assert_close(FAST[name](case), np.stack(looped, 1), np.float64)
-    batch_major = FAST[name](case.mapped(np.transpose), time_axis=1)
+    batch_major = FAST[name](case.map_columns(np.transpose), time_axis=1)
     assert batch_major.shape == (3, length)
     assert_close(batch_major, np.stack(looped), np.float64)
 
 
 @every
-def test_more_axes_behind_time_are_more_trajectories(name):
+def test_axes_after_time_are_independent_trajectories(name):
     case = random_chunk((5, 6), 1, np.float64)
-    deep = case.mapped(lambda column: column.reshape(5, 2, 3))._replace(final=case.final.reshape(2, 3))
+    deep = case.map_columns(lambda column: column.reshape(5, 2, 3))._replace(final=case.final.reshape(2, 3))
     np.testing.assert_array_equal(FAST[name](deep), FAST[name](case).numpy().reshape(5, 2, 3))
 
 
-@pytest.mark.parametrize("name", slow_but(CUT_AT_ENDS, FAST))
-def test_a_traced_function_of_unknown_length_equals_eager(name):
+@pytest.mark.parametrize("name", mark_slow_except(CUT_AT_ENDS, FAST))
+def test_tracing_with_unknown_length_matches_eager(name):
     spec = {key: tf.TensorSpec([None], tf.float32) for key in CHUNK_COLUMNS}
     spec |= {"is_last": tf.TensorSpec([None], tf.bool), "final": tf.TensorSpec([], tf.float32)}
     traced = tf.function(lambda *columns: FAST[name](Chunk(*columns)), input_signature=list(spec.values()))
@@ -194,20 +194,20 @@ def test_a_traced_function_of_unknown_length_equals_eager(name):
         assert_close(got, FAST[name](case))
 
 
-# Laws.
+# Properties.
 
 
 @given(chunks())
 @few
-def test_lambda_0_is_the_td_error_and_lambda_1_the_return_minus_value(case):
+def test_gae_matches_td_errors_with_lambda_0_and_returns_with_lambda_1(case):
     dtype = case.rewards.dtype
     assert_close(FAST["gae_next"](case._replace(lambda_=0.0)), FAST["td_next"](case), dtype)
     assert_close(FAST["gae_bootstrap"](case._replace(lambda_=1.0)), FAST["discounted"](case) - case.values, dtype)
 
 
-@given(chunks(least=1))
+@given(chunks(min_length=1))
 @few
-def test_gae_is_the_lambda_return_minus_value(case):
+def test_gae_matches_the_lambda_return_minus_value(case):
     case = case._replace(next_values=np.where(case.is_last, case.next_values, case.shifted))
     assert_close(FAST["gae_next"](case), FAST["lambda"](case) - case.values, case.rewards.dtype)
 
@@ -215,7 +215,7 @@ def test_gae_is_the_lambda_return_minus_value(case):
 @every
 @given(chunks(), st.integers(0, 99))
 @few
-def test_linear_in_reward(name, case, seed):
+def test_functions_are_linear_in_reward(name, case, seed):
     other = random_chunk(case.rewards.shape, seed, case.rewards.dtype).rewards
     mixes = (case.rewards + 2 * other, case.rewards, other, 0 * other)
     at = [FAST[name](case._replace(rewards=rewards)) for rewards in mixes]
@@ -223,14 +223,14 @@ def test_linear_in_reward(name, case, seed):
 
 
 @pytest.mark.parametrize("n", [7, 8, 100, 2**40])
-def test_n_of_t_or_more_is_monte_carlo(n):
+def test_n_of_at_least_t_is_monte_carlo(n):
     case = random_chunk((7,), 3)
     sums, discounts = n_step_returns(case.rewards, case.discounts, n=n, gamma=0.9)
     assert_close(sums + discounts * case.final, FAST["discounted"](case))
 
 
-def replaced_behind(case, place, number):
-    """The case with one number for all floats behind a place, and other ends."""
+def change_after(case, place, number):
+    """Returns the case with all floats after a place set to a number, and all flags and discounts there inverted."""
     rewards, discounts, values, next_values, is_last = (column.copy() for column in case[:5])
     for column in (rewards, values, next_values):
         column[place + 1 :] = number
@@ -240,23 +240,23 @@ def replaced_behind(case, place, number):
 
 @pytest.mark.parametrize("number", [5, math.nan, math.inf])
 @pytest.mark.parametrize("name", [name for name in FAST if name != "to_go"])
-@given(chunks(least=1), st.integers(0, 39))
+@given(chunks(min_length=1), st.integers(0, 39))
 @few
-def test_nothing_crosses_a_zero_discount(name, number, case, place):
+def test_steps_after_a_zero_discount_are_ignored(name, number, case, place):
     place %= len(case.rewards)
     case.discounts[place] = 0
-    changed = FAST[name](replaced_behind(case, place, number))
+    changed = FAST[name](change_after(case, place, number))
     np.testing.assert_array_equal(FAST[name](case)[: place + 1], changed[: place + 1])
 
 
 @pytest.mark.parametrize("number", [5, math.nan])
 @pytest.mark.parametrize("name", CUT_AT_ENDS)
-@given(chunks(least=1), st.integers(0, 39))
+@given(chunks(min_length=1), st.integers(0, 39))
 @few
-def test_nothing_crosses_is_last(name, number, case, place):
+def test_steps_after_is_last_are_ignored(name, number, case, place):
     place %= len(case.rewards)
     case.discounts[place], case.is_last[place] = 1, True
-    changed = FAST[name](replaced_behind(case, place, number))
+    changed = FAST[name](change_after(case, place, number))
     np.testing.assert_array_equal(FAST[name](case)[: place + 1], changed[: place + 1])
 
 
@@ -264,7 +264,7 @@ def test_nothing_crosses_is_last(name, number, case, place):
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
-def test_equals_tf_agents(length):
+def test_functions_match_tf_agents(length):
     case = random_chunk((length, 3), length, np.float64)
     assert_close(
         FAST["discounted"](case), value_ops.discounted_return(case.rewards, case.factors, case.final), np.float64
@@ -273,42 +273,42 @@ def test_equals_tf_agents(length):
     assert_close(FAST["gae_bootstrap"](case), value_ops.generalized_advantage_estimation(*arguments), np.float64)
 
 
-# Bad input.
+# Invalid arguments.
 
-GOOD = random_chunk((3,))
+VALID = random_chunk((3,))
 
 
-def refused(message):
+def raises(message):
     return pytest.raises(ValueError, match=f"^{re.escape(message)}")
 
 
 @every
-@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
-def test_gamma_and_lambda_are_shares(name, bad):
-    with refused(f"gamma must be a number in [0, 1], got {bad}"):
-        FAST[name](GOOD._replace(gamma=bad))
+@pytest.mark.parametrize("invalid", [-0.1, 1.1, math.nan])
+def test_gamma_or_lambda_outside_0_1_raises(name, invalid):
+    with raises(f"gamma must be a number in [0, 1], got {invalid}"):
+        FAST[name](VALID._replace(gamma=invalid))
     if name in ("gae_bootstrap", "gae_next", "lambda"):
-        with refused(f"lambda_ must be a number in [0, 1], got {bad}"):
-            FAST[name](GOOD._replace(lambda_=bad))
+        with raises(f"lambda_ must be a number in [0, 1], got {invalid}"):
+            FAST[name](VALID._replace(lambda_=invalid))
 
 
-@pytest.mark.parametrize("bad", [0, -1, True, 2.0, None])
+@pytest.mark.parametrize("invalid", [0, -1, True, 2.0, None])
 @pytest.mark.parametrize("name", ["n_step_sum", "td_n_last"])
-def test_n_is_an_integer(name, bad):
-    with refused(f"n must be an integer >= 1, got {bad!r}"):
-        FAST[name](GOOD._replace(n=bad))
+def test_invalid_n_raises(name, invalid):
+    with raises(f"n must be an integer >= 1, got {invalid!r}"):
+        FAST[name](VALID._replace(n=invalid))
 
 
 @every
-def test_rewards_are_floats_with_time(name):
-    with refused("rewards are int32 (3,), expected floats [T] or"):
-        FAST[name](GOOD._replace(rewards=np.arange(3, dtype=np.int32)))
-    with refused("rewards are float32 (), expected floats [T] or"):
-        FAST[name](GOOD._replace(rewards=np.float32(1)))
-    with refused("rewards are float32 (3,), expected floats [B, T]"):
-        FAST[name](GOOD, time_axis=1)
-    with refused("time_axis is 2, expected 0 or 1"):
-        FAST[name](GOOD, time_axis=2)
+def test_rewards_that_are_not_floats_with_time_raise(name):
+    with raises("rewards must be floats [T] or [T, ...], got int32 (3,)"):
+        FAST[name](VALID._replace(rewards=np.arange(3, dtype=np.int32)))
+    with raises("rewards must be floats [T] or [T, ...], got float32 ()"):
+        FAST[name](VALID._replace(rewards=np.float32(1)))
+    with raises("rewards must be floats [B, T], got float32 (3,)"):
+        FAST[name](VALID, time_axis=1)
+    with raises("time_axis must be 0 or 1, got 2"):
+        FAST[name](VALID, time_axis=2)
 
 
 COLUMNS = [(name, "discounts") for name in FAST if name != "to_go"]
@@ -316,40 +316,40 @@ COLUMNS += [("td_next", "values"), ("td_next", "next_values"), ("gae_bootstrap",
 
 
 @pytest.mark.parametrize(("name", "column"), COLUMNS)
-def test_columns_are_of_one_shape_and_dtype(name, column):
-    with refused(f"{column} are float32 (4,), rewards are float32 (3,); expected one dtype"):
-        FAST[name](GOOD._replace(**{column: np.ones(4, np.float32)}))
-    with refused(f"{column} are float64 (3,), rewards are float32 (3,); expected one dtype"):
-        FAST[name](GOOD._replace(**{column: tf.ones(3, tf.float64)}))
+def test_columns_with_different_shapes_or_dtypes_raise(name, column):
+    with raises(f"{column} must have the dtype and shape of rewards, float32 (3,), got float32 (4,)"):
+        FAST[name](VALID._replace(**{column: np.ones(4, np.float32)}))
+    with raises(f"{column} must have the dtype and shape of rewards, float32 (3,), got float64 (3,)"):
+        FAST[name](VALID._replace(**{column: tf.ones(3, tf.float64)}))
 
 
-def test_numpy_columns_are_of_one_dtype_as_well():
-    with refused("discounts are float64 (3,), rewards are float32 (3,); expected one dtype"):
-        discounted_returns(GOOD.rewards, np.ones(3))
+def test_numpy_columns_with_different_dtypes_raise():
+    with raises("discounts must have the dtype and shape of rewards, float32 (3,), got float64 (3,)"):
+        discounted_returns(VALID.rewards, np.ones(3))
 
 
 @pytest.mark.parametrize("name", ["td_bootstrap", "gae_bootstrap", "td_next", "gae_next"])
-def test_either_bootstrap_value_or_next_values(name):
-    both = {"bootstrap_value": 0.0} if name.endswith("next") else {"next_values": GOOD.next_values}
-    for case, more in ((GOOD._replace(final=None, next_values=None), {}), (GOOD, both)):
-        with refused("give either bootstrap_value, the value after the last step, or next_values"):
+def test_not_exactly_one_kind_of_values_raises(name):
+    both = {"bootstrap_value": 0.0} if name.endswith("next") else {"next_values": VALID.next_values}
+    for case, more in ((VALID._replace(final=None, next_values=None), {}), (VALID, both)):
+        with raises("pass exactly one of bootstrap_value, the value after the last step, and next_values"):
             FAST[name](case, **more)
 
 
-def test_discounted_returns_take_one_kind_of_values():
-    with refused("bootstrap_value and next_values are both given, expected one of them"):
-        discounted_returns(GOOD.rewards, GOOD.discounts, bootstrap_value=0.0, next_values=GOOD.next_values)
+def test_discounted_returns_raise_for_both_kinds_of_values():
+    with raises("pass either bootstrap_value or next_values, not both"):
+        discounted_returns(VALID.rewards, VALID.discounts, bootstrap_value=0.0, next_values=VALID.next_values)
 
 
 @pytest.mark.parametrize("name", ["discounted", "td_bootstrap", "gae_bootstrap"])
-def test_the_bootstrap_value_is_without_time(name):
-    for case, wanted in ((GOOD, "()"), (random_chunk((3, 2)), "(2,)")):
-        with refused(f"bootstrap_value is float32 (3,), expected float32 {wanted} or a number"):
+def test_bootstrap_value_with_a_time_axis_raises(name):
+    for case, expected in ((VALID, "()"), (random_chunk((3, 2)), "(2,)")):
+        with raises(f"bootstrap_value must be a number or float32 {expected}, got float32 (3,)"):
             FAST[name](case._replace(final=np.ones(3, np.float32)))
 
 
 @pytest.mark.parametrize("name", CUT_AT_ENDS)
-@pytest.mark.parametrize("bad", [np.zeros(3, np.float32), np.zeros(2, bool)])
-def test_is_last_is_bool_for_each_step(name, bad):
-    with refused(f"is_last is {bad.dtype} ({len(bad)},), expected bool (3,)"):
-        FAST[name](GOOD._replace(is_last=bad))
+@pytest.mark.parametrize("invalid", [np.zeros(3, np.float32), np.zeros(2, bool)])
+def test_is_last_with_a_different_dtype_or_shape_raises(name, invalid):
+    with raises(f"is_last must be bool (3,), got {invalid.dtype} ({len(invalid)},)"):
+        FAST[name](VALID._replace(is_last=invalid))

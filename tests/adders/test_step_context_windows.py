@@ -1,4 +1,4 @@
-"""Windows for Decision Transformers: by hand, a slow loop, and what they are not for."""
+"""Tests of `StepContextWindows`: by hand, against a slow loop, and with invalid arguments."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def items_of(adder, steps):
 
 
 def slow_windows(num_actions, length):
-    """The steps of each window, None for a row that fills it up: one from each step on."""
+    """Returns the steps of each window, None for padding."""
     out = []
     for begin in range(num_actions):
         steps = list(range(begin, min(begin + length, num_actions)))
@@ -30,42 +30,42 @@ def slow_windows(num_actions, length):
     return out
 
 
-def assert_windows(items, steps, wanted):
-    assert len(items) == len(wanted)
-    for item, places in zip(items, wanted, strict=True):
+def assert_windows(items, steps, expected):
+    assert len(items) == len(expected)
+    for item, places in zip(items, expected, strict=True):
         real = np.array([place is not None for place in places])
         rows = [place for place in places if place is not None]
         assert item["mask"].tolist() == real.tolist()
         assert item["timestep"].tolist() == [place or 0 for place in places] and item["timestep"].dtype == np.int32
         kept = tree.map_structure(lambda column, real=real: column[real], {name: item[name] for name in steps})
         assert_equal_nests(kept, tree.map_structure(lambda column, rows=rows: column[rows], steps))
-        filling = tree.map_structure(lambda column, real=real: column[~real], item)
-        assert not any(np.any(column) for column in tree.flatten(filling))
+        padding = tree.map_structure(lambda column, real=real: column[~real], item)
+        assert not any(np.any(column) for column in tree.flatten(padding))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_windows_by_hand(terminal):
-    """Five actions and the final observation, which is in none: 0 1 2, 1 2 3, 2 3 4, - 3 4, - - 4."""
+    """Five actions give 0 1 2, 1 2 3, 2 3 4, - 3 4, - - 4; the final observation is in no window."""
     steps = episode(6, terminal=terminal, nested=True)
-    wanted = [[0, 1, 2], [1, 2, 3], [2, 3, 4], [None, 3, 4], [None, None, 4]]
-    assert_windows(items_of(StepContextWindows(3), steps), steps, wanted)
-    assert slow_windows(5, 3) == wanted
+    expected = [[0, 1, 2], [1, 2, 3], [2, 3, 4], [None, 3, 4], [None, None, 4]]
+    assert_windows(items_of(StepContextWindows(3), steps), steps, expected)
+    assert slow_windows(5, 3) == expected
 
 
-def test_returns_to_go_are_those_of_the_whole_episode():
+def test_returns_to_go_cover_the_whole_episode():
     items = items_of(compose(ReturnToGo(), StepContextWindows(2)), episode(4, terminal=True))  # rewards 100, 101, 102
     assert [item["return_to_go"].tolist() for item in items] == [[303, 203], [203, 102], [0, 102]]
     assert [item["timestep"].tolist() for item in items] == [[0, 1], [1, 2], [0, 2]]
 
 
-def test_rows_of_n_step_have_an_action_each():
+def test_every_n_step_row_counts_as_an_action():
     items = items_of(compose(NStep(2, 1.0), StepContextWindows(2)), episode(4, terminal=True))
     assert [item["reward"].tolist() for item in items] == [[201, 203], [203, 102], [0, 102]]
 
 
 @given(st.integers(1, 14), st.integers(1, 6))
 @examples(25)
-def test_windows_are_those_of_the_slow_loop(num_rows, length):
+def test_windows_match_the_slow_loop(num_rows, length):
     steps = episode(num_rows, terminal=True)
     tf.config.run_functions_eagerly(True)
     try:
@@ -75,19 +75,19 @@ def test_windows_are_those_of_the_slow_loop(num_rows, length):
     assert_windows(items, steps, slow_windows(num_rows - 1, length))
 
 
-def test_contract_and_spec():
+def test_check_adder_passes_and_spec_matches():
     many = [episode(length, terminal=True, start=10 * length) for length in (5, 1, 2, 3, 9)]
     adder = StepContextWindows(3)
     assert check_adder(adder, many) == 4 + 0 + 1 + 2 + 8
     assert rlds_dataset(many).apply(adder).element_spec["timestep"] == tf.TensorSpec((3,), tf.int32)
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_arguments_and_steps_raise():
     with pytest.raises(ValueError, match="length must be an integer >= 1, got 0"):
         StepContextWindows(0)
     for name in ("timestep", "mask"):
         steps = {**episode(3, terminal=True), name: np.ones(3)}
-        with pytest.raises(ValueError, match=f"StepContextWindows adds a field '{name}', which the steps have already"):
+        with pytest.raises(ValueError, match=f"steps must not have the field '{name}', which StepContextWindows adds"):
             StepContextWindows(2)(Episode(steps, 0))
-    with pytest.raises(ValueError, match="StepContextWindows cuts episodes into items, so that nothing can follow it"):
+    with pytest.raises(ValueError, match="StepContextWindows must be the last adder"):
         compose(StepContextWindows(2), ReturnToGo())

@@ -1,4 +1,4 @@
-"""Whole episodes as items: paddings, masks, and episodes that are too long."""
+"""Tests of `StepEpisodes`: padding, masks, and episodes that are too long."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from rlds2reverb.episodes import Episode
 PADDINGS = ("none", "end", "start")
 
 
-def item_of(adder, steps):
+def convert(adder, steps):
     items = adder(Episode(steps, 0))
     assert items.starts.tolist() == [0] and items.lengths.tolist() == [len(items.columns["mask"])] and not items.squeeze
     return items.columns
@@ -27,32 +27,32 @@ def item_of(adder, steps):
         ("start", [0, 0, 10, 11, 12], [0, 0, 1, 1, 1]),
     ],
 )
-def test_paddings_by_hand(padding, place, mask, terminal):
+def test_padding_by_hand(padding, place, mask, terminal):
     steps = episode(3, terminal=terminal)
-    item = item_of(StepEpisodes(5, padding), steps)
+    item = convert(StepEpisodes(5, padding), steps)
     assert item["observation"][:, 0].tolist() == place and item["mask"].tolist() == [bool(flag) for flag in mask]
     assert_equal_nests({name: item[name][item["mask"]] for name in steps}, steps)
-    filling = tree.map_structure(lambda column: column[~item["mask"]], item)
-    assert not any(np.any(column) for column in tree.flatten(filling))
+    zeros = tree.map_structure(lambda column: column[~item["mask"]], item)
+    assert not any(np.any(column) for column in tree.flatten(zeros))
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_an_episode_of_max_length_fills_its_item(padding):
+def test_episode_of_max_length_is_not_padded(padding):
     steps = episode(4, terminal=True, nested=True)
-    item = item_of(StepEpisodes(4, padding), steps)
+    item = convert(StepEpisodes(4, padding), steps)
     assert_equal_nests({name: item[name] for name in steps}, steps)
     assert item["mask"].tolist() == [True] * 4
 
 
-def test_strings_are_filled_up_with_empty_ones():
+def test_strings_are_padded_with_empty_strings():
     steps = {**episode(2, terminal=True), "text": np.array([b"a", b"b"], object)}
     (item,) = tf.data.Dataset.from_tensors(tree.map_structure(tf.constant, steps)).apply(StepEpisodes(3, "end"))
     assert item["text"].numpy().tolist() == [b"a", b"b", b""]
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_an_episode_that_is_too_long_is_an_error_that_says_so(padding):
-    message = "an episode has more rows than the max_length of 3; raise it, or cut with StepWindows"
+def test_too_long_episode_raises(padding):
+    message = "an episode has more rows than max_length, 3; raise max_length, or cut episodes with StepWindows"
     many = [episode(3, terminal=True), episode(4, terminal=True)]
     adder = StepEpisodes(3, padding)
     iterator = iter(rlds_dataset(many).apply(adder))
@@ -64,7 +64,7 @@ def test_an_episode_that_is_too_long_is_an_error_that_says_so(padding):
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_the_item_spec_is_that_of_the_data_set_which_leaves_empty_episodes_out(padding):
+def test_item_spec_matches_the_dataset_which_skips_empty_episodes(padding):
     many = [episode(length, terminal=True, nested=True) for length in (1, 0, 3, 0)]
     adder = StepEpisodes(4, padding)
     spec = adder.item_spec(tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), many[0]))
@@ -75,8 +75,8 @@ def test_the_item_spec_is_that_of_the_data_set_which_leaves_empty_episodes_out(p
     assert len(adder(Episode(many[1], 1))) == 0
 
 
-def test_what_an_adder_before_it_adds_is_filled_up_too():
-    item = item_of(compose(ReturnToGo(), StepEpisodes(4, "start")), episode(3, terminal=True))
+def test_fields_of_a_preceding_adder_are_padded():
+    item = convert(compose(ReturnToGo(), StepEpisodes(4, "start")), episode(3, terminal=True))
     assert item["return_to_go"].tolist() == [0, 201, 101, 0] and item["mask"].tolist() == [False, True, True, True]
 
 
@@ -85,16 +85,14 @@ def test_what_an_adder_before_it_adds_is_filled_up_too():
     [
         ({"max_length": 0}, r"max_length must be an integer >= 1, got 0"),
         ({"max_length": None}, r"max_length must be an integer >= 1, got None"),
-        ({"padding": "zero"}, "padding is 'zero', expected one of 'none', 'end', 'start'"),
+        ({"padding": "zero"}, "padding must be one of 'none', 'end', 'start', got 'zero'"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options, message):
+def test_out_of_range_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         StepEpisodes(**{"max_length": 3, **options})
 
 
-def test_steps_with_a_mask_of_their_own_are_refused():
-    with pytest.raises(
-        ValueError, match="StepEpisodes adds a field 'mask', expected steps that are a dict without one"
-    ):
+def test_steps_that_already_have_a_mask_raise():
+    with pytest.raises(ValueError, match="steps must be a dict without the field 'mask', which StepEpisodes adds"):
         StepEpisodes(3)(Episode({**episode(2, terminal=True), "mask": np.ones(2, bool)}, 0))

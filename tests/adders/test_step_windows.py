@@ -1,4 +1,4 @@
-"""Sequences: each end by hand, a slow loop, masks, and the parts for a learner with burn-in."""
+"""Tests of `StepWindows`: each `end` by hand, a slow loop, masks, and `split_burn_in`."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from rlds2reverb.adders import NStep, StepWindows, compose
 from rlds2reverb.episodes import Episode
 
 ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")
-OF_ONE_EPISODE = ENDS[:-1]
+WITHIN_EPISODE = ENDS[:-1]
 
 
-def slow_sequences(num_rows, length, period, end):
-    """The numbers of the rows of each item, None for a row that fills it up."""
+def slow_windows(num_rows, length, period, end):
+    """Returns the row numbers of each item, None for padding."""
     full = []
     for begin in range(num_rows):
         if begin % period == 0 and begin + length <= num_rows:
@@ -30,14 +30,14 @@ def slow_sequences(num_rows, length, period, end):
         if num_rows >= length:
             return [*full, list(range(num_rows - length, num_rows))]
         return [[*range(num_rows), *[None] * (length - num_rows)]] if end == "last" else []
-    if following >= num_rows:  # the rest is in no sequence, as the rows between two
+    if following >= num_rows:  # The next window would begin after the last row.
         return full
     rest = list(range(following, num_rows))
     return [*full, rest + ([] if end == "truncate" else [None] * (length - len(rest)))]
 
 
-def numbered(length, start=1, *, terminal=True):
-    """Observations start, start + 1, ..; rewards 100 higher."""
+def make_steps(length, start=1, *, terminal=True):
+    """Returns steps with observations start, start + 1, ... and rewards 100 higher."""
     steps = episode(length, terminal=terminal, start=start)
     return {**steps, "observation": steps["observation"][:, 0], "reward": steps["observation"][:, 0] + 100}
 
@@ -51,7 +51,7 @@ def items_of(adder, steps):
 
 
 def observations(items):
-    """What is in each item: observations, 0 where the mask is False."""
+    """Returns the observations of each item, which are 0 where the mask is False."""
     return [item["observation"].astype(int).tolist() for item in items]
 
 
@@ -76,17 +76,17 @@ SHORT = {
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("end", OF_ONE_EPISODE)
+@pytest.mark.parametrize("end", WITHIN_EPISODE)
 def test_each_end_by_hand(end, terminal):
-    for num_rows, wanted in (
+    for num_rows, expected in (
         (6, TABLE[end]),
         (7, [[1, 2, 3], [3, 4, 5], [5, 6, 7]]),
         (3, [[1, 2, 3]]),
         (2, SHORT[end]),
     ):
-        steps = numbered(num_rows, terminal=terminal)
+        steps = make_steps(num_rows, terminal=terminal)
         items = items_of(StepWindows(3, 2, end), steps)
-        assert observations(items) == wanted
+        assert observations(items) == expected
         for item in items:
             real = item["mask"]
             assert real.tolist() == [number != 0 for number in item["observation"]]
@@ -94,38 +94,38 @@ def test_each_end_by_hand(end, terminal):
             assert_equal_nests({name: item[name][real] for name in steps}, {name: steps[name][rows] for name in steps})
 
 
-def test_the_row_of_the_final_observation_is_not_learned_as_an_action():
-    """Its action is a zero that nobody took: behavioural cloning leaves it out, and the filling up as well."""
-    for end, wanted in (("write", [[1, 1], [1, 0]]), ("zero_pad", [[1, 1], [1, 0]]), ("truncate", [[1, 1], [1, 0]])):
+def test_action_taken_excludes_the_final_observation_and_padding():
+    """Their actions are zeros that nobody took, so behavioural cloning must ignore them."""
+    for end, expected in (("write", [[1, 1], [1, 0]]), ("zero_pad", [[1, 1], [1, 0]]), ("truncate", [[1, 1], [1, 0]])):
         for terminal in (True, False):
-            items = items_of(StepWindows(2, end=end), numbered(4, terminal=terminal))
-            assert [item["action_taken"].tolist() for item in items] == [[bool(n) for n in row] for row in wanted]
+            items = items_of(StepWindows(2, end=end), make_steps(4, terminal=terminal))
+            assert [item["action_taken"].tolist() for item in items] == [[bool(n) for n in row] for row in expected]
     for end in ("zero_pad", "null_padding", "last"):
-        (item,) = items_of(StepWindows(4, end=end), numbered(3))
+        (item,) = items_of(StepWindows(4, end=end), make_steps(3))
         assert item["action_taken"].tolist() == [True, True, False, False]
         assert item["mask"].tolist() == [True, True, True, False]
         assert (item["is_last"] & item["mask"]).tolist() == [False, False, True, False]
-    (rows,) = items_of(compose(NStep(2, 0.9), StepWindows(4, end="zero_pad")), numbered(4))
+    (rows,) = items_of(compose(NStep(2, 0.9), StepWindows(4, end="zero_pad")), make_steps(4))
     assert rows["action_taken"].tolist() == rows["mask"].tolist() == [True, True, True, False]
 
 
-def test_a_period_beyond_the_length_is_refused():
-    """Acme's own rule there gives sequences of nothing but padding; ours would leave rows out in silence."""
+def test_period_above_the_length_raises():
+    """Acme would create windows of padding only; here rows would be lost silently."""
     with pytest.raises(
-        ValueError, match="period is 3, expected at most the length of 2: the rows between two sequences"
+        ValueError, match="period must be at most the length, 2, got 3: rows between two windows would be lost"
     ):
         StepWindows(2, 3)
     assert StepWindows(2, 2).period == 2
 
 
-def test_without_a_period_sequences_lie_side_by_side():
-    assert observations(items_of(StepWindows(2), numbered(4))) == [[1, 2], [3, 4]]
-    assert observations(items_of(StepWindows(2, end="truncate"), numbered(5))) == [[1, 2], [3, 4], [5]]
+def test_windows_are_adjacent_without_a_period():
+    assert observations(items_of(StepWindows(2), make_steps(4))) == [[1, 2], [3, 4]]
+    assert observations(items_of(StepWindows(2, end="truncate"), make_steps(5))) == [[1, 2], [3, 4], [5]]
 
 
-def test_rows_that_fill_up_are_zeros_but_null_padding_says_that_all_is_over():
+def test_padding_is_zero_except_flags_with_null_padding():
     for end, flag in (("zero_pad", False), ("null_padding", True), ("last", False)):
-        (item,) = items_of(StepWindows(4, end=end), numbered(2, terminal=False))
+        (item,) = items_of(StepWindows(4, end=end), make_steps(2, terminal=False))
         assert item["is_last"].tolist() == [False, True, flag, flag]
         assert item["is_terminal"].tolist() == [False, False, flag, flag]
         rest = tree.map_structure(lambda column: column[2:], {**item, "is_last": (), "is_terminal": ()})
@@ -139,46 +139,46 @@ def test_nested_rows_keep_their_nests_and_dtypes():
     assert items[1]["action"]["move"].tolist() == [12, 0]
 
 
-# --- over the ends
+# --- crossing episodes
 
 
-def windows(many, length, period):
+def cut_windows(many, length, period):
     rows = [number for steps in many for number in steps["observation"].astype(int).tolist()]
     return [rows[at : at + length] for at in range(0, len(rows) - length + 1, period)]
 
 
 @pytest.mark.parametrize(("length", "period"), [(3, 2), (3, 3), (4, 1), (1, 1), (9, 2)])
-def test_continue_goes_on_with_the_next_episode(length, period):
-    many = [numbered(6), numbered(1, 20), numbered(2, 30), numbered(7, 40), numbered(1, 50)]
+def test_continue_continues_with_the_next_episode(length, period):
+    many = [make_steps(6), make_steps(1, 20), make_steps(2, 30), make_steps(7, 40), make_steps(1, 50)]
     adder = StepWindows(length, period, "continue")
     got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
-    assert observations(got) == windows(many, length, period)
+    assert observations(got) == cut_windows(many, length, period)
     assert all(item["mask"].all() for item in got)
     if (length, period) == (3, 2):
         assert observations(got)[:4] == [[1, 2, 3], [3, 4, 5], [5, 6, 20], [20, 30, 31]]
         assert got[2]["is_last"].tolist() == [False, True, True] and got[2]["is_first"].tolist() == [False, False, True]
 
 
-def test_continue_is_not_for_single_episodes():
+def test_continue_raises_for_single_episodes():
     for adder in (StepWindows(3, 2, "continue"), compose(NStep(2, 0.9), StepWindows(3, 2, "continue"))):
-        with pytest.raises(ValueError, match="run on over the ends of episodes; take them from a data set"):
-            adder(Episode(numbered(6), 0))
+        with pytest.raises(ValueError, match="cross episodes and require a dataset"):
+            adder(Episode(make_steps(6), 0))
 
 
-def test_no_other_end_crosses_an_episode():
-    many = [numbered(6), numbered(1, 20), numbered(2, 30), numbered(7, 40)]
+def test_other_ends_do_not_cross_episodes():
+    many = [make_steps(6), make_steps(1, 20), make_steps(2, 30), make_steps(7, 40)]
     for end in ("write", "last", "truncate"):
         adder = StepWindows(3, 2, end)
         got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
-        wanted = [item for steps in many for item in items_of(adder, steps)]
-        for item, want in zip(got, wanted, strict=True):
+        expected = [item for steps in many for item in items_of(adder, steps)]
+        for item, want in zip(got, expected, strict=True):
             assert_equal_nests(item, want)
 
 
-# --- the slow loop, and laws
+# --- the slow loop, and properties
 
 
-def eagerly(adder, steps):
+def run_eagerly(adder, steps):
     tf.config.run_functions_eagerly(True)
     try:
         return items_of(adder, steps)
@@ -186,21 +186,21 @@ def eagerly(adder, steps):
         tf.config.run_functions_eagerly(False)
 
 
-@given(st.integers(1, 14), st.integers(1, 6), st.data(), st.sampled_from(OF_ONE_EPISODE))
+@given(st.integers(1, 14), st.integers(1, 6), st.data(), st.sampled_from(WITHIN_EPISODE))
 @examples(25)
-def test_items_are_those_of_the_slow_loop(num_rows, length, data, end):
+def test_items_match_the_slow_loop(num_rows, length, data, end):
     period = data.draw(st.integers(1, length))
-    got = eagerly(StepWindows(length, period, end), numbered(num_rows))
-    wanted = slow_sequences(num_rows, length, period, end)
-    assert observations(got) == [[0 if row is None else row + 1 for row in item] for item in wanted]
-    assert [item["mask"].tolist() for item in got] == [[row is not None for row in item] for item in wanted]
+    got = run_eagerly(StepWindows(length, period, end), make_steps(num_rows))
+    expected = slow_windows(num_rows, length, period, end)
+    assert observations(got) == [[0 if row is None else row + 1 for row in item] for item in expected]
+    assert [item["mask"].tolist() for item in got] == [[row is not None for row in item] for item in expected]
 
 
 @given(st.integers(1, 14), st.integers(1, 6), st.data())
 @examples(25)
-def test_filled_up_sequences_have_every_row_and_masks_count_them(num_rows, length, data):
+def test_padded_windows_contain_every_row_and_masks_count_them(num_rows, length, data):
     period = data.draw(st.integers(1, length))
-    items = eagerly(StepWindows(length, period, "zero_pad"), numbered(num_rows))
+    items = run_eagerly(StepWindows(length, period, "zero_pad"), make_steps(num_rows))
     real = np.concatenate([item["observation"][item["mask"]] for item in items])
     assert set(real.astype(int)) == set(range(1, num_rows + 1))
     assert sum(item["mask"].sum() for item in items) == sum((item["observation"] != 0).sum() for item in items)
@@ -208,11 +208,11 @@ def test_filled_up_sequences_have_every_row_and_masks_count_them(num_rows, lengt
         assert sum(item["mask"].sum() for item in items) == num_rows
 
 
-# --- parts
+# --- split_burn_in
 
 
-def batch_of(length):
-    """Two sequences: observations 0, 1, .. and 100, 101, ..; everything else is as many thousands higher."""
+def make_batch(length):
+    """Returns two windows with observations 0, 1, ... and 100, 101, ...; the other fields are 1000, 2000, ... higher."""
     place = np.arange(length) + np.array([[0], [100]])
     names = ("action", "reward", "is_last", "value_gamma", "mask")
     others = {name: tf.constant(place + 1000 * (at + 1)) for at, name in enumerate(names)}
@@ -221,11 +221,11 @@ def batch_of(length):
 
 @pytest.mark.parametrize("time_axis", [0, 1])
 @pytest.mark.parametrize(("length", "burn_in", "n"), [(10, 3, 2), (10, 0, 1), (5, 3, 1), (4, 1, 2)])
-def test_parts_are_cut_as_r2d2_does(length, burn_in, n, time_axis):
-    batch = batch_of(length)
-    given_as = batch if time_axis else tree.map_structure(lambda column: column[0], batch)
-    parts = StepWindows(length, burn_in=burn_in).parts(given_as, n=n, time_axis=time_axis)
-    wanted = {
+def test_split_burn_in_matches_r2d2(length, burn_in, n, time_axis):
+    batch = make_batch(length)
+    windows = batch if time_axis else tree.map_structure(lambda column: column[0], batch)
+    parts = StepWindows(length, burn_in=burn_in).split_burn_in(windows, n=n, time_axis=time_axis)
+    expected = {
         "burnin": {"observation": slice(None, burn_in + n)},
         "main": {
             **dict.fromkeys(("observation", "action", "reward"), slice(burn_in, -n)),
@@ -233,11 +233,11 @@ def test_parts_are_cut_as_r2d2_does(length, burn_in, n, time_axis):
         },
         "target": {"observation": slice(burn_in + n, None)},
     }
-    assert {name: set(part) for name, part in parts.items()} == {name: set(part) for name, part in wanted.items()}
+    assert {name: set(part) for name, part in parts.items()} == {name: set(part) for name, part in expected.items()}
     for name, part in parts.items():
         for field, nest in part.items():
             for got, column in zip(tree.flatten(nest), tree.flatten(batch[field]), strict=True):
-                want = column.numpy()[:, wanted[name][field]]
+                want = column.numpy()[:, expected[name][field]]
                 np.testing.assert_array_equal(got, want if time_axis else want[0])
     rows = {name: tree.flatten(part["observation"])[0].shape[time_axis] for name, part in parts.items()}
     assert rows == {"burnin": burn_in + n, "main": length - burn_in - n, "target": length - burn_in - n}
@@ -247,27 +247,30 @@ def test_parts_are_cut_as_r2d2_does(length, burn_in, n, time_axis):
     ("change", "options", "message"),
     [
         ({}, {"n": 0}, r"n must be an integer >= 1, got 0"),
-        ({}, {"n": 7}, "the sequences have 10 rows, burn_in is 3 and n 7; expected 10 rows, more than burn_in and n"),
-        ({}, {"time_axis": 2}, "time_axis is 2, expected 0 or 1"),
-        ({}, {"time_axis": 0}, "the sequences have 2 rows, burn_in is 3 and n 1; expected 10 rows"),
-        ({"reward": None}, {}, "StepWindows.parts needs the field 'reward' in every step, found"),
-        ({"observation": None}, {}, "StepWindows.parts needs the field 'observation'"),
+        ({}, {"n": 7}, r"burn_in \+ n must be less than the length, 10, got 3 \+ 7"),
+        ({}, {"time_axis": 2}, "time_axis must be 0 or 1, got 2"),
+        ({}, {"time_axis": 0}, "windows must have 10 rows, got 2"),
+        ({"reward": None}, {}, "StepWindows.split_burn_in requires the field 'reward' in the windows, got"),
+        ({"observation": None}, {}, "StepWindows.split_burn_in requires the field 'observation'"),
     ],
 )
-def test_sequences_that_cannot_be_cut_are_refused(change, options, message):
-    batch = {name: nest for name, nest in {**batch_of(10), **change}.items() if nest is not None}
+def test_split_burn_in_raises_for_invalid_arguments(change, options, message):
+    batch = {name: nest for name, nest in {**make_batch(10), **change}.items() if nest is not None}
     with pytest.raises(ValueError, match=message):
-        StepWindows(10, burn_in=3).parts(batch, **options)
+        StepWindows(10, burn_in=3).split_burn_in(batch, **options)
 
 
-# --- spec and bad input
+# --- spec and invalid arguments
 
 
 @pytest.mark.parametrize("end", ["write", "truncate", "continue"])
-def test_the_item_spec_is_that_of_the_data_set(end):
+def test_item_spec_matches_the_dataset(end):
     adder = StepWindows(3, 2, end)
     nested = episode(4, terminal=True, nested=True)
-    for steps, dataset in ((nested, rlds_dataset([nested])), (numbered(4), tf.data.Dataset.from_tensors(numbered(4)))):
+    for steps, dataset in (
+        (nested, rlds_dataset([nested])),
+        (make_steps(4), tf.data.Dataset.from_tensors(make_steps(4))),
+    ):
         spec = adder.item_spec(tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), steps))
         assert dataset.apply(adder).element_spec == spec
     assert spec["mask"] == tf.TensorSpec((None if end == "truncate" else 3,), tf.bool)
@@ -281,22 +284,22 @@ def test_the_item_spec_is_that_of_the_data_set(end):
         ({"period": 1.5}, r"period must be an integer >= 1, got 1.5"),
         (
             {"end": "pad"},
-            "end is 'pad', expected one of 'write', 'last', 'zero_pad', 'null_padding', 'truncate', 'drop',",
+            "end must be one of 'write', 'last', 'zero_pad', 'null_padding', 'truncate', 'drop', .*, got 'pad'",
         ),
         ({"burn_in": -1}, r"burn_in must be an integer >= 0, got -1"),
-        ({"burn_in": 3}, "burn_in is 3, expected less than the length of 3"),
+        ({"burn_in": 3}, "burn_in must be less than the length, 3, got 3"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options, message):
+def test_out_of_range_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         StepWindows(**{"length": 3, **options})
 
 
 @pytest.mark.parametrize("name", ["mask", "action_taken"])
-def test_steps_with_a_mask_of_their_own_are_refused(name):
-    steps = {**numbered(4), name: np.ones(4, bool)}
+def test_steps_that_already_have_a_mask_raise(name):
+    steps = {**make_steps(4), name: np.ones(4, bool)}
     for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
         with pytest.raises(
-            ValueError, match=f"StepWindows adds a field '{name}', expected steps that are a dict without one"
+            ValueError, match=f"steps must be a dict without the field '{name}', which StepWindows adds"
         ):
             StepWindows(3)(episodes)
