@@ -1,4 +1,4 @@
-"""From the tables of one Reverb server or several to batches with importance weights, and priorities back."""
+"""Sampling: from tables on one or more Reverb servers to batches with importance weights, and new priorities back."""
 
 from .dataset import SampleInfo, sample_dataset, to_experience
 from .importance import LinearSchedule

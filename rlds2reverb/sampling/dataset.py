@@ -1,7 +1,7 @@
-"""Sampling a table, on one server or several, as a `tf.data` stream of batches with importance weights.
+"""A table on one or more servers, as a `tf.data` stream of batches with importance weights.
 
-Layouts of items: of one size (windows, transitions), of varying length (episodes, padded, with a mask), and packed
-ones, which come out unpacked.
+Items may have a fixed size (windows, transitions) or a varying length (episodes, which are padded and masked). Items in
+the packed layout are unpacked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import reverb
 import tensorflow as tf
 import tree
 
-from rlds2reverb._arguments import require_timeout
+from rlds2reverb._arguments import require_count, require_timeout
 from rlds2reverb._encoding.packing import Packing, unpack
 from rlds2reverb._server.clients import Server
 from rlds2reverb.errors import ServerUnavailableError
@@ -24,30 +24,31 @@ from rlds2reverb.tables import MAX_PRIORITY
 
 from . import importance
 from .importance import Beta, LinearSchedule
-from .interleaving import OnSilent, interleaved
+from .interleaving import OnStalled, interleave_streams
 from .server_tables import ServerTables
 
-#: Called with the address of a server that gives nothing any more, and why; not always from the thread that iterates.
+#: Called as `on_server_lost(address, reason)` when a server stops returning samples, possibly from another thread.
 OnServerLost: TypeAlias = Callable[[str, str], None]
 
 _BETA = LinearSchedule()
-#: With one part a server, a fifth of the batches lacks one of two servers at full speed; with four hardly any does.
-_PARTS_PER_SERVER = 4
+#: With one chunk per server, a fifth of the batches from two servers at full speed contain only one of them; with four
+#: chunks, hardly any do.
+_CHUNKS_PER_SERVER = 4
 
 
 class SampleInfo(NamedTuple):
-    """What is known of the items of a batch: the fields of Reverb's own `SampleInfo`, and more.
+    """The information about the items of a batch: the fields of Reverb's own `SampleInfo`, and more.
 
     Attributes:
-      key: uint64 `[B]`, of the item in its table.
-      probability: float64 `[B]`, with which it was drawn from the table of its server.
-      table_size: int64 `[B]`, items in the table of its server at that time.
-      priority: float64 `[B]`, its priority at that time, as it was written (without the sampler's exponent).
-      times_sampled: int32 `[B]`, this time included.
-      weight: float32 `[B]`, the importance weight; see `importance.importance_weights`.
-      server: int32 `[B]`, which of the servers has it; priorities are to be written there.
-      mask: bool `[B, T]`, false where an item of varying length was padded; () where items are of one size.
-      part: int32 `[B]`, which part of a `mixed_dataset` has it: its place among the sorted names; () without parts.
+      key: uint64 `[B]`, the item's key in its table.
+      probability: float64 `[B]`, the probability with which it was sampled from the table of its server.
+      table_size: int64 `[B]`, the number of items in that table at the time.
+      priority: float64 `[B]`, its priority at the time, as it was written (without the sampler's exponent).
+      times_sampled: int32 `[B]`, how often it has been sampled, including this time.
+      weight: float32 `[B]`, its importance weight; see `importance.importance_weights`.
+      server: int32 `[B]`, the index of its server, to which new priorities must be written.
+      mask: bool `[B, T]`, False for the padding of items of varying length; () if items have a fixed size.
+      dataset_index: int32 `[B]`, the index of its dataset in a `mixed_dataset`, by sorted name; () if not mixed.
     """
 
     key: Any
@@ -58,25 +59,27 @@ class SampleInfo(NamedTuple):
     weight: Any
     server: Any
     mask: Any = ()
-    part: Any = ()
+    dataset_index: Any = ()
 
 
-class _Timed(NamedTuple):
-    """Items of varying length: their nests, padded, and their lengths, int32 `[...]`."""
+class _Padded(NamedTuple):
+    """Items of varying length: their padded nests, and their lengths, int32 `[...]`."""
 
     data: Any
     lengths: Any
 
 
-def warn_of_dead(address: str, reason: str) -> None:
-    """Warns of a server that gives nothing any more."""
-    warnings.warn(f"no samples from {address}, the other servers go on: {reason}", RuntimeWarning, stacklevel=2)
+def warn_server_lost(address: str, reason: str) -> None:
+    """Warns that a server has stopped returning samples."""
+    warnings.warn(
+        f"no samples from {address}; continuing with the other servers: {reason}", RuntimeWarning, stacklevel=2
+    )
 
 
 def to_experience(sample: reverb.ReplaySample) -> tuple[Any, SampleInfo]:
-    """The pair (data, info) that TF-Agents' learners take: `sample_dataset(...).map(to_experience)`.
+    """Returns the pair `(data, info)` that TF-Agents' learners expect: `sample_dataset(...).map(to_experience)`.
 
-    A table gives back trajectories as named tuples of that name; learners want TF-Agents' own.
+    Trajectories come out of a table as a named tuple that only looks like TF-Agents' `Trajectory`; they are converted.
     """
     from tf_agents.trajectories import Trajectory
 
@@ -95,197 +98,220 @@ def sample_dataset(
     num_workers: int = 2,
     prefetch: int = 1,
     timeout_secs: float = 30.0,
-    on_server_lost: OnServerLost = warn_of_dead,
+    on_server_lost: OnServerLost = warn_server_lost,
 ) -> tf.data.Dataset:
-    """Batches of a table's items, without an end; packed items come out unpacked.
+    """Returns an endless dataset of batches of a table's items.
 
-    Several servers are sampled equally in the long run, as long as all keep up; where one does not, the others fill in.
-    A single batch has the items that were there first: its share of a server may be anything from none to all. The
-    weights take the shares of the batch as they are. A batch without an item of some server (among the first ones, or
-    where that server is much slower) stands for the tables of the others only. For shares that are exact in every
-    batch see `mixed_dataset`. A server that gives nothing for the length of
-    the time-out is reported; the others go on, and it takes part again when it is back (gRPC tries every few seconds).
-    When none gives anything, iterating raises `tf.errors.OpError` with a sentence that says why: no server answers, or
-    the table's rate limiter waits for items. Only time counts in which a batch is waited for,
-    by the consumer or ahead of it: where a table runs dry while the consumer is away, give more than that takes.
+    Several servers contribute equally in the long run, as long as all keep up; if one does not, the others make up
+    for it. A single batch holds whatever arrived first, so a server may contribute none of its items or all of them.
+    The importance weights account for the actual contributions. A batch without items of some server (one of the
+    first batches, or if that server is much slower) represents the tables of the others only. Use `mixed_dataset` to
+    fix the contributions to every batch.
 
-    Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` samples are drawn ahead, on each
-    server; their priorities and probabilities are those of the time when they were drawn. In the process of the server
-    itself Reverb samples its tables directly, without gRPC, which is several times as fast.
+    If a server returns no samples for `timeout_secs`, `on_server_lost` is called and the others continue. The server
+    takes part again once it is back; gRPC retries every few seconds. If no server returns any samples, iterating
+    raises a `tf.errors.OpError` that gives the reason: no server answers, or the table's rate limiter is waiting for
+    items. Only time spent waiting for a batch counts, by the consumer or by prefetching; if a table may run dry while
+    the consumer is busy elsewhere, set `timeout_secs` to more than that takes.
+
+    Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` items are sampled ahead on each server;
+    their priorities and probabilities are those at the time of sampling. Within the process of the server itself,
+    Reverb samples its tables directly, without gRPC, which is several times as fast.
 
     Args:
-      servers: a server or several; see `clients.connect`.
-      table: its name; on several servers, tables of one signature, of any samplers that draw at random (the weights
-        make up for what differs), or all of samplers that give items in an order of their own (weights are then 1).
-      batch_size: items in a batch, at least one for each server.
-      beta: exponent of the importance weights: a number in [0, 1], or a function of the batch's number (int64 `[]`,
-        from 0 in each iterator), such as the default: from 0.4 to 1 over 100,000 batches.
-      min_priority: the lowest priority above 0 in the table: a number, a scalar `tf.Variable`, or a function without
-        arguments in TensorFlow. Weights are then divided by the largest of the table instead of that of the batch.
-      max_in_flight: samples that each worker asks for ahead; 64 to 512 are fast. Less for priorities that are newer.
-      num_workers: streams of samples from each server; 1 for a queue, whose order is to be kept.
-      prefetch: batches that are made ready ahead.
-      timeout_secs: how long to wait for a server to say what it has, and for samples.
-      on_server_lost: called with the address of a server that gives nothing any more and the reason; the default warns.
+      servers: one or more servers: an address `HOST:PORT`, a port of this machine, a `ReplayServer`, or Reverb's own
+        `Client` or `Server`.
+      table: the name of the table. On several servers, the tables must have one signature and must either all sample
+        at random (the weights compensate for different samplers) or all in a fixed order (the weights are then 1).
+      batch_size: number of items per batch, at least one per server.
+      beta: exponent of the importance weights: a number in [0, 1], or a function of the batch number (int64 `[]`,
+        from 0 in each iterator). The default increases from 0.4 to 1 over 100,000 batches.
+      min_priority: the lowest priority above 0 in the table: a number, a scalar `tf.Variable`, or a TensorFlow function
+        without arguments. The weights are then divided by the maximum of the table instead of that of the batch.
+      max_in_flight: number of samples that each worker requests ahead. 64 to 512 are fast; smaller values give more
+        up-to-date priorities.
+      num_workers: number of streams of samples from each server; use 1 for a queue, to keep its order.
+      prefetch: number of batches to prepare ahead.
+      timeout_secs: maximum time to wait for a server's table information, and for samples.
+      on_server_lost: function called as `on_server_lost(address, reason)` when a server stops returning samples while
+        others continue, possibly from another thread; warns by default.
 
     Returns:
-      Data set of `reverb.ReplaySample`: `info` a `SampleInfo`, `data` the nest of an item, `[batch_size, ...]`. Items
-      of varying length are padded with zeros to the longest of the batch; `info.mask` says where.
+      A dataset of `reverb.ReplaySample`: `info` is a `SampleInfo`, `data` the nest of an item, `[batch_size, ...]`.
+      Items of varying length are padded with zeros to the longest of the batch; see `info.mask`.
 
     Raises:
       ServerUnavailableError: if no server answers in time.
       SpecMismatchError: if the tables of several servers have different signatures.
-      ValueError: if there is no such table, it has no signature, only some of several servers' tables draw at random,
-        or a number is out of its range.
+      ValueError: if the table does not exist or has no signature, only some of several tables sample at random, or a
+        number is out of its range.
     """
-    counts = (("batch_size", batch_size), ("max_in_flight", max_in_flight), ("num_workers", num_workers))
-    for name, value in (*counts, ("prefetch", prefetch)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}, expected at least 1")
+    require_count("batch_size", batch_size)
+    require_count("max_in_flight", max_in_flight)
+    require_count("num_workers", num_workers)
+    require_count("prefetch", prefetch)
     require_timeout(timeout_secs)
     importance.require_beta(beta)
     importance.require_min_priority(min_priority, highest=MAX_PRIORITY)
-    server_tables = ServerTables.of(servers, table, timeout_secs=timeout_secs)
-    if batch_size < len(server_tables.clients):
-        raise ValueError(
-            f"batch_size is {batch_size}, expected at least one item for each of {len(server_tables.clients)} servers"
-        )
-    # Several readers are faster than several workers of one, but each fills a batch of its own, in no order.
-    num_readers = 1 if server_tables.in_order or server_tables.scarce else num_workers
-    num_parts = parts_of(batch_size, len(server_tables.clients))
-    for number in server_tables.silent:
-        on_server_lost(server_tables.addresses[number], "it does not answer")
-
-    def parts_from(number: tf.Tensor) -> tf.data.Dataset:
-        stream = reverb.TrajectoryDataset(
-            tf.gather(tf.constant(server_tables.addresses), number),
-            table,
-            dtypes=tree.map_structure(lambda leaf: leaf.dtype, server_tables.signature),
-            shapes=tree.map_structure(lambda leaf: leaf.shape, server_tables.signature),
-            max_in_flight_samples_per_worker=max_in_flight,
-            num_workers_per_iterator=num_workers // num_readers,
-        )
-        return _in_parts(stream, batch_size // num_parts)
-
-    parts = interleaved(
-        parts_from,
-        len(server_tables.clients),
+    tables = ServerTables.fetch(servers, table, timeout_secs=timeout_secs)
+    num_servers = len(tables.clients)
+    if batch_size < num_servers:
+        raise ValueError(f"batch_size must be at least the number of servers, {num_servers}, got {batch_size}")
+    for server in tables.unreachable:
+        on_server_lost(tables.addresses[server], "it does not answer")
+    chunks = _sample_chunks(
+        tables,
+        batch_size // choose_num_chunks(batch_size, num_servers),
+        max_in_flight=max_in_flight,
+        num_workers=num_workers,
         timeout_secs=timeout_secs,
-        on_silent=_reporter(server_tables, on_server_lost, waited_secs=timeout_secs),
-        num_readers=num_readers,
-        # Reverb waits half a minute for a server that does not answer when a stream begins, and cannot be stopped.
-        ready=server_tables.answers,
-        silent_from_start=server_tables.silent,
+        on_server_lost=on_server_lost,
     )
-    weigh = _weigher(server_tables, beta, min_priority)
-    batches = _joined(parts, num_parts).enumerate()
+    batches = _join_chunks(chunks, choose_num_chunks(batch_size, num_servers)).enumerate()
+    compute_weights = _make_weight_function(tables, beta, min_priority)
     finished = batches.map(
-        lambda at, batch: _finished(at, batch[0], batch[1], batch_size, server_tables.packing, weigh)
+        lambda number, batch: _finish_batch(number, batch[0], batch[1], batch_size, tables.packing, compute_weights)
     )
     return finished.prefetch(prefetch)
 
 
-def parts_of(batch_size: int, num_servers: int) -> int:
-    """How many parts of one size, each from one server, make a batch: some for each server, so that none is missing."""
+def _sample_chunks(
+    tables: ServerTables,
+    chunk_size: int,
+    *,
+    max_in_flight: int,
+    num_workers: int,
+    timeout_secs: float,
+    on_server_lost: OnServerLost,
+) -> tf.data.Dataset:
+    """Returns a dataset of chunks of `chunk_size` items of one server each, as (server int32 `[]`, sample)."""
+    # Several readers are faster than one with several workers, but each fills a chunk of its own, in no fixed order.
+    num_readers = 1 if tables.in_order or tables.may_run_dry else num_workers
+
+    def sample_server(server: tf.Tensor) -> tf.data.Dataset:
+        stream = reverb.TrajectoryDataset(
+            tf.gather(tf.constant(tables.addresses), server),
+            tables.table,
+            dtypes=tree.map_structure(lambda leaf: leaf.dtype, tables.signature),
+            shapes=tree.map_structure(lambda leaf: leaf.shape, tables.signature),
+            max_in_flight_samples_per_worker=max_in_flight,
+            num_workers_per_iterator=num_workers // num_readers,
+        )
+        return _cut_into_chunks(stream, chunk_size)
+
+    return interleave_streams(
+        sample_server,
+        len(tables.clients),
+        timeout_secs=timeout_secs,
+        on_stalled=_make_stall_handler(tables, on_server_lost, waited_secs=timeout_secs),
+        num_readers=num_readers,
+        # When a stream starts, Reverb waits up to half a minute for an unreachable server, and cannot be interrupted.
+        is_ready=tables.is_reachable,
+        stalled_at_start=tables.unreachable,
+    )
+
+
+def choose_num_chunks(batch_size: int, num_servers: int) -> int:
+    """Returns the number of equal chunks per batch, each from one server, such that rarely a server has none."""
     if num_servers == 1:
         return 1
     divisors = [number for number in range(num_servers, batch_size + 1) if batch_size % number == 0]
-    return next((number for number in divisors if number >= _PARTS_PER_SERVER * num_servers), batch_size)
+    return next((number for number in divisors if number >= _CHUNKS_PER_SERVER * num_servers), batch_size)
 
 
-def _in_parts(stream: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Cuts a stream into parts of `size` items, padded if their lengths vary."""
+def _cut_into_chunks(stream: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Cuts a stream into chunks of `size` items, which are padded if their lengths vary."""
     spec = stream.element_spec.data
     if all(leaf.shape.is_fully_defined() for leaf in tree.flatten(spec)):
         return stream.batch(size, drop_remainder=True)
-    timed = _timed_leaf(spec, axis=0)
+    timed = _find_timed_leaf(spec, axis=0)
 
-    def measured(sample: reverb.ReplaySample) -> reverb.ReplaySample:
+    def add_length(sample: reverb.ReplaySample) -> reverb.ReplaySample:
         length = () if timed is None else tf.shape(tree.flatten(sample.data)[timed])[0]
-        return reverb.ReplaySample(sample.info, _Timed(sample.data, length))
+        return reverb.ReplaySample(sample.info, _Padded(sample.data, length))
 
-    return stream.map(measured).padded_batch(size, drop_remainder=True)
+    return stream.map(add_length).padded_batch(size, drop_remainder=True)
 
 
-def _timed_leaf(nest: Nest, *, axis: int) -> int | None:
-    """Which leaf (the first) has a time axis of varying length, in the order of `tree.flatten`."""
+def _find_timed_leaf(nest: Nest, *, axis: int) -> int | None:
+    """Returns the index of the first leaf whose time axis has a varying length, in the order of `tree.flatten`."""
     leaves = enumerate(tree.flatten(nest))
-    return next((at for at, leaf in leaves if leaf.shape.rank > axis and leaf.shape[axis] is None), None)
+    return next((index for index, leaf in leaves if leaf.shape.rank > axis and leaf.shape[axis] is None), None)
 
 
-def _joined(parts: tf.data.Dataset, num_parts: int) -> tf.data.Dataset:
-    """Several parts in one: (servers int32 `[num_parts]`, sample `[num_parts, ...]`), padded to one length."""
-    if num_parts == 1:
-        return parts
-    if isinstance(parts.element_spec[1].data, _Timed):
-        return parts.padded_batch(num_parts, drop_remainder=True)
-    return parts.batch(num_parts, drop_remainder=True)
+def _join_chunks(chunks: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
+    """Batches chunks, padded to one length: (servers int32 `[num_chunks]`, sample `[num_chunks, ...]`)."""
+    if num_chunks == 1:
+        return chunks
+    if isinstance(chunks.element_spec[1].data, _Padded):
+        return chunks.padded_batch(num_chunks, drop_remainder=True)
+    return chunks.batch(num_chunks, drop_remainder=True)
 
 
-def _finished(
-    at: tf.Tensor,
-    servers: tf.Tensor,
+def _finish_batch(
+    batch_number: tf.Tensor,
+    chunk_servers: tf.Tensor,
     sample: reverb.ReplaySample,
     batch_size: int,
     packing: Packing | None,
-    weigh: Callable[..., tf.Tensor],
+    compute_weights: Callable[..., tf.Tensor],
 ) -> reverb.ReplaySample:
-    """A batch of the parts of one: the axes of part and item made one, items weighed and unpacked."""
-    part_axes = servers.shape.rank + 1
-    info, data = tree.map_structure(lambda leaf: _merged(leaf, batch_size, part_axes), sample)
-    owners = tf.repeat(tf.reshape(servers, [-1]), batch_size // (servers.shape.num_elements() or 1))
-    owners = tf.ensure_shape(owners, [batch_size])
+    """Merges the chunk and item axes of a batch, adds its weights and mask, and unpacks its items."""
+    num_axes = chunk_servers.shape.rank + 1
+    info, data = tree.map_structure(lambda leaf: _merge_axes(leaf, batch_size, num_axes), sample)
+    servers = tf.repeat(tf.reshape(chunk_servers, [-1]), batch_size // (chunk_servers.shape.num_elements() or 1))
+    servers = tf.ensure_shape(servers, [batch_size])
     mask: Any = ()
-    if isinstance(data, _Timed):
+    if isinstance(data, _Padded):
         data, lengths = data
-        timed = _timed_leaf(data, axis=1)
+        timed = _find_timed_leaf(data, axis=1)
         mask = () if timed is None else tf.sequence_mask(lengths, tf.shape(tree.flatten(data)[timed])[1])
     if packing is not None:
         data = unpack(data, packing)
-    extended = SampleInfo(**info._asdict(), weight=weigh(info, owners, at), server=owners, mask=mask)
-    return reverb.ReplaySample(extended, data)
+    weights = compute_weights(info, servers, batch_number)
+    return reverb.ReplaySample(SampleInfo(**info._asdict(), weight=weights, server=servers, mask=mask), data)
 
 
-def _merged(leaf: tf.Tensor, batch_size: int, axes: int) -> tf.Tensor:
-    merged = tf.reshape(leaf, tf.concat([[batch_size], tf.shape(leaf)[axes:]], axis=0)) if axes > 1 else leaf
-    return tf.ensure_shape(merged, [batch_size, *leaf.shape[axes:]])
+def _merge_axes(leaf: tf.Tensor, batch_size: int, num_axes: int) -> tf.Tensor:
+    shape = [batch_size, *leaf.shape[num_axes:]]
+    if num_axes > 1:
+        leaf = tf.reshape(leaf, tf.concat([[batch_size], tf.shape(leaf)[num_axes:]], axis=0))
+    return tf.ensure_shape(leaf, shape)
 
 
-def _weigher(server_tables: ServerTables, beta: Beta, min_priority: Any) -> Callable[..., tf.Tensor]:
-    """A function of Reverb's sample info, items' servers and the batch's number that gives weights."""
+def _make_weight_function(tables: ServerTables, beta: Beta, min_priority: Any) -> Callable[..., tf.Tensor]:
+    """Returns a function of Reverb's sample info, the items' servers and the batch number that returns weights."""
 
-    def weigh(info: reverb.SampleInfo, owners: tf.Tensor, at: tf.Tensor) -> tf.Tensor:
-        if server_tables.in_order:
+    def compute_weights(info: reverb.SampleInfo, servers: tf.Tensor, batch_number: tf.Tensor) -> tf.Tensor:
+        if tables.in_order:
             return tf.ones_like(info.probability, tf.float32)
-        probabilities, sizes = importance.over_servers(
-            info.probability, info.table_size, owners, num_servers=len(server_tables.clients)
+        probabilities, sizes = importance.combine_servers(
+            info.probability, info.table_size, servers, num_servers=len(tables.clients)
         )
         lowest = None
         if min_priority is not None:
             smallest = tf.cast(min_priority() if callable(min_priority) else min_priority, tf.float64)
-            exponents = tf.gather(tf.constant(server_tables.exponents, tf.float64), owners)
+            exponents = tf.gather(tf.constant(tables.exponents, tf.float64), servers)
             lowest = importance.lowest_probabilities(probabilities, info.priority, smallest, exponents)
-        exponent = importance.beta_at(beta, at)
+        exponent = importance.evaluate_beta(beta, batch_number)
         return importance.importance_weights(probabilities, sizes, exponent, lowest_probabilities=lowest)
 
-    return weigh
+    return compute_weights
 
 
-def _reporter(server_tables: ServerTables, on_server_lost: OnServerLost, *, waited_secs: float) -> OnSilent:
-    """Returns what is called about servers that give nothing: it reports them, or raises if there is no other."""
+def _make_stall_handler(tables: ServerTables, on_server_lost: OnServerLost, *, waited_secs: float) -> OnStalled:
+    """Returns a function that reports servers that return no samples, or raises if no server does."""
 
-    def report(numbers: Sequence[int]) -> None:
-        reasons = server_tables.why_nothing_sampled(numbers, waited_secs=waited_secs)
-        for number, reason in zip(numbers, reasons, strict=True):
-            on_server_lost(server_tables.addresses[number], reason)
+    def report(servers: Sequence[int]) -> None:
+        reasons = tables.explain_missing_samples(servers, waited_secs=waited_secs)
+        for server, reason in zip(servers, reasons, strict=True):
+            on_server_lost(tables.addresses[server], reason)
 
-    def on_silent(numbers: Sequence[int], all_silent: bool) -> None:
-        if all_silent:
-            everyone = range(len(server_tables.clients))
-            raise ServerUnavailableError(
-                "; ".join(server_tables.why_nothing_sampled(everyone, waited_secs=waited_secs))
-            )
-        # Asking a server that is gone takes seconds, for which the others need not wait.
-        threading.Thread(target=report, args=(numbers,), daemon=True).start()
+    def on_stalled(servers: Sequence[int], all_stalled: bool) -> None:
+        if all_stalled:
+            reasons = tables.explain_missing_samples(range(len(tables.clients)), waited_secs=waited_secs)
+            raise ServerUnavailableError("; ".join(reasons))
+        # Querying a server that is gone takes seconds, and the other servers need not wait for that.
+        threading.Thread(target=report, args=(servers,), daemon=True).start()
 
-    return on_silent
+    return on_stalled

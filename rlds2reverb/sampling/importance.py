@@ -14,21 +14,21 @@ import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
 
-#: The exponent of importance weights: a number in [0, 1], or a function of the batch's number (int64 scalar, from 0).
+#: The exponent of importance weights: a number in [0, 1], or a function of the batch number (int64 scalar, from 0).
 Beta: TypeAlias = float | Callable[[tf.Tensor], Any]
 
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """A number that goes linearly from `start` to `end` over `num_batches` batches, and stays there.
+    """A number that changes linearly from `start` to `end` over `num_batches` batches, and then stays constant.
 
         start + (end - start) * min(batch / num_batches, 1)
 
-    The defaults of the exponents are those of Schaul et al. 2016, section 4 (proportional variant: 0.4 to 1).
+    The default exponents are those of Schaul et al. 2016, section 4 (proportional variant: 0.4 to 1).
 
     Attributes:
-      start, end: in [0, 1].
-      num_batches: from the first batch to the one that has `end`; at least 1.
+      start, end: the first and the last number, in [0, 1].
+      num_batches: number of batches from the first one to the first that has `end`; at least 1.
     """
 
     start: float = 0.4
@@ -41,43 +41,43 @@ class LinearSchedule:
         require_count("num_batches of a schedule", self.num_batches)
 
     def __call__(self, batch: tf.Tensor) -> tf.Tensor:
-        """The number at a batch: int64 `[]` from 0, gives float64 `[]`."""
-        share = tf.minimum(tf.cast(batch, tf.float64) / self.num_batches, 1)
-        return self.start + (self.end - self.start) * share
+        """Returns the number for a batch, float64 `[]`, from its batch number, int64 `[]`."""
+        progress = tf.minimum(tf.cast(batch, tf.float64) / self.num_batches, 1)
+        return self.start + (self.end - self.start) * progress
 
 
 def require_beta(beta: Beta) -> None:
-    """Raises `ValueError` unless beta is a number in [0, 1], or a function that gives one for the first batch."""
+    """Raises `ValueError` unless beta is a number in [0, 1], or a function that returns one for the first batch."""
     if not callable(beta):
         if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= 1:
-            raise ValueError(f"beta is {beta}, expected a number in [0, 1] or a schedule such as LinearSchedule()")
+            raise ValueError(f"beta must be a number in [0, 1] or a schedule such as LinearSchedule(), got {beta!r}")
         return
     first = tf.convert_to_tensor(beta(tf.constant(0, tf.int64)))
     if first.shape.rank != 0 or not 0 <= float(first) <= 1:
-        raise ValueError(f"beta gives {first.numpy()} for the first batch, expected a scalar in [0, 1]")
+        raise ValueError(f"beta must return a scalar in [0, 1], got {first.numpy()} for the first batch")
 
 
-def beta_at(beta: Beta, batch: tf.Tensor) -> tf.Tensor:
-    """The exponent at a batch (int64 `[]`, from 0), float64 `[]`."""
+def evaluate_beta(beta: Beta, batch: tf.Tensor) -> tf.Tensor:
+    """Returns the exponent for a batch number (int64 `[]`, from 0), float64 `[]`."""
     return tf.cast(beta(batch) if callable(beta) else beta, tf.float64)
 
 
 def importance_weights(
     probabilities: tf.Tensor, sizes: tf.Tensor, beta: tf.Tensor, *, lowest_probabilities: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Weights that make up for sampling some items more often than others.
+    """Returns weights that compensate for sampling some items more often than others.
 
         w_i = (1 / (N_i * P_i))^beta / max_j w_j
 
-    Schaul et al. 2016, section 3.4. With beta 1 the weighted mean of any function over a batch is, except for
-    the division by the maximum, an unbiased estimate of its mean over the table.
+    Schaul et al. 2016, section 3.4. With beta 1 and apart from the division by the maximum, the weighted mean of any
+    function over a batch is an unbiased estimate of its mean over the table.
 
     Args:
-      probabilities: float64 `[B]`, P_i in (0, 1], with which each item was drawn.
-      sizes: int64 or float64 `[B]`, N_i, the items in the table when it was drawn.
+      probabilities: float64 `[B]`, P_i in (0, 1], the probability with which each item was sampled.
+      sizes: int64 or float64 `[B]`, N_i, the number of items in the table when the item was sampled.
       beta: float64 `[]`, in [0, 1].
-      lowest_probabilities: float64 `[B]`: of the item that is drawn most seldom. The maximum is then that of the table
-        instead of that of the batch.
+      lowest_probabilities: float64 `[B]`, the lowest probability of any item in the table; the maximum is then that of
+        the table instead of that of the batch.
 
     Returns:
       float32 `[B]`, in (0, 1].
@@ -101,51 +101,52 @@ def lowest_probabilities(
 
     Args:
       probabilities: float64 `[B]`, P_i.
-      priorities: float64 `[B]`, p_i; where all in a table are 0, all are drawn equally.
-      min_priority: float64 `[]`, p_min above 0: the lowest priority in the table that is not 0.
-      exponents: float64 `[B]`, alpha of the sampler that drew each item.
+      priorities: float64 `[B]`, p_i; if all in a table are 0, all items are equally likely.
+      min_priority: float64 `[]`, p_min, the lowest priority above 0 in the table.
+      exponents: float64 `[B]`, alpha of the sampler of each item's table.
 
     Returns:
-      float64 `[B]`, not above P_i.
+      float64 `[B]`, at most P_i.
     """
     ratios = tf.math.divide_no_nan(tf.minimum(min_priority, priorities), priorities)
     return probabilities * tf.where(priorities > 0, ratios, 1) ** exponents
 
 
-def over_servers(
+def combine_servers(
     probabilities: tf.Tensor, sizes: tf.Tensor, servers: tf.Tensor, *, num_servers: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Probabilities and sizes as if the tables of several servers were one.
+    """Returns probabilities and sizes as if the tables of several servers were one.
 
         P_i = P_i of its own table * n_k / B        N_i = N_i of its own table + sum of the others' N
 
-    where n_k of the batch's B items came from the item's server k; with equal shares of K servers that is P / K. A
-    server without an item in the batch is left out: the batch then stands for the tables of the others only.
+    where n_k of the B items in the batch came from the item's server k; if all K servers contribute equally, that is
+    P / K. A server without an item in the batch is left out: the batch then represents the tables of the others only.
 
     Args:
-      probabilities: float64 `[B]`, in the item's own table.
-      sizes: int64 `[B]`, of the item's own table.
-      servers: int32 `[B]`, from 0 to `num_servers - 1`.
+      probabilities: float64 `[B]`, the probability of each item in its own table.
+      sizes: int64 `[B]`, the size of each item's own table.
+      servers: int32 `[B]`, the server of each item, from 0 to `num_servers - 1`.
       num_servers: K.
 
     Returns:
-      Probabilities float64 `[B]`, sizes float64 `[B]`.
+      Probabilities, float64 `[B]`, and sizes, float64 `[B]`.
     """
     sizes = tf.cast(sizes, tf.float64)
     if num_servers == 1:
         return probabilities, sizes
     counts = tf.math.unsorted_segment_sum(tf.ones_like(probabilities), servers, num_servers)
-    shares = counts / tf.reduce_sum(counts)
+    fractions = counts / tf.reduce_sum(counts)
     largest = tf.maximum(tf.math.unsorted_segment_max(sizes, servers, num_servers), 0)
     others = tf.reduce_sum(largest) - tf.gather(largest, servers)
-    return probabilities * tf.gather(shares, servers), sizes + others
+    return probabilities * tf.gather(fractions, servers), sizes + others
 
 
 def require_min_priority(min_priority: Any, *, highest: float) -> None:
-    """Raises `ValueError` unless a minimum that is a plain number is above 0, finite and not above the highest."""
+    """Raises `ValueError` if `min_priority` is a plain number that is not above 0, finite and at most `highest`."""
     if isinstance(min_priority, Real) and not (
         0 < float(min_priority) <= highest and not isinstance(min_priority, bool)
     ):
         raise ValueError(
-            f"min_priority is {min_priority}, expected the lowest priority above 0 in the table, up to {highest:g}"
+            f"min_priority must be above 0 and at most {highest:g}, got {min_priority!r}; use the lowest priority "
+            "above 0 in the table"
         )

@@ -1,9 +1,9 @@
-"""Streams of data, any of which may fall silent: the others continue, and a stream that is silent too long is reported.
+"""Interleaving of streams any of which may stall: the others continue, and a stream that stalls too long is reported.
 
-A stream whose server is gone waits forever and cannot be asked. So a clock is one of the interleaved streams, and a
-stream that gave nothing for a number of ticks is silent. Ticks and elements come out in turn: a slow consumer sees few
-ticks as well, so that no stream seems silent because of it. The clock is TensorFlow's own: no Python runs while all is
-well, and an iterator can be destroyed at once.
+A stream whose server is gone blocks forever and cannot be queried. Therefore one of the interleaved streams is a clock,
+and a stream counts as stalled after a number of ticks in which it yielded nothing. Ticks and elements alternate, so a
+slow consumer sees few ticks as well and does not make streams look stalled. The clock is TensorFlow's own: no Python
+code runs in normal operation, and an iterator can be destroyed at once.
 """
 
 from __future__ import annotations
@@ -15,97 +15,97 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb._internals.tensorflow import clock
+from rlds2reverb._internals.tensorflow import make_clock
 
-#: Called with the numbers of the streams that have just fallen silent, and whether all are silent now. It may raise.
-OnSilent: TypeAlias = Callable[[Sequence[int], bool], None]
+#: Called with the indices of the streams that have just stalled, and whether all are stalled now. It may raise.
+OnStalled: TypeAlias = Callable[[Sequence[int], bool], None]
 
-_FEWEST_TICKS = 8
-_LONGEST_TICK_SECS = 0.25
-_SECS_BETWEEN_TRIES = 0.5
+_MIN_TICKS = 8
+_MAX_TICK_SECS = 0.25
+_RETRY_SECS = 0.5
 
 
-def interleaved(
-    stream_of: Callable[[tf.Tensor], tf.data.Dataset],
+def interleave_streams(
+    make_stream: Callable[[tf.Tensor], tf.data.Dataset],
     num_streams: int,
     *,
     timeout_secs: float,
-    on_silent: OnSilent,
+    on_stalled: OnStalled,
     num_readers: int = 1,
-    ready: Callable[[int], bool] = lambda number: True,
-    silent_from_start: Sequence[int] = (),
+    is_ready: Callable[[int], bool] = lambda index: True,
+    stalled_at_start: Sequence[int] = (),
 ) -> tf.data.Dataset:
-    """Elements of several endless streams in turn, from whichever has one; with the number of their stream.
+    """Interleaves the elements of endless streams, each with the index of its stream, as they become available.
 
-    Each reader of a stream is a thread of its own. As long as all have an element ready, they get equal shares.
+    Each reader of a stream has its own thread. As long as every stream has elements ready, all contribute equally.
 
     Args:
-      stream_of: gives the stream of a number (int64 `[]`, from 0). Their elements are of one structure, which is no
-        plain tuple, of tensors with a leading axis.
-      num_streams: how many there are.
-      timeout_secs: a stream that gave nothing for so long, while the consumer waited, is silent.
-      on_silent: what to do about it; it is called again when a stream spoke and falls silent another time. What it
-        raises, the consumer gets as `tf.errors.OpError`.
-      num_readers: how often each stream is read at the same time, for streams that give others each time.
-      ready: whether the stream of a number can be begun, which is asked every half second until it can; for streams
-        whose beginning waits and cannot be cut off. It has to answer soon.
-      silent_from_start: streams that are known to be silent, which are not reported until they have given something.
+      make_stream: function that returns the stream with an index (int64 `[]`, from 0). The elements must have one
+        structure, which is not a plain tuple, of tensors with a leading axis.
+      num_streams: number of streams.
+      timeout_secs: how long a stream may yield nothing, while the consumer waits, before it counts as stalled.
+      on_stalled: function called when streams stall, and again if they recover and stall once more. The consumer
+        receives what it raises as `tf.errors.OpError`.
+      num_readers: number of concurrent readers per stream, for streams that yield different elements to each reader.
+      is_ready: whether the stream with an index can be started; called every half second until it can. For streams
+        that block on start-up and cannot be interrupted. It must return quickly.
+      stalled_at_start: indices of streams known to be stalled, which are reported only after they have recovered.
 
     Returns:
-      Data set of (stream int32 `[]`, element).
+      A dataset of (stream index int32 `[]`, element).
     """
-    tick_secs = min(_LONGEST_TICK_SECS, timeout_secs / _FEWEST_TICKS)
-    limit = math.ceil(timeout_secs / tick_secs)
-    spec = stream_of(tf.constant(0, tf.int64)).element_spec
-    ticks = clock(tick_secs).map(lambda _: (tf.constant(-1), tf.nest.map_structure(_nothing, spec)))
+    tick_secs = min(_MAX_TICK_SECS, timeout_secs / _MIN_TICKS)
+    max_ticks = math.ceil(timeout_secs / tick_secs)
+    spec = make_stream(tf.constant(0, tf.int64)).element_spec
+    ticks = make_clock(tick_secs).map(lambda _: (tf.constant(-1), tf.nest.map_structure(_make_empty, spec)))
 
-    def can_begin(number: tf.Tensor) -> tf.Tensor:
-        can = tf.numpy_function(lambda at: np.bool_(at < num_streams and ready(int(at))), [number], tf.bool)
+    def can_start(index: tf.Tensor) -> tf.Tensor:
+        can = tf.numpy_function(lambda at: np.bool_(at < num_streams and is_ready(int(at))), [index], tf.bool)
         return tf.ensure_shape(can, [])
 
-    def elements(number: tf.Tensor) -> tf.data.Dataset:
-        is_clock, at_once = number == num_streams, can_begin(number)
-        stream = stream_of(tf.minimum(number, num_streams - 1))
-        # A stream that begins late is cut off with its iterator only, not by a `take` in the middle of a pipeline.
-        late = clock(_SECS_BETWEEN_TRIES).filter(lambda _: can_begin(number)).take(1).flat_map(lambda _: stream)
-        both = _if(at_once, stream).concatenate(_if(~at_once & ~is_clock, late))
-        return both.map(lambda element: (tf.cast(number, tf.int32), element)).concatenate(_if(is_clock, ticks))
+    def read(index: tf.Tensor) -> tf.data.Dataset:
+        is_clock, ready_now = index == num_streams, can_start(index)
+        stream = make_stream(tf.minimum(index, num_streams - 1))
+        # A stream that starts late must end only with its iterator, not with a `take` in the middle of a pipeline.
+        late = make_clock(_RETRY_SECS).filter(lambda _: can_start(index)).take(1).flat_map(lambda _: stream)
+        both = _keep_if(ready_now, stream).concatenate(_keep_if(~ready_now & ~is_clock, late))
+        return both.map(lambda element: (tf.cast(index, tf.int32), element)).concatenate(_keep_if(is_clock, ticks))
 
-    # The readers of one stream do not follow each other, so that streams are in turn; the clock comes last.
+    # The readers of one stream are not adjacent, so that the streams alternate. The clock comes last.
     readers = tf.constant([*range(num_streams)] * num_readers + [num_streams], tf.int64)
     mixture = tf.data.Dataset.from_tensor_slices(readers).interleave(
-        elements, cycle_length=len(readers), num_parallel_calls=len(readers), deterministic=False
+        read, cycle_length=len(readers), num_parallel_calls=len(readers), deterministic=False
     )
-    begin = np.zeros(num_streams, np.int32)
-    begin[list(silent_from_start)] = limit + 1
-    listen = _listener(num_streams, limit, on_silent)
-    return mixture.scan(tf.constant(begin), listen).filter(lambda number, element: number >= 0)
+    initial_ticks = np.zeros(num_streams, np.int32)
+    initial_ticks[list(stalled_at_start)] = max_ticks + 1
+    watch = _make_watcher(num_streams, max_ticks, on_stalled)
+    return mixture.scan(tf.constant(initial_ticks), watch).filter(lambda index, element: index >= 0)
 
 
-def _listener(num_streams: int, limit: int, on_silent: OnSilent) -> Callable[..., Any]:
-    """Counts the ticks that each stream has been silent for, as a function for `Dataset.scan`."""
+def _make_watcher(num_streams: int, max_ticks: int, on_stalled: OnStalled) -> Callable[..., Any]:
+    """Returns a function for `Dataset.scan` that counts the ticks since the last element of each stream."""
 
     def report(ticks: np.ndarray) -> np.ndarray:
-        on_silent([int(number) for number in np.flatnonzero(ticks == limit)], bool((ticks >= limit).all()))
+        on_stalled([int(index) for index in np.flatnonzero(ticks == max_ticks)], bool((ticks >= max_ticks).all()))
         return ticks
 
-    def after_tick(ticks: tf.Tensor) -> tf.Tensor:
-        ticks = tf.minimum(ticks + 1, limit + 1)
-        any_new = tf.reduce_any(ticks == limit)
+    def count_tick(ticks: tf.Tensor) -> tf.Tensor:
+        ticks = tf.minimum(ticks + 1, max_ticks + 1)
+        any_new = tf.reduce_any(ticks == max_ticks)
         counted = tf.cond(any_new, lambda: tf.numpy_function(report, [ticks], tf.int32), lambda: ticks)
         return tf.ensure_shape(counted, [num_streams])
 
-    def listen(ticks: tf.Tensor, element: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
-        number = element[0]
-        spoken = tf.where(tf.range(num_streams) == number, 0, ticks)
-        return tf.cond(number < 0, lambda: after_tick(ticks), lambda: spoken), element
+    def watch(ticks: tf.Tensor, element: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
+        index = element[0]
+        reset = tf.where(tf.range(num_streams) == index, 0, ticks)
+        return tf.cond(index < 0, lambda: count_tick(ticks), lambda: reset), element
 
-    return listen
+    return watch
 
 
-def _nothing(spec: tf.TensorSpec) -> tf.Tensor:
+def _make_empty(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.zeros([0, *[size or 0 for size in spec.shape[1:]]], spec.dtype)
 
 
-def _if(condition: tf.Tensor, dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _keep_if(condition: tf.Tensor, dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.take(tf.where(condition, tf.int64.max, tf.constant(0, tf.int64)))

@@ -1,4 +1,4 @@
-"""Batches with exact shares of several data sets, such as half from an expert's table and half from the agent's own."""
+"""Batches with a fixed number of items from each of several datasets, such as half expert data and half online data."""
 
 from __future__ import annotations
 
@@ -10,134 +10,144 @@ import reverb
 import tensorflow as tf
 import tree
 
+from rlds2reverb._apportionment import apportion
 from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb._shares import by_largest_remainders
 from rlds2reverb.specs import make_step_spec, require_match
 
 _ROUNDING = 1e-6
 
 
 def mixed_dataset(
-    parts: Mapping[str, Callable[[int], tf.data.Dataset]],
+    datasets: Mapping[str, Callable[[int], tf.data.Dataset]],
     batch_size: int,
     *,
-    shares: Mapping[str, float],
+    weights: Mapping[str, float],
     prefetch: int = 1,
 ) -> tf.data.Dataset:
-    """Batches in each of which every part has its exact share, without an end.
+    """Returns an endless dataset of batches that contain each of several datasets in exact proportion.
 
     RLPD takes half of each batch from offline data and half from online data (Ball et al. 2023, arXiv:2302.02948,
     section 4.1):
 
         servers = {"expert": expert, "online": online}
-        parts = {name: partial(sample_dataset, server, "replay") for name, server in servers.items()}
-        batches = mixed_dataset(parts, 256, shares={"expert": 0.5, "online": 0.5})
+        datasets = {name: partial(sample_dataset, server, "replay") for name, server in servers.items()}
+        batches = mixed_dataset(datasets, 256, weights={"expert": 0.5, "online": 0.5})
         priorities = PriorityWriter(servers, "replay")
 
-    A part has `share * batch_size` items in every batch. Where that is not an integer, it is rounded down, and the
-    items that are left over go to the parts of the largest remainders (the first of equal ones, by their names): each
-    batch has the same counts. The items of a part stand together, and the parts in the order of their names.
+    Each batch contains `weight * batch_size` items of a dataset. If that is not an integer, it is rounded down, and the
+    remaining items go to the datasets with the largest remainders (the first by name if equal), so that all batches
+    have the same counts. The items of a dataset are adjacent, and the datasets are in the order of their names.
 
-    Each part is sampled ahead on its own. A batch waits for all parts: one that gives nothing within its own time-out
-    raises its error here, and no other takes its place. (The servers of one part still fill in for each other.)
+    Each dataset is sampled ahead on its own, and a batch waits for all of them. If one times out, its error is raised
+    here and no other dataset takes its place. (The servers within a dataset still make up for each other.)
 
     Args:
-      parts: functions by name that give the data set of a part for its number of items in a batch: `sample_dataset`
-        with a server and a table.
-      batch_size: items in a batch.
-      shares: of the parts, above 0, by their names; they add up to 1.
-      prefetch: batches that are made ready ahead, besides those of the parts.
+      datasets: by name, functions that return a dataset for its number of items per batch: `sample_dataset` with a
+        server and a table.
+      batch_size: number of items per batch.
+      weights: by name, the fraction of each dataset, above 0; they must add up to 1.
+      prefetch: number of batches to prepare ahead, in addition to those of the datasets.
 
     Returns:
-      Data set of `reverb.ReplaySample`, as `sample_dataset` gives it. `info.part` is the place of the item's part
-      among the sorted names, and `info.server` its server among those of the part: `PriorityWriter` takes both.
-      `info.weight` makes up for the priorities within the item's own part and is relative to the largest of that part
-      (or of its tables, with `min_priority`); it does not make up for the shares.
+      A dataset of `reverb.ReplaySample`, as `sample_dataset` returns it. `info.dataset_index` is the index of the
+      item's dataset among the sorted names, and `info.server` the item's server within that dataset; `PriorityWriter`
+      uses both. `info.weight` compensates for the priorities within the item's own dataset and is relative to the
+      maximum there (or in its tables, with `min_priority`); it does not compensate for `weights`.
 
     Raises:
-      SpecMismatchError: if the items of the parts differ, naming the field and both parts.
-      TypeError: if a part is not a function.
-      ValueError: if there are other names in `shares` than in `parts`, the shares do not add up to 1, one is so small
-        that it gives no item, or a number is out of its range; and what a part raises.
+      SpecMismatchError: if the items of the datasets differ, naming the field and both datasets.
+      TypeError: if a dataset is not a function.
+      ValueError: if the names in `weights` and `datasets` differ, the weights do not add up to 1, one is too small
+        for a single item, or a number is out of its range; and whatever a dataset raises.
     """
     require_count("prefetch", prefetch)
-    counts = shared_out(batch_size, _checked(shares, parts))
-    datasets = {name: parts[name](count) for name, count in counts.items()}
-    _require_alike(datasets)
+    counts = allocate_items(batch_size, _normalize_weights(weights, datasets))
+    samples = {name: datasets[name](count) for name, count in counts.items()}
+    _require_same_items(samples)
 
-    def join(*samples: Any) -> Any:
+    def join(*parts: Any) -> Any:
         marked = [
-            sample._replace(info=sample.info._replace(part=tf.fill(tf.shape(sample.info.key), place)))
-            for place, sample in enumerate(samples)
+            part._replace(info=part.info._replace(dataset_index=tf.fill(tf.shape(part.info.key), index)))
+            for index, part in enumerate(parts)
         ]
-        return tree.map_structure(joined_columns, *marked)
+        return tree.map_structure(concatenate_padded, *marked)
 
-    return tf.data.Dataset.zip(tuple(datasets.values())).map(join).prefetch(prefetch)
+    return tf.data.Dataset.zip(tuple(samples.values())).map(join).prefetch(prefetch)
 
 
-def shared_out(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Returns the items of each part in a batch, by largest remainders; of equal ones the first counts.
+def allocate_items(batch_size: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """Returns the number of items of each dataset per batch, by largest remainders; the first of equal ones wins.
 
-        count_i = floor(share_i * B), and one more for the parts of the largest share_i * B - floor(share_i * B)
+        count_i = floor(weight_i * B), plus one for the datasets with the largest weight_i * B - floor(weight_i * B)
 
     Raises:
-      ValueError: if a part gets no item, or the size is not an integer from 1.
+      ValueError: if a dataset gets no item, or the batch size is not an integer of at least 1.
     """
     require_count("batch_size", batch_size)
-    counts = by_largest_remainders(batch_size, shares.values())
-    for (name, share), count in zip(shares.items(), counts, strict=True):
+    counts = apportion(batch_size, weights.values())
+    for (name, weight), count in zip(weights.items(), counts, strict=True):
         if not count:
-            raise ValueError(f"a share of {share:g} gives part {name!r} none of {batch_size} items; give it more")
-    return {name: int(count) for name, count in zip(shares, counts, strict=True)}
-
-
-def _checked(shares: Mapping[str, float], parts: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the shares in the order of their names, of sum 1."""
-    for name, part in parts.items():
-        if not callable(part):
-            raise TypeError(
-                f"part {name!r} is a {type(part).__name__}, expected a function of the number of its items in a batch, "
-                "such as functools.partial(sample_dataset, server, table)"
+            raise ValueError(
+                f"the weight of dataset {name!r}, {weight:g}, leaves it no item in a batch of {batch_size}; raise the "
+                "weight or the batch size"
             )
-    if not parts or set(shares) != set(parts):
+    return {name: int(count) for name, count in zip(weights, counts, strict=True)}
+
+
+def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the weights in the order of their names, with a sum of 1."""
+    for name, make_dataset in datasets.items():
+        if not callable(make_dataset):
+            raise TypeError(
+                f"dataset {name!r} must be a function of its number of items per batch, such as "
+                f"functools.partial(sample_dataset, server, table), got {type(make_dataset).__name__}"
+            )
+    if not datasets or set(weights) != set(datasets):
         raise ValueError(
-            f"there are shares of {_listed(shares)} and parts {_listed(parts)}; expected one share for each part"
+            "weights and datasets must have the same names, at least one, got weights of "
+            f"{_format_names(weights)} and datasets {_format_names(datasets)}"
         )
-    for name, share in shares.items():
-        require_number(f"the share of part {name!r}", share, 0, 1)
-        if not share:
-            raise ValueError(f"the share of part {name!r} is 0, expected a number above 0; leave the part out")
-    total = sum(shares.values())
+    for name, weight in weights.items():
+        require_number(f"the weight of dataset {name!r}", weight, 0, 1)
+        if not weight:
+            raise ValueError(f"the weight of dataset {name!r} must be above 0, got 0; remove the dataset instead")
+    total = sum(weights.values())
     if abs(total - 1) > _ROUNDING:
-        raise ValueError(f"the shares {dict(shares)} add up to {total:g}, expected 1")
-    return {name: shares[name] / total for name in sorted(shares)}
+        raise ValueError(f"weights must add up to 1, got {dict(weights)}, which add up to {total:g}")
+    return {name: weights[name] / total for name in sorted(weights)}
 
 
-def _require_alike(datasets: Mapping[str, tf.data.Dataset]) -> None:
-    for name, dataset in datasets.items():
+def _require_same_items(samples: Mapping[str, tf.data.Dataset]) -> None:
+    for name, dataset in samples.items():
         if not isinstance(dataset.element_spec, reverb.ReplaySample):
             raise TypeError(
-                f"part {name!r} gives {dataset.element_spec}, expected batches as sample_dataset gives them"
+                f"dataset {name!r} must return batches as sample_dataset does, got elements {dataset.element_spec}"
             )
-    specs = {name: make_step_spec(dataset.element_spec.data) for name, dataset in datasets.items()}
-    for (name, got), (other, wanted) in permutations(specs.items(), 2):  # each allows the other's sizes
+    specs = {name: make_step_spec(dataset.element_spec.data) for name, dataset in samples.items()}
+    for (name, spec), (other, other_spec) in permutations(
+        specs.items(), 2
+    ):  # each pair both ways: the match is one-sided
         require_match(
-            got, wanted, holder=f"part {other!r}", advice="mix parts of like items", root=f"an item of part {name!r}"
+            spec,
+            other_spec,
+            holder=f"dataset {other!r}",
+            advice="mix datasets whose items have the same spec",
+            root=f"an item of dataset {name!r}",
         )
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _format_names(names: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, sorted(names))) or "none"
 
 
-def joined_columns(*columns: tf.Tensor) -> tf.Tensor:
-    """Columns `[N, ...]` one after the other; axes of unknown sizes are filled up with zeros."""
+def concatenate_padded(*columns: tf.Tensor) -> tf.Tensor:
+    """Concatenates columns `[N, ...]`; axes of unknown size are padded with zeros."""
     if columns[0].shape[1:].is_fully_defined():
         return tf.concat(columns, 0)
     sizes = tf.reduce_max([tf.shape(column)[1:] for column in columns], 0)
 
-    def padded(column: tf.Tensor) -> tf.Tensor:
+    def pad(column: tf.Tensor) -> tf.Tensor:
         missing = tf.concat([[0], sizes - tf.shape(column)[1:]], 0)
         return tf.pad(column, tf.stack([tf.zeros_like(missing), missing], 1))
 
-    return tf.concat([padded(column) for column in columns], 0)
+    return tf.concat([pad(column) for column in columns], 0)

@@ -1,4 +1,4 @@
-"""Writing new priorities of sampled items back, each to the server that has the item."""
+"""Writing of new priorities for sampled items, each to the server that holds the item."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlds2reverb.priorities import require_priorities
 
 
 class PriorityWriter:
-    """Writes priorities of the items that `sample_dataset` or `mixed_dataset` gave back to the tables they are in.
+    """A writer of new priorities for items that came from `sample_dataset` or `mixed_dataset`.
 
-    Its connections stay open until `close`, or the end of a `with` block.
+    Its connections stay open until `close`, or until the end of a `with` block.
     """
 
     def __init__(
@@ -28,29 +28,32 @@ class PriorityWriter:
         timeout_secs: float = 30.0,
         on_server_lost: Callable[[str, str], None] | None = None,
     ):
-        """Nothing is sent yet.
+        """Opens no connection yet; the first `write` does.
 
         Args:
-          servers: as they were given to `sample_dataset`, in the same order; for batches of `mixed_dataset` a dict of
-            those of each part, under the names of the parts.
-          table: its name; or a dict of those of the parts.
-          timeout_secs: how long to wait for a server to take priorities.
-          on_server_lost: called with the address of a server that did not take them in time and the reason, while another
-            did; None to raise an error instead.
+          servers: the servers passed to `sample_dataset`, in the same order; for batches of `mixed_dataset`, a dict of
+            the servers of each dataset, by its name.
+          table: the name of the table; or a dict of the table of each dataset.
+          timeout_secs: maximum time to wait for a server to accept priorities.
+          on_server_lost: function called as `on_server_lost(address, reason)` when a server does not accept priorities
+            in time while another one does. If None, an error is raised instead.
 
         Raises:
-          ValueError: if the time-out is out of its range, an address is invalid, or the tables are not of the parts.
+          ValueError: if the timeout is out of its range, an address is invalid, or the names of tables and datasets
+            differ.
         """
         require_timeout(timeout_secs)
-        self._mixed = isinstance(servers, Mapping)
-        parts = servers if isinstance(servers, Mapping) else {"": servers}
-        tables = table if isinstance(table, Mapping) else dict.fromkeys(parts, table)
-        if set(tables) != set(parts):
-            raise ValueError(f"there are tables of {sorted(tables)} and servers of {sorted(parts)}; expected the same")
-        #: A connection to each server of each part, and the table there; the parts in the order of their names.
-        self._parts = [
-            [(ServerConnection(client.server_address), tables[name]) for client in connect_all(parts[name])]
-            for name in sorted(parts)
+        self._is_mixed = isinstance(servers, Mapping)
+        by_dataset = servers if isinstance(servers, Mapping) else {"": servers}
+        tables = table if isinstance(table, Mapping) else dict.fromkeys(by_dataset, table)
+        if set(tables) != set(by_dataset):
+            raise ValueError(
+                f"table and servers must have the same datasets, got {sorted(tables)} and {sorted(by_dataset)}"
+            )
+        #: For each dataset, in the order of their names, a connection to each of its servers and the table there.
+        self._connections = [
+            [(ServerConnection(client.server_address), tables[name]) for client in connect_all(by_dataset[name])]
+            for name in sorted(by_dataset)
         ]
         self._timeout_secs, self._on_server_lost = timeout_secs, on_server_lost
 
@@ -61,64 +64,65 @@ class PriorityWriter:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections."""
-        for part in self._parts:
-            for connection, _ in part:
+        """Closes the connections."""
+        for connections in self._connections:
+            for connection, _ in connections:
                 connection.close()
 
     def write(self, info: Any, priorities: Any) -> None:
-        """Writes the priorities of a batch. Ignores items that have left; where an item comes twice, the last counts.
+        """Writes the priorities of a batch. Items no longer in a table are ignored; for duplicates the last value wins.
 
         Args:
-          info: the `SampleInfo` of the batch: uint64 `key`, int32 `server` and, if it was mixed, `part`, `[B]`.
-          priorities: numbers `[B]`, finite and in [0, 1e12]; an item of priority 0 is never sampled again.
+          info: the `SampleInfo` of the batch: uint64 `key`, int32 `server` and, if mixed, int32 `dataset_index`, `[B]`.
+          priorities: numbers `[B]`, finite and in [0, 1e12]; an item with priority 0 is never sampled again.
 
         Raises:
-          ValueError: if there are not as many priorities as items, one is out of its range, an item is of an unknown
-            server or part, or the batch was mixed and the servers are not a dict, or the other way round; nothing is
-            sent then.
-          ServerUnavailableError: if a server does not take them in time, or its connection breaks, and there is no `on_server_lost`
-            or no other server.
+          ValueError: if the numbers of priorities and items differ, a priority is out of its range, an item belongs to
+            an unknown server or dataset, or only one of the batch and this writer is mixed. Nothing is sent then.
+          ServerUnavailableError: if a server does not accept the priorities in time, or its connection breaks, and
+            there is no `on_server_lost` or no other server.
         """
         keys, values = np.asarray(info.key, np.uint64), np.asarray(priorities, np.float64)
-        parts, servers = self._owners(info, keys, values)
-        owners = sorted(set(zip(parts.tolist(), servers.tolist(), strict=True)))
-        failures: dict[tuple[int, int], ServerUnavailableError] = {}
-        for part, server in owners:
-            own, (connection, table) = (parts == part) & (servers == server), self._parts[part][server]
+        datasets, servers = self._require_known_servers(info, keys, values)
+        owners = sorted(set(zip(datasets.tolist(), servers.tolist(), strict=True)))
+        failures: list[tuple[str, ServerUnavailableError]] = []
+        for dataset, server in owners:
+            rows = (datasets == dataset) & (servers == server)
+            connection, table = self._connections[dataset][server]
             try:
-                connection.update_priorities(table, keys[own], values[own], timeout_secs=self._timeout_secs)
+                connection.update_priorities(table, keys[rows], values[rows], timeout_secs=self._timeout_secs)
             except ServerUnavailableError as error:
-                failures[part, server] = error
-        for (part, server), failure in failures.items():
+                failures.append((connection.address, error))
+        for address, failure in failures:
             if self._on_server_lost is None or len(failures) == len(owners):
                 raise failure
-            self._on_server_lost(self._parts[part][server][0].address, str(failure))
+            self._on_server_lost(address, str(failure))
 
-    def _owners(self, info: Any, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the part and the server of each item, if the batch is what `write` expects."""
-        servers, given = np.asarray(info.server), getattr(info, "part", ())
-        is_mixed = not isinstance(given, tuple)
-        if is_mixed != self._mixed:
-            batch, wanted = ("was mixed", "a dict of the parts' servers") if is_mixed else ("has no parts", "no dict")
-            raise ValueError(f"the batch {batch}, expected {wanted} in PriorityWriter(servers)")
-        parts = np.asarray(given) if is_mixed else np.zeros_like(servers)
-        if keys.ndim != 1 or {servers.shape, values.shape, parts.shape} != {keys.shape}:
+    def _require_known_servers(self, info: Any, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the dataset index and the server of each item; raises `ValueError` if `write` cannot send it."""
+        servers, dataset_index = np.asarray(info.server), getattr(info, "dataset_index", ())
+        is_mixed = not isinstance(dataset_index, tuple)
+        if is_mixed and not self._is_mixed:
+            raise ValueError("the batch is from mixed_dataset; pass the servers to PriorityWriter as a dict by dataset")
+        if self._is_mixed and not is_mixed:
+            raise ValueError("the batch is not from mixed_dataset; pass the servers to PriorityWriter without a dict")
+        datasets = np.asarray(dataset_index) if is_mixed else np.zeros_like(servers)
+        if keys.ndim != 1 or {servers.shape, values.shape, datasets.shape} != {keys.shape}:
             raise ValueError(
-                f"there are priorities {values.shape} for keys {keys.shape} of servers {servers.shape}; expected one "
-                "each"
+                f"priorities, keys and servers must have the same length, got shapes {values.shape}, {keys.shape} and "
+                f"{servers.shape}"
             )
         require_priorities(values, lambda item: f"item {item} of the batch")
-        if len(parts) and not 0 <= parts.min() <= parts.max() < len(self._parts):
+        if len(datasets) and not 0 <= datasets.min() <= datasets.max() < len(self._connections):
             raise ValueError(
-                f"the batch has items of part {parts.max()}, there are {len(self._parts)}; give the servers of each "
-                "part that was mixed"
+                f"the batch has items of dataset {datasets.max()}, but this writer has {len(self._connections)}; pass "
+                "the servers of every dataset that was mixed"
             )
-        for part in np.unique(parts):
-            own, count = servers[parts == part], len(self._parts[part])
+        for dataset in np.unique(datasets):
+            own, count = servers[datasets == dataset], len(self._connections[dataset])
             if not 0 <= own.min() <= own.max() < count:
                 raise ValueError(
-                    f"the batch has items of server {own.max()}, there are {count}; give the servers that were "
-                    "sampled, in the same order"
+                    f"the batch has items of server {own.max()}, but this writer has {count}; pass the servers that "
+                    "were sampled, in the same order"
                 )
-        return parts, servers
+        return datasets, servers

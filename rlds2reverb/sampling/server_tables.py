@@ -1,4 +1,4 @@
-"""The same table on one server or several: what they say of it, checked to fit together."""
+"""A table on one or more servers: what the servers report about it, checked for consistency."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import reverb
 
 from rlds2reverb._encoding.packing import Packing, find_packing
-from rlds2reverb._server.clients import Server, connect_all, table_infos, why_nothing_sampled
+from rlds2reverb._server.clients import Server, connect_all, explain_missing_samples, table_infos
 from rlds2reverb._server.connection import server_state_id
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
 
-_ANSWER_SECS = 0.5
+_REACHABLE_SECS = 0.5
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,16 @@ class ServerTables:
     """A table on each of several servers.
 
     Attributes:
-      table: its name.
-      clients: of the servers, in their order.
-      signature: of the table, the same on all.
-      packing: how its items are packed, or None.
-      exponents: of each server's sampler; 0 where it has none, that of the first one for those that are silent.
-      in_order: whether the samplers give items in an order of their own (a queue, a heap), not at random.
-      scarce: whether a table may give fewer samples than are asked for: its items can be used up, or its rate limiter
-        waits for insertions.
-      silent: numbers of the servers that did not answer.
+      table: name of the table.
+      clients: clients of the servers, in order.
+      signature: signature of the table, the same on all servers.
+      packing: how its items are packed, or None if they are not.
+      exponents: priority exponent of each server's sampler; 0 if it has none. Unreachable servers get that of the first
+        reachable one.
+      in_order: whether the samplers return items in a fixed order (queue, heap) instead of at random.
+      may_run_dry: whether a table may return fewer samples than requested, because its items can be used up or its rate
+        limiter waits for insertions.
+      unreachable: indices of the servers that did not answer.
     """
 
     table: str
@@ -40,124 +41,127 @@ class ServerTables:
     packing: Packing | None
     exponents: tuple[float, ...]
     in_order: bool
-    scarce: bool
-    silent: tuple[int, ...]
+    may_run_dry: bool
+    unreachable: tuple[int, ...]
 
     @classmethod
-    def of(cls, servers: Server | Sequence[Server], table: str, *, timeout_secs: float) -> ServerTables:
-        """Asks all servers at the same time.
+    def fetch(cls, servers: Server | Sequence[Server], table: str, *, timeout_secs: float) -> ServerTables:
+        """Queries all servers at the same time.
 
         Raises:
           ServerUnavailableError: if none answers in time.
           SpecMismatchError: if the tables have different signatures.
-          ValueError: if there is no server, one is given twice, one lacks the table or its signature, or one gives
-            items at random and another in an order of its own.
+          ValueError: if there is no server or a duplicate, the table or its signature is missing on one, or one samples
+            at random and another in a fixed order.
         """
         clients = tuple(connect_all(servers))
         addresses = [client.server_address for client in clients]
         if not clients or len(set(addresses)) < len(addresses):
-            raise ValueError(f"the servers are {', '.join(addresses) or 'none'}; expected at least one, each once")
-        answers = _ask_all(clients, timeout_secs)
-        found = {
-            number: _table_of(answer, table, addresses[number], several=len(clients) > 1)
-            for number, answer in enumerate(answers)
+            raise ValueError(f"servers must be at least one, without duplicates, got {', '.join(addresses) or 'none'}")
+        answers = _fetch_all(clients, timeout_secs)
+        tables = {
+            index: _find_table(answer, table, addresses[index], several=len(clients) > 1)
+            for index, answer in enumerate(answers)
             if not isinstance(answer, ServerUnavailableError)
         }
-        if not found:
+        if not tables:
             raise next(answer for answer in answers if isinstance(answer, ServerUnavailableError))
-        first, *rest = found
-        for number in rest:
-            _require_same(found[number].signature, found[first].signature, table, addresses[number], addresses[first])
-            _require_alike(found[number], found[first], addresses[number], addresses[first])
-        samplers = [found.get(number, found[first]).sampler_options for number in range(len(clients))]
+        first, *rest = tables
+        for index in rest:
+            _require_same_signature(
+                tables[index].signature, tables[first].signature, table, addresses[index], addresses[first]
+            )
+            _require_same_order(tables[index], tables[first], addresses[index], addresses[first])
+        samplers = [tables.get(index, tables[first]).sampler_options for index in range(len(clients))]
         return cls(
             table,
             clients,
-            found[first].signature,
-            find_packing(found[first].signature),
-            tuple(_exponent(sampler) for sampler in samplers),
-            found[first].sampler_options.is_deterministic,
-            any(_is_scarce(info) for info in found.values()),
-            tuple(number for number in range(len(clients)) if number not in found),
+            tables[first].signature,
+            find_packing(tables[first].signature),
+            tuple(_find_exponent(sampler) for sampler in samplers),
+            tables[first].sampler_options.is_deterministic,
+            any(_may_run_dry(info) for info in tables.values()),
+            tuple(index for index in range(len(clients)) if index not in tables),
         )
 
     @property
     def addresses(self) -> list[str]:
-        """Of the servers, in their order."""
+        """The addresses of the servers, in order."""
         return [client.server_address for client in self.clients]
 
-    def answers(self, number: int) -> bool:
-        """Whether a server answers within half a second."""
+    def is_reachable(self, index: int) -> bool:
+        """Returns whether a server answers within half a second."""
         try:
-            server_state_id(self.clients[number].server_address, timeout_secs=_ANSWER_SECS)
+            server_state_id(self.clients[index].server_address, timeout_secs=_REACHABLE_SECS)
         except ServerUnavailableError:
             return False
         return True
 
-    def why_nothing_sampled(self, numbers: Sequence[int], *, waited_secs: float) -> list[str]:
-        """A sentence for each of some servers on why it gives no samples."""
-        with ThreadPoolExecutor(len(numbers)) as pool:
-            clients = [self.clients[number] for number in numbers]
-            return list(pool.map(lambda client: why_nothing_sampled(client, self.table, waited_secs), clients))
+    def explain_missing_samples(self, indices: Sequence[int], *, waited_secs: float) -> list[str]:
+        """Returns, for each of some servers, a sentence on why it returns no samples."""
+        with ThreadPoolExecutor(len(indices)) as pool:
+            clients = [self.clients[index] for index in indices]
+            return list(pool.map(lambda client: explain_missing_samples(client, self.table, waited_secs), clients))
 
 
-def _ask_all(clients: Sequence[reverb.Client], timeout_secs: float) -> list[Any]:
-    """What each server says of its tables, or the `ServerUnavailableError` that asking it gave."""
+def _fetch_all(clients: Sequence[reverb.Client], timeout_secs: float) -> list[Any]:
+    """Returns each server's information about its tables, or the `ServerUnavailableError` of the query."""
 
-    def ask(client: reverb.Client) -> Any:
+    def fetch(client: reverb.Client) -> Any:
         try:
             return table_infos(client, timeout_secs=timeout_secs)
         except ServerUnavailableError as error:
             return error
 
     with ThreadPoolExecutor(len(clients)) as pool:
-        return list(pool.map(ask, clients))
+        return list(pool.map(fetch, clients))
 
 
-def _table_of(infos: dict[str, Any], table: str, address: str, *, several: bool) -> Any:
+def _find_table(infos: dict[str, Any], table: str, address: str, *, several: bool) -> Any:
     server = f"the server at {address}" if several else "the server"
     if table not in infos:
         raise ValueError(f"{server} has no table {table!r}; it has {', '.join(sorted(infos)) or 'none'}")
     if infos[table].signature is None:
         where = f" of {server}" if several else ""
         raise ValueError(
-            f"table {table!r}{where} has no signature; serve it with one (--like, or ReplayServer's signature)"
+            f"table {table!r}{where} has no signature; serve it with one (serve --signature-from, or ReplayServer's "
+            "signature)"
         )
     return infos[table]
 
 
-def _require_same(got: Nest, wanted: Nest, table: str, address: str, other: str) -> None:
-    got_packing, wanted_packing = find_packing(got), find_packing(wanted)
-    if got_packing != wanted_packing:
+def _require_same_signature(signature: Nest, expected: Nest, table: str, address: str, other: str) -> None:
+    if find_packing(signature) != find_packing(expected):
         raise SpecMismatchError(
-            f"the items of table {table!r} are packed in other ways at {address} and at {other}; sample servers "
-            "whose tables have the same items in the same layout"
+            f"table {table!r} packs its items differently at {address} and at {other}; sample servers whose tables "
+            "have the same items in the same layout"
         )
-    for have, want in ((got, wanted), (wanted, got)):  # each allows the other's sizes, so that both are the same
+    # The match is one-sided, since None allows any size; matching both ways means that the signatures are equal.
+    for one, two in ((signature, expected), (expected, signature)):
         require_match(
-            have,
-            want,
+            one,
+            two,
             holder=f"table {table!r} at {other}",
-            advice=f"so that it cannot be sampled together with that at {address}",
+            advice=f"it cannot be sampled together with that at {address}",
             root="item",
         )
 
 
-def _require_alike(got: Any, wanted: Any, address: str, other: str) -> None:
-    """Raises `ValueError` where one table gives items at random and the other does not: no weights fit both."""
-    in_order = got.sampler_options.is_deterministic
-    if in_order != wanted.sampler_options.is_deterministic:
+def _require_same_order(info: Any, expected: Any, address: str, other: str) -> None:
+    """Raises `ValueError` if one table samples at random and the other does not: no weights fit both."""
+    in_order = info.sampler_options.is_deterministic
+    if in_order != expected.sampler_options.is_deterministic:
         ordered, at_random = (address, other) if in_order else (other, address)
         raise ValueError(
-            f"table {got.name!r} gives items at random at {at_random} and in an order of its own at {ordered}, which "
-            "no weights make up for; sample these servers apart, or serve both tables with uniform or prioritized"
+            f"table {info.name!r} is sampled at random at {at_random} but in a fixed order at {ordered}, for which no "
+            "weights can compensate; sample these servers separately, or serve both tables with uniform or prioritized"
         )
 
 
-def _is_scarce(info: Any) -> bool:
-    limited = info.rate_limiter_info.min_diff > -1e300  # Reverb's own for no limit is the lowest number
+def _may_run_dry(info: Any) -> bool:
+    limited = info.rate_limiter_info.min_diff > -1e300  # Reverb represents "no limit" by the lowest float.
     return bool(info.max_times_sampled > 0 or limited)
 
 
-def _exponent(sampler: Any) -> float:
+def _find_exponent(sampler: Any) -> float:
     return float(sampler.prioritized.priority_exponent) if sampler.HasField("prioritized") else 0.0

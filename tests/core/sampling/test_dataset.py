@@ -1,14 +1,15 @@
-"""Batches of a table: layouts, weights, frequencies, several servers, and what is refused."""
+"""Tests of `sample_dataset`: layouts, weights, sampling frequencies, several servers, and invalid arguments."""
 
 import contextlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
 import tree
-from numbers_served import NUMBER, addresses, numbers, put
-from properties import slow_but
+from numbers_served import NUMBER, addresses, serve_numbers, write_numbers
+from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode
 from tf_agents.trajectories import trajectory
 
@@ -17,7 +18,7 @@ from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
-from rlds2reverb.sampling.dataset import SampleInfo, parts_of, sample_dataset, to_experience
+from rlds2reverb.sampling.dataset import SampleInfo, choose_num_chunks, sample_dataset, to_experience
 from rlds2reverb.sampling.importance import LinearSchedule
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
@@ -32,7 +33,7 @@ EPISODES = load([episode(length, terminal=False, start=100.0 * at) for at, lengt
 
 
 class Transitions:
-    """Every row of an episode as an item without a time axis."""
+    """An adder that turns every row of an episode into an item without a time axis."""
 
     def __call__(self, steps):
         rows = trajectory_columns(steps.steps)
@@ -48,14 +49,14 @@ def signature_of(adder, source, layout, *, squeeze=False):
     return packed_signature(Packing(spec, squeeze)) if layout == "packed" else spec
 
 
-def sampled(servers, num_batches, batch_size=1000, **options):
-    """So many batches in one: the samples of all, joined."""
+def sample_batches(servers, num_batches, batch_size=1000, **options):
+    """Returns several batches concatenated into one."""
     batches = sample_dataset(addresses(servers), "items", batch_size, **options).take(num_batches)
     return tree.map_structure(lambda *parts: np.concatenate(parts), *batches.as_numpy_iterator())
 
 
 def chance_of_worse(counts, expected, degrees):
-    """The p-value of Pearson's chi-square test."""
+    """Returns the p-value of Pearson's chi-square test."""
     statistic = float((np.square(counts - expected) / expected).sum())
     return float(tf.math.igammac(degrees / 2, statistic / 2))
 
@@ -64,7 +65,7 @@ def chance_of_worse(counts, expected, degrees):
 
 
 @pytest.mark.parametrize("layout", ["columns", "packed"])
-def test_a_batch_is_the_same_nest_in_both_layouts(layout):
+def test_batch_has_the_same_nest_in_both_layouts(layout):
     with ReplayServer([CONFIG], signature_of(TrajectoryWindows(), SOURCE, layout)) as server:
         ingest(SOURCE, server.address, "items", layout=layout)
         sample = next(iter(sample_dataset(server.address, "items", 8, max_in_flight=8).as_numpy_iterator()))
@@ -72,8 +73,8 @@ def test_a_batch_is_the_same_nest_in_both_layouts(layout):
     rows = trajectory_columns(SOURCE.first_episode.steps)
     for item in range(8):
         begin = int(sample.data.observation["state"][item, 0, 0]) - 10
-        wanted = tree.map_structure(lambda column, b=begin: column[b : b + 2], rows)
-        assert_equal_nests(tree.map_structure(lambda column, i=item: column[i], sample.data), wanted)
+        expected = tree.map_structure(lambda column, b=begin: column[b : b + 2], rows)
+        assert_equal_nests(tree.map_structure(lambda column, i=item: column[i], sample.data), expected)
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])
@@ -87,14 +88,14 @@ def test_episodes_are_padded_with_zeros_and_masked(layout, num_servers):
         dataset = sample_dataset(addresses(servers), "items", 8)
         assert dataset.element_spec.info.mask == tf.TensorSpec((8, None), tf.bool)
         sample = next(dataset.as_numpy_iterator())
-    wanted = [trajectory_columns(steps.steps) for steps in EPISODES]
+    expected = [trajectory_columns(steps.steps) for steps in EPISODES]
     which = sample.data.observation[:, 0, 0].astype(int) // 100
     longest = max(LENGTHS[at] for at in which)
     for item, at in enumerate(which):
         length = LENGTHS[at]
         assert sample.info.mask[item].tolist() == [step < length for step in range(longest)]
         got = tree.map_structure(lambda leaf, i=item: leaf[i], sample.data)
-        assert_equal_nests(tree.map_structure(lambda leaf, n=length: leaf[:n], got), wanted[at])
+        assert_equal_nests(tree.map_structure(lambda leaf, n=length: leaf[:n], got), expected[at])
         assert all(leaf.shape[0] == longest and not leaf[length:].any() for leaf in tree.flatten(got))
 
 
@@ -110,7 +111,7 @@ def test_transitions_have_no_time_axis(layout):
     assert sample.info.mask == ()
 
 
-def test_other_axes_of_varying_size_are_padded_without_a_mask():
+def test_non_time_axes_of_varying_size_are_padded_without_a_mask():
     with ReplayServer([CONFIG], tf.TensorSpec((2, None), tf.float32)) as server:
         with server.client.trajectory_writer(2) as writer:
             for _ in range(2):
@@ -121,7 +122,7 @@ def test_other_axes_of_varying_size_are_padded_without_a_mask():
     assert sample.data.shape == (4, 2, 3) and sample.info.mask == ()
 
 
-def test_two_steps_are_a_transition_for_a_learner_of_tf_agents():
+def test_to_experience_matches_tf_agents_transition():
     with ReplayServer([CONFIG], SIGNATURE) as server:
         ingest(SOURCE, server.address, "items")
         dataset = sample_dataset(server.address, "items", 16).map(to_experience)
@@ -149,33 +150,33 @@ def tf_agents_as_transition(spec):
 # --- weights
 
 
-def test_weights_are_those_of_the_batch_and_follow_the_schedule():
-    with numbers({value: 1.0 + value for value in range(20)}, alpha=0.6) as servers:
+def test_weights_are_relative_to_the_batch_and_follow_the_schedule():
+    with serve_numbers({value: 1.0 + value for value in range(20)}, alpha=0.6) as servers:
         batches = list(sample_dataset(servers[0].address, "items", 64, beta=LinearSchedule(0.0, 1.0, 4)).take(6))
         constant = next(iter(sample_dataset(servers[0].address, "items", 64, beta=0.5)))
     for beta, sample in [*zip([0, 0.25, 0.5, 0.75, 1, 1], batches, strict=True), (0.5, constant)]:
         info = tree.map_structure(np.asarray, sample.info)
         chances = (1.0 + np.arange(20)) ** 0.6
         np.testing.assert_allclose(info.probability, (info.priority**0.6) / chances.sum(), rtol=1e-9)
-        wanted = (1 / (20 * info.probability)) ** beta
-        np.testing.assert_allclose(info.weight, wanted / wanted.max(), rtol=1e-6)
+        expected = (1 / (20 * info.probability)) ** beta
+        np.testing.assert_allclose(info.weight, expected / expected.max(), rtol=1e-6)
         assert info.weight.dtype == np.float32 and not info.server.any() and info.server.dtype == np.int32
 
 
-@pytest.mark.parametrize("how", ["number", "variable", "function"])
-def test_weights_are_those_of_the_table_when_its_lowest_priority_is_known(how):
+@pytest.mark.parametrize("kind", ["number", "variable", "function"])
+def test_weights_are_relative_to_the_table_with_min_priority(kind):
     variable = tf.Variable(0.5, dtype=tf.float64)
-    given = {"number": 0.5, "variable": variable, "function": lambda: variable + 0.0}[how]
-    with numbers({0: 0.5, **dict.fromkeys(range(1, 10), 100.0)}, alpha=0.8) as servers:
-        sample = next(iter(sample_dataset(servers[0].address, "items", 8, beta=1.0, min_priority=given)))
-    wanted = (0.5 / sample.info.priority.numpy()) ** 0.8
-    np.testing.assert_allclose(sample.info.weight, wanted, rtol=1e-6)
+    min_priority = {"number": 0.5, "variable": variable, "function": lambda: variable + 0.0}[kind]
+    with serve_numbers({0: 0.5, **dict.fromkeys(range(1, 10), 100.0)}, alpha=0.8) as servers:
+        sample = next(iter(sample_dataset(servers[0].address, "items", 8, beta=1.0, min_priority=min_priority)))
+    expected = (0.5 / sample.info.priority.numpy()) ** 0.8
+    np.testing.assert_allclose(sample.info.weight, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("selector", ["uniform", "fifo"])
-def test_weights_are_one_where_nothing_is_prioritized(selector):
+def test_weights_are_one_without_priorities(selector):
     with ReplayServer([TableConfig("items", Selector(selector))], NUMBER) as server:
-        put(server.client, dict.fromkeys(range(10), 1.0))
+        write_numbers(server.client, dict.fromkeys(range(10), 1.0))
         sample = next(iter(sample_dataset(server.address, "items", 8, num_workers=1)))
     assert sample.info.weight.numpy().tolist() == [1] * 8
 
@@ -183,110 +184,112 @@ def test_weights_are_one_where_nothing_is_prioritized(selector):
 # --- frequencies
 
 
-@pytest.mark.parametrize("alpha", slow_but([1.0], [0.0, 0.6, 1.0, 2.0]))
-def test_items_are_drawn_as_often_as_their_priorities_say(alpha):
+@pytest.mark.parametrize("alpha", mark_slow_except([1.0], [0.0, 0.6, 1.0, 2.0]))
+def test_sampling_frequencies_match_the_priorities(alpha):
     priorities = {value: 0.5 + value % 7 for value in range(30)}
-    with numbers(priorities, alpha=alpha) as servers:
+    with serve_numbers(priorities, alpha=alpha) as servers:
         for _ in range(2):
-            sample = sampled(servers, 100)
+            sample = sample_batches(servers, 100)
             powers = np.array([priorities[value] for value in range(30)]) ** alpha
             counts = np.bincount(sample.data.astype(int), minlength=30)
             expected = powers / powers.sum() * counts.sum()
             assert counts.sum() == 100_000 and chance_of_worse(counts, expected, len(counts) - 1) > 1e-6
             np.testing.assert_allclose(sample.info.probability, (powers / powers.sum())[sample.data.astype(int)])
-            # now others, and again
+            # The second round uses different priorities.
             keys = dict(zip(sample.data.astype(int).tolist(), sample.info.key.tolist(), strict=True))
             priorities = {value: 7.0 - priority for value, priority in priorities.items()}
             servers[0].client.mutate_priorities("items", {keys[value]: priorities[value] for value in keys})
 
 
-def test_what_has_priority_zero_is_never_drawn():
-    with numbers({value: float(value % 2) for value in range(20)}) as servers:
-        drawn = sampled(servers, 100).data.astype(int)
-    assert set(drawn) == set(range(1, 20, 2))
+def test_items_with_priority_zero_are_never_sampled():
+    with serve_numbers({value: float(value % 2) for value in range(20)}) as servers:
+        values = sample_batches(servers, 100).data.astype(int)
+    assert set(values) == set(range(1, 20, 2))
 
 
 # --- several servers
 
 
 @pytest.mark.parametrize("alphas", [(0.7, 0.7), (None, 0.7), (0.3, 1.0)])
-def test_weighted_samples_of_shards_stand_for_the_one_table_that_they_are(alphas):
+def test_weighted_samples_of_shards_represent_their_union(alphas):
     tables = ({value: 1.0 + value for value in range(30)}, {value: 31.0 - value % 3 for value in range(30, 40)})
-    with numbers(*tables, alpha=alphas) as servers:
-        sample = sampled(servers, 140, beta=1.0)
+    with serve_numbers(*tables, alpha=alphas) as servers:
+        sample = sample_batches(servers, 140, beta=1.0)
     info, values = sample.info, sample.data.astype(int)
     assert [set(values[info.server == k]) for k in (0, 1)] == [set(table) for table in tables]
     mass, times, complete = np.zeros(40), np.zeros(40), 0
     for begin in range(0, 140_000, 1000):
         own = slice(begin, begin + 1000)
         counts = np.bincount(info.server[own], minlength=2)
-        drawn = info.probability[own] * counts[info.server[own]] / 1000
-        np.testing.assert_allclose(info.weight[own], drawn.min() / drawn, rtol=1e-6)
-        if counts.all():  # else the batch stands for one of the tables only
+        probabilities = info.probability[own] * counts[info.server[own]] / 1000
+        np.testing.assert_allclose(info.weight[own], probabilities.min() / probabilities, rtol=1e-6)
+        if counts.all():  # Otherwise the batch represents only one of the tables.
             complete += 1
-            mass += np.bincount(values[own], 1 / (1000 * drawn), minlength=40)
+            mass += np.bincount(values[own], 1 / (1000 * probabilities), minlength=40)
             times += np.bincount(values[own], minlength=40)
     assert complete >= 100
-    # all 40 items weigh the same, whatever their shard, within the error of how often each was drawn
+    # All 40 items have the same total weight, whatever their shard, up to the error of how often each was sampled.
     assert chance_of_worse(1 + (mass / complete - 1) * np.sqrt(times), np.ones(40), 40) > 1e-6
 
 
 @pytest.mark.parametrize("alphas", [(None, 0.8), (0.5, 0.8)])
-def test_weights_of_the_tables_are_those_of_each_ones_own_sampler(alphas):
+def test_min_priority_weights_use_the_exponent_of_each_server(alphas):
     table = {0: 0.5, **dict.fromkeys(range(1, 10), 100.0)}
-    with numbers(table, table, alpha=alphas) as servers:
-        info = sampled(servers, 1, 64, beta=1.0, min_priority=0.5).info
+    with serve_numbers(table, table, alpha=alphas) as servers:
+        info = sample_batches(servers, 1, 64, beta=1.0, min_priority=0.5).info
     exponents = np.array([alpha or 0.0 for alpha in alphas])
     lowest = 0.5**exponents / (0.5**exponents + 9 * 100.0**exponents)
-    shares = np.bincount(info.server, minlength=2) / 64
-    drawn = info.probability * shares[info.server]
-    np.testing.assert_allclose(info.weight, (shares * lowest)[shares > 0].min() / drawn, rtol=1e-6)
+    fractions = np.bincount(info.server, minlength=2) / 64
+    probabilities = info.probability * fractions[info.server]
+    np.testing.assert_allclose(info.weight, (fractions * lowest)[fractions > 0].min() / probabilities, rtol=1e-6)
 
 
-def test_shards_that_all_have_an_order_of_their_own_have_no_weights():
+def test_weights_are_one_when_all_shards_have_a_fixed_order():
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(ReplayServer([TableConfig("items", Selector(kind))], NUMBER))
             for kind in ("fifo", "max_heap")
         ]
         for server in servers:
-            put(server.client, {1: 1.0, 2: 3.0})
-        info = sampled(servers, 10, 8).info
+            write_numbers(server.client, {1: 1.0, 2: 3.0})
+        info = sample_batches(servers, 10, 8).info
     assert set(info.server) == {0, 1} and set(info.weight) == {1}
 
 
-def test_servers_that_keep_up_give_equal_shares():
-    with numbers(*({value: 1.0} for value in range(3))) as servers:
-        sample = sampled(servers, 100, 96)
-    shares = np.bincount(sample.info.server, minlength=3) / (100 * 96)
-    np.testing.assert_allclose(shares, 1 / 3, atol=0.1)
+def test_servers_that_keep_up_contribute_equally():
+    with serve_numbers(*({value: 1.0} for value in range(3))) as servers:
+        sample = sample_batches(servers, 100, 96)
+    fractions = np.bincount(sample.info.server, minlength=3) / (100 * 96)
+    np.testing.assert_allclose(fractions, 1 / 3, atol=0.1)
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "num_servers", "parts"),
+    ("batch_size", "num_servers", "num_chunks"),
     [(256, 1, 1), (256, 2, 8), (256, 3, 16), (96, 3, 12), (7, 2, 7), (4, 4, 4), (10, 4, 10)],
 )
-def test_parts_divide_the_batch_and_leave_no_server_out(batch_size, num_servers, parts):
-    assert parts_of(batch_size, num_servers) == parts
+def test_chunks_divide_the_batch_and_cover_all_servers(batch_size, num_servers, num_chunks):
+    assert choose_num_chunks(batch_size, num_servers) == num_chunks
 
 
-# --- what gives nothing
+# --- tables without samples
 
 
 @pytest.mark.parametrize("min_size", [1, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_table_that_gives_nothing_is_told_after_the_time_out(min_size):
+def test_table_without_samples_raises_after_the_timeout(min_size):
     config = TableConfig("items", Selector("uniform"), rate_limiter=RateLimiter("min_size", min_size))
     with ReplayServer([config], SIGNATURE) as server:
         if min_size > 1:
             ingest(SOURCE, server.address, "items")
         stored = 29 if min_size > 1 else 0
-        told = f"waited 0.5 s for a sample of table 'items' at .*: it has {stored} items, .* waits for {min_size} items"
-        with pytest.raises(tf.errors.OpError, match=told):
+        message = (
+            f"waited 0.5 s for a sample of table 'items' at .*: it has {stored} items, .* waits for {min_size} items"
+        )
+        with pytest.raises(tf.errors.OpError, match=message):
             next(iter(sample_dataset(server.address, "items", 8, timeout_secs=0.5)))
 
 
 @pytest.mark.parametrize("layout", ["columns", pytest.param("packed", marks=pytest.mark.slow)])
-def test_a_queue_that_is_empty_does_not_hang(layout):
+def test_empty_queue_does_not_hang(layout):
     queue = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
     with ReplayServer([queue], signature_of(TrajectoryWindows(), SOURCE, layout)) as server:
         ingest(SOURCE, server.address, "items", layout=layout)
@@ -295,93 +298,98 @@ def test_a_queue_that_is_empty_does_not_hang(layout):
         assert got == [10.0 + at for at in range(29)]
 
 
-def test_a_shard_that_is_empty_is_told_and_the_other_goes_on():
-    told = []
-    with numbers({1: 1.0}, {}) as servers:
+def test_empty_shard_is_reported_and_the_other_continues():
+    reports = []
+    with serve_numbers({1: 1.0}, {}) as servers:
         samples = iter(
             sample_dataset(
                 addresses(servers),
                 "items",
                 2,
                 timeout_secs=2.0,
-                on_server_lost=lambda *said: told.append(said),
+                on_server_lost=lambda *report: reports.append(report),
                 beta=1.0,
             )
         )
-        while not told:
+        while not reports:
             info = next(samples).info
             assert not info.server.numpy().any() and info.weight.numpy().tolist() == [1, 1]
-        ((address, reason),) = told
+        ((address, reason),) = reports
         assert address == servers[1].address and "it has 0 items" in reason and "waits for 1 items" in reason
-        put(servers[1].client, {2: 1.0})
+        write_numbers(servers[1].client, {2: 1.0})
         while not next(samples).info.server.numpy().any():
             pass
 
 
-# --- what is refused
+# --- invalid arguments
 
 
 @pytest.fixture(scope="module")
 def served():
     with ReplayServer([CONFIG], NUMBER) as server:
-        put(server.client, {1: 1.0})
+        write_numbers(server.client, {1: 1.0})
         yield server
 
 
-def test_what_cannot_be_sampled_is_refused():
+def test_invalid_tables_and_counts_raise():
     with ReplayServer([CONFIG], None) as server:
         with pytest.raises(ValueError, match="the server has no table 'other'; it has items"):
             sample_dataset(server.address, "other", 8)
         with pytest.raises(ValueError, match="table 'items' has no signature; serve it with one"):
             sample_dataset(server.address, "items", 8)
         for name in ("batch_size", "max_in_flight", "num_workers", "prefetch"):
-            with pytest.raises(ValueError, match=f"{name} is 0, expected at least 1"):
+            with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got 0"):
                 sample_dataset(server.address, "items", **{"batch_size": 8, name: 0})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("options", "message"),
     [
-        ({"beta": 1.5}, "beta is 1.5, expected a number in"),
-        ({"beta": lambda at: 7.0}, "beta gives 7.0 for the first batch"),
-        ({"min_priority": 0.0}, "min_priority is 0.0, expected the lowest priority above 0"),
-        ({"timeout_secs": 0}, "timeout_secs is 0, expected seconds above 0"),
+        ({"beta": 1.5}, r"beta must be a number in \[0, 1\] or a schedule .*, got 1\.5"),
+        ({"beta": lambda batch: 7.0}, r"beta must return a scalar in \[0, 1\], got 7\.0 for the first batch"),
+        ({"min_priority": 0.0}, r"min_priority must be above 0 and at most .*, got 0\.0"),
+        ({"timeout_secs": 0}, "timeout_secs must be above 0 and at most one year, got 0"),
     ],
 )
-def test_numbers_out_of_range_are_refused_before_anything_is_asked(wrong, told):
-    with pytest.raises(ValueError, match=told):
-        sample_dataset("localhost:1", "items", 8, **wrong)
+def test_out_of_range_arguments_raise_before_any_query(options, message):
+    with pytest.raises(ValueError, match=message):
+        sample_dataset("localhost:1", "items", 8, **options)
 
 
-def test_servers_that_do_not_fit_together_are_refused(served):
+def test_inconsistent_servers_raise(served):
     packed = packed_signature(Packing(SIGNATURE, squeeze=False))
     with ReplayServer([CONFIG], tf.TensorSpec((2,), tf.float32)) as other, ReplayServer([CONFIG], packed) as third:
         with pytest.raises(
-            SpecMismatchError, match=r"item is float32 \[2\], but table 'items' at .* expects float32 \[\]; so that"
+            SpecMismatchError, match=r"item is float32 \[2\], but table 'items' at .* expects float32 \[\]; it cannot"
         ):
             sample_dataset([served.address, other.address], "items", 8)
-        with pytest.raises(SpecMismatchError, match="the items of table 'items' are packed in other ways at "):
+        with pytest.raises(SpecMismatchError, match="table 'items' packs its items differently at "):
             sample_dataset([served.address, third.address], "items", 8)
     with ReplayServer([TableConfig("others")], NUMBER) as other:
         with pytest.raises(ValueError, match=f"the server at {other.address} has no table 'items'; it has others"):
             sample_dataset([served.address, other.address], "items", 8)
     for kind in ("fifo", "lifo", "min_heap", "max_heap"):
         with ReplayServer([TableConfig("items", Selector(kind))], NUMBER) as other:
-            told = f"at random at {served.address} and in an order of its own at {other.address}, which no weights make"
+            message = (
+                f"sampled at random at {served.address} but in a fixed order at {other.address}, for which no"
+            )
             for servers in ([served.address, other.address], [other.address, served.address]):
-                with pytest.raises(ValueError, match=f"table 'items' gives items {told}"):
+                with pytest.raises(ValueError, match=f"table 'items' is {message}"):
                     sample_dataset(servers, "items", 8)
-    for wrong in ([], [served.address, served.address]):
-        with pytest.raises(ValueError, match="the servers are .*; expected at least one, each once"):
-            sample_dataset(wrong, "items", 8)
+    for servers in ([], [served.address, served.address]):
+        with pytest.raises(ValueError, match="servers must be at least one, without duplicates, got "):
+            sample_dataset(servers, "items", 8)
 
 
-def test_a_batch_smaller_than_the_servers_are_many_is_refused():
-    with numbers({1: 1.0}, {2: 1.0}) as servers:
-        with pytest.raises(ValueError, match="batch_size is 1, expected at least one item for each of 2 servers"):
+def test_batch_smaller_than_the_number_of_servers_raises():
+    with serve_numbers({1: 1.0}, {2: 1.0}) as servers:
+        with pytest.raises(ValueError, match="batch_size must be at least the number of servers, 2, got 1"):
             sample_dataset(addresses(servers), "items", 1)
 
 
-def test_servers_are_given_in_any_form(served):
-    for server in (served.address, served.port, str(served.port), served.client, [reverb.Client(served.address)]):
+def test_servers_are_accepted_in_any_form_but_paths_raise(served):
+    for server in (served.address, served.port, served, served.client, [reverb.Client(served.address)]):
         assert next(iter(sample_dataset(server, "items", 2))).data.numpy().tolist() == [1, 1]
+    for path in ("data", Path(served.address)):
+        with pytest.raises(ValueError, match="server must be HOST:PORT"):
+            sample_dataset(path, "items", 2)

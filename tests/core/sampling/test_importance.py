@@ -1,4 +1,4 @@
-"""Importance weights: golden numbers worked by hand, and laws."""
+"""Tests of importance weights: numbers worked out by hand, and properties."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from rlds2reverb.sampling.importance import (
     LinearSchedule,
-    beta_at,
+    combine_servers,
+    evaluate_beta,
     importance_weights,
     lowest_probabilities,
-    over_servers,
     require_beta,
     require_min_priority,
 )
@@ -33,12 +33,12 @@ def test_weights_by_hand():
     assert weights(PROBABILITIES, 4, 0.0).numpy().tolist() == [1, 1, 1, 1]
 
 
-def test_a_table_that_grew_between_two_samples_counts_as_it_was():
+def test_each_item_uses_the_table_size_at_its_sampling():
     # N * P = 4 * 0.5 = 2 and 8 * 0.5 = 4
     assert weights([0.5, 0.5], [4, 8], 1.0).numpy().tolist() == [1, 0.5]
 
 
-def test_the_maximum_of_the_table_by_hand():
+def test_weights_relative_to_the_table_by_hand():
     # p = 4, 2 of a table of 4, 2, 1, 1 (alpha 1): P = 1/2, 1/4; P_min = 1/8, its weight 2; w = 1/2 / 2, 1 / 2.
     lowest = lowest_probabilities(
         tf.constant([0.5, 0.25], tf.float64),
@@ -50,18 +50,18 @@ def test_the_maximum_of_the_table_by_hand():
     assert weights([0.5, 0.25], 4, 1.0, lowest_probabilities=lowest).numpy().tolist() == [0.25, 0.5]
 
 
-def test_a_minimum_that_is_out_of_date_gives_no_weight_above_one():
+def test_outdated_min_priority_keeps_weights_at_most_one():
     one = tf.constant([1.0], tf.float64)
     lowest = lowest_probabilities(one / 2, one, tf.constant(3.0, tf.float64), one)
     assert weights([0.5], 2, 1.0, lowest_probabilities=lowest).numpy().tolist() == [1]
-    # items of priority 0 are sampled where the exponent is 0
+    # Items with priority 0 are sampled if the exponent is 0.
     lowest = lowest_probabilities(one / 2, 0 * one, tf.constant(3.0, tf.float64), 0 * one)
     assert weights([0.5], 2, 1.0, lowest_probabilities=lowest).numpy().tolist() == [1]
 
 
-def test_probabilities_over_servers_by_hand():
-    # three items of server 0 (10 items), one of server 2 (30 items), none of server 1: shares 3/4 and 1/4
-    probabilities, sizes = over_servers(
+def test_combined_servers_by_hand():
+    # Three items of server 0 (10 items), one of server 2 (30 items), none of server 1: fractions 3/4 and 1/4.
+    probabilities, sizes = combine_servers(
         tf.constant([0.1, 0.2, 0.4, 0.5], tf.float64),
         tf.constant([10, 10, 9, 30], tf.int64),
         tf.constant([0, 0, 0, 2], tf.int32),
@@ -71,9 +71,9 @@ def test_probabilities_over_servers_by_hand():
     assert sizes.numpy().tolist() == [40, 40, 39, 40]
 
 
-def test_one_server_is_left_as_it_is():
+def test_single_server_is_returned_unchanged():
     own = tf.constant([0.1, 0.2], tf.float64)
-    probabilities, sizes = over_servers(own, tf.constant([3, 4], tf.int64), tf.constant([0, 0]), num_servers=1)
+    probabilities, sizes = combine_servers(own, tf.constant([3, 4], tf.int64), tf.constant([0, 0]), num_servers=1)
     assert probabilities is own and sizes.numpy().tolist() == [3, 4]
 
 
@@ -83,15 +83,15 @@ TABLES = st.lists(
 
 
 @given(TABLES, st.floats(0, 2), st.lists(st.integers(1, 5), min_size=4, max_size=4))
-def test_the_weighted_mean_of_any_function_is_its_mean_over_all_tables(tables, alpha, repeats):
-    """sum_i P_i w_i f_i / sum_i P_i w_i = mean f, the expectation over what is drawn, for any shares of the servers."""
+def test_weighted_mean_matches_the_mean_over_all_tables(tables, alpha, repeats):
+    """sum_i P_i w_i f_i / sum_i P_i w_i = mean f, in expectation, whatever each server contributes."""
     sizes = np.array([len(table) for table in tables])
-    # a batch that has every item of table k so many times, so that the shares of the servers are all different
+    # The batch contains every item of table k repeats[k] times, so that the servers contribute differently.
     owners = np.repeat(np.arange(len(tables)), sizes * repeats[: len(tables)])
     items = np.concatenate([table * repeat for table, repeat in zip(tables, repeats, strict=False)])
     priorities, values = items.T
     local = priorities**alpha / np.array([sum(p**alpha for p, _ in table) for table in tables])[owners]
-    probabilities, totals = over_servers(
+    probabilities, totals = combine_servers(
         tf.constant(local),
         tf.constant(sizes[owners]),
         tf.constant(owners, tf.int32),
@@ -99,47 +99,47 @@ def test_the_weighted_mean_of_any_function_is_its_mean_over_all_tables(tables, a
     )
     assert set(totals.numpy()) == {sizes.sum()}
     weight = weights(probabilities, totals, 1.0).numpy().astype(np.float64)
-    # a server's share of the batch is n_k / B; of that each copy of an item gets an equal part of the item's chance
+    # A server contributes n_k / B of the batch, and the copies of an item share the item's probability equally.
     chance = local * np.bincount(owners)[owners] / len(owners) / np.array(repeats)[owners]
-    wanted = np.mean([value for table in tables for _, value in table])
-    np.testing.assert_allclose((chance * weight * values).sum() / (chance * weight).sum(), wanted, atol=1e-4)
+    expected = np.mean([value for table in tables for _, value in table])
+    np.testing.assert_allclose((chance * weight * values).sum() / (chance * weight).sum(), expected, atol=1e-4)
 
 
 @given(st.lists(st.floats(1e-12, 1), min_size=1, max_size=30), st.floats(0, 1), st.integers(1, 10**12))
-def test_weights_are_in_0_1_with_a_1_among_them_and_fall_with_the_probability(probabilities, beta, size):
+def test_weights_are_in_0_1_with_maximum_1_and_decrease_with_probability(probabilities, beta, size):
     got = weights(probabilities, size, beta).numpy()
     assert np.isfinite(got).all() and (got >= 0).all() and got.max() == 1
     assert np.all(np.diff(got[np.argsort(probabilities, kind="stable")]) <= 0)
 
 
-def test_the_schedule_goes_from_start_to_end_and_stays():
+def test_schedule_goes_from_start_to_end_and_stays():
     schedule = LinearSchedule(0.4, 1.0, 10)
     got = [float(schedule(tf.constant(at, tf.int64))) for at in (0, 5, 10, 11, 2**60)]
     np.testing.assert_allclose(got, [0.4, 0.7, 1, 1, 1], rtol=1e-12)
-    assert float(beta_at(0.25, tf.constant(3, tf.int64))) == 0.25
-    assert beta_at(lambda at: tf.cast(at, tf.float32) / 8, tf.constant(2, tf.int64)).numpy() == np.float64(0.25)
+    assert float(evaluate_beta(0.25, tf.constant(3, tf.int64))) == 0.25
+    assert evaluate_beta(lambda at: tf.cast(at, tf.float32) / 8, tf.constant(2, tf.int64)).numpy() == np.float64(0.25)
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan"), True, "0.4"])
-def test_what_is_no_exponent_is_refused(wrong):
-    with pytest.raises(ValueError, match="start of a schedule is .*, expected a number in"):
+def test_invalid_exponents_raise(wrong):
+    with pytest.raises(ValueError, match="start of a schedule must be a number in"):
         LinearSchedule(start=wrong)
-    with pytest.raises(ValueError, match="end of a schedule is .*, expected a number in"):
+    with pytest.raises(ValueError, match="end of a schedule must be a number in"):
         LinearSchedule(end=wrong)
-    with pytest.raises(ValueError, match="beta is .*, expected a number in"):
+    with pytest.raises(ValueError, match="beta must be a number in"):
         require_beta(wrong)
 
 
-def test_what_is_no_schedule_is_refused():
+def test_invalid_schedules_raise():
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match=f"num_batches of a schedule must be an integer >= 1, got {wrong}"):
             LinearSchedule(num_batches=wrong)
     for wrong in (2.0, float("nan"), [0.5, 0.5]):
-        with pytest.raises(ValueError, match="beta gives .* for the first batch, expected a scalar in"):
+        with pytest.raises(ValueError, match="beta must return a scalar in .*, got .* for the first batch"):
             require_beta(lambda at, wrong=wrong: tf.constant(wrong))
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf"), 1e308, True])
-def test_what_is_no_lowest_priority_is_refused(wrong):
-    with pytest.raises(ValueError, match="min_priority is .*, expected the lowest priority above 0 in the table"):
+def test_invalid_min_priority_raises(wrong):
+    with pytest.raises(ValueError, match="min_priority must be above 0 and at most"):
         require_min_priority(wrong, highest=1e12)

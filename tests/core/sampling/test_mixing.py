@@ -1,18 +1,18 @@
-"""Exact shares of several tables in every batch, and the way back of their priorities."""
+"""Tests of `mixed_dataset` and of writing the priorities of its batches back."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from numbers_served import NUMBER, addresses, numbers, put
+from numbers_served import NUMBER, addresses, serve_numbers, write_numbers
 from reference_impls import episode
 
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sampling import PriorityWriter, mixed_dataset, sample_dataset
-from rlds2reverb.sampling.mixing import shared_out
+from rlds2reverb.sampling.mixing import allocate_items
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryEpisodes
@@ -23,47 +23,51 @@ HALVES = {"own": 0.5, "expert": 0.5}
 
 @pytest.fixture(scope="module")
 def served():
-    """Numbers below 10 and numbers from 10, each with a server."""
-    with numbers(OWN, EXPERT) as servers:
+    """One server with numbers below 10, and one with numbers above 10."""
+    with serve_numbers(OWN, EXPERT) as servers:
         yield servers
 
 
-def sampled(server, **options):
+def make_dataset(server, **options):
     return partial(sample_dataset, server, "items", max_in_flight=8, num_workers=1, **options)
 
 
-def parts_of(servers, **options):
-    return {name: sampled(server.address, **options) for name, server in zip(("own", "expert"), servers, strict=True)}
+def make_datasets(servers, **options):
+    return {
+        name: make_dataset(server.address, **options) for name, server in zip(("own", "expert"), servers, strict=True)
+    }
 
 
 @pytest.mark.parametrize(
-    ("shares", "of_expert"), [((0.5, 0.5), 8), ((0.25, 0.75), 12), ((0.9, 0.1), 2), ((1 / 3, 2 / 3), 11)]
+    ("weights", "num_expert"), [((0.5, 0.5), 8), ((0.25, 0.75), 12), ((0.9, 0.1), 2), ((1 / 3, 2 / 3), 11)]
 )
-def test_every_batch_has_the_same_counts(served, shares, of_expert):
-    shares = dict(zip(("own", "expert"), shares, strict=True))
-    for sample in mixed_dataset(parts_of(served), 16, shares=shares).take(40).as_numpy_iterator():
-        assert sample.info.part.tolist() == [0] * of_expert + [1] * (16 - of_expert)  # 'expert' comes before 'own'
-        assert ((sample.data > 10) == (sample.info.part == 0)).all() and not sample.info.server.any()
+def test_every_batch_has_the_same_counts(served, weights, num_expert):
+    weights = dict(zip(("own", "expert"), weights, strict=True))
+    for sample in mixed_dataset(make_datasets(served), 16, weights=weights).take(40).as_numpy_iterator():
+        assert sample.info.dataset_index.tolist() == [0] * num_expert + [1] * (
+            16 - num_expert
+        )  # 'expert' comes before 'own'
+        assert ((sample.data > 10) == (sample.info.dataset_index == 0)).all() and not sample.info.server.any()
 
 
-def test_weights_are_relative_to_the_own_part(served):
+def test_importance_weights_are_relative_to_the_own_dataset(served):
     tables = [EXPERT, OWN]
-    for sample in mixed_dataset(parts_of(served, beta=1.0), 32, shares=HALVES).take(20).as_numpy_iterator():
-        for part, table in enumerate(tables):
-            own = sample.info.part == part
+    for sample in mixed_dataset(make_datasets(served, beta=1.0), 32, weights=HALVES).take(20).as_numpy_iterator():
+        for index, table in enumerate(tables):
+            own = sample.info.dataset_index == index
             priorities = np.array([table[value] for value in sample.data[own].astype(int)])
             np.testing.assert_allclose(sample.info.probability[own], priorities / sum(table.values()))
             np.testing.assert_allclose(sample.info.weight[own], priorities.min() / priorities, rtol=1e-6)
 
 
-def test_priorities_go_back_to_the_server_of_the_part():
-    with numbers({1: 1.0}, {2: 1.0}, {3: 1.0}) as servers:
+def test_priorities_are_written_to_the_server_of_the_dataset():
+    with serve_numbers({1: 1.0}, {2: 1.0}, {3: 1.0}) as servers:
         own, *experts = addresses(servers)
-        parts = {"own": sampled(own), "expert": sampled(experts)}
-        where = {"own": own, "expert": experts}
+        datasets = {"own": make_dataset(own), "expert": make_dataset(experts)}
+        by_name = {"own": own, "expert": experts}
         seen = set()
-        with PriorityWriter(where, "items") as priorities:
-            for sample in mixed_dataset(parts, 16, shares=HALVES).as_numpy_iterator():
+        with PriorityWriter(by_name, "items") as priorities:
+            for sample in mixed_dataset(datasets, 16, weights=HALVES).as_numpy_iterator():
                 priorities.write(sample.info, sample.data * 10)
                 seen |= set(sample.data.tolist())
                 if len(seen) == 3:
@@ -73,15 +77,15 @@ def test_priorities_go_back_to_the_server_of_the_part():
             assert (float(sample.data), float(sample.info.priority)) == (value, 10 * value)
 
 
-def test_two_tables_of_one_server_are_mixed_and_get_their_priorities():
+def test_two_tables_of_one_server_are_mixed_and_updated():
     configs = [TableConfig(name, Selector("prioritized", 1.0)) for name in ("items", "others")]
     with ReplayServer(configs, NUMBER) as server:
-        put(server.client, {1: 1.0})
+        write_numbers(server.client, {1: 1.0})
         with server.client.trajectory_writer(1) as writer:
             writer.append(np.float32(2))
             writer.create_item("others", 1.0, writer.history[-1])
-        parts = {"a": sampled(server), "b": partial(sample_dataset, server, "others")}
-        sample = next(iter(mixed_dataset(parts, 4, shares={"a": 0.5, "b": 0.5})))
+        datasets = {"a": make_dataset(server), "b": partial(sample_dataset, server, "others")}
+        sample = next(iter(mixed_dataset(datasets, 4, weights={"a": 0.5, "b": 0.5})))
         assert sample.data.numpy().tolist() == [1, 1, 2, 2]
         with PriorityWriter({"b": server, "a": server}, {"a": "items", "b": "others"}) as priorities:
             priorities.write(sample.info, [5, 5, 7, 7])
@@ -90,92 +94,102 @@ def test_two_tables_of_one_server_are_mixed_and_get_their_priorities():
             assert info.priority.numpy().tolist() == [priority]
 
 
-def test_episodes_of_varying_length_are_padded_to_the_longest_of_the_batch():
+def test_episodes_are_padded_to_the_longest_of_the_batch():
     sources = [load([episode(length, terminal=True)]) for length in (3, 5)]
     signature = TrajectoryEpisodes().item_spec(sources[0].step_spec)
     config = TableConfig("items", Selector("uniform"))
     with ReplayServer([config], signature) as first, ReplayServer([config], signature) as second:
         for source, server in zip(sources, (first, second), strict=True):
             ingest(source, server, "items", adder=TrajectoryEpisodes())
-        parts = {"a": sampled(first), "b": sampled(second)}
-        sample = next(iter(mixed_dataset(parts, 4, shares={"a": 0.5, "b": 0.5})))
+        datasets = {"a": make_dataset(first), "b": make_dataset(second)}
+        sample = next(iter(mixed_dataset(datasets, 4, weights={"a": 0.5, "b": 0.5})))
     lengths = sample.info.mask.numpy().sum(1)
     assert lengths[0] == lengths[1] < lengths[2] == lengths[3] == sample.data.reward.shape[1]
 
 
-def test_the_error_of_one_part_reaches_the_caller_who_may_leave_at_any_time(served):
-    with numbers({}) as (empty,):
-        parts = {"own": sampled(served[0].address), "expert": sampled(empty.address, timeout_secs=0.5)}
-        batches = iter(mixed_dataset(parts, 4, shares=HALVES))
+def test_error_of_one_dataset_is_raised_and_iterators_can_be_dropped(served):
+    with serve_numbers({}) as (empty,):
+        datasets = {"own": make_dataset(served[0].address), "expert": make_dataset(empty.address, timeout_secs=0.5)}
+        batches = iter(mixed_dataset(datasets, 4, weights=HALVES))
         with pytest.raises(tf.errors.OpError, match=r"waited 0\.5 s for a sample of table 'items' at .* has 0 items"):
             next(batches)
-        waiting = iter(mixed_dataset(parts, 4, shares=HALVES))
+        waiting = iter(mixed_dataset(datasets, 4, weights=HALVES))
         del waiting, batches
 
 
-def test_parts_of_other_items_are_refused(served):
+def test_datasets_with_different_items_raise(served):
     with ReplayServer([TableConfig("items")], tf.TensorSpec((2,), tf.float64)) as other:
-        parts = {"own": sampled(served[0].address), "expert": sampled(other.address)}
-        told = (
-            r"an item of part 'expert' is float64 \[2\], but part 'own' expects float32 \[\]; mix parts of like items"
+        datasets = {"own": make_dataset(served[0].address), "expert": make_dataset(other.address)}
+        message = (
+            r"an item of dataset 'expert' is float64 \[2\], but dataset 'own' expects float32 \[\]; mix datasets whose"
         )
-        with pytest.raises(SpecMismatchError, match=told):
-            mixed_dataset(parts, 4, shares=HALVES)
+        with pytest.raises(SpecMismatchError, match=message):
+            mixed_dataset(datasets, 4, weights=HALVES)
 
 
 @pytest.mark.parametrize(
-    ("shares", "told"),
+    ("weights", "message"),
     [
-        ({"own": 0.5, "expert": 0.4}, r"the shares .* add up to 0\.9, expected 1"),
-        ({"own": 1.5, "expert": -0.5}, r"the share of part 'own' is 1\.5, expected a number in \[0, 1\]"),
-        ({"own": float("nan"), "expert": 0.5}, "the share of part 'own' is nan"),
-        ({"own": 1.0, "expert": 0.0}, "the share of part 'expert' is 0, expected a number above 0; leave the part out"),
-        ({"own": 1.0}, "there are shares of 'own' and parts 'expert', 'own'; expected one share for each part"),
-        ({"own": 0.95, "expert": 0.05}, r"a share of 0\.05 gives part 'expert' none of 8 items; give it more"),
+        ({"own": 0.5, "expert": 0.4}, r"weights must add up to 1, got .*, which add up to 0\.9"),
+        ({"own": 1.5, "expert": -0.5}, r"the weight of dataset 'own' must be a number in \[0, 1\], got 1\.5"),
+        ({"own": float("nan"), "expert": 0.5}, "the weight of dataset 'own' must be a number in .*, got nan"),
+        ({"own": 1.0, "expert": 0.0}, "the weight of dataset 'expert' must be above 0, got 0; remove the dataset"),
+        ({"own": 1.0}, "same names, at least one, got weights of 'own' and datasets 'expert', 'own'"),
+        ({"own": 0.95, "expert": 0.05}, r"the weight of dataset 'expert', 0\.05, leaves it no item in a batch of 8"),
     ],
 )
-def test_bad_shares_are_refused_before_anything_is_asked(shares, told):
-    nobody = {"own": sampled("localhost:1"), "expert": sampled("localhost:1")}
-    with pytest.raises(ValueError, match=told):
-        mixed_dataset(nobody, 8, shares=shares)
+def test_invalid_weights_raise_before_any_query(weights, message):
+    unreachable = {"own": make_dataset("localhost:1"), "expert": make_dataset("localhost:1")}
+    with pytest.raises(ValueError, match=message):
+        mixed_dataset(unreachable, 8, weights=weights)
 
 
-def test_what_is_no_part_is_refused(served):
-    with pytest.raises(ValueError, match="there are shares of none and parts none"):
-        mixed_dataset({}, 8, shares={})
+def test_invalid_datasets_raise(served):
+    with pytest.raises(ValueError, match="at least one, got weights of none and datasets none"):
+        mixed_dataset({}, 8, weights={})
     for name in ("batch_size", "prefetch"):
-        with pytest.raises(ValueError, match=f"{name} is 0, expected an integer from 1"):
-            mixed_dataset({"own": sampled("localhost:1")}, **{"batch_size": 8, name: 0}, shares={"own": 1.0})
-    made = tf.data.Dataset.range(3)
-    with pytest.raises(TypeError, match="part 'own' is a .*Dataset, expected a function of the number of its items"):
-        mixed_dataset({"own": made}, 8, shares={"own": 1.0})
-    with pytest.raises(TypeError, match="part 'own' gives TensorSpec.*, expected batches as sample_dataset gives them"):
-        mixed_dataset({"own": lambda size: made}, 8, shares={"own": 1.0})
+        with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got 0"):
+            mixed_dataset({"own": make_dataset("localhost:1")}, **{"batch_size": 8, name: 0}, weights={"own": 1.0})
+    numbers_only = tf.data.Dataset.range(3)
+    with pytest.raises(
+        TypeError, match="dataset 'own' must be a function of its number of items per batch.*, got .*Dataset"
+    ):
+        mixed_dataset({"own": numbers_only}, 8, weights={"own": 1.0})
+    with pytest.raises(
+        TypeError, match="dataset 'own' must return batches as sample_dataset does, got elements TensorS"
+    ):
+        mixed_dataset({"own": lambda size: numbers_only}, 8, weights={"own": 1.0})
 
 
-def test_a_batch_and_a_writer_that_do_not_fit_are_refused(served):
+def test_batch_that_does_not_match_the_writer_raises(served):
     own, expert = addresses(served)
-    mixed = next(iter(mixed_dataset(parts_of(served), 2, shares=HALVES))).info
+    mixed = next(iter(mixed_dataset(make_datasets(served), 2, weights=HALVES))).info
     plain = next(iter(sample_dataset(own, "items", 2))).info
-    with pytest.raises(ValueError, match="the batch was mixed, expected a dict of the parts' servers in PriorityWrit"):
+    with pytest.raises(
+        ValueError, match="the batch is from mixed_dataset; pass the servers to PriorityWriter as a dict"
+    ):
         PriorityWriter([own, expert], "items").write(mixed, [1.0, 1.0])
-    with pytest.raises(ValueError, match="the batch has no parts, expected no dict in PriorityWriter"):
+    with pytest.raises(ValueError, match="the batch is not from mixed_dataset; pass the servers .* without a dict"):
         PriorityWriter({"own": own, "expert": expert}, "items").write(plain, [1.0, 1.0])
-    with pytest.raises(ValueError, match="the batch has items of part 1, there are 1; give the servers of each part"):
+    with pytest.raises(
+        ValueError, match="the batch has items of dataset 1, but this writer has 1; pass the servers of"
+    ):
         PriorityWriter({"own": own}, "items").write(mixed, [1.0, 1.0])
-    with pytest.raises(ValueError, match=r"there are tables of \['own'\] and servers of \['expert', 'own'\]; expected"):
+    with pytest.raises(
+        ValueError, match=r"table and servers must have the same datasets, got \['own'\] and \['expert', 'own'\]"
+    ):
         PriorityWriter({"own": own, "expert": expert}, {"own": "items"})
 
 
 @pytest.mark.parametrize(
-    ("size", "shares", "counts"),
+    ("size", "weights", "counts"),
     [
-        (5, (0.5, 0.3, 0.2), [3, 1, 1]),  # 2.5, 1.5, 1.0: equal remainders, the first one counts
+        (5, (0.5, 0.3, 0.2), [3, 1, 1]),  # 2.5, 1.5, 1.0: the first of equal remainders wins
         (10, (0.29, 0.71), [3, 7]),
         (100, (0.29, 0.71), [29, 71]),  # 0.29 * 100 is 28.999999999999996
         (256, (1 / 3, 1 / 3, 1 / 3), [86, 85, 85]),
         (3, (1.0,), [3]),
     ],
 )
-def test_counts_are_those_of_the_largest_remainders(size, shares, counts):
-    assert list(shared_out(size, dict(zip("abc", shares, strict=False))).values()) == counts
+def test_counts_follow_the_largest_remainders(size, weights, counts):
+    assert list(allocate_items(size, dict(zip("abc", weights, strict=False))).values()) == counts
