@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself: with uv where it is there (or can be got), else with pip.
+# Every target first creates or updates .venv, with uv if it is available or can be installed, else with pip.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,19 +9,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA := tests/data/d4rl/hopper_medium-v2.hdf5
 TRAIN_DATA := tests/data/d4rl/invertedpendulum_random-v2.hdf5
-# Four processes, since tests wait for servers; in a random order, and another seed is another order.
+# Tests run in four processes, because they often wait for servers, and in a random order that SEED determines.
 SEED ?= 0
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
 .PHONY: help install demo test test-slow lint types wheel-test bench lock clean
 
-help:  ## what there is
+help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-# A name of its own for each set of Python files: the links of the editable install are made again when it changes.
-LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs cli -name '*.py' 2>/dev/null | sort | cksum | cut -d' ' -f1)
+# The file's name depends on the set of Python files, so that the links of the editable install are updated when files
+# are added or removed.
+LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs training cli -name '*.py' 2>/dev/null | sort | cksum | cut -d' ' -f1)
 
-install: $(LINKED)  ## make .venv
+install: $(LINKED)  ## create .venv with all dependencies
 	@:
 
 $(LINKED): $(VENV)/.installed
@@ -31,47 +32,47 @@ $(LINKED): $(VENV)/.installed
 
 $(VENV)/.installed: setup.py pyproject.toml requirements/py310.lock requirements/py311.lock requirements/install.sh
 	@if [ "$$(uname -s)-$$(uname -m)" != Linux-x86_64 ]; then \
-		echo "rlds2reverb needs Linux on x86-64 (dm-reverb has wheels for nothing else), this is $$(uname -s) on $$(uname -m): use a Linux machine, a container or WSL 2."; exit 1; fi
+		echo "rlds2reverb requires Linux on x86-64 (dm-reverb has no wheels for anything else), but this is $$(uname -s) on $$(uname -m); use a Linux machine, a container or WSL 2."; exit 1; fi
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "rlds2reverb needs Python 3.10 or 3.11 (dm-reverb 0.14.0 has no wheel above): install python3.11, then run 'make PYTHON=python3.11 $(MAKECMDGOALS)'."; exit 1; fi
+		echo "rlds2reverb requires Python 3.10 or 3.11 (dm-reverb 0.14.0 has no wheels for later versions); install python3.11 and run 'make PYTHON=python3.11 $(MAKECMDGOALS)'."; exit 1; fi
 	@requirements/install.sh "$(PYTHON)" $(VENV)
 	@touch $@
 
-demo: install  ## convert a D4RL file, check it bit for bit, train on it
+demo: install  ## convert a D4RL file, verify every item, and train an agent
 	@$(BIN)/rlds2reverb demo $(DATA)
 	@rm -rf build/demo
-	@echo; echo "Last, an agent from the steps of a random policy, half a minute to a minute:"; echo
+	@echo; echo "Training an agent on data of a random policy (30 to 60 s):"; echo
 	@$(BIN)/rlds2reverb train --algo iql --data $(TRAIN_DATA) --env InvertedPendulum-v5 --run-dir build/demo \
-	    --references tests/data/d4rl/ref_scores.json --steps 4000 --eval-every 1000 --log-every 1000
+	    --reference-file tests/data/d4rl/ref_scores.json --steps 4000 --eval-every 1000 --log-every 1000
 
-test: install  ## the fast tests, in the random order of SEED=0
+test: install  ## run the fast tests, in random order (SEED=0)
 	@$(TESTS) -m "not slow" tests
 
-test-slow: install  ## the slow tests, and twenty-five times as many examples of the property tests
+test-slow: install  ## run the slow tests, and the property tests with 25 times as many examples
 	@THOROUGH=1 $(TESTS) -m "slow or hypothesis" tests
 
-lint: install  ## ruff
+lint: install  ## check style and format with ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: install  ## mypy
+types: install  ## check types with mypy
 	@$(BIN)/mypy
 
-wheel-test: install  ## build the wheel, install it elsewhere, and use it once
+wheel-test: install  ## build the wheel, install it in another venv, and test it
 	@requirements/wheel_test.sh $(BIN)/python
 
-bench: install  ## how fast, against the reference
+bench: install  ## run the benchmarks against the baselines
 	@$(BIN)/python benchmarks/bench_ingest.py
 	@$(BIN)/python benchmarks/bench_memory.py
 	@$(BIN)/python benchmarks/bench_adders.py
 	@$(BIN)/python benchmarks/bench_sample.py
 	@$(BIN)/python benchmarks/bench_replay.py
 
-lock: install  ## write the lock files again, with the newest versions (needs uv)
+lock: install  ## regenerate the lock files with the newest versions (requires uv)
 	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari --extra eval \
 		--override requirements/overrides.txt --python-version $$v --python-platform x86_64-manylinux_2_28 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade -o requirements/py$${v/./}.lock; done
 
-clean:  ## remove .venv and everything built
+clean:  ## remove .venv and all build files
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

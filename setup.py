@@ -1,4 +1,4 @@
-"""Packaging: the core and the layers are sibling folders, mapped into one package."""
+"""Packaging: the core and the layers are sibling directories, mapped into one package."""
 
 import sys
 from pathlib import Path
@@ -7,26 +7,26 @@ from setuptools import setup
 
 if not ((3, 10) <= sys.version_info[:2] <= (3, 11) and sys.platform == "linux"):
     raise SystemExit(
-        "rlds2reverb needs Python 3.10 or 3.11 on Linux (dm-reverb 0.14.0 has no wheel for anything else); this is "
-        f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}: "
-        "install Python 3.11, then run 'python3.11 -m pip install .' in the checkout."
+        "rlds2reverb requires Python 3.10 or 3.11 on Linux (dm-reverb 0.14.0 has no wheels for anything else), got "
+        f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}; "
+        "install Python 3.11 and run 'python3.11 -m pip install .' in the checkout."
     )
 
-# "hf" is what Minari downloads with. To be installed together with the rest: alone it would raise typing-extensions.
+# Minari downloads with the extra "hf". Install it together with the rest: on its own it upgrades typing-extensions.
 MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
 
-# Environments to evaluate in. MuJoCo's own version is pinned as well: another one, and returns differ a little.
+# Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
 EVAL = ["gymnasium[mujoco]==1.3.0", "mujoco==3.3.7"]
 
 setup(
     name="rlds2reverb",
     version="0.1.0",
-    description="From an offline RL data set (D4RL, RLDS, Minari) to trajectories in Reverb, and to a trained agent.",
+    description="Converts offline RL datasets (D4RL, RLDS, Minari) into Reverb tables, and trains agents from them.",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.12",
-    # setuptools does not find packages through the mapping: every one of them is listed here by hand.
+    # setuptools does not find packages through package_dir, so each one is listed here.
     packages=[
         "rlds2reverb",
         "rlds2reverb.replay",
@@ -57,15 +57,15 @@ setup(
         "dm-reverb==0.14.0",
         "rlds==0.1.8",
         "tensorflow-datasets==4.9.10",
-        # TFDS imports as an empty module with a tensorflow-metadata that wants protobuf 5 (TF 2.15 holds 4.25),
-        # and cannot prepare a data set without importlib_resources; neither shows in `pip check`.
+        # Two traps that `pip check` does not detect: with a tensorflow-metadata that requires protobuf 5 (TF 2.15
+        # requires 4.25), TFDS imports as an empty module; without importlib_resources, it cannot prepare a dataset.
         "tensorflow-metadata>=1.15,<1.18",
         "importlib_resources",
         "dm-tree",
         "h5py",
-        "deflate>=0.9",  # libdeflate, which unpacks HDF5's gzip chunks
+        "deflate>=0.9",  # libdeflate, for the gzip chunks of HDF5 files
         "numpy<2",
-        # Messages, checksums and compression of the bulk writer.
+        # For the bulk writer: messages, checksums and compression.
         "grpcio",
         "protobuf",
         "google-crc32c",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# install.sh PYTHON VENV: makes VENV from the lock file of this Python and installs the project into it, editable.
-# install.sh --link VENV: installs the project only, for files that are new. The editable mode is "strict", a tree of
-# links, since type checkers and editors do not follow the others.
+# install.sh PYTHON VENV: creates VENV from the lock file for this Python, and installs the project in editable mode.
+# install.sh --link VENV: installs only the project, after files were added or removed. The editable mode is "strict",
+# a tree of links, because type checkers and editors do not follow the other modes.
 set -euo pipefail
 python=$1 venv=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -22,7 +22,7 @@ fi
 version=$("$python" -c 'import sys; print("%d%d" % sys.version_info[:2])')
 lock="$root/requirements/py$version.lock"
 if [ ! -f "$lock" ]; then
-	echo "there is no lock file for Python $version; use Python 3.10 or 3.11: make PYTHON=python3.11" >&2
+	echo "there is no lock file for Python $version; use Python 3.10 or 3.11: make install PYTHON=python3.11" >&2
 	exit 1
 fi
 
@@ -34,10 +34,11 @@ if [ -z "$uv" ] && "$venv/bin/python" -m pip install --quiet --disable-pip-versi
 	uv="$venv/bin/uv"
 fi
 if [ -n "$uv" ]; then
-	# Compiled once here, or every start of TensorFlow takes seconds longer where Python may not write bytecode.
+	# Without compiled bytecode, TensorFlow starts seconds later if Python may not write to the venv.
 	"$uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes -r "$lock"
 else
-	# The lock file is complete; with --no-deps pip does not stumble over extras such as minari's typer[all].
+	# The lock file is complete; --no-deps keeps pip from failing on missing extras such as minari's typer[all].
 	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$lock"
 fi
 link
+echo "done; activate the environment with: source $venv/bin/activate" >&2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# wheel_test.sh PYTHON: builds the wheel, installs it in another venv without the sources, and uses it once.
+# wheel_test.sh PYTHON: builds the wheel, installs it in another venv without the sources, and tests it.
 set -euo pipefail
 python=$(realpath -s "$1")
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 git -C "$root" ls-files -z --cached --others --exclude-standard | (cd "$root" && xargs -0 cp --parents -t "$work" 2>/dev/null || true)
 "$python" -m build --wheel --no-isolation --outdir "$work/dist" "$work" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 "$python" -m venv "$work/venv"
-# The locked packages come from the venv that has them, by a path alone: its editable install is not followed.
+# A .pth file makes the locked packages of the first venv importable, but not its editable install of the project.
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$("$work/venv/bin/python" -c \
 	'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth"
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index "$work"/dist/*.whl

@@ -8,7 +8,6 @@ import sys
 import gin
 import numpy as np
 import pytest
-import tensorflow as tf
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run, training
 from rlds2reverb.cli.train import ALGORITHMS
