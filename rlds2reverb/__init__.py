@@ -1,7 +1,7 @@
-"""From an offline RL data set to trajectories in Reverb.
+"""Writes offline RL datasets to Reverb as items, and samples batches from it.
 
-The names below are imported when they are first used, so that `import rlds2reverb` takes no time. The lines that
-TensorFlow, gRPC, gym and Reverb print about themselves stay away unless `RLDS2REVERB_LOG=1` is in the environment.
+All names but the exceptions are imported on first use, so that `import rlds2reverb` is fast. The messages that
+TensorFlow, gRPC, gym and Reverb print on start-up are suppressed unless `RLDS2REVERB_LOG=1` is set in the environment.
 """
 
 from __future__ import annotations
@@ -11,6 +11,24 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from rlds2reverb._logs import quiet_libraries
+from rlds2reverb.errors import (
+    CheckpointError,
+    CorruptFileError,
+    InsufficientMemoryError,
+    InvalidEpisodeError,
+    KeyCollisionError,
+    Problem,
+    RateLimitedError,
+    ResourceInUseError,
+    ResumeError,
+    Rlds2ReverbError,
+    ServerRestartedError,
+    ServerUnavailableError,
+    SourceError,
+    SpecMismatchError,
+    StorageFullError,
+    TrainingDivergedError,
+)
 
 if TYPE_CHECKING:
     from rlds2reverb._encoding.packing import Packing, find_packing, packed_signature, unpack
@@ -18,24 +36,6 @@ if TYPE_CHECKING:
     from rlds2reverb._writing.report import IngestReport, IngestWarning
     from rlds2reverb.episode_batches import EpisodeBatch
     from rlds2reverb.episodes import Episode
-    from rlds2reverb.errors import (
-        CheckpointError,
-        CorruptFileError,
-        InsufficientMemoryError,
-        InvalidEpisodeError,
-        KeyCollisionError,
-        Problem,
-        RateLimitedError,
-        ResourceInUseError,
-        ResumeError,
-        Rlds2ReverbError,
-        ServerRestartedError,
-        ServerUnavailableError,
-        SourceError,
-        SpecMismatchError,
-        StorageFullError,
-        TrainingDivergedError,
-    )
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.items import EpisodeAdder, EpisodeBatchAdder, ItemBatch, Items
     from rlds2reverb.priorities import ByReturn
@@ -61,33 +61,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# In the root of a checkout this folder hides the installed package, which has the branches (adders, cli) as well.
+# In the root of a checkout, this folder shadows the installed package, which also contains adders, cli and so on.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
+#: The modules of the names that are imported on first use.
 _EXPORTS = {
     "_encoding.packing": ("Packing", "packed_signature", "find_packing", "unpack"),
     "_server.replay_server": ("ReplayServer",),
     "_writing.report": ("IngestReport", "IngestWarning"),
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
-    "errors": (
-        "CheckpointError",
-        "CorruptFileError",
-        "ResourceInUseError",
-        "InvalidEpisodeError",
-        "KeyCollisionError",
-        "Problem",
-        "RateLimitedError",
-        "ResumeError",
-        "Rlds2ReverbError",
-        "ServerRestartedError",
-        "ServerUnavailableError",
-        "SourceError",
-        "SpecMismatchError",
-        "StorageFullError",
-        "InsufficientMemoryError",
-        "TrainingDivergedError",
-    ),
     "ingestion": ("IngestOptions", "ingest"),
     "items": ("EpisodeBatchAdder", "EpisodeAdder", "ItemBatch", "Items"),
     "priorities": ("ByReturn",),
@@ -168,7 +151,7 @@ __all__ = [
 quiet_libraries()
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
+if not TYPE_CHECKING:  # Seeing this function, type checkers would accept any attribute.
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:

@@ -1,4 +1,4 @@
-"""Reports as text for people: short tables that fit 80 columns."""
+"""Formatting of numbers and short tables for reports that fit in 80 columns."""
 
 from __future__ import annotations
 
@@ -7,21 +7,32 @@ import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
-#: Values of at most this many words, such as commands and paths, stay on one line, to be copied.
-_WORDS_OF_A_COMMAND = 4
+#: Values of at most this many words, such as commands and paths, are not wrapped, so that they can be copied.
+_MAX_UNWRAPPED_WORDS = 4
 
 
-def number_text(value: float) -> str:
-    """Returns a number as people write it: 12,345 or 0.912; '-' for NaN and infinities."""
+def format_number(value: float) -> str:
+    """Formats a number as 12,345 or 0.912; NaN and infinities become '-'."""
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.4g}"
 
 
-def facts_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
-    """Returns a title and a line for each name and value; sentences continue on lines of their own.
+def format_bytes(num_bytes: float) -> str:
+    """Formats a size in the largest suitable unit: '512 bytes', '1.5 MB'."""
+    if num_bytes < 1000:
+        return f"{num_bytes:,.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        num_bytes /= 1000
+        if num_bytes < 1000:
+            return f"{num_bytes:,.1f} {unit}"
+    return f"{num_bytes / 1000:,.1f} TB"
 
-    >>> print(facts_text("hopper.hdf5", [("episodes", "2"), ("return", "mean 1.5")]))
+
+def format_facts(title: str, facts: Sequence[tuple[str, str]]) -> str:
+    """Formats a title and one line per (name, value) pair; long values are wrapped and indented.
+
+    >>> print(format_facts("hopper.hdf5", [("episodes", "2"), ("return", "mean 1.5")]))
     hopper.hdf5
       episodes  2
       return    mean 1.5
@@ -30,14 +41,14 @@ def facts_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
     lines = [title]
     for name, value in facts:
         wrapped = [value]
-        if len(value.split()) > _WORDS_OF_A_COMMAND:
+        if len(value.split()) > _MAX_UNWRAPPED_WORDS:
             wrapped = textwrap.wrap(value, WIDTH - margin, break_on_hyphens=False, break_long_words=False)
         lines += [f"  {name}".ljust(margin) + wrapped[0], *(" " * margin + line for line in wrapped[1:])]
     return "\n".join(lines)
 
 
-def columns_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows under their headings, in columns that are as wide as they need to be."""
+def format_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Formats rows under their headings, in left-aligned columns as narrow as possible."""
     table = [headings, *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(headings))]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Episodes as columns: the inner unit of the package, and what may be wrong with one."""
+"""Episodes as columns of steps, and the checks of their validity."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Episode:
 
     Attributes:
       steps: dict of nests of arrays `[N, ...]`: `observation, action, reward, discount, is_first, is_last,
-        is_terminal`, and whatever else the source has. `N` counts the step of the final observation.
+        is_terminal`, and any further fields of the source. `N` includes the step of the final observation.
       index: position in the source, from 0.
-      unterminated: True if the source just stops inside this episode; it is then closed as truncated.
-      dropped_last_transition: True if the source holds one more transition, the last one, that is left out because no observation
-        follows it: the episode is truncated, and its final observation is not there.
-      discontinuities: the rows inside of it whose `next_observations` is not the observation of the next row, which
-        takes its place. Rows of the whole source for D4RL's columns, of the episode for logs.
+      unterminated: whether the source ends in the middle of this episode, which is then closed as truncated.
+      dropped_last_transition: whether the source has one more transition, which is dropped because no observation
+        follows it. The episode is then truncated, and its final observation is missing.
+      discontinuities: rows inside the episode whose `next_observations` differs from the observation of the next row,
+        which is used instead. Row numbers count from the start of the source for D4RL's columns, from the start of
+        the episode for logs.
     """
 
     steps: dict[str, Nest]
@@ -41,12 +42,12 @@ class Episode:
 
     @property
     def num_steps(self) -> int:
-        """Steps, the one of the final observation included."""
+        """The number of steps, including the one of the final observation."""
         return len(self.steps[fields.IS_FIRST])
 
     @property
     def num_transitions(self) -> int:
-        """Pairs of adjacent steps: one less than the steps."""
+        """The number of pairs of adjacent steps."""
         return max(self.num_steps - 1, 0)
 
     @cached_property
@@ -56,19 +57,19 @@ class Episode:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its columns."""
+        """The size of all columns."""
         return sum([column.nbytes for _, column in self.columns])
 
     @property
     def total_reward(self) -> float:
-        """The undiscounted return; NaN where the reward is not one number a step."""
+        """The undiscounted return; NaN unless the reward is a scalar."""
         reward = self.steps[fields.REWARD]
-        single = isinstance(reward, np.ndarray) and reward.ndim == 1
-        return float(np.sum(reward, dtype=np.float64)) if single else float("nan")
+        is_scalar = isinstance(reward, np.ndarray) and reward.ndim == 1
+        return float(np.sum(reward, dtype=np.float64)) if is_scalar else float("nan")
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it ended in a terminal state, where the value is 0 (a truncated one does not)."""
+        """Whether the episode ends in a terminal state, whose value is 0, rather than being truncated."""
         return bool(self.num_steps and self.steps[fields.IS_TERMINAL][-1])
 
 
@@ -84,32 +85,32 @@ def from_transitions(
     """Returns the RLDS steps of one episode of `T` transitions.
 
     Both ends: the first step has `is_first`. The last step holds the final observation, a zero action and a zero
-    reward. If none is given, a terminated episode gets a final observation of zeros (its value is never used: the
-    discount of the transition into it is 0), and a truncated one ends at its last observation, so that its last
-    transition is lost.
+    reward. If there is no final observation, a terminated episode gets one of zeros (its value is never used: the
+    discount of the transition into it is 0), and a truncated episode ends at its last observation, which loses its
+    last transition.
 
     Args:
-      observations: nest of arrays, `[T, ...]`, or `[T + 1, ...]` where the final observation is included.
+      observations: nest of arrays, `[T, ...]`, or `[T + 1, ...]` including the final observation.
       actions: nest of arrays `[T, ...]`.
       rewards: float `[T]`.
-      terminated: whether the last transition led into a terminal state.
+      terminated: whether the last transition leads into a terminal state.
       final_observation: nest of arrays `[...]`, the observation after the last action.
-      extras: more columns `[T, ...]`; a final step that is added has zeros there.
+      extras: further columns `[T, ...]`; an added final step has zeros there.
 
     Returns:
       dict of columns `[N, ...]`; discount is float32 and 1, but 0 on the transition into a terminal state and
       on the terminal step itself. A truncated episode keeps 1 everywhere.
 
     Raises:
-      SpecMismatchError: if the final observation has another dtype or shape than the others.
+      SpecMismatchError: if the dtype or shape of the final observation differs from the others.
     """
     num_transitions = len(rewards)
     if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
         final_observation = map_structure(lambda column: column[-1], observations)
         observations = map_structure(lambda column: column[:-1], observations)
     if final_observation is not None:
-        final_observation = tree.map_structure(_as_row_of, observations, final_observation)
-    steps, _ = joined_transitions(
+        final_observation = tree.map_structure(_to_final_row, observations, final_observation)
+    steps, _ = join_transitions(
         observations,
         actions,
         rewards=rewards,
@@ -121,7 +122,7 @@ def from_transitions(
     return steps
 
 
-def joined_transitions(
+def join_transitions(
     observations: Nest,
     actions: Nest,
     *,
@@ -131,43 +132,40 @@ def joined_transitions(
     final_observations: Nest | None = None,
     extras: dict[str, Nest] | None = None,
 ) -> tuple[dict[str, Nest], np.ndarray]:
-    """Returns the RLDS steps of several episodes, one after the other, each as `from_transitions` makes them.
+    """Returns the concatenated RLDS steps of several episodes, each as `from_transitions` returns them.
 
-    For example, two episodes of 2 and 1 transitions with final observations become 3 and 2 steps: the rows 0 1 2 of
-    the transitions go to the places 0 1 3, and the final observations to the places 2 and 4.
+    For example, two episodes of 2 and 1 transitions with final observations become 3 and 2 steps: rows 0, 1 and 2 of
+    the transitions become steps 0, 1 and 3, and the final observations become steps 2 and 4.
 
     Args:
-      observations: nest of arrays `[T, ...]`, all episodes one after the other.
+      observations: nest of arrays `[T, ...]`, concatenated over all episodes.
       actions: nest of arrays `[T, ...]`.
       rewards: float `[T]`.
-      num_transitions: int64 `[E]`, the transitions of each episode.
-      terminated: bool `[E]`.
+      num_transitions: int64 `[E]`, the number of transitions of each episode.
+      terminated: bool `[E]`, whether the last transition of an episode leads into a terminal state.
       final_observations: nest of arrays `[E, ...]`, or None if there are none.
-      extras: more columns `[T, ...]`.
+      extras: further columns `[T, ...]`.
 
     Returns:
-      The columns `[R, ...]`, and the steps of each episode, int64 `[E]`.
+      The columns `[R, ...]`, and the number of steps of each episode, int64 `[E]`.
     """
-    is_added = terminated if final_observations is None else np.ones(len(terminated), bool)
-    num_steps = num_transitions + is_added
-    places = np.arange(len(rewards)) + np.repeat(np.cumsum(is_added) - is_added, num_transitions)
+    has_final_step = terminated if final_observations is None else np.ones(len(terminated), bool)
+    num_steps = num_transitions + has_final_step
+    rows = np.arange(len(rewards)) + np.repeat(np.cumsum(has_final_step) - has_final_step, num_transitions)
     ends = np.cumsum(num_steps)
     total = int(num_steps.sum())
 
-    def spread(column: np.ndarray) -> np.ndarray:
-        steps = np.full((total, *column.shape[1:]), b"" if column.dtype == object else 0, column.dtype)
-        steps[places] = column
-        return steps
-
-    def with_finals(column: np.ndarray, finals: np.ndarray) -> np.ndarray:
-        steps = spread(column)
-        steps[ends - 1] = finals
+    def scatter(column: np.ndarray, final_rows: np.ndarray | None = None) -> np.ndarray:
+        steps = np.full((total, *column.shape[1:]), _zero(column), column.dtype)
+        steps[rows] = column
+        if final_rows is not None:
+            steps[ends - 1] = final_rows
         return steps
 
     if final_observations is None:
-        steps = map_structure(spread, observations)
+        steps = map_structure(scatter, observations)
     else:
-        steps = tree.map_structure(with_finals, observations, final_observations)
+        steps = tree.map_structure(scatter, observations, final_observations)
     discount = np.ones(total, np.float32)
     flags = {name: np.zeros(total, bool) for name in fields.FLAG_FIELDS}
     has_steps = num_steps > 0
@@ -176,11 +174,11 @@ def joined_transitions(
     flags[fields.IS_TERMINAL][ends[terminated] - 1] = True
     discount[ends[terminated] - 1] = 0
     discount[ends[terminated & (num_steps > 1)] - 2] = 0
-    rest = map_structure(spread, {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})})
+    rest = map_structure(scatter, {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})})
     return {fields.OBSERVATION: steps, **rest, fields.DISCOUNT: discount, **flags}, num_steps
 
 
-def one_step_episodes(
+def make_single_transition_episodes(
     observations: Nest,
     actions: Nest,
     *,
@@ -190,29 +188,30 @@ def one_step_episodes(
     extras: dict[str, Nest] | None = None,
     first_index: int = 0,
 ) -> Iterator[Episode]:
-    """Yields each of `T` transitions as an episode of its own: two steps, as `from_transitions` makes them.
+    """Yields each of `T` transitions as a separate episode of two steps, as `from_transitions` returns them.
 
     Args:
       observations: nest of arrays `[T, ...]`.
       actions: nest of arrays `[T, ...]`.
       rewards: float `[T]`.
-      terminated: bool `[T]`, whether a transition led into a terminal state; the others are truncated.
-      next_observations: nest of arrays `[T, ...]`, of the structure, dtypes and shapes of the observations.
-      extras: more columns `[T, ...]`.
-      first_index: of the first episode.
+      terminated: bool `[T]`, whether a transition leads into a terminal state; the others are truncated.
+      next_observations: nest of arrays `[T, ...]` with the structure, dtypes and shapes of the observations.
+      extras: further columns `[T, ...]`.
+      first_index: index of the first episode.
 
     Raises:
-      SpecMismatchError: if the next observations have another dtype or shape than the observations.
+      SpecMismatchError: if the dtypes or shapes of the next observations differ from those of the observations.
     """
     got, expected = make_step_spec(next_observations), make_step_spec(observations)
-    require_match(got, expected, holder="observations", advice="make them alike", root="next_observations")
+    advice = "convert them to the same dtype and shape"
+    require_match(got, expected, holder="observations", advice=advice, root="next_observations")
     rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
     columns = {  # [T, 2, ...]
         fields.OBSERVATION: tree.map_structure(
             lambda now, after: np.stack([now, after], axis=1), observations, next_observations
         ),
         **map_structure(
-            lambda column: np.stack([column, np.broadcast_to(_nothing(column), column.shape)], axis=1), rest
+            lambda column: np.stack([column, np.full(column.shape, _zero(column), column.dtype)], axis=1), rest
         ),
         fields.DISCOUNT: np.where(terminated[:, None], np.zeros(2, np.float32), np.ones(2, np.float32)),
         fields.IS_FIRST: np.broadcast_to(np.array([True, False]), (len(rewards), 2)),
@@ -223,60 +222,60 @@ def one_step_episodes(
         yield Episode(map_structure(operator.itemgetter(row), columns), first_index + row)
 
 
-def notes(dropped_last_transition: int, discontinuities: int, first_discontinuity: str) -> tuple[str, ...]:
-    """Returns a sentence for each count above 0 of what a source holds and its episodes do not.
+def make_notes(dropped_last_transition: int, discontinuities: int, first_discontinuity: str) -> tuple[str, ...]:
+    """Returns one sentence for each kind of data that a source contains but its episodes do not.
 
     Args:
-      dropped_last_transition: episodes with that flag.
-      discontinuities: rows, of all episodes.
-      first_discontinuity: where the first one is; see `discontinuity_place`.
+      dropped_last_transition: number of episodes with that flag.
+      discontinuities: number of discontinuities in all episodes.
+      first_discontinuity: location of the first one; see `locate_discontinuity`.
     """
     sentences = []
     if dropped_last_transition:
         sentences.append(
-            f"{dropped_last_transition:,} transitions are left out, the last ones of truncated episodes without a final "
-            "observation: nothing says where they led; give next_observations, or one observation more than actions"
+            f"the last transitions of {dropped_last_transition:,} truncated episodes are left out because their next "
+            "observations are unknown; provide next_observations, or one more observation than actions"
         )
     if discontinuities:
         sentences.append(
-            f"in {discontinuities:,} rows inside episodes next_observations is not the observation of the next row, "
-            f"which is taken instead, first in {first_discontinuity}; if D4RL's rows lack flags of ends there, "
-            "split_at_discontinuity=True (--split-at-discontinuity) cuts them"
+            f"next_observations differs from the observation of the next row in {discontinuities:,} rows inside "
+            f"episodes, first in {first_discontinuity}, and the next row's observation is used; if D4RL's end flags "
+            "are missing there, set split_at_discontinuity=True (--split-at-discontinuity) to split the episodes"
         )
     return tuple(sentences)
 
 
-def discontinuity_place(episode: Episode) -> str:
-    """Returns the place of an episode's first discontinuity, such as 'row 1,999 (episode 3)'; '' if it has none."""
+def locate_discontinuity(episode: Episode) -> str:
+    """Returns the location of an episode's first discontinuity, such as 'row 1,999 (episode 3)'; '' if it has none."""
     rows = episode.discontinuities
     return f"row {rows[0]:,} (episode {episode.index})" if rows else ""
 
 
-def _nothing(column: np.ndarray) -> np.ndarray:
-    """Returns a row of zeros, or of empty strings."""
-    return np.full(column.shape[1:], b"" if column.dtype == object else 0, column.dtype)
+def _zero(column: np.ndarray) -> Any:
+    """Returns the value that pads a column: 0, or an empty string."""
+    return b"" if column.dtype == object else 0
 
 
-def _as_row_of(column: np.ndarray, row: Any) -> np.ndarray:
-    """Returns a final observation as a column of one row; `SpecMismatchError` if it is not like the others."""
-    row = np.asarray(row, object if column.dtype == object else None)
+def _to_final_row(column: np.ndarray, observation: Any) -> np.ndarray:
+    """Returns a final observation as a column of one row; raises `SpecMismatchError` if it does not fit `column`."""
+    row = np.asarray(observation, object if column.dtype == object else None)
     if row.shape != column.shape[1:] or row.dtype != column.dtype:
         others = f"{column.dtype} {list(column.shape[1:])}"
-        raise SpecMismatchError(f"the final observation is {describe(row)}, the others are {others}; make them alike")
+        raise SpecMismatchError(f"the final observation must be {others} like the others, got {describe(row)}")
     return row[None]
 
 
 def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Problem]:
-    """Returns everything that is wrong with an episode, in the order of its fields' importance.
+    """Returns all problems of an episode.
 
-    Checked: at least one step; columns of one length; `is_first` at the first step and nowhere else; `is_last` at
-    the last and nowhere else; `is_terminal` only there; discounts in [0, 1]; no NaN or Inf in observation, action,
-    reward and discount; and fields, dtypes and shapes, if `step_spec` is given. Where TF-Agents has a message for a
-    problem, ours begins with it.
+    Checks that there is at least one step; that all columns have the same length; that `is_first` is set on the first
+    step only, `is_last` on the last step only, and `is_terminal` at most there; that discounts are in [0, 1]; that
+    observation, action, reward and discount contain no NaN or Inf; and that the steps have the spec `step_spec`, if
+    given. If TF-Agents has a message for a problem, the problem's message begins with it.
     """
-    problems = list(_length_problems(episode))
+    problems = list(_find_length_problems(episode))
     if not problems:
-        problems = [*_flag_problems(episode), *_number_problems(episode)]
+        problems = [*_find_flag_problems(episode), *_find_number_problems(episode)]
     if step_spec is not None and episode.num_steps:
         try:
             require_same_spec(episode, step_spec)
@@ -286,20 +285,20 @@ def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Probl
 
 
 def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest | None = None) -> bool:
-    """Returns whether `find_problems` finds something in one of several episodes, whose steps are one after the other.
+    """Returns whether `find_problems` would find a problem in any of several concatenated episodes.
 
     Args:
       steps: columns `[R, ...]` of all episodes.
-      num_steps: int64 `[E]`, the steps of each.
+      num_steps: int64 `[E]`, the number of steps of each episode.
       step_spec: see `find_problems`.
     """
     ends = np.cumsum(num_steps)
     if not num_steps.all() or any(len(column) != ends[-1] for _, column in leaves(steps)):
         return True
-    begins_here, ends_here = np.zeros((2, ends[-1]), bool)
-    begins_here[ends - num_steps] = ends_here[ends - 1] = True
+    expected_first, expected_last = np.zeros((2, ends[-1]), bool)
+    expected_first[ends - num_steps] = expected_last[ends - 1] = True
     is_first, is_last, is_terminal = (steps[name] for name in fields.FLAG_FIELDS)
-    if (is_first != begins_here).any() or (is_last != ends_here).any() or (is_terminal & ~is_last).any():
+    if (is_first != expected_first).any() or (is_last != expected_last).any() or (is_terminal & ~is_last).any():
         return True
     discount = steps[fields.DISCOUNT]
     if ((discount < 0) | (discount > 1)).any() or (step_spec is not None and make_step_spec(steps) != step_spec):
@@ -309,53 +308,54 @@ def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest 
 
 
 def require_same_spec(episode: Episode, step_spec: Nest) -> None:
-    """Raises `SpecMismatchError` unless the episode's steps have this spec, the one of the first episode."""
+    """Raises `SpecMismatchError` unless the episode's steps have the spec of the first episode."""
     got = make_step_spec(episode.steps)
     if got != step_spec:
         holder = f"the first episode (this is episode {episode.index})"
-        require_match(got, step_spec, holder=holder, advice="make all episodes alike, or convert them apart")
+        advice = "convert all episodes to the same spec, or convert them into separate tables"
+        require_match(got, step_spec, holder=holder, advice=advice)
 
 
-def _length_problems(episode: Episode) -> Iterator[Problem]:
+def _find_length_problems(episode: Episode) -> Iterator[Problem]:
     num_steps = episode.num_steps
     for path, column in leaves(episode.steps):
         if len(column) != num_steps:
-            message = f"{path_name(path)} has {len(column)} rows, is_first has {num_steps}; they must be equal"
+            message = f"{path_name(path)} must have {num_steps} rows like is_first, got {len(column)}"
             yield Problem(episode.index, None, fields.STEPS, message)
     if not num_steps:
-        yield Problem(episode.index, None, fields.STEPS, "The episode has no steps; remove it or skip it.")
+        yield Problem(episode.index, None, fields.STEPS, "The episode has no steps; remove or skip it.")
 
 
-def _flag_problems(episode: Episode) -> Iterator[Problem]:
+def _find_flag_problems(episode: Episode) -> Iterator[Problem]:
     is_first, is_last, is_terminal = (episode.steps[name] for name in fields.FLAG_FIELDS)
     index, end = episode.index, episode.num_steps - 1
     if not is_first[0]:
-        yield Problem(index, 0, fields.IS_FIRST, f"{fields.LAST_BEFORE_MID} The first step lacks is_first.")
+        yield Problem(index, 0, fields.IS_FIRST, f"{fields.LAST_BEFORE_MID} is_first is not set on the first step.")
     for step in np.flatnonzero(is_terminal & ~is_last):
-        yield Problem(index, int(step), fields.IS_TERMINAL, f"{fields.TERMINAL_NOT_LAST} It lacks is_last here.")
+        yield Problem(index, int(step), fields.IS_TERMINAL, f"{fields.TERMINAL_NOT_LAST} is_last is not set here.")
     for step in np.flatnonzero(is_last[:-1]):
-        message = f"{fields.LAST_BEFORE_MID} Here is_last stands before the episode's end at step {end}."
+        message = f"{fields.LAST_BEFORE_MID} is_last is set before the last step ({end}) of the episode."
         yield Problem(index, int(step), fields.IS_LAST, message)
     for step in np.flatnonzero(is_first[1:]) + 1:
-        message = f"{fields.MID_BEFORE_FIRST} Here is_first stands inside the episode."
+        message = f"{fields.MID_BEFORE_FIRST} is_first is set inside the episode."
         yield Problem(index, int(step), fields.IS_FIRST, message)
     if not is_last[end]:
-        message = f"{fields.MID_BEFORE_FIRST} The episode ends here without is_last."
+        message = f"{fields.MID_BEFORE_FIRST} is_last is not set on the last step."
         yield Problem(index, end, fields.IS_LAST, message)
 
 
-def _number_problems(episode: Episode) -> Iterator[Problem]:
+def _find_number_problems(episode: Episode) -> Iterator[Problem]:
     for path, column in leaves({name: episode.steps[name] for name in _FINITE_FIELDS}):
         if column.dtype.kind not in "fc" or np.isfinite(column).all():
             continue
-        bad = ~np.isfinite(column.reshape(len(column), -1)).all(axis=1)
-        step = int(np.argmax(bad))
-        more = f" (and in {bad.sum() - 1} more steps)" if bad.sum() > 1 else ""
-        what = "NaN" if np.isnan(column[step]).any() else "Inf"
-        yield Problem(episode.index, step, str(path[0]), f"{path_name(path)} holds {what}{more}.")
+        is_bad = ~np.isfinite(column.reshape(len(column), -1)).all(axis=1)
+        step = int(np.argmax(is_bad))
+        more = f" (and in {is_bad.sum() - 1} more steps)" if is_bad.sum() > 1 else ""
+        value = "NaN" if np.isnan(column[step]).any() else "Inf"
+        yield Problem(episode.index, step, str(path[0]), f"{path_name(path)} holds {value}{more}.")
     discount = episode.steps[fields.DISCOUNT]
     outside = (discount < 0) | (discount > 1)
     if outside.any():
         step = int(np.argmax(outside.reshape(len(discount), -1).any(axis=1)))
-        message = f"The discount is {discount[step]}; it must be in [0, 1]."
+        message = f"The discount must be in [0, 1], got {discount[step]}."
         yield Problem(episode.index, step, fields.DISCOUNT, message)

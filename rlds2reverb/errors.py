@@ -1,6 +1,6 @@
-"""Every exception that a documented call of this package raises, beside Python's own.
+"""The exceptions that documented calls of this package raise, in addition to Python's own.
 
-All have `Rlds2ReverbError` as a base, and the built-in exception that a caller would expect.
+Each derives from `Rlds2ReverbError` and from the built-in exception that a caller would expect.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 
 class Rlds2ReverbError(Exception):
-    """The base of all exceptions of this package."""
+    """The base class of all exceptions of this package."""
 
 
 class SpecMismatchError(Rlds2ReverbError, ValueError):
-    """Two nests of arrays differ in structure, dtype or shape: data and table, or two episodes.
+    """Two nests of arrays, such as data and table or two episodes, differ in structure, dtype or shape.
 
     Attributes:
-      details: where the message has to be another library's own sentence, the sentence that says what differs; else
-        the message itself.
+      details: the difference. It equals the message unless the message must be that of another library.
     """
 
     def __init__(self, message: str, *, details: str | None = None):
@@ -28,7 +27,7 @@ class SpecMismatchError(Rlds2ReverbError, ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with one episode: where, in which field, and what."""
+    """A problem found in an episode: the episode, the step (None for the whole episode), the field and a message."""
 
     episode: int
     step: int | None
@@ -41,10 +40,10 @@ class Problem:
 
 
 class InvalidEpisodeError(Rlds2ReverbError, ValueError):
-    """An episode breaks a rule of RLDS or holds invalid numbers.
+    """An episode violates a rule of RLDS or contains invalid numbers.
 
     Attributes:
-      problems: everything that was found wrong with it; the message names the first.
+      problems: all problems of the episode; the message names the first one.
     """
 
     def __init__(self, problems: Sequence[Problem]):
@@ -54,11 +53,11 @@ class InvalidEpisodeError(Rlds2ReverbError, ValueError):
 
 
 class SourceError(Rlds2ReverbError, ValueError):
-    """A file or directory is not a data set that we read, or cannot be read safely."""
+    """A file or directory is not a supported dataset, or cannot be read safely."""
 
 
 class ResumeError(Rlds2ReverbError, ValueError):
-    """The data set is not the one that an unfinished run was writing."""
+    """The dataset differs from the one that the unfinished run was writing."""
 
 
 class KeyCollisionError(Rlds2ReverbError, ValueError):
@@ -66,36 +65,36 @@ class KeyCollisionError(Rlds2ReverbError, ValueError):
 
 
 class CorruptFileError(Rlds2ReverbError, ValueError):
-    """A journal or manifest of ours has changed since it was written."""
+    """A journal or manifest of rlds2reverb has changed since it was written."""
 
 
 class CheckpointError(Rlds2ReverbError, ValueError):
-    """A checkpoint or its root directory has changed since we wrote it, or was written for other tables."""
+    """A checkpoint or its root directory has changed since it was written, or was written for other tables."""
 
 
 class StorageFullError(Rlds2ReverbError, OSError):
-    """The disk is full. What was written is kept; the same call continues once there is space."""
+    """The disk is full. The data written so far are kept; repeat the call once there is space to continue."""
 
 
 class ResourceInUseError(Rlds2ReverbError, OSError):
-    """Another process uses the port, directory or data set."""
+    """Another process uses the port, directory or dataset."""
 
 
 class InsufficientMemoryError(Rlds2ReverbError, MemoryError):
-    """The data need more memory than there is."""
+    """The data need more memory than is available."""
 
 
 class ServerUnavailableError(Rlds2ReverbError, ConnectionError):
-    """A Reverb server did not answer, or did not take items, within the deadline. Trying again may help."""
+    """A Reverb server did not answer or accept items in time; trying again may help."""
 
 
 class ServerRestartedError(Rlds2ReverbError, ConnectionError):
-    """The server at the address was restarted: what the earlier one had confirmed may be lost."""
+    """The server at the address was restarted; items that the previous server confirmed may be lost."""
 
 
 class RateLimitedError(Rlds2ReverbError, RuntimeError):
-    """A push was refused: too much was pushed for what was sampled. Sample, then push again."""
+    """A push was refused because too much was pushed relative to what was sampled. Sample, then push again."""
 
 
 class TrainingDivergedError(Rlds2ReverbError, ArithmeticError):
-    """A loss, a gradient or a weight is not finite any more."""
+    """A loss, gradient or weight is no longer finite."""

@@ -1,10 +1,10 @@
-"""The names of RLDS, and the three sentences that TF-Agents says when steps do not form episodes.
+"""The field names of RLDS, and TF-Agents' three messages about steps that do not form episodes.
 
 Index convention of the whole package: `reward[t]` follows `action[t]` taken at `observation[t]`. An episode of `T`
-transitions has `T + 1` steps; the last one (`is_last`) carries the final observation, and its action and reward mean
-nothing.
+transitions has `T + 1` steps; the last one (`is_last`) carries the final observation, and its action and reward are
+meaningless.
 
-Source of the names: RLDS (Ramos et al. 2021, arXiv:2111.02767), section 3.
+The names are those of RLDS (Ramos et al. 2021, arXiv:2111.02767), section 3.
 """
 
 STEPS = "steps"
@@ -16,7 +16,7 @@ IS_FIRST = "is_first"
 IS_LAST = "is_last"
 IS_TERMINAL = "is_terminal"
 
-#: What every RLDS step has to have, in the order in which messages list it.
+#: The required fields of an RLDS step, in the order in which messages list them.
 STEP_FIELDS = (OBSERVATION, ACTION, REWARD, DISCOUNT, IS_FIRST, IS_LAST, IS_TERMINAL)
 FLAG_FIELDS = (IS_FIRST, IS_LAST, IS_TERMINAL)
 

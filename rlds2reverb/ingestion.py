@@ -1,4 +1,4 @@
-"""`ingest`: a data set into the tables of a Reverb server, or into a directory that a server starts from."""
+"""`ingest` writes a dataset into tables of a Reverb server, or into a directory that a server can start from."""
 
 from __future__ import annotations
 
@@ -18,48 +18,49 @@ from rlds2reverb._encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.clients import Server, connect, require_table, table_infos
 from rlds2reverb._server.connection import ServerConnection
-from rlds2reverb._server.held_items import require_same_items
 from rlds2reverb._server.memory import require_memory
+from rlds2reverb._server.stored_items import require_stored_items_match
 from rlds2reverb._writing.bulk_writer import BulkWriter
-from rlds2reverb._writing.compatibility import TrialItem, why_bulk_writing_fails
+from rlds2reverb._writing.compatibility import TrialItem, find_incompatibility
 from rlds2reverb._writing.conversion import ItemConversion, Layout, OnInvalid, make_conversion
 from rlds2reverb._writing.directory_destination import DirectoryDestination
 from rlds2reverb._writing.journal import Journal
 from rlds2reverb._writing.report import IngestReport
 from rlds2reverb._writing.reverb_writer import ReverbWriter
 from rlds2reverb._writing.server_destination import ServerDestination
-from rlds2reverb._writing.transfer import Progress, Transfer, too_many_items
+from rlds2reverb._writing.transfer import Progress, Transfer, capacity_error
 from rlds2reverb.errors import ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
+from rlds2reverb.locations import server_address
 from rlds2reverb.priorities import Priority
-from rlds2reverb.sources import Source, load
+from rlds2reverb.sources import load
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
-#: Who writes to a server: our own messages, or Reverb's public writer.
-Writer = Literal["bulk", "public"]
+#: How items are sent to a server: in bulk by rlds2reverb, or by Reverb's own writer.
+Writer = Literal["bulk", "reverb"]
 
 _MAX_RESTARTS = 10
-#: Reverb's own number for a rate limiter that never waits is the largest float.
-_NO_LIMIT = 1e300
-#: How long to wait for the first answer of a server, if that is shorter than the time-out.
+#: Reverb represents an unlimited `max_diff` of a rate limiter as the largest float.
+_UNLIMITED_DIFF = 1e300
+#: Timeout of the first request to a server, unless `timeout_secs` is shorter.
 _FIRST_ANSWER_SECS = 10.0
 
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """What few users of `ingest` need to change.
+    """Advanced options of `ingest`; most callers can keep the defaults.
 
     Attributes:
-      writer: 'bulk', or 'public' for Reverb's own writer: much slower, and its keys are random, so that a run that was
-        killed may have written an episode twice. If the server does not understand the former, the latter is used,
-        with a warning.
-      chunk_length: items that share a chunk, from 1 to 1,000,000; None for as many as keep chunks small and few rows
-        repeated.
-      key_seed: another seed gives other keys, in case two of them collide.
-      force: whether to write to a server on this machine what needs more memory than there is.
-      allow_eviction: whether to write more items than a server's table holds, which removes the older ones of them; the
-        report warns and counts. Otherwise that is an error before the first item.
+      writer: 'bulk', or 'reverb' for Reverb's own writer. The latter is much slower, and its keys are random, so that
+        a killed and resumed run may write an episode twice. If the server does not support the bulk writer, `ingest`
+        warns and uses Reverb's.
+      chunk_length: number of items that share a chunk, from 1 to 1,000,000; None chooses it so that chunks are small
+        and few rows are stored twice.
+      key_seed: seed of the keys; set a different one if two keys collide.
+      force: whether to write to a server on this machine even if the data need more memory than is available.
+      allow_eviction: whether to write more items than a server's table can hold, which evicts older items; the report
+        warns about it. By default this is an error, raised before the first item is written.
     """
 
     writer: Writer = "bulk"
@@ -79,7 +80,7 @@ _DEFAULT_OPTIONS = IngestOptions()
 
 def ingest(
     source: Any,
-    destination: Server | Path,
+    destination: Server | str | Path,
     tables: str | TableConfig | Sequence[str | TableConfig] = "replay",
     *,
     adder: EpisodeAdder | None = None,
@@ -91,148 +92,105 @@ def ingest(
     options: IngestOptions = _DEFAULT_OPTIONS,
     progress: Progress = lambda stage, episode: None,
 ) -> IngestReport:
-    """Writes a data set into tables of a running Reverb server, or into a directory that a server starts from.
+    """Writes a dataset into tables of a running Reverb server, or into a directory that a server can start from.
 
-    The keys of items stand for their content, so that writing the same again stores it once. A run that was killed
-    continues where it was when it is called again with the same arguments: what a server has confirmed is noted in a
-    journal (in `$XDG_STATE_HOME/rlds2reverb`, by default `~/.local/state/rlds2reverb`), and a directory has its own.
-    A server that was restarted, from a checkpoint or empty, gets everything again.
+    Keys are derived from the content of items, so that writing the same data again stores it only once. Calling
+    `ingest` again with the same arguments continues a run that was killed: a journal (in
+    `$XDG_STATE_HOME/rlds2reverb`, by default `~/.local/state/rlds2reverb`) records what a server has confirmed, and a
+    directory contains its own journal. If the server was restarted, from a checkpoint or empty, all data are written
+    again.
 
     Args:
-      source: a `Source`, or anything that `load` takes.
-      destination: address 'host:port', a port of this machine, a client, or a server in this process; or a
-        `pathlib.Path` of a directory that does not exist yet.
-      tables: name or names; each gets every item. On a server they have to exist, with the items' signature or none.
-        For a directory a name stands for a `TableConfig` of that name.
-      adder: makes items of episodes; None for `TrajectoryWindows()`, whose items are transitions.
-      priority: of every item, or a function of an episode and its `Items` that returns them; in [0, 1e12].
-      layout: 'columns', or 'packed' for tables of `packed_signature`: half the memory, faster to sample.
-      on_invalid: 'error' writes nothing if an episode is invalid (for a server, it reads and checks the whole data set
-        first); 'skip_episode' leaves such episodes out; 'keep' writes them as they are, except those that no table
-        can hold (no steps, uneven columns, other dtypes or shapes). Both count them in the report.
-      resume: whether to continue an earlier run; otherwise it is forgotten.
-      timeout_secs: how long to wait for the server to confirm anything.
-      options: what few users need to change.
-      progress: called with 'check', 'resume' or 'write' and each episode.
+      source: a `Source`, or any argument of `load`.
+      destination: a `ReplayServer`, a `reverb.Client` or `reverb.Server`, a port on this machine, or an address
+        'HOST:PORT'; or the path of a directory that does not exist yet. A string 'HOST:PORT' is an address; any other
+        string, and every `Path`, is a path.
+      tables: one or more tables, each of which receives every item. Tables of a server must exist, with the signature
+        of the items or without one. For a directory, a name stands for a default `TableConfig` with that name.
+      adder: function from episodes to items; None for `TrajectoryWindows()`, whose items are transitions.
+      priority: initial priority of all items, or a function from an episode and its `Items` to their priorities; in
+        [0, 1e12].
+      layout: 'columns', or 'packed' for tables with a `packed_signature`, which need half the memory and are faster
+        to sample.
+      on_invalid: treatment of invalid episodes: 'error' writes nothing if there is one (for a server, the whole
+        dataset is read and checked first); 'skip_episode' skips them; 'keep' writes them unchanged, except those that
+        no table can hold (no steps, columns of unequal length, different dtypes or shapes). The report counts skipped
+        and kept episodes.
+      resume: whether to continue an earlier run; if False, its journal is discarded.
+      timeout_secs: maximum time to wait for each confirmation of the server.
+      options: advanced options.
+      progress: callback for each episode, called with 'check', 'resume' or 'write' and the episode.
 
     Returns:
-      `IngestReport`. Its warnings and notes are `IngestWarning`s of Python as well.
+      An `IngestReport`. Its warnings and notes are also issued as Python warnings of the type `IngestWarning`.
 
     Raises:
-      InvalidEpisodeError: with on_invalid='error', at the first episode with problems; nothing is written.
+      InvalidEpisodeError: if an episode is invalid and on_invalid is 'error'; nothing is written.
       SourceError: if the source cannot be opened or read.
-      SpecMismatchError: if a table's signature differs from the items, or an episode from the first; if a table without a
-        signature holds an item of other columns (where it can be looked at; else the report has a warning).
-      ServerUnavailableError: if the server does not answer or take items in time; what it confirmed is in the journal.
-      ServerRestartedError: if the server is restarted again and again.
-      ResumeError: if the data set is not the one of the run that is to be resumed.
+      SpecMismatchError: if the items do not match the signature of a table, or an episode does not match the first
+        one; or if a table without a signature already contains items with other columns (if the stored items cannot
+        be inspected, the report has a warning instead).
+      ServerUnavailableError: if the server does not answer or accept items in time; the journal keeps what it
+        confirmed.
+      ServerRestartedError: if the server is restarted repeatedly.
+      ResumeError: if the dataset differs from that of the run to resume.
       CorruptFileError: if the journal of that run is damaged.
-      CheckpointError: if the directory exists, or what is left of an unfinished run is damaged or of another one.
-      StorageFullError: if there is no space; what is written is kept, for `resume`.
-      ResourceInUseError: if another process does the same.
-      InsufficientMemoryError: if the server is on this machine, and its memory is not enough.
+      CheckpointError: if the directory exists, or an unfinished run in it is damaged or had other arguments.
+      StorageFullError: if the disk is full; the data written so far are kept for `resume`.
+      ResourceInUseError: if another process runs the same transfer.
+      InsufficientMemoryError: if the server is on this machine and the memory is insufficient.
       KeyCollisionError: if two items have the same key by chance.
-      ValueError: if an argument is out of its range, a table does not exist, or a table holds fewer items than the
-        data set gives (see `IngestOptions.allow_eviction`).
+      ValueError: if an argument is out of range, a table does not exist, or a table cannot hold all items (see
+        `IngestOptions.allow_eviction`).
     """
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
     require_one_of("layout", layout, get_args(Layout))
     require_timeout(timeout_secs)
-    to_directory = isinstance(destination, Path)
-    if options.writer == "public" and (layout == "packed" or to_directory):
-        raise ValueError("the public writer writes to servers only, in the layout 'columns'")
-    configs = _table_configs(tables)
+    directory = _find_directory(destination)
+    if options.writer == "reverb" and (layout == "packed" or directory is not None):
+        raise ValueError("writer='reverb' requires a server as destination and layout='columns'")
+    configs = _make_table_configs(tables)
     names = tuple(config.name for config in configs)
-    if not to_directory:
+    if directory is None:
         client = connect(destination)
         infos = table_infos(client, timeout_secs=min(timeout_secs, _FIRST_ANSWER_SECS))
     source = load(source)
     conversion = make_conversion(source, adder or TrajectoryWindows(), priority, on_invalid=on_invalid, layout=layout)
-    encoder = _encoder(conversion, names, options, number_items=to_directory)
-    arguments = {
-        "on_invalid": on_invalid,
-        "layout": layout,
-        "writer": options.writer,
-        "chunk_length": options.chunk_length,
-        "key_seed": options.key_seed,
-    }
-    description = _description(source, conversion, configs, arguments)
-    example = keys.seed(conversion.example.digests[0], conversion.example.priorities.tobytes())
     report = IngestReport(source.name, names, writer=options.writer, statistics=source.statistics)
     for warning in source.warnings:
         report.warn(warning)
     transfer = Transfer(source, conversion, on_invalid, resume, report, progress)
-    if isinstance(destination, Path):
-        description["example"] = example
-        _require_room(transfer, [config.capacity for config in configs], allow_eviction=False)
-        with DirectoryDestination(
-            destination, configs, conversion.signature, encoder, description=description
-        ) as directory:
-            transfer.run(directory)
-        transfer.report.memory_bytes = CheckpointRoot(destination, make=False).described()["memory_bytes"]
-        transfer.report.table_sizes = dict.fromkeys(names, transfer.report.items)
-        transfer.report.warn_of_notes()
-        return transfer.report
-    for name in names:
-        require_table(infos, name, conversion.signature)
-    for warning in require_same_items(
-        client.server_address, infos, names, conversion.signature, timeout_secs=timeout_secs
-    ):
-        report.warn(warning)
-    journal = Journal(description, client.server_address, example=example, warn=report.warn)
-    with journal.locked():
-        if on_invalid == "error":
-            transfer.check()
-        saved = journal.load() if resume else None
-        if saved is not None:
-            transfer.require_same_data(saved.state)
-        max_sizes = [infos[name].max_size for name in names if _evicts(infos[name])]
-        _require_room(transfer, max_sizes, allow_eviction=options.allow_eviction)
-        transfer.estimate_memory(_encoder(conversion, names, options))
-        if not options.force and _is_here(client.server_address):
-            has_items = any(infos[name].current_size for name in names)  # these data for the most part, or others'
-            needed = 0 if has_items else transfer.report.memory_bytes
-            require_memory(needed, f"{', '.join(map(repr, names))} at {client.server_address}")
-        _write_to_server(transfer, client, encoder, journal, timeout_secs=timeout_secs)
-    infos = table_infos(client, timeout_secs=timeout_secs)
-    transfer.report.table_sizes = {name: infos[name].current_size for name in names}
-    transfer.report.warn_of_notes()
+    description = _describe_run(transfer, configs, layout, options)
+    if directory is not None:
+        _write_to_directory(transfer, directory, configs, options, description)
+    else:
+        for name in names:
+            require_table(infos, name, conversion.signature)
+        for warning in require_stored_items_match(
+            client.server_address, infos, names, conversion.signature, timeout_secs=timeout_secs
+        ):
+            report.warn(warning)
+        _write_to_server(transfer, client, infos, options, description, timeout_secs=timeout_secs)
+    transfer.report.emit_note_warnings()
     return transfer.report
 
 
-def _evicts(info: TableInfo) -> bool:
-    """Whether a full table removes an item for a new one, rather than waiting until one is sampled."""
-    return info.rate_limiter_info.max_diff > _NO_LIMIT
+def _find_directory(destination: Server | str | Path) -> Path | None:
+    """Returns the directory to write to, or None if the destination is a server."""
+    is_path = isinstance(destination, (str, Path)) and server_address(destination) is None
+    return Path(destination) if is_path else None
 
 
-def _require_room(transfer: Transfer, max_sizes: Sequence[int], *, allow_eviction: bool) -> None:
-    """Checks before the first item that each table holds all of them, or warns that it does not."""
-    smallest = min(max_sizes, default=MAX_ITEMS)
-    if transfer.fits_surely(smallest):
-        transfer.max_items = smallest
-        return
-    num_items = 0 if smallest == MAX_ITEMS else transfer.count_items()
-    if num_items <= smallest:
-        transfer.max_items = smallest
-    elif not allow_eviction:
-        raise too_many_items(num_items, smallest)
-    else:
-        transfer.report.warn(
-            f"the data set gives {num_items:,} items and the smallest table holds {smallest:,}: "
-            f"{num_items - smallest:,} or more of them will be removed again"
-        )
-
-
-def _table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:
-    several = [tables] if isinstance(tables, (str, TableConfig)) else tables
-    configs = [TableConfig(table) if isinstance(table, str) else table for table in several]
+def _make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:
+    sequence = [tables] if isinstance(tables, (str, TableConfig)) else tables
+    configs = [TableConfig(table) if isinstance(table, str) else table for table in sequence]
     names = [config.name for config in configs]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"tables are {names}, expected at least one, each once")
+        raise ValueError(f"tables must be one or more tables with different names, got {names}")
     return configs
 
 
-def _encoder(
+def _make_encoder(
     conversion: ItemConversion, tables: Sequence[str], options: IngestOptions, *, number_items: bool = False
 ) -> Encoder:
     return Encoder(
@@ -245,36 +203,117 @@ def _encoder(
     )
 
 
-def _description(
-    source: Source, conversion: ItemConversion, configs: Sequence[TableConfig], arguments: dict[str, Any]
+def _describe_run(
+    transfer: Transfer, configs: Sequence[TableConfig], layout: Layout, options: IngestOptions
 ) -> dict[str, Any]:
-    """Returns what distinguishes one run from another, as plain values for JSON."""
+    """Returns the values that distinguish one run from another, for JSON."""
+    source, conversion = transfer.source, transfer.conversion
     description = {
         "source": [source.name, source.kind, source.num_rows, source.num_episodes],
         "steps": str(conversion.step_spec),
         "tables": [config.as_dict() for config in configs],
-        "adder": _name(conversion.adder),
-        "priority": _name(conversion.priority),
-        **arguments,
+        "adder": _describe_callable(conversion.adder),
+        "priority": _describe_callable(conversion.priority),
+        "on_invalid": transfer.on_invalid,
+        "layout": layout,
+        "writer": options.writer,
+        "chunk_length": options.chunk_length,
+        "key_seed": options.key_seed,
     }
     return dict(json.loads(json.dumps(description)))
 
 
-def _name(part: Any) -> str:
-    """What stays the same from run to run: no addresses in memory."""
-    if isinstance(part, (int, float)) or is_dataclass(part):
-        return repr(part)
-    return str(getattr(part, "__qualname__", type(part).__qualname__))
+def _describe_callable(value: Any) -> str:
+    """Describes an adder or a priority without memory addresses, so that the result is the same in each process."""
+    if isinstance(value, (int, float)) or is_dataclass(value):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _example_hash(conversion: ItemConversion) -> int:
+    return keys.make_seed(conversion.example.digests[0], conversion.example.priorities.tobytes())
+
+
+def _write_to_directory(
+    transfer: Transfer,
+    path: Path,
+    configs: Sequence[TableConfig],
+    options: IngestOptions,
+    description: dict[str, Any],
+) -> None:
+    conversion, names = transfer.conversion, transfer.report.tables
+    description["example"] = _example_hash(conversion)
+    _require_capacity(transfer, [config.capacity for config in configs], allow_eviction=False)
+    encoder = _make_encoder(conversion, names, options, number_items=True)
+    with DirectoryDestination(path, configs, conversion.signature, encoder, description=description) as directory:
+        transfer.run(directory)
+    transfer.report.memory_bytes = CheckpointRoot(path, create=False).data()["memory_bytes"]
+    transfer.report.table_sizes = dict.fromkeys(names, transfer.report.items)
 
 
 def _write_to_server(
+    transfer: Transfer,
+    client: reverb.Client,
+    infos: dict[str, TableInfo],
+    options: IngestOptions,
+    description: dict[str, Any],
+    *,
+    timeout_secs: float,
+) -> None:
+    conversion, names = transfer.conversion, transfer.report.tables
+    example = _example_hash(conversion)
+    journal = Journal(description, client.server_address, example=example, warn=transfer.report.warn)
+    with journal.lock():
+        if transfer.on_invalid == "error":
+            transfer.check()
+        saved = journal.load() if transfer.resume else None
+        if saved is not None:
+            transfer.require_same_data(saved.state)
+        max_sizes = [infos[name].max_size for name in names if _evicts(infos[name])]
+        _require_capacity(transfer, max_sizes, allow_eviction=options.allow_eviction)
+        transfer.estimate_memory(_make_encoder(conversion, names, options))
+        if not options.force and _is_local(client.server_address):
+            # Existing items are usually these data from an earlier run, so that no more memory is needed for them.
+            has_items = any(infos[name].current_size for name in names)
+            needed = 0 if has_items else transfer.report.memory_bytes
+            require_memory(needed, f"{', '.join(map(repr, names))} at {client.server_address}")
+        encoder = _make_encoder(conversion, names, options)
+        _run_until_written(transfer, client, encoder, journal, timeout_secs=timeout_secs)
+    infos = table_infos(client, timeout_secs=timeout_secs)
+    transfer.report.table_sizes = {name: infos[name].current_size for name in names}
+
+
+def _evicts(info: TableInfo) -> bool:
+    """Returns whether a full table evicts items instead of blocking inserts."""
+    return info.rate_limiter_info.max_diff > _UNLIMITED_DIFF
+
+
+def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_eviction: bool) -> None:
+    """Raises `ValueError`, or warns if eviction is allowed, unless each table can hold all items."""
+    smallest = min(max_sizes, default=MAX_ITEMS)
+    if transfer.definitely_fits(smallest):
+        transfer.max_items = smallest
+        return
+    num_items = 0 if smallest == MAX_ITEMS else transfer.count_items()
+    if num_items <= smallest:
+        transfer.max_items = smallest
+    elif not allow_eviction:
+        raise capacity_error(num_items, smallest)
+    else:
+        transfer.report.warn(
+            f"the dataset has {num_items:,} items, but the smallest table holds {smallest:,}: at least "
+            f"{num_items - smallest:,} of them will be evicted"
+        )
+
+
+def _run_until_written(
     transfer: Transfer, client: reverb.Client, encoder: Encoder, journal: Journal, *, timeout_secs: float
 ) -> None:
+    """Runs the transfer, and runs it again if the server is restarted in the meantime."""
+    tables, first = transfer.report.tables, transfer.conversion.example
     while True:
         try:
             writer = _open_writer(transfer, client, encoder, timeout_secs=timeout_secs)
-            tables = transfer.report.tables
-            first = transfer.conversion.example
             with ServerDestination(
                 client, writer, journal, tables=tables, first=first, timeout_secs=timeout_secs
             ) as server:
@@ -289,16 +328,16 @@ def _write_to_server(
 def _open_writer(
     transfer: Transfer, client: reverb.Client, encoder: Encoder, *, timeout_secs: float
 ) -> BulkWriter | ReverbWriter:
-    """Opens a writer that the server understands, after checking that its tables take the items."""
+    """Opens a writer that the server supports, after checking that its tables accept the items."""
     conversion, report, address = transfer.conversion, transfer.report, client.server_address
     with ServerConnection(address) as connection:
         state_id = connection.state_id(timeout_secs=timeout_secs)
         infos = connection.table_infos(timeout_secs=timeout_secs)
-    for name in report.tables:  # another server may have come, with other tables
+    for name in report.tables:  # A restarted server may have different tables.
         require_table(infos, name, conversion.signature)
-    require_same_items(address, infos, report.tables, conversion.signature, timeout_secs=timeout_secs)
-    if report.writer == "bulk":  # each time: the item that is tried may come back with a checkpoint
-        _fall_back_to_public_writer_at_need(transfer, client, timeout_secs)
+    require_stored_items_match(address, infos, report.tables, conversion.signature, timeout_secs=timeout_secs)
+    if report.writer == "bulk":  # Checked on each start: the trial item may reappear with a checkpoint.
+        _fall_back_to_reverb_writer_if_unsupported(transfer, client, timeout_secs)
     writer: BulkWriter | ReverbWriter
     if report.writer == "bulk":
         writer = BulkWriter(client, encoder, timeout_secs=timeout_secs)
@@ -311,19 +350,20 @@ def _open_writer(
     return writer
 
 
-def _fall_back_to_public_writer_at_need(transfer: Transfer, client: reverb.Client, timeout_secs: float) -> None:
+def _fall_back_to_reverb_writer_if_unsupported(transfer: Transfer, client: reverb.Client, timeout_secs: float) -> None:
     conversion, report = transfer.conversion, transfer.report
     if not len(conversion.example.starts):
         return
-    trial = TrialItem(conversion.example.part(0, 1), conversion.signature, conversion.specs, conversion.squeeze)
-    reason = why_bulk_writing_fails(client, report.tables, trial, timeout_secs=timeout_secs)
+    example = conversion.example.slice_items(0, 1)
+    trial = TrialItem(example, conversion.signature, conversion.specs, conversion.squeeze)
+    reason = find_incompatibility(client, report.tables, trial, timeout_secs=timeout_secs)
     if reason is None:
         return
     if conversion.packed:
-        raise ValueError(f"the server does not understand the bulk writer ({reason}); give layout='columns'")
-    report.writer = "public"
-    report.warn(f"the server does not understand the bulk writer ({reason}); Reverb's public one is used")
+        raise ValueError(f"the server does not support the bulk writer ({reason}); use layout='columns'")
+    report.writer = "reverb"
+    report.warn(f"the server does not support the bulk writer ({reason}); Reverb's own writer is used instead")
 
 
-def _is_here(address: str) -> bool:
+def _is_local(address: str) -> bool:
     return address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]", "0.0.0.0", socket.gethostname())

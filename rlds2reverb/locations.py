@@ -1,4 +1,4 @@
-"""The one rule that tells a server's address from a path."""
+"""The rule that distinguishes server addresses from paths."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _ADDRESS = re.compile(r"[^/\s]+:\d{1,5}")
 
 
 def server_address(location: str | Path) -> str | None:
-    """Returns the address that a location stands for, or None if it is a path.
+    """Returns the location if it is a server address, or None if it is a path.
 
     A string `HOST:PORT` is the address of a Reverb server. Any other string, and every `Path`, is a path in the file
-    system; for a file that is named like an address, pass `Path("name:8000")`.
+    system; for a file with a name like an address, pass `Path("name:8000")`.
     """
     return location if isinstance(location, str) and _ADDRESS.fullmatch(location) else None

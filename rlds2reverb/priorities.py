@@ -1,4 +1,4 @@
-"""The priorities that items begin with."""
+"""Initial priorities of items."""
 
 from __future__ import annotations
 
@@ -12,77 +12,80 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.tables import MAX_PRIORITY
 
-#: The priority of every item, or a function that gives `[M]` priorities (or one) for an episode and its items.
+#: The priority of every item, or a function that returns `[M]` priorities (or one) for an episode and its items.
 Priority = float | Callable[[Episode, Items], Any]
 
 
-def require_priorities(values: np.ndarray, whose: Callable[[int], str]) -> None:
-    """Raises `ValueError` unless all are finite and in [0, 1e12]: others stop a table of Reverb, or spoil its draws.
+def require_priorities(values: np.ndarray, describe: Callable[[int], str]) -> None:
+    """Raises `ValueError` unless all priorities are finite and in [0, 1e12].
+
+    Other priorities would block a Reverb table or distort its sampling.
 
     Args:
       values: float64 `[M]`.
-      whose: says for the number of one whose priority it is.
+      describe: function from a position in `values` to a description of the item with that priority.
     """
-    wrong = ~(np.isfinite(values) & (values >= 0) & (values <= MAX_PRIORITY))
-    if wrong.any():
-        first = int(np.argmax(wrong))
+    is_invalid = ~(np.isfinite(values) & (values >= 0) & (values <= MAX_PRIORITY))
+    if is_invalid.any():
+        first = int(np.argmax(is_invalid))
         raise ValueError(
-            f"the priority of {whose(first)} is {values[first]}, expected a finite number in [0, {MAX_PRIORITY:g}]"
+            f"the priority of {describe(first)} must be a finite number in [0, {MAX_PRIORITY:g}], got {values[first]}"
         )
 
 
 def compute_priorities(priority: Priority, episode: Episode, items: Items) -> np.ndarray:
-    """Priorities of an episode's items, float64 `[M]`.
+    """Returns the priorities of an episode's items, float64 `[M]`.
 
     Raises:
-      ValueError: if one is not finite, not in [0, 1e12], or there are not as many as items; names the episode.
+      ValueError: if a priority is not a finite number in [0, 1e12], or their number does not match the items; the
+        message names the episode.
     """
     values = priority(episode, items) if callable(priority) else priority
     try:
-        given = np.asarray(values, np.float64)
-        values = np.broadcast_to(given, (len(items),))
+        array = np.asarray(values, np.float64)
+        priorities = np.broadcast_to(array, (len(items),))
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"the priorities of episode {episode.index} do not fit its {len(items)} items ({error})"
+            f"the priorities of episode {episode.index} do not match its {len(items)} items ({error})"
         ) from error
     if len(items):
-        require_priorities(given.reshape(-1), lambda item: f"item {item} of episode {episode.index}")
-    return values
+        require_priorities(array.reshape(-1), lambda item: f"item {item} of episode {episode.index}")
+    return priorities
 
 
 @dataclass(frozen=True)
 class ByReturn:
-    """The priority of all items of an episode by its undiscounted return `R`.
+    """Gives all items of an episode the same priority, linear in the episode's undiscounted return `R`.
 
-        (R - lowest) / (highest - lowest), within [smallest, 1]
+        (R - lowest) / (highest - lowest), clipped to [min_priority, 1]
 
     Attributes:
-      lowest, highest: returns that stand for 0 and 1.
-      smallest: so that every item can be sampled; in (0, 1].
+      lowest, highest: the returns that map to 0 and 1.
+      min_priority: the minimum priority, which keeps every item sampleable; in (0, 1].
     """
 
     lowest: float
     highest: float
-    smallest: float = 0.01
+    min_priority: float = 0.01
 
     def __post_init__(self) -> None:
         if not np.isfinite([self.lowest, self.highest]).all() or self.lowest > self.highest:
             raise ValueError(
-                f"returns go from {self.lowest} to {self.highest}, expected finite numbers in rising order (is there "
-                "one reward a step?)"
+                f"lowest and highest must be finite numbers in ascending order, got {self.lowest} and {self.highest}; "
+                "check that rewards are scalars"
             )
-        if not 0 < self.smallest <= 1:
-            raise ValueError(f"smallest is {self.smallest}, expected a number above 0 and up to 1")
+        if not 0 < self.min_priority <= 1:
+            raise ValueError(f"min_priority must be a number in (0, 1], got {self.min_priority}")
 
     @classmethod
-    def of(cls, episodes: Iterable[Episode]) -> ByReturn:
-        """With the lowest and the highest return of a data set, which is read for it."""
+    def from_episodes(cls, episodes: Iterable[Episode]) -> ByReturn:
+        """Builds a `ByReturn` from the lowest and highest return in `episodes`, reading all of them."""
         returns = [episode.total_reward for episode in episodes if episode.num_steps]
         return cls(min(returns), max(returns))
 
     def __call__(self, episode: Episode, items: Items) -> float:
-        """The priority; see `priorities.Priority`."""
+        """Returns the priority of all items; see `priorities.Priority`."""
         if self.highest == self.lowest:
             return 1.0
         share = (episode.total_reward - self.lowest) / (self.highest - self.lowest)
-        return float(np.clip(share, self.smallest, 1))
+        return float(np.clip(share, self.min_priority, 1))

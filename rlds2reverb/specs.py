@@ -1,4 +1,4 @@
-"""Shapes and dtypes of nests of columns, and how to say where two of them differ."""
+"""Specs: the shapes and dtypes of nests of arrays, and their comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Nest = Any
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of one array; `None` in the shape stands for any size."""
+    """The shape and dtype of one array; `None` in the shape matches any size."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
@@ -28,14 +28,14 @@ class ArraySpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one array; `ValueError` where a size is not known."""
+        """The size of one array; raises `ValueError` if the shape contains `None`."""
         if None in self.shape:
-            raise ValueError(f"{self} has no fixed size")
+            raise ValueError(f"cannot compute the size of {self} because a dimension is unknown")
         return self.dtype.itemsize * math.prod(size or 0 for size in self.shape)
 
 
 def describe(spec: Any) -> str:
-    """Returns a spec (ours or TensorFlow's) or an array in words, such as `float32 [17]`."""
+    """Formats an `ArraySpec`, `tf.TensorSpec` or array as dtype and shape, such as `float32 [17]`."""
     dtype = getattr(spec.dtype, "name", str(spec.dtype))
     if dtype == "object":
         dtype = "string"
@@ -44,12 +44,12 @@ def describe(spec: Any) -> str:
 
 
 def path_name(path: Iterable[Any], root: str = "step") -> str:
-    """Returns the place of a leaf as Python code: `step['observation']['joint_pos']`."""
+    """Formats the path of a leaf as Python code: `step['observation']['joint_pos']`."""
     return root + "".join(f"[{key!r}]" for key in path)
 
 
 def leaves(nest: Nest) -> list[tuple[tuple[Any, ...], Any]]:
-    """Returns the leaves of a nest with their paths, as `tree.flatten_with_path` does, several times as fast."""
+    """Returns the leaves of a nest with their paths; several times as fast as `tree.flatten_with_path`."""
     return _leaves(nest, ())
 
 
@@ -65,7 +65,7 @@ def _leaves(nest: Nest, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], An
 
 
 def map_structure(function: Callable[[Any], Any], nest: Nest) -> Nest:
-    """Returns the nest of what the function makes of each leaf, as `tree.map_structure`, several times as fast."""
+    """Applies a function to each leaf of a nest; several times as fast as `tree.map_structure`."""
     if isinstance(nest, (np.ndarray, ArraySpec)):
         return function(nest)
     if type(nest) is dict:
@@ -77,17 +77,17 @@ def map_structure(function: Callable[[Any], Any], nest: Nest) -> Nest:
 
 
 def concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns arrays `[T, ...]` one after the other along their first axis; a single one as it is, not a copy."""
+    """Concatenates arrays `[T, ...]` along their first axis; returns a single array as is, without copying it."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def make_step_spec(columns: Nest) -> Nest:
-    """Returns the spec of one step of a nest of columns `[T, ...]`: their dtypes, and shapes without the first axis."""
+    """Returns the spec of one step from columns `[T, ...]`: their dtypes, and shapes without the first axis."""
     return map_structure(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
 
 
 def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
-    """Returns the same nest as `tf.TensorSpec`s, with axes put in front; arrays of objects become strings."""
+    """Converts a nest of `ArraySpec`s to `tf.TensorSpec`s with `leading` axes; dtype object becomes string."""
     import tensorflow as tf
 
     def convert(leaf: ArraySpec) -> tf.TensorSpec:
@@ -97,12 +97,12 @@ def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
     return tree.map_structure(convert, spec)
 
 
-def _same_leaf(got: Any, wanted: Any) -> bool:
-    if np.dtype(_numpy_dtype(got)) != np.dtype(_numpy_dtype(wanted)):
+def _leaf_matches(got: Any, expected: Any) -> bool:
+    if np.dtype(_numpy_dtype(got)) != np.dtype(_numpy_dtype(expected)):
         return False
-    got_shape, wanted_shape = tuple(got.shape), tuple(wanted.shape)
-    return len(got_shape) == len(wanted_shape) and all(
-        want is None or have == want for have, want in zip(got_shape, wanted_shape, strict=True)
+    got_shape, expected_shape = tuple(got.shape), tuple(expected.shape)
+    return len(got_shape) == len(expected_shape) and all(
+        size is None or got_size == size for got_size, size in zip(got_shape, expected_shape, strict=True)
     )
 
 
@@ -110,29 +110,31 @@ def _numpy_dtype(leaf: Any) -> Any:
     return getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)
 
 
-def require_match(got: Nest, wanted: Nest, *, holder: str, advice: str, root: str = "step") -> None:
+def require_match(got: Nest, expected: Nest, *, holder: str, advice: str, root: str = "step") -> None:
     """Checks that two nests of specs have the same paths, dtypes and shapes.
 
     Args:
-      got: nest of specs (or arrays) at hand.
-      wanted: nest of specs that is expected; a `None` in its shapes allows any size.
-      holder: what expects it, for the message, such as "table 'replay'".
-      advice: what the user can do about it.
+      got: actual nest of specs (or arrays).
+      expected: expected nest of specs; `None` in a shape matches any size.
+      holder: name of whatever has the expected spec, such as "table 'replay'", for the message.
+      advice: what the user can do to fix the mismatch.
       root: name of the nest in the message.
 
     Raises:
-      SpecMismatchError: naming the first path that differs, what it is and what was expected.
+      SpecMismatchError: if they differ; the message names the missing and unexpected paths, or the first path with a
+        different dtype or shape.
     """
-    got_leaves, wanted_leaves = leaves(got), leaves(wanted)
-    got_paths, wanted_paths = [path for path, _ in got_leaves], [path for path, _ in wanted_leaves]
-    missing = [path_name(path, root) for path in wanted_paths if path not in got_paths]
-    extra = [path_name(path, root) for path in got_paths if path not in wanted_paths]
-    if missing or extra:
+    got_leaves, expected_leaves = leaves(got), leaves(expected)
+    got_paths, expected_paths = [path for path, _ in got_leaves], [path for path, _ in expected_leaves]
+    missing = [path_name(path, root) for path in expected_paths if path not in got_paths]
+    unexpected = [path_name(path, root) for path in got_paths if path not in expected_paths]
+    if missing or unexpected:
         parts = [f"missing {', '.join(missing)}"] if missing else []
-        parts += [f"unexpected {', '.join(extra)}"] if extra else []
+        parts += [f"unexpected {', '.join(unexpected)}"] if unexpected else []
         raise SpecMismatchError(f"the data do not match {holder}: {'; '.join(parts)}; {advice}")
-    for (path, have), (_, want) in zip(got_leaves, wanted_leaves, strict=True):
-        if not _same_leaf(have, want):
+    for (path, got_leaf), (_, expected_leaf) in zip(got_leaves, expected_leaves, strict=True):
+        if not _leaf_matches(got_leaf, expected_leaf):
             raise SpecMismatchError(
-                f"{path_name(path, root)} is {describe(have)}, but {holder} expects {describe(want)}; {advice}"
+                f"{path_name(path, root)} is {describe(got_leaf)}, but {holder} expects {describe(expected_leaf)}; "
+                f"{advice}"
             )

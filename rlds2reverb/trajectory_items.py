@@ -1,4 +1,4 @@
-"""Adders whose items are TF-Agents trajectories: fixed-length windows, and whole episodes."""
+"""Adders whose items are TF-Agents trajectories: windows of fixed length and whole episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlds2reverb.specs import Nest
 from rlds2reverb.tables import item_signature
 from rlds2reverb.trajectories import LAST, DiscountSource, require_discount_source, trajectory_columns, trajectory_spec
 
-#: What happens where an episode ends; see `TrajectoryWindows`.
+#: How the end of an episode is padded; see `TrajectoryWindows`.
 Padding = Literal["none", "short", "tile"]
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
 
@@ -25,17 +25,18 @@ MAX_LENGTH = 1_000_000
 
 @dataclass(frozen=True)
 class TrajectoryWindows:
-    """Items `[length, ...]` of consecutive trajectories, beginning at rows 0, stride, 2·stride, ... of each episode.
+    """Items `[length, ...]` of consecutive trajectories, starting at rows 0, stride, 2·stride, ... of each episode.
 
-    The rows are those of `trajectory_columns`, the boundary row at the end included. Both ends of an episode: the
-    first window begins with the first step. With padding 'none' the last one ends at or before the boundary row, and
-    an episode of fewer rows than `length` has no window; with 'short' such an episode gives one window, filled up with
-    boundary rows of zeros; with 'tile' every episode is followed by `length - 1` of them, so that each row begins a
-    window (at stride 1). These are TF-Agents' `pad_end_of_episodes` and `tile_end_of_episodes`.
+    The rows are those of `trajectory_columns`, including the boundary row at the end. Both ends of an episode: the
+    first window starts with the first step. With padding 'none', the last window ends at or before the boundary row,
+    and an episode with fewer rows than `length` has no window. With 'short', such an episode has one window, padded
+    with boundary rows of zeros. With 'tile', `length - 1` boundary rows are appended to every episode, so that each
+    row starts a window (if `stride` is 1). 'short' and 'tile' correspond to TF-Agents' `pad_end_of_episodes` and
+    `tile_end_of_episodes`.
 
     Attributes:
-      length: trajectories in an item; 2 is one transition, as TF-Agents' `AsTransition` takes it.
-      stride: rows between the beginnings of items.
+      length: number of trajectories per item; 2 is one transition, as TF-Agents' `AsTransition` expects it.
+      stride: number of rows between the starts of consecutive items.
       padding: 'none', 'short' or 'tile'.
       discount_source: see `trajectories.transition_discounts`.
     """
@@ -65,23 +66,23 @@ class TrajectoryWindows:
         return self._convert_rows(rows, np.array([len(tree.flatten(rows)[0])])).items
 
     def _convert_rows(self, rows: Nest, num_rows: np.ndarray) -> ItemBatch:
-        """Returns the windows over the trajectories `[R, ...]` of episodes that have `num_rows` of them each.
+        """Returns the windows over the concatenated trajectories `[R, ...]` of episodes with `num_rows` rows each.
 
-        For example, episodes of 3 and 2 rows and windows of 2, with stride 1: `num_items` is [2, 1]; the windows have
-        the numbers 0, 1 and 0 in their episodes, which begin at the rows 0, 0 and 3, so that `starts` is 0, 1, 3.
+        For example, episodes of 3 and 2 rows, length 2 and stride 1: `num_items` is [2, 1]. The windows have the
+        positions 0, 1 and 0 in their episodes, which start at rows 0, 0 and 3, so `starts` is 0, 1, 3.
         """
-        wanted = num_rows
+        padded_rows = num_rows
         if self.padding == "tile":
-            wanted = np.where(num_rows > 0, num_rows + self.length - 1, 0)
+            padded_rows = np.where(num_rows > 0, num_rows + self.length - 1, 0)
         elif self.padding == "short":
-            wanted = np.where(num_rows > 0, np.maximum(num_rows, self.length), 0)
-        if (wanted > num_rows).any():
-            rows = _with_boundary_rows(rows, num_rows, wanted - num_rows)
-        num_items = np.maximum(wanted - self.length + self.stride, 0) // self.stride
-        first_rows, first_items = (np.cumsum(counts) - counts for counts in (wanted, num_items))
-        numbers = np.arange(num_items.sum()) - np.repeat(first_items, num_items)
-        starts = np.repeat(first_rows, num_items) + numbers * self.stride
-        return ItemBatch(Items(rows, starts, np.full(len(starts), self.length, np.int64)), wanted, num_items)
+            padded_rows = np.where(num_rows > 0, np.maximum(num_rows, self.length), 0)
+        if (padded_rows > num_rows).any():
+            rows = _append_boundary_rows(rows, num_rows, padded_rows - num_rows)
+        num_items = np.maximum(padded_rows - self.length + self.stride, 0) // self.stride
+        first_rows, first_items = (np.cumsum(counts) - counts for counts in (padded_rows, num_items))
+        positions = np.arange(num_items.sum()) - np.repeat(first_items, num_items)
+        starts = np.repeat(first_rows, num_items) + positions * self.stride
+        return ItemBatch(Items(rows, starts, np.full(len(starts), self.length, np.int64)), padded_rows, num_items)
 
     def item_spec(self, step_spec: Nest) -> Nest:
         """Returns the `tf.TensorSpec`s `[length, ...]` of one item."""
@@ -90,7 +91,7 @@ class TrajectoryWindows:
 
 @dataclass(frozen=True)
 class TrajectoryEpisodes:
-    """One item an episode: all its trajectories `[N, ...]`, the boundary row included, of varying length.
+    """One item per episode: all its trajectories `[N, ...]` including the boundary row, of varying length.
 
     Attributes:
       discount_source: see `trajectories.transition_discounts`.
@@ -117,15 +118,16 @@ class TrajectoryEpisodes:
         return item_signature(trajectory_spec(step_spec), None)
 
 
-def _with_boundary_rows(rows: Nest, num_rows: np.ndarray, num_added: np.ndarray) -> Nest:
-    """Returns the rows of episodes, each followed by added rows of zeros with the step types LAST, FIRST."""
-    places = np.arange(num_rows.sum()) + np.repeat(np.cumsum(num_added) - num_added, num_rows)
+def _append_boundary_rows(rows: Nest, num_rows: np.ndarray, num_added: np.ndarray) -> Nest:
+    """Appends `num_added` rows of zeros with step types LAST, FIRST to each episode."""
+    positions = np.arange(num_rows.sum()) + np.repeat(np.cumsum(num_added) - num_added, num_rows)
+    total = num_rows.sum() + num_added.sum()
 
-    def spread(column: np.ndarray) -> np.ndarray:
-        widened = np.zeros((num_rows.sum() + num_added.sum(), *column.shape[1:]), column.dtype)
-        widened[places] = column
-        return widened
+    def scatter(column: np.ndarray) -> np.ndarray:
+        padded = np.zeros((total, *column.shape[1:]), column.dtype)
+        padded[positions] = column
+        return padded
 
-    step_type = np.full(num_rows.sum() + num_added.sum(), LAST)
-    step_type[places] = rows.step_type
-    return tree.map_structure(spread, rows)._replace(step_type=step_type)
+    step_type = np.full(total, LAST)
+    step_type[positions] = rows.step_type
+    return tree.map_structure(scatter, rows)._replace(step_type=step_type)

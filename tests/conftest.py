@@ -1,4 +1,4 @@
-"""Fixtures for all tests: where the data are, ports of one's own, and folders for journals and temporary files."""
+"""Fixtures for all tests: the data folder, unused ports, and folders for journals and temporary files."""
 
 import itertools
 import os
@@ -28,15 +28,15 @@ _FIRST_PORT, _LAST_PORT = 25_000, 32_000
 
 @pytest.fixture(autouse=True, scope="session")
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Journals of the tests go to a folder of their own."""
+    """Redirects journals to a temporary folder."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def temporary_files() -> Iterator[None]:
-    """What is left by servers without a checkpointer and by processes that are killed goes with the tests.
+    """Redirects temporary files to a folder that is deleted at the end, since killed processes leave files behind.
 
-    The folder has a short name: those of sockets in it may have no more than 107 letters.
+    The folder has a short name because paths of sockets are limited to 107 characters.
     """
     folder = tempfile.mkdtemp(prefix="tests-")
     with pytest.MonkeyPatch.context() as patch:
@@ -47,20 +47,20 @@ def temporary_files() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def new_ports() -> Iterator[None]:
-    """No port is given to two servers: what is connected to the first would keep others from the second for a while.
+def unique_ports() -> Iterator[None]:
+    """Makes portpicker return each port only once, and different ports in each test process.
 
-    Each process of the tests has ports of its own.
+    If two servers used the same port, connections to the first would block clients of the second for a while.
     """
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports = itertools.count(_FIRST_PORT + number * (_LAST_PORT - _FIRST_PORT) // count)
 
-    def pick_new() -> int:
+    def pick_port() -> int:
         return next(port for port in ports if portpicker.is_port_free(port))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(portpicker, "pick_unused_port", pick_new)
+        patch.setattr(portpicker, "pick_unused_port", pick_port)
         yield
 
 

@@ -1,4 +1,4 @@
-"""What is installed is whole: every module is there, the command works, and types fit. CI runs it against the wheel."""
+"""Tests of the installed package: modules, command line, types and presets. CI runs them against the wheel."""
 
 import importlib
 import json
@@ -17,7 +17,7 @@ import rlds2reverb
 import rlds2reverb.replay
 import rlds2reverb.sampling
 
-#: What a user writes, with a type for everything that is passed on.
+#: A typical user script with annotated variables.
 SCRIPT = """
 from pathlib import Path
 
@@ -31,19 +31,19 @@ server: ReplayServer = ReplayServer([TableConfig()])
 """
 
 
-def test_every_module_of_the_package_can_be_imported():
-    core = [str(Path(rlds2reverb.__file__).parent)]  # a bare checkout has more on its path
+def test_every_module_can_be_imported():
+    core = [str(Path(rlds2reverb.__file__).parent)]  # In a checkout, the package's path includes other folders.
     found = [module.name for module in pkgutil.walk_packages(core, "rlds2reverb.")]
-    for branch in (rlds2reverb.adders, rlds2reverb.cli):
-        found += [module.name for module in pkgutil.walk_packages(branch.__path__, f"{branch.__name__}.")]
+    for layer in (rlds2reverb.adders, rlds2reverb.cli):
+        found += [module.name for module in pkgutil.walk_packages(layer.__path__, f"{layer.__name__}.")]
     for name in found:
         if not name.endswith("__main__"):
             importlib.import_module(name)
     assert len(found) > 90
 
 
-@pytest.mark.slow  # the wheel's test runs it too
-def test_the_command_converts_and_describes_itself(data, tmp_path):
+@pytest.mark.slow  # The test of the wheel also runs it.
+def test_command_line_converts_and_prints_help(data, tmp_path):
     command = [sys.executable, "-m", "rlds2reverb.cli"]
     shutil.copy(data / "d4rl/hopper_medium-v2.hdf5", tmp_path)
     for arguments in (["--version"], ["convert", "hopper_medium-v2.hdf5", "--out", "out"], ["serve", "--help"]):
@@ -60,51 +60,50 @@ PUBLIC = {
 
 
 def public_names(module):
-    """Names in `__all__`, or else those without an underscore that are not modules."""
+    """Returns the names in `__all__`, or all names without a leading underscore that are not modules."""
     found = [name for name in vars(module) if name[0] != "_" and not isinstance(vars(module)[name], types.ModuleType)]
     return sorted(set(getattr(module, "__all__", found)) - {"annotations"})
 
 
-def script_of_every_name():
-    """A script that uses each public name, and one that does not exist, to see that the checker resolves them."""
+def make_script_of_all_names():
+    """Returns a script that uses each public name and then an undefined name, and the number of its last line."""
     lines = [f"import {module}" for module in PUBLIC]
     lines += [f"{module}.{name}" for module, contents in PUBLIC.items() for name in public_names(contents)]
     return "\n".join([*lines, "rlds2reverb.no_such_name", ""]), len(lines) + 1
 
 
 @pytest.mark.slow
-def test_a_users_script_passes_a_type_check(tmp_path):
+def test_user_script_passes_the_type_check(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments = ["--ignore-missing-imports", "--disable-error-code", "import-untyped", "--follow-imports", "silent"]
     command = [sys.executable, "-m", "mypy", *arguments, "--cache-dir", str(tmp_path / "cache")]
     checked = subprocess.run([*command, "script.py"], cwd=tmp_path, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    script, last_line = script_of_every_name()
+    script, last_line = make_script_of_all_names()
     (tmp_path / "names.py").write_text(script)
     checked = subprocess.run([*command, "names.py"], cwd=tmp_path, capture_output=True, text=True)
-    found = [line for line in checked.stdout.splitlines() if "error:" in line]
-    assert len(found) == 1 and found[0].startswith(f"names.py:{last_line}: error: Module has no attribute"), (
+    errors = [line for line in checked.stdout.splitlines() if "error:" in line]
+    assert len(errors) == 1 and errors[0].startswith(f"names.py:{last_line}: error: Module has no attribute"), (
         checked.stdout
     )
 
 
 @pytest.mark.slow
 def test_pyright_resolves_every_public_name(tmp_path):
-    """As an editor does."""
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
     try:
         subprocess.run([*command[:3], "--version"], capture_output=True, check=True, timeout=100)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         pytest.skip("pyright is not installed, or cannot fetch what it needs")
-    script, last_line = script_of_every_name()
+    script, last_line = make_script_of_all_names()
     (tmp_path / "names.py").write_text(script)
     checked = subprocess.run([*command, "names.py"], cwd=tmp_path, capture_output=True, text=True)
-    errors = [found for found in json.loads(checked.stdout)["generalDiagnostics"] if found["severity"] == "error"]
-    assert [found["range"]["start"]["line"] + 1 for found in errors] == [last_line], errors
+    errors = [entry for entry in json.loads(checked.stdout)["generalDiagnostics"] if entry["severity"] == "error"]
+    assert [entry["range"]["start"]["line"] + 1 for entry in errors] == [last_line], errors
     assert "no_such_name" in errors[0]["message"]
 
 
-def test_presets_come_with_the_package():
+def test_presets_are_installed():
     from rlds2reverb.cli.presets import preset_names
 
     assert {"iql-antmaze", "rebrac-hopper-medium"} <= set(preset_names())

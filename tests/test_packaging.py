@@ -1,4 +1,4 @@
-"""What is installed works: each library is used once, the traps that `pip check` does not know are avoided."""
+"""Tests that the required libraries work together, beyond what `pip check` verifies, and of the public names."""
 
 import importlib.metadata
 import subprocess
@@ -13,7 +13,7 @@ import rlds2reverb
 ROOT = Path(__file__).parent.parent
 
 
-def test_every_library_is_imported_and_used_once():
+def test_required_libraries_work():
     import h5py
     import importlib_resources
     import minari
@@ -48,25 +48,25 @@ def test_every_library_is_imported_and_used_once():
     server.stop()
 
 
-def test_the_installed_versions_are_those_that_are_required():
+def test_installed_versions_match_the_requirements():
     requirements = [Requirement(text) for text in importlib.metadata.requires("rlds2reverb")]
-    needed = [r for r in requirements if not r.marker or r.marker.evaluate({"extra": ""})]
-    assert {"tensorflow", "tf-agents", "dm-reverb", "rlds", "tensorflow-datasets"} <= {r.name for r in needed}
-    for requirement in needed:
+    required = [r for r in requirements if not r.marker or r.marker.evaluate({"extra": ""})]
+    assert {"tensorflow", "tf-agents", "dm-reverb", "rlds", "tensorflow-datasets"} <= {r.name for r in required}
+    for requirement in required:
         names = ["tensorflow", "tensorflow-cpu"] if requirement.name == "tensorflow" else [requirement.name]
-        versions = [d.version for d in map(distribution, names) if d]
+        versions = [d.version for d in map(find_distribution, names) if d]
         assert len(versions) == 1 and requirement.specifier.contains(versions[0]), (requirement, versions)
     assert importlib.metadata.version("rlds2reverb") == rlds2reverb.__version__
 
 
-def distribution(name):
+def find_distribution(name):
     try:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def test_every_public_name_can_be_imported_and_has_a_docstring():
+def test_every_public_name_has_a_docstring():
     for name in rlds2reverb.__all__:
         assert getattr(rlds2reverb, name).__doc__, name
     assert dir(rlds2reverb) == sorted(rlds2reverb.__all__)
@@ -74,7 +74,7 @@ def test_every_public_name_can_be_imported_and_has_a_docstring():
         rlds2reverb.nothing  # noqa: B018
 
 
-def test_importing_the_package_and_reading_hdf5_does_not_start_tensorflow(data):
+def test_reading_hdf5_does_not_import_tensorflow(data):
     program = "import sys, rlds2reverb; rlds2reverb.summarize(rlds2reverb.load(sys.argv[1])); print('tensorflow' in sys.modules)"
     path = data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5"
     out = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)

@@ -1,1 +1,1 @@
-"""From items to Reverb's messages: item blocks, keys, chunks, packed columns, records of files."""
+"""Encoding of items as Reverb messages: item blocks, keys, chunks, packed columns and record files."""

@@ -1,4 +1,4 @@
-"""Blocks of items: those of one episode or of several, their columns in a flat list, ready to be encoded."""
+"""Blocks of items of one or more episodes, with flat columns ready to be encoded."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from rlds2reverb.specs import concatenate
 
-#: Episodes are encoded and confirmed in groups of about this many bytes: small ones first, so that the server starts
-#: its work early.
+#: The approximate sizes of the first and of later groups of episodes that are encoded and confirmed together. The
+#: first group is small, so that the server starts working early.
 _FIRST_GROUP_BYTES, _GROUP_BYTES = 1 << 20, 8 << 20
 
 
 class Sized(Protocol):
-    """Anything that knows its size in memory."""
+    """An object that reports its size in memory."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """The size in memory."""
 
 
 SizedT = TypeVar("SizedT", bound=Sized)
@@ -31,14 +31,14 @@ class ItemBlock:
     """Consecutive items of one episode, or all items of several episodes, in flat columns.
 
     Attributes:
-      columns: arrays `[R, ...]`, those of the whole episodes, one after the other.
-      starts, lengths: int64 `[M]`, rows of the items.
+      columns: arrays `[R, ...]`, concatenated over whole episodes.
+      starts, lengths: int64 `[M]`, the first row and the number of rows of each item.
       priorities: float64 `[M]`.
       digests: `keys.content_digest` of the items of each of the `E` episodes.
-      episodes: int64 `[E]`, their numbers in the data set.
-      num_items: int64 `[E]`, the items of each.
-      first_rows: int64 `[E]`, the first row of each.
-      first_item: the number of the first item in its episode: 0, but for a part of an episode.
+      episodes: int64 `[E]`, indices of the episodes in the dataset.
+      num_items: int64 `[E]`, the number of items of each episode.
+      first_rows: int64 `[E]`, the first row of each episode.
+      first_item: index of the first item in its episode; above 0 only for a part of an episode.
     """
 
     columns: Sequence[np.ndarray]
@@ -52,7 +52,7 @@ class ItemBlock:
     first_item: int = 0
 
     @classmethod
-    def of_one(
+    def from_episode(
         cls,
         columns: Sequence[np.ndarray],
         starts: np.ndarray,
@@ -63,19 +63,21 @@ class ItemBlock:
         episode: int = 0,
         first_item: int = 0,
     ) -> ItemBlock:
-        """Returns the items of one episode; see the class."""
-        one = np.array([episode]), np.array([len(starts)]), np.zeros(1, np.int64)
-        return cls(columns, starts, lengths, priorities, [digest], *one, first_item)
+        """Builds a block of the items of one episode; see the class."""
+        counts = np.array([episode]), np.array([len(starts)]), np.zeros(1, np.int64)
+        return cls(columns, starts, lengths, priorities, [digest], *counts, first_item)
 
-    def part(self, begin: int, end: int) -> ItemBlock:
-        """Returns a block of the items of one episode from `begin` up to `end`."""
+    def slice_items(self, begin: int, end: int) -> ItemBlock:
+        """Returns a block of the items from `begin` to `end` (exclusive) of a block of one episode."""
         cut = slice(begin, end)
         arrays = (self.starts[cut], self.lengths[cut], self.priorities[cut])
         first_item, episode = self.first_item + begin, int(self.episodes[0])
-        return ItemBlock.of_one(self.columns, *arrays, digest=self.digests[0], episode=episode, first_item=first_item)
+        return ItemBlock.from_episode(
+            self.columns, *arrays, digest=self.digests[0], episode=episode, first_item=first_item
+        )
 
-    def apart(self) -> Iterator[ItemBlock]:
-        """Yields a block for each episode, with its own rows alone."""
+    def split_by_episode(self) -> Iterator[ItemBlock]:
+        """Yields one block per episode, with the rows of that episode only."""
         if len(self.digests) == 1:
             yield self
             return
@@ -86,27 +88,27 @@ class ItemBlock:
             item += num_items
             arrays = (self.starts[cut] - row, self.lengths[cut], self.priorities[cut])
             columns = [column[row:end] for column in self.columns]
-            yield ItemBlock.of_one(columns, *arrays, digest=self.digests[at], episode=int(self.episodes[at]))
+            yield ItemBlock.from_episode(columns, *arrays, digest=self.digests[at], episode=int(self.episodes[at]))
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are from the first one in an item to the last."""
+        """The number of rows from the first row of an item to the last."""
         return int((self.starts + self.lengths).max() - self.starts[0])
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the columns."""
+        """The size of the columns."""
         return sum(column.nbytes for column in self.columns)
 
 
-def in_groups(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[list[SizedT]]:
-    """Yields episodes, or blocks, in groups: small ones first, larger ones later, at most about 8 MB.
+def group_by_size(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[list[SizedT]]:
+    """Yields episodes or blocks in groups that grow from about 1 MB to about 8 MB.
 
-    Where a group ends depends on nothing but what comes before, so that a run that is repeated has the same groups.
+    The end of a group depends only on the preceding parts, so that a repeated run has the same groups.
 
     Args:
-      parts: in order.
-      first_end: a group also ends after this many parts, counted from the beginning; 0 for no such end.
+      parts: episodes or blocks, in order.
+      first_end: number of parts after which a group ends in any case; 0 for none.
     """
     group: list[SizedT] = []
     group_bytes = bytes_before = 0
@@ -123,11 +125,11 @@ def in_groups(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[list[S
 
 @dataclass(frozen=True)
 class ItemRows:
-    """The rows of several blocks one after the other, and the runs of them that are items.
+    """The concatenated rows of several blocks, and the row ranges of their items.
 
     Attributes:
       columns: arrays `[R, ...]`.
-      starts, lengths: int64 `[M]`, rows of the items.
+      starts, lengths: int64 `[M]`, the first row and the number of rows of each item.
     """
 
     columns: list[np.ndarray]
@@ -135,13 +137,13 @@ class ItemRows:
     lengths: np.ndarray
 
 
-def joined_rows(blocks: Sequence[ItemBlock]) -> ItemRows:
-    """Returns the rows of all blocks one after the other, without those that no item has.
+def join_rows(blocks: Sequence[ItemBlock]) -> ItemRows:
+    """Concatenates the rows of all blocks and drops rows that are not part of any item.
 
-    For example, two blocks with columns of 6 and 3 rows, and items of rows 1..2 and 4..5 in the first and 0..1 in the
-    second: from the first come rows 1..5, from the second rows 0..1, seven in all, with items at 0..1, 3..4 and 5..6.
-    Row 2 is in no item and goes: `covered` is [1, 0, -1, 1, 0, 0, 0, -1] (up where an item begins, down behind its
-    end), its running sum is 0 at row 2 alone, and the items are at 0..1, 2..3 and 4..5 of the six rows that stay.
+    For example, take two blocks with columns of 6 and 3 rows, items of rows 1..2 and 4..5 in the first and 0..1 in the
+    second. Rows 1..5 of the first and 0..1 of the second are concatenated to seven rows, with items at 0..1, 3..4 and
+    5..6. Row 2 is not part of any item: `covered` is [1, 0, -1, 1, 0, 0, 0, -1] (+1 at the start of an item, -1 after
+    its end), and its running sum is 0 only at row 2. Six rows remain, with items at 0..1, 2..3 and 4..5.
     """
     bounds = [(int(block.starts[0]), int((block.starts + block.lengths).max())) for block in blocks]
     bases = np.cumsum([0] + [end - begin for begin, end in bounds])

@@ -1,9 +1,9 @@
-"""Keys of items and chunks that stand for their content: what is sent again is stored once.
+"""Keys of items and chunks, derived from their content so that data sent twice are stored once.
 
-A key is a 64-bit hash of the content of an episode's items (dtypes, shapes and bytes of the columns, which follow from
-the data set and the adder with its parameters), the episode's number, the table and the place in the episode. Of `n`
-random keys in a range of 2^63, two coincide with a chance of about n² / 2^64: 5e-8 for a million, 5e-4 for a hundred
-million.
+A key is a 64-bit hash of the content of an episode's items (dtypes, shapes and bytes of the columns, which depend on
+the dataset and the adder with its parameters), the episode's index, the table and the position in the episode. The
+probability that any two of `n` random keys in a range of 2^63 are equal is about n² / 2^64: 5e-8 for a million keys,
+5e-4 for a hundred million.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import leaves
 
 #: Keys are in [2^56, 2^63), where a varint always has 9 bytes.
-LOWEST, HIGHEST = 1 << 56, 1 << 63
+MIN_KEY, KEY_LIMIT = 1 << 56, 1 << 63
 
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 
 def content_digest(items: Items) -> bytes:
-    """Returns a 128-bit hash (XXH3) of the columns of an episode's items and of where each item begins and ends."""
-    return content_digests(ItemBatch.of_one(items))[0]
+    """Returns a 128-bit hash (XXH3) of the columns of an episode's items and the rows of each item."""
+    return content_digests(ItemBatch.from_items(items))[0]
 
 
 def content_digests(batch: ItemBatch) -> list[bytes]:
-    """Returns the `content_digest` of the items of each episode of a batch."""
+    """Returns the `content_digest` of each episode's items."""
     items = batch.items
     columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(items.columns)]
     starts = items.starts - np.repeat(batch.first_rows, batch.num_items)
@@ -41,70 +40,70 @@ def content_digests(batch: ItemBatch) -> list[bytes]:
     row = item = 0
     for num_rows, num_items in zip(batch.num_rows.tolist(), batch.num_items.tolist(), strict=True):
         digest = xxhash.xxh3_128()
-        rows, some = slice(row, row + num_rows), slice(item, item + num_items)
-        row, item = rows.stop, some.stop
-        for head, column in columns:
-            part = column[rows]
-            digest.update(f"{head}{part.shape}".encode())
+        own_rows, own_items = slice(row, row + num_rows), slice(item, item + num_items)
+        row, item = own_rows.stop, own_items.stop
+        for name, column in columns:
+            part = column[own_rows]
+            digest.update(f"{name}{part.shape}".encode())
             digest.update(part.data)
         digest.update(f"{items.squeeze}{num_items}".encode())
-        digest.update(starts[some].data)
-        digest.update(lengths[some].data)
+        digest.update(starts[own_items].data)
+        digest.update(lengths[own_items].data)
         digests.append(digest.digest())
     return digests
 
 
-def seed(*parts: object) -> int:
-    """Returns 64 bits that stand for the parts, for `keys_at`."""
-    return _seed_of(b"".join(_tagged(part) for part in parts))
+def make_seed(*parts: object) -> int:
+    """Hashes the parts to a 64-bit seed for `make_keys`."""
+    return _hash_to_seed(b"".join(_prefix_length(part) for part in parts))
 
 
-def seeds(
+def make_seeds(
     kind: str, digests: Sequence[bytes], episodes: Sequence[int], layouts: Sequence[int], rest: Any
 ) -> np.ndarray:
-    """Returns `seed(kind, digest, episode, layout, *rest)` for each episode, uint64 `[E]`."""
-    begin, end = _tagged(kind), b"".join(_tagged(part) for part in rest)
-    each = zip(digests, episodes, layouts, strict=True)
-    found = [_seed_of(begin + _tagged(one) + _tagged(two) + _tagged(three) + end) for one, two, three in each]
-    return np.array(found, np.uint64)
+    """Returns `make_seed(kind, digest, episode, layout, *rest)` for each episode, uint64 `[E]`."""
+    head, tail = _prefix_length(kind), b"".join(_prefix_length(part) for part in rest)
+    episode_parts = zip(digests, episodes, layouts, strict=True)
+    seeds = [_hash_to_seed(head + b"".join(map(_prefix_length, parts)) + tail) for parts in episode_parts]
+    return np.array(seeds, np.uint64)
 
 
-def _seed_of(text: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+def _hash_to_seed(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
 
 
-def _tagged(part: object) -> bytes:
+def _prefix_length(part: object) -> bytes:
     content = part if isinstance(part, bytes) else repr(part).encode()
     return len(content).to_bytes(8, "little") + content
 
 
-def keys_at(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Returns the keys at places of the sequences that begin with seeds.
+def make_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Returns the keys at given positions of the pseudorandom sequences that start from given seeds.
 
-    The finaliser of splitmix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") over
-    `seed + place * golden ratio`, folded into [2^56, 2^63).
+    Uses the finaliser of splitmix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") on
+    `seed + position * golden ratio`, reduced to [2^56, 2^63).
 
     Args:
       seeds: uint64 `[n]`.
-      places: integers `[n]` from 0.
+      positions: integers `[n]` from 0.
 
     Returns:
       uint64 `[n]`.
     """
     with np.errstate(over="ignore"):
-        mixed = seeds + places.astype(np.uint64) * _GOLDEN
+        mixed = seeds + positions.astype(np.uint64) * _GOLDEN_RATIO
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed = mixed ^ (mixed >> np.uint64(31))
-    return mixed % np.uint64(HIGHEST - LOWEST) + np.uint64(LOWEST)
+    return mixed % np.uint64(KEY_LIMIT - MIN_KEY) + np.uint64(MIN_KEY)
 
 
-def require_different(parts: Sequence[np.ndarray]) -> None:
-    """Raises `KeyCollisionError` if a key occurs twice in the arrays, taken together."""
-    everything = np.sort(np.concatenate([np.zeros(0, np.uint64), *parts]))
-    repeated = everything[1:][everything[1:] == everything[:-1]]
+def require_unique(keys: Sequence[np.ndarray]) -> None:
+    """Raises `KeyCollisionError` if a key occurs twice in the concatenated arrays."""
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *keys]))
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
         raise KeyCollisionError(
-            f"{len(repeated)} keys coincide, {repeated[0]} the first, so that one of two items would be lost; "
-            "convert again, into an empty table or a new directory, with another key_seed"
+            f"{len(repeated)} keys collide, the first is {repeated[0]}, so that one of two items would be lost; "
+            "convert again with a different key_seed, into an empty table or a new directory"
         )

@@ -1,4 +1,4 @@
-"""Reverb's own messages, chunks and items, written by numpy; see `protobuf`.
+"""Vectorised encoding of Reverb's messages for chunks, items and priority updates; see `protobuf`.
 
 Keys are in [2^56, 2^63), where varints have 9 bytes. Field numbers are those of `reverb/cc/schema.proto`,
 `reverb/cc/reverb_service.proto` and `tensorflow/core/framework/tensor.proto`.
@@ -31,7 +31,7 @@ from .protobuf import (
     varints,
 )
 
-#: Numbers of TensorFlow's `DataType`.
+#: The numbers of TensorFlow's enum `DataType`.
 _DATA_TYPES = {
     "float32": 1,
     "float64": 2,
@@ -49,23 +49,23 @@ _DATA_TYPES = {
     "uint64": 23,
 }
 _KEY_WIDTH = 9
-#: Of keys that others gave, which may be any of 64 bits.
+#: The width of keys from other writers, which may be any 64-bit number.
 _ANY_KEY_WIDTH = 10
 _INT_WIDTH = 5
-#: Columns of a chunk are compressed from this many bytes on, if that makes them shorter by a tenth.
-_WORTH_TRYING_BYTES, _WORTH_COMPRESSING = 1024, 0.9
+#: A column of a chunk is compressed if it has at least this many bytes, and if that reduces it to less than this ratio.
+_MIN_COMPRESSIBLE_BYTES, _MAX_COMPRESSION_RATIO = 1024, 0.9
 
 
 def require_dtype(spec: ArraySpec, where: str) -> None:
-    """Raises `ValueError` unless columns of this dtype can be encoded: bool, integers, floats, complex numbers."""
+    """Raises `ValueError` unless the dtype is bool, integer, float or complex."""
     if spec.dtype.name not in _DATA_TYPES:
         raise ValueError(
-            f"{where} is {spec.dtype}, expected one of {', '.join(_DATA_TYPES)}; cast it, or leave the field out"
+            f"{where} must be one of {', '.join(_DATA_TYPES)}, got {spec.dtype}; cast it, or leave the field out"
         )
 
 
-def _stored_header(size: int) -> bytes:
-    """Returns what makes `size` bytes behind it a snappy stream of one literal (snappy's format_description.txt)."""
+def _literal_header(size: int) -> bytes:
+    """Returns the header of a snappy stream with one literal of `size` bytes (see snappy's format_description.txt)."""
     if size == 0:
         return varint(0)
     if size <= 60:
@@ -76,7 +76,7 @@ def _stored_header(size: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
-    """Returns the dtype and shape of a tensor of `num_rows` rows."""
+    """Encodes the dtype and shape of a tensor of `num_rows` rows."""
     sizes: tuple[int | None, ...] = (num_rows, *spec.shape)
     shape = b"".join(delimited(2, number_field(1, size or 0)) for size in sizes)
     return number_field(1, _DATA_TYPES[spec.dtype.name]) + delimited(2, shape)
@@ -84,16 +84,16 @@ def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
-    """Returns the field of a stored tensor of `num_rows` rows, up to where its bytes begin."""
+    """Encodes everything before the bytes of an uncompressed tensor of `num_rows` rows."""
     size = num_rows * spec.num_bytes
     header = _tensor_head(spec, num_rows)
-    content = _stored_header(size)
+    content = _literal_header(size)
     before = header + delimited_head(4, len(content) + size) + content
     return delimited_head(1, len(before) + size) + before
 
 
 def _chunk_head(keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, num_rows: int) -> list[Part]:
-    """Returns the fields of chunks that come before their tensors."""
+    """Encodes the fields of chunks that precede their tensors."""
     sequence_range = [
         *numbers_field(1, episode_ids, _KEY_WIDTH),
         *numbers_field(2, first_rows, _INT_WIDTH),
@@ -103,25 +103,25 @@ def _chunk_head(keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarra
 
 
 def _chunk_tail(num_rows: int, specs: Sequence[ArraySpec]) -> bytes:
-    """Returns the fields that come after the tensors: how many there are, and their bytes when unpacked."""
+    """Encodes the fields of chunks that follow their tensors: the number and uncompressed size of the tensors."""
     return number_field(6, len(specs)) + number_field(7, num_rows * sum(spec.num_bytes for spec in specs))
 
 
-def chunks(
+def encode_chunks(
     keys: np.ndarray,
     episode_ids: np.ndarray,
     first_rows: np.ndarray,
     contents: Sequence[np.ndarray],
     specs: Sequence[ArraySpec],
 ) -> np.ndarray:
-    """Returns `ChunkData` messages of equally many rows, all columns in one chunk, stored without compression.
+    """Encodes uncompressed `ChunkData` messages with the same number of rows, each with all columns.
 
     Args:
       keys: uint64 `[n]` in [2^56, 2^63).
       episode_ids: uint64 `[n]` in the same range.
-      first_rows: int `[n]`, places of the chunks in their episodes, below 2^31.
-      contents: for each column an array `[n, rows, ...]`.
-      specs: of one row of each column.
+      first_rows: int `[n]`, the first rows of the chunks in their episodes, below 2^31.
+      contents: arrays `[n, rows, ...]`, one per column.
+      specs: specs of one row of each column.
 
     Returns:
       uint8 `[n, size]`.
@@ -135,7 +135,7 @@ def chunks(
 
 
 def _as_bytes(content: np.ndarray) -> np.ndarray:
-    """uint8 `[n, bytes]` of an array `[n, ...]`."""
+    """Views an array `[n, ...]` as uint8 `[n, bytes]`."""
     content = np.ascontiguousarray(content)
     if not content.size:
         return np.zeros((len(content), 0), np.uint8)
@@ -143,86 +143,87 @@ def _as_bytes(content: np.ndarray) -> np.ndarray:
 
 
 class _Scratch(threading.local):
-    """A buffer for the compressor's output; allocating one each time would take as long as compressing."""
+    """A buffer for the compressor's output; allocating one per call would take as long as compressing."""
 
-    room = np.empty(0, np.uint8)
+    buffer = np.empty(0, np.uint8)
 
 
 _SCRATCH = _Scratch()
 
 
-def is_compressed(num_rows: int, spec: ArraySpec) -> bool:
-    """Whether `compressed_chunks` tries to compress `num_rows` rows of a column."""
-    return num_rows * spec.num_bytes >= _WORTH_TRYING_BYTES
+def is_compressible(num_rows: int, spec: ArraySpec) -> bool:
+    """Returns whether `encode_compressed_chunks` tries to compress `num_rows` rows of a column."""
+    return num_rows * spec.num_bytes >= _MIN_COMPRESSIBLE_BYTES
 
 
-def compressed_chunks(
+def encode_compressed_chunks(
     keys: np.ndarray,
     episode_ids: np.ndarray,
     first_rows: np.ndarray,
     contents: Sequence[np.ndarray | Sequence[np.ndarray]],
     specs: Sequence[ArraySpec],
 ) -> list[bytes]:
-    """Returns the same as `chunks`, with large columns compressed by snappy where that saves a tenth.
+    """Encodes chunks like `encode_chunks`, but compresses large columns with snappy if that saves a tenth.
 
     Args:
-      keys: see `chunks`.
-      episode_ids: see `chunks`.
-      first_rows: see `chunks`.
-      contents: for each column an array `[n, rows, ...]`, or `n` arrays `[rows, ...]` for one that `is_compressed`.
-      specs: of one row of each column.
+      keys: see `encode_chunks`.
+      episode_ids: see `encode_chunks`.
+      first_rows: see `encode_chunks`.
+      contents: an array `[n, rows, ...]` per column, or `n` arrays `[rows, ...]` for a column that `is_compressible`.
+      specs: specs of one row of each column.
     """
     num_chunks, num_rows = len(keys), len(contents[0][0])
     tensors: list[Part | list[bytes]] = []
     num_bytes = np.zeros(num_chunks, np.int64)
     for column, spec in zip(contents, specs, strict=True):
-        if not is_compressed(num_rows, spec):
+        if not is_compressible(num_rows, spec):
             stored: list[Part] = [_stored_tensor_head(spec, num_rows), _as_bytes(np.asarray(column))]
             tensors += stored
             num_bytes += total_width(stored)
             continue
-        packed = [_packed(rows) for rows in column]
-        sizes, head = np.array([len(each) for each in packed]), _tensor_head(spec, num_rows)
-        content_field = _sized(4, sizes)
-        lengths = len(head) + total_width(content_field) + sizes
-        tensor_field = _sized(1, lengths)
-        tensors += [*tensor_field, head, *content_field, packed]
-        num_bytes += total_width(tensor_field) + lengths
+        compressed = [_compress(rows) for rows in column]
+        sizes, head = np.array([len(content) for content in compressed]), _tensor_head(spec, num_rows)
+        content_head = _delimited_heads(4, sizes)
+        lengths = len(head) + total_width(content_head) + sizes
+        tensor_head = _delimited_heads(1, lengths)
+        tensors += [*tensor_head, head, *content_head, compressed]
+        num_bytes += total_width(tensor_head) + lengths
     chunk_head = _chunk_head(keys, episode_ids, first_rows, num_rows)
-    return _records([*chunk_head, *_sized(5, num_bytes), *tensors, _chunk_tail(num_rows, specs)], num_chunks)
+    parts = [*chunk_head, *_delimited_heads(5, num_bytes), *tensors, _chunk_tail(num_rows, specs)]
+    return _join_parts(parts, num_chunks)
 
 
-def _sized(number: int, sizes: np.ndarray) -> list[Part]:
-    """Returns the tag and size that come before messages or bytes of different sizes."""
+def _delimited_heads(number: int, sizes: np.ndarray) -> list[Part]:
+    """Encodes the tag and size that precede messages, or bytes, of different sizes."""
     return [tag(number, 2), varints(sizes, _INT_WIDTH)]
 
 
-def _packed(rows: np.ndarray) -> bytes:
-    """Returns an array as a snappy stream: compressed, or stored where compression saves less than a tenth."""
+def _compress(rows: np.ndarray) -> bytes:
+    """Returns an array as a snappy stream, as a literal if compression saves less than a tenth."""
     raw = np.ascontiguousarray(rows).reshape(-1).data.cast("B")
-    most = cramjam.snappy.compress_raw_max_len(raw)
-    if len(_SCRATCH.room) < most:
-        _SCRATCH.room = np.empty(most, np.uint8)
-    size = cramjam.snappy.compress_raw_into(raw, _SCRATCH.room.data)
-    if size < _WORTH_COMPRESSING * len(raw):
-        return _SCRATCH.room[:size].tobytes()
-    return b"".join([_stored_header(len(raw)), raw])
+    max_size = cramjam.snappy.compress_raw_max_len(raw)
+    if len(_SCRATCH.buffer) < max_size:
+        _SCRATCH.buffer = np.empty(max_size, np.uint8)
+    size = cramjam.snappy.compress_raw_into(raw, _SCRATCH.buffer.data)
+    if size < _MAX_COMPRESSION_RATIO * len(raw):
+        return _SCRATCH.buffer[:size].tobytes()
+    return b"".join([_literal_header(len(raw)), raw])
 
 
-def _records(parts: Sequence[Part | list[bytes]], num_records: int) -> list[bytes]:
-    """Returns the records made of parts as in `fill`, or of a list with bytes of its own for each record."""
+def _join_parts(parts: Sequence[Part | list[bytes]], num_records: int) -> list[bytes]:
+    """Assembles records from parts as in `fill`, and from lists with bytes of varying size for each record."""
     columns: list[Any] = []
-    for is_own, group in itertools.groupby(parts, lambda part: isinstance(part, list)):
-        neighbours: list[Any] = list(group)
-        columns += neighbours if is_own else [fill(neighbours, num_records)]
+    for is_varying, group in itertools.groupby(parts, lambda part: isinstance(part, list)):
+        adjacent: list[Any] = list(group)
+        columns += adjacent if is_varying else [fill(adjacent, num_records)]
     return [b"".join(record) for record in zip(*columns, strict=True)]
 
 
-def priority_updates(table: str, keys: np.ndarray, priorities: np.ndarray) -> bytes:
-    """Returns a `MutatePrioritiesRequest`.
+def encode_priority_updates(table: str, keys: np.ndarray, priorities: np.ndarray) -> bytes:
+    """Encodes a `MutatePrioritiesRequest`.
 
     Args:
-      table: its name.
+      table: name of the table.
       keys: uint64 `[M]`.
       priorities: float64 `[M]`.
     """
@@ -231,7 +232,7 @@ def priority_updates(table: str, keys: np.ndarray, priorities: np.ndarray) -> by
     return delimited(1, table.encode()) + fill(message_field(2, update), len(keys)).tobytes()
 
 
-def items(
+def encode_items(
     table: str,
     keys: np.ndarray,
     priorities: np.ndarray,
@@ -241,17 +242,17 @@ def items(
     squeeze: bool,
     numbers: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Returns `PrioritizedItem` messages.
+    """Encodes `PrioritizedItem` messages.
 
     Args:
-      table: the table's name.
+      table: name of the table.
       keys: uint64 `[n]` in [2^56, 2^63).
       priorities: float64 `[n]`.
-      slices: where the rows of an item lie: a chunk's key uint64 `[n]`, the first row in it and the number of rows,
-        int `[n]`, for each chunk that it takes, the same for all columns.
-      num_columns: columns in the chunks.
-      squeeze: whether the one row of an item comes without the time axis.
-      numbers: int `[n]`, the order of insertion as microseconds since 1970, or None to leave that to the server.
+      slices: the slices of chunks that make up each item, the same for all columns: for the first chunk of each item,
+        the second and so on, the key uint64 `[n]`, the first row in the chunk and the number of rows, int `[n]`.
+      num_columns: number of columns in the chunks.
+      squeeze: whether items are single rows without a time axis.
+      numbers: int `[n]`, the order of insertion as microseconds since 1970, or None to let the server set it.
 
     Returns:
       uint8 `[n, size]`.
@@ -270,8 +271,8 @@ def items(
     for index in range(num_columns):
         column: list[Part] = []
         for chunk, first, count in encoded:
-            place: list[Part] = [tag(1, 0), chunk, tag(2, 0), first, tag(3, 0), count, number_field(4, index)]
-            column += message_field(1, place)
+            chunk_slice: list[Part] = [tag(1, 0), chunk, tag(2, 0), first, tag(3, 0), count, number_field(4, index)]
+            column += message_field(1, chunk_slice)
         squeezed: list[Part] = [number_field(2, 1)] if squeeze else []
         columns += message_field(1, column + squeezed)
     return fill([*parts, *message_field(8, columns)], len(keys))

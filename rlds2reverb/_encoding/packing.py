@@ -1,8 +1,9 @@
-"""The packed layout: all columns of an item in one, so that a table needs less memory and is faster to sample.
+"""The packed layout, which joins all columns of an item to one, so that a table needs less memory and samples faster.
 
-A packed row is the bytes of a row of each column, one after the other in the order of `tree.flatten`, as int32 where
-every column has elements of 4 or 8 bytes, else as uint8. The one leaf of a packed table's signature has a name that
-begins with `rlds2reverb.packed.` and holds the spec of the unpacked item: the table itself says how it is packed.
+A packed row consists of the bytes of one row of each column, concatenated in the order of `tree.flatten`. Its dtype is
+int32 if the element size of every column is a multiple of 4 bytes, else uint8. The signature of a packed table has one
+leaf, whose name starts with `rlds2reverb.packed.` and encodes the spec of the unpacked item, so that the table
+describes its own packing.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _PREFIX = "rlds2reverb.packed."
 
 @dataclass(frozen=True)
 class Packing:
-    """How items are packed.
+    """A description of packed items.
 
     Attributes:
       item_spec: nest of `tf.TensorSpec` of an unpacked item.
-      squeeze: whether items are single rows, without a time axis.
+      squeeze: whether items are single rows without a time axis.
     """
 
     item_spec: Nest
@@ -39,13 +40,13 @@ class Packing:
 
     @property
     def row_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of a row of each column."""
+        """The shape of one row of each column."""
         leaves = tree.flatten(self.item_spec)
         return [tuple(leaf.shape) if self.squeeze else tuple(leaf.shape[1:]) for leaf in leaves]
 
 
 def pack_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns `[R, ...]` as one: int32 or uint8 `[R, W]`."""
+    """Packs columns `[R, ...]` into one: int32 or uint8 `[R, W]`."""
     dtype = _packed_dtype([column.dtype for column in columns])
     num_rows = len(columns[0])
     parts = [np.ascontiguousarray(column).reshape(num_rows, math.prod(column.shape[1:])) for column in columns]
@@ -54,7 +55,7 @@ def pack_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def packed_spec(row_specs: Sequence[ArraySpec]) -> ArraySpec:
-    """The spec of a packed row."""
+    """Returns the spec of a packed row."""
     dtype = _packed_dtype([spec.dtype for spec in row_specs])
     num_bytes = sum(spec.num_bytes for spec in row_specs)
     return ArraySpec((num_bytes // dtype.itemsize,), dtype)
@@ -65,7 +66,7 @@ def _packed_dtype(dtypes: Sequence[Any]) -> np.dtype:
 
 
 def packed_signature(packing: Packing) -> tf.TensorSpec:
-    """The signature of a table whose items are packed."""
+    """Returns the signature of a table of packed items."""
     import tensorflow as tf
 
     from rlds2reverb._internals.tensorflow import encode_spec
@@ -77,17 +78,17 @@ def packed_signature(packing: Packing) -> tf.TensorSpec:
     ]
     spec = packed_spec(rows)
     encoded = encode_spec(packing.item_spec)
-    how = "row." if packing.squeeze else "rows."
-    name = _PREFIX + how + base64.urlsafe_b64encode(zlib.compress(encoded, 9)).decode()
+    kind = "row." if packing.squeeze else "rows."
+    name = _PREFIX + kind + base64.urlsafe_b64encode(zlib.compress(encoded, 9)).decode()
     leading = () if packing.squeeze else (leaves[0].shape[0],)
     return tf.TensorSpec((*leading, *spec.shape), spec.dtype, name=name)
 
 
 def find_packing(signature: Nest) -> Packing | None:
-    """How the items of a table with this signature are packed, or None if they are not.
+    """Returns the packing of a table's items, or None if they are not packed.
 
     Raises:
-      ValueError: if the signature says that they are, and not how.
+      ValueError: if the signature is that of a packed table, but its description is damaged.
     """
     name = getattr(signature, "name", None) or ""
     if not name.startswith(_PREFIX):
@@ -95,33 +96,33 @@ def find_packing(signature: Nest) -> Packing | None:
     from rlds2reverb._internals.tensorflow import decode_spec
 
     try:
-        how, encoded = name.removeprefix(_PREFIX).split(".")
-        if how not in ("row", "rows"):
-            raise ValueError(f"{how!r} is not a way to pack")
-        return Packing(decode_spec(zlib.decompress(base64.urlsafe_b64decode(encoded))), how == "row")
+        kind, encoded = name.removeprefix(_PREFIX).split(".")
+        if kind not in ("row", "rows"):
+            raise ValueError(f"kind must be 'row' or 'rows', got {kind!r}")
+        return Packing(decode_spec(zlib.decompress(base64.urlsafe_b64decode(encoded))), kind == "row")
     except (ValueError, zlib.error) as error:
-        raise ValueError(f"the table's signature does not say how its items are packed ({error})") from error
+        raise ValueError(f"the packing in the table's signature is damaged ({error})") from error
 
 
 def unpack(packed: tf.Tensor, packing: Packing) -> Nest:
-    """The columns of packed items, in TensorFlow.
+    """Unpacks items with TensorFlow.
 
     Args:
-      packed: int32 or uint8 `[..., W]`: items with any leading axes, those of batch and time.
-      packing: see `find_packing`.
+      packed: int32 or uint8 `[..., W]`, items with any leading batch and time axes.
+      packing: packing of the items; see `find_packing`.
 
     Returns:
-      The nest of an item, each leaf with the leading axes of `packed` in front of the shape of its rows.
+      The nest of an item; each leaf has the leading axes of `packed`, followed by the shape of its rows.
     """
     columns = []
     end = 0
     for leaf, shape in zip(tree.flatten(packing.item_spec), packing.row_shapes, strict=True):
         begin, end = end, end + int(np.prod(shape)) * leaf.dtype.size // packed.dtype.size
-        columns.append(_column(packed[..., begin:end], leaf.dtype, shape))
+        columns.append(_unpack_column(packed[..., begin:end], leaf.dtype, shape))
     return tree.unflatten_as(packing.item_spec, columns)
 
 
-def _column(packed: tf.Tensor, dtype: Any, shape: tuple[int, ...]) -> tf.Tensor:
+def _unpack_column(packed: tf.Tensor, dtype: Any, shape: tuple[int, ...]) -> tf.Tensor:
     import tensorflow as tf
 
     leading = tf.shape(packed)[:-1]

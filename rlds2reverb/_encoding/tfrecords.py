@@ -1,7 +1,7 @@
-"""TFRecord files: many records of one size are framed at once, with their checksums.
+"""Reading and vectorised writing of TFRecord files, with their checksums.
 
-A record is its length (uint64), a checksum of the length, its bytes, and a checksum of these. Checksums are CRC-32C,
-rotated right by 15 bits plus 0xA282EAD8 (tensorflow/core/lib/hash/crc32c.h).
+A framed record consists of its length (uint64), a checksum of the length, its bytes, and a checksum of the bytes.
+Checksums are CRC-32C, rotated right by 15 bits plus 0xA282EAD8 (tensorflow/core/lib/hash/crc32c.h).
 """
 
 from __future__ import annotations
@@ -14,77 +14,77 @@ from typing import BinaryIO
 import google_crc32c
 import numpy as np
 
-from .protobuf import fill, neighbours
+from .protobuf import fill, view_bytes
 
 _MASK_DELTA = np.uint32(0xA282EAD8)
-#: Where no more bytes than these differ between records, their checksums come from tables.
-_MOST_DIFFERENT, _LONGEST = 400, 4096
-_FEWEST_RECORDS = 64
-#: Of a record's length and its checksum.
-HEAD_BYTES = 12
+#: Limits of the table lookup of checksums: differing bytes between records, record size, and number of records.
+_MAX_DIFFERENT_BYTES, _MAX_RECORD_BYTES = 400, 4096
+_MIN_RECORDS = 64
+#: The size of a record's length and its checksum.
+HEADER_BYTES = 12
 
 
-def framed(records: np.ndarray) -> np.ndarray:
-    """Records uint8 `[n, size]` as they stand in a file: uint8 `[n, size + 16]`."""
+def frame(records: np.ndarray) -> np.ndarray:
+    """Frames records uint8 `[n, size]` for a file: uint8 `[n, size + 16]`."""
     length = records.shape[1].to_bytes(8, "little")
-    head = length + _masked(np.array([google_crc32c.value(length)], np.uint32)).tobytes()
-    return fill([head, records, _masked(checksums(records))], len(records))
+    head = length + _mask(np.array([google_crc32c.value(length)], np.uint32)).tobytes()
+    return fill([head, records, _mask(checksums(records))], len(records))
 
 
-def _masked(crcs: np.ndarray) -> np.ndarray:
+def _mask(crcs: np.ndarray) -> np.ndarray:
     rotated = (crcs >> np.uint32(15)) | (crcs << np.uint32(17))
     with np.errstate(over="ignore"):
         return (rotated + _MASK_DELTA).astype("<u4")[:, None].view(np.uint8)
 
 
 def checksums(records: np.ndarray) -> np.ndarray:
-    """CRC-32C of each record of uint8 `[n, size]`: uint32 `[n]`.
+    """Computes the CRC-32C of each record of uint8 `[n, size]`: uint32 `[n]`.
 
-    Where few bytes differ between the records, it uses that the checksum is linear over GF(2): it is that of the first
-    record, XORed with the change that each differing byte makes at its place. Stretches of bytes that a record holds
-    several times, such as the key of a chunk, are looked up once for all their places.
+    If few bytes differ between the records, this uses the linearity of the checksum over GF(2): the checksum of a
+    record is that of the first record, XORed with the change caused by each differing byte. Byte ranges that occur
+    several times in a record, such as the key of a chunk, are looked up once for all their positions.
 
-    For example, the records b"ab1", b"ab2" and b"cb1": the bytes at places 0 and 2 differ. The checksum of the second
-    is crc(b"ab1") ^ change(place 2, "1" ^ "2"), that of the third crc(b"ab1") ^ change(place 0, "a" ^ "c"), where
-    change(place, bits) is read off a table by the number of bytes after the place.
+    For example, in the records b"ab1", b"ab2" and b"cb1" the bytes at positions 0 and 2 differ. The checksum of the
+    second is crc(b"ab1") ^ change(2, "1" ^ "2"), that of the third is crc(b"ab1") ^ change(0, "a" ^ "c"), where
+    change(position, bits) is a table lookup by the number of bytes after the position.
     """
     num_records, size = records.shape
-    if num_records < _FEWEST_RECORDS or not 0 < size <= _LONGEST:
-        return _one_by_one(records)
-    places = np.flatnonzero((records[1:] != records[0]).any(axis=0))
-    if len(places) > _MOST_DIFFERENT:
-        return _one_by_one(records)
-    changes = _changes(size)
+    if num_records < _MIN_RECORDS or not 0 < size <= _MAX_RECORD_BYTES:
+        return _checksum_each(records)
+    positions = np.flatnonzero((records[1:] != records[0]).any(axis=0))
+    if len(positions) > _MAX_DIFFERENT_BYTES:
+        return _checksum_each(records)
+    changes = _make_change_table(size)
     crcs = np.full(num_records, google_crc32c.value(records[0].tobytes()), np.uint32)
-    for begins, width in _stretches(records, places):
+    for starts, width in _find_ranges(records, positions):
         for offset in range(width):
-            change = np.bitwise_xor.reduce([changes[size - 1 - begin - offset] for begin in begins])
-            crcs ^= change[records[:, begins[0] + offset] ^ records[0, begins[0] + offset]]
+            change = np.bitwise_xor.reduce([changes[size - 1 - start - offset] for start in starts])
+            crcs ^= change[records[:, starts[0] + offset] ^ records[0, starts[0] + offset]]
     return crcs
 
 
-def _one_by_one(records: np.ndarray) -> np.ndarray:
+def _checksum_each(records: np.ndarray) -> np.ndarray:
     return np.array([google_crc32c.value(record.tobytes()) for record in records], np.uint32)
 
 
-def _stretches(records: np.ndarray, places: np.ndarray) -> list[tuple[list[int], int]]:
-    """Places in a row, as (where it begins, width), taken together with others whose bytes are the same throughout."""
-    found: list[tuple[list[int], int]] = []
-    for stretch in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else []:
-        begin, width = int(stretch[0]), len(stretch)
-        own = neighbours(records, begin, width)
-        for begins, other_width in found:
-            if width == other_width and np.array_equal(neighbours(records, begins[0], width), own):
-                begins.append(begin)
+def _find_ranges(records: np.ndarray, positions: np.ndarray) -> list[tuple[list[int], int]]:
+    """Groups adjacent positions into ranges `(starts, width)`; ranges with equal bytes in all records are merged."""
+    ranges: list[tuple[list[int], int]] = []
+    for adjacent in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1) if len(positions) else []:
+        start, width = int(adjacent[0]), len(adjacent)
+        content = view_bytes(records, start, width)
+        for starts, other_width in ranges:
+            if width == other_width and np.array_equal(view_bytes(records, starts[0], width), content):
+                starts.append(start)
                 break
         else:
-            found.append(([begin], width))
-    return found
+            ranges.append(([start], width))
+    return ranges
 
 
 @functools.lru_cache(maxsize=64)
-def _changes(size: int) -> np.ndarray:
-    """How a byte changes the checksum, by the number of bytes after it: uint32 `[size, 256]`."""
+def _make_change_table(size: int) -> np.ndarray:
+    """Returns the change of the checksum caused by a byte, by the number of bytes after it: uint32 `[size, 256]`."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = (table >> np.uint32(1)) ^ np.where(table & np.uint32(1), np.uint32(0x82F63B78), np.uint32(0))
@@ -96,31 +96,31 @@ def _changes(size: int) -> np.ndarray:
 
 
 def read(path: Path) -> Iterator[bytes]:
-    """Yields the records of an uncompressed file; see `records`."""
+    """Yields the records of an uncompressed file; see `read_stream`."""
     with path.open("rb") as stream:
-        yield from records(stream, path)
+        yield from read_stream(stream, path)
 
 
-def records(stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yields the records of an open file, whose content may be decompressed on the way.
+def read_stream(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yields the records of an open file, which may be a decompressing stream.
 
     Raises:
-      ValueError: at the first record whose length or checksum is wrong; it names the path.
+      ValueError: at the first record whose length or checksum is wrong; the message names the path.
     """
     num_read = 0
-    while head := stream.read(HEAD_BYTES):
+    while head := stream.read(HEADER_BYTES):
         size = int.from_bytes(head[:8], "little")
-        body = stream.read(size + 4) if is_head(head) else b""
+        body = stream.read(size + 4) if is_header(head) else b""
         num_read += len(head) + len(body)
         if len(body) != size + 4 or not _is_checksum(body[:-4], body[-4:]):
             raise ValueError(f"{path} is damaged near byte {num_read}")
         yield body[:-4]
 
 
-def is_head(content: bytes) -> bool:
-    """Returns whether bytes are the length of a record and its checksum, with which each record begins."""
-    return len(content) == HEAD_BYTES and _is_checksum(content[:8], content[8:])
+def is_header(content: bytes) -> bool:
+    """Returns whether bytes are the header of a record: its length and the checksum of the length."""
+    return len(content) == HEADER_BYTES and _is_checksum(content[:8], content[8:])
 
 
 def _is_checksum(content: bytes, checksum: bytes) -> bool:
-    return _masked(np.array([google_crc32c.value(content)], np.uint32)).tobytes() == checksum
+    return _mask(np.array([google_crc32c.value(content)], np.uint32)).tobytes() == checksum

@@ -1,1 +1,1 @@
-"""What we use of other libraries beyond their public interface: one file a library, each with the version tried."""
+"""Uses of other libraries' internals: one module per library, each bound to the version that it was tested with."""

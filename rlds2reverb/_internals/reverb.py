@@ -1,6 +1,6 @@
-"""What we use of dm-reverb beyond its public interface: its messages, its gRPC methods, a destructor, its log lines.
+"""Uses of dm-reverb internals: its messages, gRPC methods, a destructor and log messages.
 
-The field numbers that `_encoding.messages` writes are Reverb's own as well, and fixed to the same version.
+The field numbers in `_encoding.messages` are also internals of this version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .versions import require_version
 
 require_version("dm-reverb", version("dm-reverb"), "0.14.0")
 
-#: What each path of a gRPC method begins with.
+#: The prefix of the paths of all gRPC methods.
 SERVICE_PATH = "/deepmind.reverb.ReverbService/"
 
 PriorityTableCheckpoint = checkpoint_pb2.PriorityTableCheckpoint
@@ -32,8 +32,8 @@ PrioritizedItem = schema_pb2.PrioritizedItem
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCHEMA = ".deepmind.reverb."
 
-#: Messages of `reverb/cc/reverb_service.proto`, whose Python module is not in the wheel, under names of our own:
-#: fields as (name, number, type, repeated).
+#: Messages of `reverb/cc/reverb_service.proto`, whose Python module the wheel does not contain: fields as (name,
+#: number, type, repeated).
 _MESSAGES: dict[str, list[tuple[str, int, Any, bool]]] = {
     "InsertStreamRequest": [
         ("chunks", 1, _SCHEMA + "ChunkData", True),
@@ -65,7 +65,7 @@ _MESSAGES: dict[str, list[tuple[str, int, Any, bool]]] = {
 }
 
 
-def _message_classes() -> dict[str, Any]:
+def _make_message_classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(
         name="rlds2reverb/reverb_service.proto",
         package="rlds2reverb",
@@ -87,7 +87,7 @@ def _message_classes() -> dict[str, Any]:
     }
 
 
-_CLASSES = _message_classes()
+_CLASSES = _make_message_classes()
 InsertStreamRequest = _CLASSES["InsertStreamRequest"]
 InsertStreamResponse = _CLASSES["InsertStreamResponse"]
 MutatePrioritiesRequest = _CLASSES["MutatePrioritiesRequest"]
@@ -98,33 +98,36 @@ ServerInfoResponse = _CLASSES["ServerInfoResponse"]
 
 
 def to_table_info(message: Any) -> TableInfo:
-    """Returns Reverb's `TableInfo` of a message of that name."""
+    """Converts a `TableInfo` message to Reverb's named tuple `TableInfo`."""
     return TableInfo.from_serialized_proto(message.SerializeToString())
 
 
 def never_delete(writer: reverb.TrajectoryWriter) -> None:
-    """Keeps a writer's C++ object until the process ends: its destructor waits for a server that may be gone."""
+    """Keeps a writer's C++ object until the process exits, since its destructor waits for a server that may be gone."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer._writer))
 
 
-_BAD_BIT = 1  # of std::ios_base::iostate in libstdc++: a stream that has it writes nothing
+#: std::ios_base::badbit in libstdc++; a stream in this state writes nothing.
+_BAD_BIT = 1
 
 
 def _quiet_reverb() -> None:
-    """Stops Reverb's lines about what it is doing, which it writes to the C++ stream `std::clog`.
+    """Suppresses Reverb's informational messages by disabling the C++ stream `std::clog`, to which it writes them.
 
-    Fatal errors go to another stream and stay. Other C++ code that writes to `std::clog` falls silent as well.
+    Fatal errors go to a different stream and are still printed. Other C++ code that writes to `std::clog` is also
+    silenced.
     """
-    if _logs.asked_for():
+    if _logs.library_logs_enabled():
         return
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # another C++ library: its lines stay
+    # With a C++ library other than libstdc++, the messages are not suppressed.
+    with contextlib.suppress(OSError, AttributeError, ValueError):
         library = ctypes.CDLL("libstdc++.so.6")
         clear = library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate
         clear.argtypes, clear.restype = [ctypes.c_void_p, ctypes.c_int], None
         stream = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4clog"))
-        table = ctypes.c_void_p.from_address(stream).value or 0
-        # The offset of an ostream's state lies three words before its table of virtual functions.
-        state = stream + ctypes.c_ssize_t.from_address(table - 3 * ctypes.sizeof(ctypes.c_void_p)).value
+        vtable = ctypes.c_void_p.from_address(stream).value or 0
+        # The offset of an ostream's state is stored three words before its vtable.
+        state = stream + ctypes.c_ssize_t.from_address(vtable - 3 * ctypes.sizeof(ctypes.c_void_p)).value
         clear(state, _BAD_BIT)
 
 

@@ -1,4 +1,4 @@
-"""What we use of TensorFlow beyond its public interface: the codec of specs, the graph of a data set, a clock."""
+"""Uses of TensorFlow internals: serialised specs, the graph of a dataset, and a dataset that ticks."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _IGNORE_STATE = 1
 
 
 def encode_spec(spec: Any) -> bytes:
-    """Returns a nest of specs as bytes, the same ones each time."""
+    """Serialises a nest of specs deterministically."""
     return nested_structure_coder.encode_structure(spec).SerializeToString(deterministic=True)
 
 
 def decode_spec(encoded: bytes) -> Any:
-    """Returns the nest of specs that `encode_spec` was given; raises `ValueError` for other bytes."""
+    """Restores a nest of specs from the result of `encode_spec`; raises `ValueError` for other bytes."""
     try:
         return nested_structure_coder.decode_proto(struct_pb2.StructuredValue.FromString(encoded))
     except (DecodeError, nested_structure_coder.NotEncodableError) as error:
         raise ValueError(f"not an encoded nest of specs ({error})") from error
 
 
-def sliced_arrays(dataset: tf.Tensor) -> list[np.ndarray] | None:
-    """Returns the arrays that a `Dataset.from_tensor_slices` was made of.
+def extract_sliced_arrays(dataset: tf.Tensor) -> list[np.ndarray] | None:
+    """Returns the arrays that were passed to `Dataset.from_tensor_slices`.
 
     Args:
-      dataset: the data set as a variant.
+      dataset: variant tensor of the dataset.
 
     Returns:
-      The arrays `[T, ...]`, in the order of the data set's flat elements; None if the data set does anything else.
+      The arrays `[T, ...]`, in the order of the dataset's flat elements; None for any other kind of dataset.
     """
     try:
         serialized = tf.raw_ops.DatasetToGraphV2(
             input_dataset=dataset, external_state_policy=_IGNORE_STATE, strip_device_assignment=True
         )
-    except tf.errors.OpError:  # a kind of data set that has no graph, or too large for one
+    except tf.errors.OpError:  # The dataset cannot be serialised as a graph, or is too large.
         return None
     graph = graph_pb2.GraphDef.FromString(serialized.numpy())
     nodes = {node.name: node for node in graph.node}
@@ -56,13 +56,13 @@ def sliced_arrays(dataset: tf.Tensor) -> list[np.ndarray] | None:
     return [tf.io.parse_tensor(tensor.SerializeToString(), tensor.dtype).numpy() for tensor in tensors]
 
 
-def clock(tick_secs: float) -> tf.data.Dataset:
-    """Returns a data set without an end that gives an int64 every `tick_secs` seconds, and can be destroyed at once."""
-    beats = tf.data.Dataset.range(np.iinfo(np.int64).max)
-    slept = tf.raw_ops.SleepDataset(
-        input_dataset=tf.data.experimental.to_variant(beats),
+def make_clock(tick_secs: float) -> tf.data.Dataset:
+    """Returns an infinite dataset that yields an int64 every `tick_secs` seconds and can be destroyed immediately."""
+    numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
+    delayed = tf.raw_ops.SleepDataset(
+        input_dataset=tf.data.experimental.to_variant(numbers),
         sleep_microseconds=tf.constant(int(1e6 * tick_secs), tf.int64),
         output_types=[tf.int64],
         output_shapes=[()],
     )
-    return tf.data.experimental.from_variant(slept, beats.element_spec)
+    return tf.data.experimental.from_variant(delayed, numbers.element_spec)

@@ -1,4 +1,4 @@
-"""What we use of TF-Agents beyond its public interface: the settings of its Reverb observers."""
+"""Uses of TF-Agents internals: the settings of its Reverb observers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ObserverSettings:
     """The settings of one of TF-Agents' Reverb observers.
 
     Attributes:
-      kind: 'episode', 'stream' (windows that continue over the ends of episodes) or 'trajectory'.
-      tables: names of the tables that get each item.
-      priority: of every item.
-      num_cached_steps: steps of an unfinished episode that the observer holds.
-      length: rows of an item; of 'episode' the most that one may have.
-      stride: rows between the beginnings of items; 1 for 'episode'.
+      kind: 'episode', 'stream' (windows that cross the ends of episodes) or 'trajectory'.
+      tables: names of the tables that receive each item.
+      priority: priority of every item.
+      num_cached_steps: number of cached steps of an unfinished episode.
+      length: number of rows per item; for 'episode' the maximum.
+      stride: number of rows between the starts of consecutive items; 1 for 'episode'.
       padding: see `trajectory_items.TrajectoryWindows`.
-      bypass_long_episodes: whether 'episode' leaves out episodes of more rows, rather than failing.
+      bypass_long_episodes: whether 'episode' skips episodes with more rows instead of failing.
     """
 
     kind: str
@@ -47,8 +47,8 @@ class ObserverSettings:
     bypass_long_episodes: bool = False
 
     @classmethod
-    def of(cls, observer: Any) -> ObserverSettings | None:
-        """The settings of an observer, or None if it is not one of TF-Agents' three."""
+    def from_observer(cls, observer: Any) -> ObserverSettings | None:
+        """Returns the settings of an observer, or None if it is not one of TF-Agents' three."""
         kind = _KINDS.get(type(observer))
         if kind is None:
             return None

@@ -1,12 +1,12 @@
-"""The check that a library whose internals we use has the version that they were tried with."""
+"""The version check of libraries whose internals are used."""
 
 from __future__ import annotations
 
 
-def require_version(library: str, found: str, tried: str) -> None:
-    """Raises `ImportError` unless the library has the version that its internals were tried with."""
-    if found != tried:
+def require_version(library: str, installed: str, tested: str) -> None:
+    """Raises `ImportError` unless the installed version is the one that the use of internals was tested with."""
+    if installed != tested:
         raise ImportError(
-            f"rlds2reverb uses internals of {library} and was tried with version {tried}; {library} {found} is "
-            f"installed: run pip install '{library}=={tried}'"
+            f"rlds2reverb uses internals of {library}, tested with version {tested} only, but {installed} is "
+            f"installed; run pip install '{library}=={tested}'"
         )

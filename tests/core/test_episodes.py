@@ -1,4 +1,4 @@
-"""Episodes from transitions, and what is wrong with one."""
+"""Tests of building episodes from transitions, and of finding their problems."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ACTIONS = np.array([1, 2, 3])
 REWARDS = np.array([100.0, 101.0, 102.0])
 
 
-def test_the_final_observation_becomes_a_last_step_of_its_own():
+def test_final_observation_becomes_the_last_step():
     steps = from_transitions(
         OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=True, final_observation=np.array([13.0], np.float32)
     )
@@ -26,17 +26,17 @@ def test_the_final_observation_becomes_a_last_step_of_its_own():
     assert steps["action"].dtype == ACTIONS.dtype and steps["discount"].dtype == np.float32
 
 
-def test_observations_may_hold_the_final_one_already():
+def test_observations_may_include_the_final_one():
     longer = np.concatenate([OBSERVATIONS, [[13.0]]]).astype(np.float32)
-    given = from_transitions(
+    expected = from_transitions(
         OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=False, final_observation=np.array([13.0], np.float32)
     )
     steps = from_transitions(longer, ACTIONS, rewards=REWARDS, terminated=False)
-    for name, column in given.items():
+    for name, column in expected.items():
         np.testing.assert_array_equal(steps[name], column)
 
 
-def test_a_truncation_keeps_the_discount_one():
+def test_truncated_episode_keeps_discount_one():
     steps = from_transitions(
         OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=False, final_observation=np.array([13.0], np.float32)
     )
@@ -44,7 +44,7 @@ def test_a_truncation_keeps_the_discount_one():
     assert not steps["is_terminal"].any() and steps["is_last"].tolist() == [False, False, False, True]
 
 
-def test_without_a_final_observation_a_terminal_gets_zeros_and_a_truncation_ends_early():
+def test_missing_final_observation_is_zero_or_ends_a_truncation_early():
     terminal = from_transitions(OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=True)
     assert terminal["observation"][-1].tolist() == [0.0] and terminal["discount"].tolist() == [1, 1, 0, 0]
     truncated = from_transitions(OBSERVATIONS, ACTIONS, rewards=REWARDS, terminated=False)
@@ -52,7 +52,7 @@ def test_without_a_final_observation_a_terminal_gets_zeros_and_a_truncation_ends
     assert truncated["observation"].tolist() == OBSERVATIONS.tolist()
 
 
-def test_nested_observations_and_extras_get_their_final_row():
+def test_nested_observations_and_extras_have_a_final_row():
     nested = {"a": OBSERVATIONS, "b": {"c": ACTIONS}}
     steps = from_transitions(
         nested,
@@ -66,7 +66,7 @@ def test_nested_observations_and_extras_get_their_final_row():
     assert steps["qpos"].reshape(-1).tolist() == [10, 11, 12, 0]
 
 
-def broken(name: str, step: int, value: object) -> Episode:
+def make_invalid(name: str, step: int, value: object) -> Episode:
     steps = episode(4, terminal=True)
     steps[name] = steps[name].copy()
     steps[name][step] = value
@@ -80,50 +80,50 @@ def broken(name: str, step: int, value: object) -> Episode:
             "is_first",
             0,
             False,
-            "Last step of an episode must be followed by a first step. The first step lacks is_first",
+            "Last step of an episode must be followed by a first step. is_first is not set on the first step",
         ),
-        ("is_first", 2, True, "Mid step should not be followed by a first step. Here is_first stands inside"),
-        ("is_last", 1, True, "Last step of an episode must be followed by a first step. Here is_last stands before"),
-        ("is_last", 3, False, "Mid step should not be followed by a first step. The episode ends here without is_last"),
+        ("is_first", 2, True, "Mid step should not be followed by a first step. is_first is set inside"),
+        ("is_last", 1, True, "Last step of an episode must be followed by a first step. is_last is set before"),
+        ("is_last", 3, False, "Mid step should not be followed by a first step. is_last is not set on the last step"),
         ("is_terminal", 2, True, "Terminal step must be the last step of an episode."),
-        ("discount", 1, 1.5, "The discount is 1.5; it must be in [0, 1]."),
-        ("discount", 1, -0.5, "The discount is -0.5; it must be in [0, 1]."),
+        ("discount", 1, 1.5, "The discount must be in [0, 1], got 1.5."),
+        ("discount", 1, -0.5, "The discount must be in [0, 1], got -0.5."),
         ("discount", 1, np.nan, "step['discount'] holds NaN."),
         ("reward", 1, np.inf, "step['reward'] holds Inf."),
         ("observation", 3, np.nan, "step['observation'] holds NaN."),
         ("action", 3, -np.inf, "step['action'] holds Inf."),
     ],
 )
-def test_each_fault_is_found_with_its_episode_step_and_field(name, step, value, message):
-    problems = find_problems(broken(name, step, value))
-    found = [problem for problem in problems if problem.message.startswith(message)]
-    assert len(found) == 1, problems
-    assert (found[0].episode, found[0].step, found[0].field) == (7, step, name)
-    assert f"(episode 7, step {step}, field {name})" in str(found[0])
+def test_find_problems_reports_episode_step_and_field(name, step, value, message):
+    problems = find_problems(make_invalid(name, step, value))
+    matching = [problem for problem in problems if problem.message.startswith(message)]
+    assert len(matching) == 1, problems
+    assert (matching[0].episode, matching[0].step, matching[0].field) == (7, step, name)
+    assert f"(episode 7, step {step}, field {name})" in str(matching[0])
 
 
-def test_a_valid_episode_has_no_problems():
+def test_valid_episode_has_no_problems():
     assert find_problems(Episode(episode(3, terminal=True, nested=True), 0)) == []
 
 
-def test_no_steps_and_uneven_columns_are_problems():
+def test_missing_steps_and_uneven_columns_are_problems():
     steps = episode(3, terminal=True)
     empty = {name: column[:0] for name, column in steps.items()}
     assert [str(problem) for problem in find_problems(Episode(empty, 2))] == [
-        "The episode has no steps; remove it or skip it. (episode 2, field steps)"
+        "The episode has no steps; remove or skip it. (episode 2, field steps)"
     ]
     uneven = Episode({**steps, "reward": steps["reward"][:2]}, 0)
     (problem,) = find_problems(uneven)
-    assert problem.message.startswith("step['reward'] has 2 rows, is_first has 3")
+    assert problem.message.startswith("step['reward'] must have 3 rows like is_first, got 2")
 
 
-def test_an_invalid_episode_says_the_first_problem_and_counts_the_others():
-    problems = find_problems(broken("is_first", 0, False)) * 3
+def test_invalid_episode_error_names_the_first_problem_and_counts_others():
+    problems = find_problems(make_invalid("is_first", 0, False)) * 3
     error = InvalidEpisodeError(problems)
     assert str(error) == f"{problems[0]}; and 2 more" and error.problems == problems
 
 
-def test_an_episode_of_another_spec_is_a_problem():
+def test_different_spec_is_a_problem():
     spec = make_step_spec(episode(2, terminal=False))
     other = episode(2, terminal=False)
     other["reward"] = other["reward"].astype(np.float64)
@@ -133,7 +133,7 @@ def test_an_episode_of_another_spec_is_a_problem():
     )
 
 
-def test_counts_and_ends():
+def test_episode_counts_and_terminal_flag():
     terminal, truncated = Episode(episode(4, terminal=True), 0), Episode(episode(1, terminal=False), 1)
     assert (terminal.num_steps, terminal.num_transitions, terminal.is_terminal) == (4, 3, True)
     assert (truncated.num_steps, truncated.num_transitions, truncated.is_terminal) == (1, 0, False)

@@ -1,4 +1,4 @@
-"""A user's script has nothing on stderr but what it writes there itself."""
+"""Tests that other libraries print nothing to the stderr of a user's script."""
 
 import os
 import subprocess
@@ -15,13 +15,13 @@ adder = TrajectoryWindows(2)
 with ReplayServer([TableConfig("replay")], adder.item_spec(source.step_spec)) as server:
     ingest(source, server, "replay", adder=adder)
     for batch in sample_dataset(server, "replay", batch_size=256).take(1):
-        logging.warning("my own line")
-os.write(2, b"and another\\n")
+        logging.warning("a line of the script")
+os.write(2, b"and a second one\\n")
 """
 
 
 @pytest.mark.slow
-def test_a_script_is_quiet_unless_the_logs_are_asked_for(data):
+def test_script_prints_only_its_own_lines_unless_logs_are_enabled(data):
     path = str(data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5")
     variables = {
         name: value for name, value in os.environ.items() if name not in ("TF_CPP_MIN_LOG_LEVEL", "GRPC_VERBOSITY")
@@ -37,5 +37,5 @@ def test_a_script_is_quiet_unless_the_logs_are_asked_for(data):
     ]
     quiet, loud = (run.communicate(timeout=100)[1] for run in runs)
     assert [run.returncode for run in runs] == [0, 0]
-    assert quiet == "WARNING:root:my own line\nand another\n"
+    assert quiet == "WARNING:root:a line of the script\nand a second one\n"
     assert "Started replay server" in loud and "Gym has been unmaintained" in loud and len(loud.splitlines()) > 8

@@ -1,4 +1,4 @@
-"""The priorities that items begin with: constant, by return, or a function."""
+"""Tests of initial priorities: constant, by return, or from a function."""
 
 import numpy as np
 import pytest
@@ -12,53 +12,53 @@ from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
-ONE = Episode(episode(3, terminal=True), 0)  # rewards 100, 101, 102: a return of 303
-ITEMS = TrajectoryWindows()(ONE)
+EPISODE = Episode(episode(3, terminal=True), 0)  # rewards 100, 101, 102: a return of 303
+ITEMS = TrajectoryWindows()(EPISODE)
 
 
-def test_one_priority_stands_for_all_and_a_function_gives_each_its_own():
-    assert compute_priorities(2.0, ONE, ITEMS).tolist() == [2, 2]
-    assert compute_priorities(lambda one, items: 3, ONE, ITEMS).tolist() == [3, 3]
-    assert compute_priorities(lambda one, items: items.starts + 1, ONE, ITEMS).tolist() == [1, 2]
+def test_priority_is_a_number_or_a_function_of_items():
+    assert compute_priorities(2.0, EPISODE, ITEMS).tolist() == [2, 2]
+    assert compute_priorities(lambda one, items: 3, EPISODE, ITEMS).tolist() == [3, 3]
+    assert compute_priorities(lambda one, items: items.starts + 1, EPISODE, ITEMS).tolist() == [1, 2]
 
 
-def test_as_many_priorities_as_items():
-    with pytest.raises(ValueError, match="the priorities of episode 0 do not fit its 2 items"):
-        compute_priorities(lambda one, items: [1, 2, 3], ONE, ITEMS)
-    with pytest.raises(ValueError, match="the priorities of episode 0 do not fit"):
-        compute_priorities(lambda one, items: "high", ONE, ITEMS)
-    with pytest.raises(ValueError, match=r"the priority of item 1 of episode 0 is nan, expected a finite number"):
-        compute_priorities(lambda one, items: [1, np.nan], ONE, ITEMS)
+def test_invalid_priorities_raise():
+    with pytest.raises(ValueError, match="the priorities of episode 0 do not match its 2 items"):
+        compute_priorities(lambda one, items: [1, 2, 3], EPISODE, ITEMS)
+    with pytest.raises(ValueError, match="the priorities of episode 0 do not match"):
+        compute_priorities(lambda one, items: "high", EPISODE, ITEMS)
+    with pytest.raises(ValueError, match=r"the priority of item 1 of episode 0 must be a finite number .*, got nan"):
+        compute_priorities(lambda one, items: [1, np.nan], EPISODE, ITEMS)
 
 
-def test_by_return_goes_from_the_smallest_to_one():
-    assert ByReturn(0, 606)(ONE, ITEMS) == 0.5
-    assert ByReturn(303, 606)(ONE, ITEMS) == 0.01
-    assert ByReturn(303, 606, smallest=0.2)(ONE, ITEMS) == 0.2
-    assert ByReturn(0, 100)(ONE, ITEMS) == 1
-    assert ByReturn(303, 303)(ONE, ITEMS) == 1
+def test_by_return_is_linear_and_clipped():
+    assert ByReturn(0, 606)(EPISODE, ITEMS) == 0.5
+    assert ByReturn(303, 606)(EPISODE, ITEMS) == 0.01
+    assert ByReturn(303, 606, min_priority=0.2)(EPISODE, ITEMS) == 0.2
+    assert ByReturn(0, 100)(EPISODE, ITEMS) == 1
+    assert ByReturn(303, 303)(EPISODE, ITEMS) == 1
 
 
-def test_by_return_finds_the_lowest_and_the_highest():
+def test_by_return_from_episodes_uses_lowest_and_highest_return():
     source = load([episode(length, terminal=True) for length in (3, 1, 2)])
-    assert ByReturn.of(source) == ByReturn(100, 303)
+    assert ByReturn.from_episodes(source) == ByReturn(100, 303)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((2, 1), "returns go from 2 to 1, expected finite numbers in rising order"),
-        ((float("nan"), 1), "returns go from nan to 1"),
-        ((0, 1, 0), "smallest is 0, expected a number above 0 and up to 1"),
+        ((2, 1), "lowest and highest must be finite numbers in ascending order, got 2 and 1"),
+        ((float("nan"), 1), "lowest and highest must be finite .*, got nan and 1"),
+        ((0, 1, 0), "min_priority must be a number in \\(0, 1\\], got 0"),
     ],
 )
-def test_by_return_refuses_what_makes_no_sense(arguments, message):
+def test_by_return_raises_on_invalid_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         ByReturn(*arguments)
 
 
-@pytest.mark.parametrize("writer", ["bulk", "public"])
-def test_each_item_has_its_own_priority_in_the_table(writer):
+@pytest.mark.parametrize("writer", ["bulk", "reverb"])
+def test_each_item_keeps_its_priority_in_the_table(writer):
     source = load([episode(4, terminal=True)])
     config = TableConfig("items", Selector("max_heap"), Selector("fifo"), max_times_sampled=1)
     with ReplayServer([config], TrajectoryWindows().item_spec(source.step_spec)) as server:

@@ -1,4 +1,4 @@
-"""The RLDS-to-Reverb utility against TF-Agents' own, and the reference's faults, each mended and named."""
+"""Tests of `rlds_to_reverb` against TF-Agents' module, and of the faults of that module that are fixed."""
 
 from unittest import mock
 
@@ -10,13 +10,13 @@ import tensorflow_datasets as tfds
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples, slow_but
+from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
 from tf_agents.specs import tensor_spec
 
-from rlds2reverb import rlds_to_reverb as ours
+from rlds2reverb import rlds_to_reverb
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.trajectories import DISCOUNT_SOURCES
 
@@ -30,7 +30,7 @@ FLAT = [
 ]
 
 
-def prepared(data, name):
+def load_prepared(data, name):
     return tfds.builder_from_directory(data / name).as_dataset(split="train")
 
 
@@ -42,29 +42,29 @@ def reward_and_next(current, following):
     return {"sum": current["reward"] + following["reward"], "next": following["observation"]}
 
 
-# --- equal to the reference on all that it handles
+# --- equality with TF-Agents where it supports the data
 
 
-@pytest.mark.parametrize("name", slow_but(FLAT[:3], FLAT))
-def test_equal_to_the_reference_on_shipped_data(data, name):
-    dataset = prepared(data, name).take(4)
-    assert ours.create_trajectory_data_spec(dataset) == reference.create_trajectory_data_spec(dataset)
-    got, wanted = trajectories(ours, dataset), trajectories(reference, dataset)
-    assert len(got) == len(wanted) > 0
-    for have, want in zip(got, wanted, strict=True):
+@pytest.mark.parametrize("name", mark_slow_except(FLAT[:3], FLAT))
+def test_trajectories_match_tf_agents_on_shipped_data(data, name):
+    dataset = load_prepared(data, name).take(4)
+    assert rlds_to_reverb.create_trajectory_data_spec(dataset) == reference.create_trajectory_data_spec(dataset)
+    got, expected = trajectories(rlds_to_reverb, dataset), trajectories(reference, dataset)
+    assert len(got) == len(expected) > 0
+    for have, want in zip(got, expected, strict=True):
         assert type(have) is type(want)
         assert_equal_nests(have, want)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the reference goes step by step
+@pytest.mark.timeout(900)  # TF-Agents processes one step at a time.
 @given(episodes(nested=False))
 @examples(12)
-def test_equal_to_the_reference_on_generated_episodes(many):
+def test_trajectories_match_tf_agents_on_generated_episodes(many):
     dataset = rlds_dataset(many)
     for arguments in ((), (reward_and_next,)):
         for have, want in zip(
-            trajectories(ours, dataset, *arguments), trajectories(reference, dataset, *arguments), strict=True
+            trajectories(rlds_to_reverb, dataset, *arguments), trajectories(reference, dataset, *arguments), strict=True
         ):
             assert_equal_nests(have, want)
 
@@ -72,11 +72,11 @@ def test_equal_to_the_reference_on_generated_episodes(many):
 @pytest.mark.slow
 @given(episodes(), st.sampled_from(DISCOUNT_SOURCES))
 @examples(20)
-def test_equal_to_the_naive_loop_on_nested_episodes(many, source):
-    got = trajectories(ours, rlds_dataset(many), discount_source=source)
-    wanted = naive_trajectories(many, source)
-    assert len(got) == len(wanted) == sum(len(steps["is_first"]) for steps in many)
-    for have, want in zip(got, wanted, strict=True):
+def test_trajectories_match_the_naive_loop_on_nested_episodes(many, source):
+    got = trajectories(rlds_to_reverb, rlds_dataset(many), discount_source=source)
+    expected = naive_trajectories(many, source)
+    assert len(got) == len(expected) == sum(len(steps["is_first"]) for steps in many)
+    for have, want in zip(got, expected, strict=True):
         assert (have.step_type, have.next_step_type, have.discount) == (
             want["step_type"],
             want["next_step_type"],
@@ -87,104 +87,104 @@ def test_equal_to_the_naive_loop_on_nested_episodes(many, source):
         )
 
 
-def test_an_empty_data_set_gives_nothing():
-    assert trajectories(ours, rlds_dataset([], episode(1, terminal=False))) == []
+def test_empty_dataset_yields_nothing():
+    assert trajectories(rlds_to_reverb, rlds_dataset([], episode(1, terminal=False))) == []
 
 
-def test_the_features_are_those_of_the_reference():
-    assert ours.get_rlds_step_features() == reference.get_rlds_step_features()
+def test_step_features_match_tf_agents():
+    assert rlds_to_reverb.get_rlds_step_features() == reference.get_rlds_step_features()
 
 
-def test_missing_steps_and_fields_raise_the_sentences_of_the_reference(data):
-    frames = prepared(data, "malformed/rlds/no_steps_key")
-    lacking = prepared(data, "malformed/rlds/missing_discount")
+def test_missing_steps_and_fields_raise_tf_agents_messages(data):
+    frames = load_prepared(data, "malformed/rlds/no_steps_key")
+    incomplete = load_prepared(data, "malformed/rlds/missing_discount")
     for function in ("create_trajectory_data_spec", "convert_rlds_to_trajectories"):
-        for dataset in (frames, lacking):
-            sentences = []
-            for module in (ours, reference):
+        for dataset in (frames, incomplete):
+            messages = []
+            for module in (rlds_to_reverb, reference):
                 with pytest.raises(ValueError) as caught:
                     getattr(module, function)(dataset)
-                sentences.append(str(caught.value))
-            assert sentences[0] == sentences[1]
+                messages.append(str(caught.value))
+            assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("name", ["no_is_last", "terminal_mid", "is_last_mid"])
-def test_broken_steps_raise_the_sentences_of_the_reference(data, name):
-    sentences = []
-    for module in (reference, ours):
+def test_broken_steps_raise_tf_agents_messages(data, name):
+    messages = []
+    for module in (reference, rlds_to_reverb):
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            trajectories(module, prepared(data, f"malformed/rlds/{name}"))
-        sentences.append(str(caught.value).split("assertion failed: [")[1].split("]")[0])
-    assert sentences[1].startswith(sentences[0])
+            trajectories(module, load_prepared(data, f"malformed/rlds/{name}"))
+        messages.append(str(caught.value).split("assertion failed: [")[1].split("]")[0])
+    assert messages[1].startswith(messages[0])
 
 
-# --- the seven faults of the reference
+# --- faults of TF-Agents
 
 
-def test_fault_1_nested_observations_and_actions_stay_single_steps():
+def test_nested_observations_and_actions_stay_single_steps():
     many = [episode(3, terminal=True, nested=True)]
-    got = trajectories(ours, rlds_dataset(many))
+    got = trajectories(rlds_to_reverb, rlds_dataset(many))
     assert got[1].observation["image"].shape == (3, 2) and got[1].observation["state"].tolist() == [11, -11]
     assert got[1].action["move"] == 11 and got[1].action["turn"].shape == (2,)
     assert trajectories(reference, rlds_dataset(many))[1].observation["image"].shape == (2, 3, 2)
 
 
-def test_fault_2_the_spec_has_the_policy_info():
+def test_spec_includes_the_policy_info():
     dataset = rlds_dataset([episode(3, terminal=True)])
-    spec = ours.create_trajectory_data_spec(dataset, reward_and_next)
+    spec = rlds_to_reverb.create_trajectory_data_spec(dataset, reward_and_next)
     assert spec.policy_info == {"sum": tf.TensorSpec((), tf.float32), "next": tf.TensorSpec((2,), tf.float32)}
-    first = trajectories(ours, dataset, reward_and_next)[0]
+    first = trajectories(rlds_to_reverb, dataset, reward_and_next)[0]
     described = [(leaf.dtype.as_numpy_dtype, tuple(leaf.shape)) for leaf in tree.flatten(spec)]
     assert described == [(np.asarray(value).dtype, np.shape(value)) for value in tree.flatten(first)]
 
 
 @pytest.mark.parametrize("length", [2, 3])
-def test_fault_2_policy_info_may_be_a_list_a_number_or_nothing(length):
+def test_policy_info_may_be_a_list_a_number_or_nothing(length):
     dataset = rlds_dataset([episode(length, terminal=True)])
 
     def pair(current, following):
         return [current["reward"], {"one": 1.0}]
 
-    assert ours.create_trajectory_data_spec(dataset, pair).policy_info[0] == tf.TensorSpec((), tf.float32)
-    rows = trajectories(ours, dataset, pair)
+    assert rlds_to_reverb.create_trajectory_data_spec(dataset, pair).policy_info[0] == tf.TensorSpec((), tf.float32)
+    rows = trajectories(rlds_to_reverb, dataset, pair)
     assert [(float(row.policy_info[0]), float(row.policy_info[1]["one"])) for row in rows] == [
         (100.0 + step, 1.0) for step in range(length)
     ]
     for nothing in (None, {}, ()):
-        assert trajectories(ours, dataset, lambda current, following, n=nothing: n)[0].policy_info == ()
+        assert trajectories(rlds_to_reverb, dataset, lambda current, following, n=nothing: n)[0].policy_info == ()
 
 
-def test_further_step_fields_reach_the_policy_info():
+def test_policy_info_fn_receives_additional_step_fields():
     steps = {**episode(3, terminal=True), "logits": np.arange(6, dtype=np.float32).reshape(3, 2)}
-    rows = trajectories(ours, rlds_dataset([steps]), lambda current, following: current["logits"])
+    rows = trajectories(rlds_to_reverb, rlds_dataset([steps]), lambda current, following: current["logits"])
     assert [row.policy_info.tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_fault_3_the_discount_into_the_terminal_is_zero_when_asked():
+def test_discount_into_a_terminal_is_zero_unless_source_is_step():
     dataset = rlds_dataset([episode(3, terminal=True), episode(2, terminal=False)])
     discounts = {
-        source: [float(row.discount) for row in trajectories(ours, dataset, discount_source=source)]
+        source: [float(row.discount) for row in trajectories(rlds_to_reverb, dataset, discount_source=source)]
         for source in DISCOUNT_SOURCES
     }
     assert discounts["step"] == [1, 1, 0, 1, 1] == [float(row.discount) for row in trajectories(reference, dataset)]
     assert discounts["next_terminal"] == discounts["product"] == [1, 0, 0, 1, 1]
 
 
-def test_fault_4_float64_data_and_integer_discounts_are_cast():
+def test_float64_data_and_integer_discounts_are_cast():
     steps = {**episode(3, terminal=True), "discount": np.array([1, 1, 0], np.int32)}
     steps["observation"] = steps["observation"].astype(np.float64)
     dataset = rlds_dataset([steps])
     with pytest.raises(TypeError):
         trajectories(reference, dataset)
-    kept = trajectories(ours, dataset)
-    assert (kept[0].discount.dtype, kept[0].observation.dtype) == (np.float32, np.float64)
-    assert [float(row.discount) for row in kept] == [1, 1, 0]
-    assert trajectories(ours, dataset, cast_floats=True)[0].observation.dtype == np.float32
-    assert ours.create_trajectory_data_spec(dataset, cast_floats=True).observation.dtype == tf.float32
+    rows = trajectories(rlds_to_reverb, dataset)
+    assert (rows[0].discount.dtype, rows[0].observation.dtype) == (np.float32, np.float64)
+    assert [float(row.discount) for row in rows] == [1, 1, 0]
+    assert trajectories(rlds_to_reverb, dataset, cast_floats=True)[0].observation.dtype == np.float32
+    assert rlds_to_reverb.create_trajectory_data_spec(dataset, cast_floats=True).observation.dtype == tf.float32
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
         ("no_is_last", "Mid step should not be followed by a first step. (episode 1, step 2)"),
         ("terminal_mid", "Terminal step must be the last step of an episode. (episode 0, step 2)"),
@@ -193,10 +193,10 @@ def test_fault_4_float64_data_and_integer_discounts_are_cast():
         ("two_is_first", "Mid step should not be followed by a first step. (episode 2, step 1)"),
     ],
 )
-def test_fault_5_errors_name_the_episode_and_the_step(data, name, sentence):
+def test_errors_name_the_episode_and_the_step(data, name, message):
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        trajectories(ours, prepared(data, f"malformed/rlds/{name}"))
-    assert sentence in str(caught.value)
+        trajectories(rlds_to_reverb, load_prepared(data, f"malformed/rlds/{name}"))
+    assert message in str(caught.value)
 
 
 def table(spec, name="items", length=None):
@@ -211,8 +211,8 @@ def table(spec, name="items", length=None):
     )
 
 
-class Pushed:
-    """A server with the tables of one push; gives back what is in them, in order."""
+class PushServer:
+    """A server with the tables of one push, whose items can be read back in order."""
 
     def __init__(self, spec, *names):
         self.server = reverb.Server([table(spec, name) for name in names or ("items",)], port=None)
@@ -232,28 +232,32 @@ class Pushed:
 
 
 @pytest.mark.parametrize(("validate", "stored"), [("first", 4), ("none", 4), ("all", 0)])
-def test_fault_6_a_failing_episode_leaves_no_items_and_all_can_be_checked_first(data, validate, stored):
-    dataset = prepared(data, "malformed/rlds/two_is_first")
-    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+def test_invalid_episode_leaves_no_items_and_all_can_be_validated_first(data, validate, stored):
+    dataset = load_prepared(data, "malformed/rlds/two_is_first")
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
         observer = reverb_utils.ReverbAddTrajectoryObserver(pushed.client, "items", sequence_length=2)
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"episode 2, step 1"):
-            ours.push_rlds_to_reverb(dataset, observer, validate=validate)
+            rlds_to_reverb.push_rlds_to_reverb(dataset, observer, validate=validate)
         observer.flush()
-        # Episodes 0 and 1 have 4 and 3 trajectories: 3 + 2 windows of two; the steps of episode 2 left none.
+        # Episodes 0 and 1 have 4 and 3 trajectories, hence 3 + 2 windows of two; the invalid episode 2 has none.
         assert pushed.size() == (5 if stored else 0)
 
 
-def test_fault_7_what_the_reference_accepts_silently_is_an_error_above_this_function(data):
-    """The four kinds are in `find_problems`; `ingest` counts them (tests of ingestion). Here: parity is kept."""
+def test_nan_is_accepted_as_in_tf_agents(data):
+    """`ingest` reports such problems; this function keeps TF-Agents' behaviour."""
     steps = episode(3, terminal=True)
     steps["reward"] = np.array([1, np.nan, 2], np.float32)
-    assert len(trajectories(ours, rlds_dataset([steps]))) == len(trajectories(reference, rlds_dataset([steps]))) == 3
+    assert (
+        len(trajectories(rlds_to_reverb, rlds_dataset([steps])))
+        == len(trajectories(reference, rlds_dataset([steps])))
+        == 3
+    )
 
 
-# --- pushing through TF-Agents' observers
+# --- pushes through TF-Agents' observers
 
 
-MANY = [episode(length, terminal=length % 2 == 0, start=20.0 * length) for length in (4, 1, 3, 6)]
+EPISODES = [episode(length, terminal=length % 2 == 0, start=20.0 * length) for length in (4, 1, 3, 6)]
 
 OBSERVERS = {
     "episode": lambda client, names: reverb_utils.ReverbAddEpisodeObserver(client, names, max_sequence_length=20),
@@ -275,7 +279,7 @@ OBSERVERS = {
 
 
 def push(module, dataset, make_observer, names=("items",), **options):
-    with Pushed(ours.create_trajectory_data_spec(dataset), *names) as pushed:
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset), *names) as pushed:
         observer = make_observer(pushed.client, list(names))
         count = module.push_rlds_to_reverb(dataset, observer, **options)
         observer.close()
@@ -283,86 +287,88 @@ def push(module, dataset, make_observer, names=("items",), **options):
 
 
 @pytest.mark.parametrize("fast", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("observer", slow_but(["tile", "sequence, stride"], OBSERVERS))
-def test_push_stores_the_items_of_the_reference(observer, fast):
-    dataset = rlds_dataset(MANY)
-    got_count, (got,) = push(ours, dataset, OBSERVERS[observer], fast=fast)
-    wanted_count, (wanted,) = push(reference, dataset, OBSERVERS[observer])
-    assert got_count == wanted_count == 14
-    assert len(got) == len(wanted) > 0
-    for have, want in zip(got, wanted, strict=True):
+@pytest.mark.parametrize("observer", mark_slow_except(["tile", "sequence, stride"], OBSERVERS))
+def test_push_stores_the_same_items_as_tf_agents(observer, fast):
+    dataset = rlds_dataset(EPISODES)
+    got_count, (got,) = push(rlds_to_reverb, dataset, OBSERVERS[observer], fast=fast)
+    expected_count, (expected,) = push(reference, dataset, OBSERVERS[observer])
+    assert got_count == expected_count == 14
+    assert len(got) == len(expected) > 0
+    for have, want in zip(got, expected, strict=True):
         assert_equal_nests(have, want)
 
 
 @pytest.mark.slow
 @given(episodes(), st.sampled_from(sorted(OBSERVERS)))
 @examples(10)
-def test_a_fast_push_stores_what_the_observer_stores_for_any_data(many, observer):
-    _, (got,) = push(ours, rlds_dataset(many), OBSERVERS[observer], fast=True)
-    _, (wanted,) = push(ours, rlds_dataset(many), OBSERVERS[observer])
-    assert len(got) == len(wanted)
-    for have, want in zip(got, wanted, strict=True):
+def test_fast_push_stores_the_observers_items_for_any_data(many, observer):
+    _, (got,) = push(rlds_to_reverb, rlds_dataset(many), OBSERVERS[observer], fast=True)
+    _, (expected,) = push(rlds_to_reverb, rlds_dataset(many), OBSERVERS[observer])
+    assert len(got) == len(expected)
+    for have, want in zip(got, expected, strict=True):
         assert_equal_nests(have, want)
 
 
-def test_a_fast_push_stores_the_episodes_before_one_that_fails(data):
-    dataset = prepared(data, "malformed/rlds/two_is_first")
-    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+def test_fast_push_stores_the_episodes_before_an_invalid_one(data):
+    dataset = load_prepared(data, "malformed/rlds/two_is_first")
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
         observer = OBSERVERS["pairs"](pushed.client, ["items"])
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"episode 2, step 1"):
-            ours.push_rlds_to_reverb(dataset, observer, fast=True)
+            rlds_to_reverb.push_rlds_to_reverb(dataset, observer, fast=True)
         assert pushed.size() == 5
 
 
-def test_a_fast_push_refuses_what_it_cannot_do_as_the_observer_does():
-    dataset = rlds_dataset(MANY)
-    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+def test_fast_push_raises_when_the_observer_is_not_supported():
+    dataset = rlds_dataset(EPISODES)
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
         short = reverb_utils.ReverbAddEpisodeObserver(pushed.client, "items", max_sequence_length=4)
-        with pytest.raises(ValueError, match="an episode has 6 trajectories, the observer's max_sequence_length is 4"):
-            ours.push_rlds_to_reverb(dataset, short, fast=True)
+        with pytest.raises(
+            ValueError, match="an episode has 6 trajectories, but the observer's max_sequence_length is 4"
+        ):
+            rlds_to_reverb.push_rlds_to_reverb(dataset, short, fast=True)
         assert pushed.size() == 3
         busy = OBSERVERS["pairs"](pushed.client, ["items"])
-        busy(next(iter(ours.convert_rlds_to_trajectories(dataset))))
+        busy(next(iter(rlds_to_reverb.convert_rlds_to_trajectories(dataset))))
         with pytest.raises(ValueError, match="holds 1 steps of an unfinished episode; call its reset"):
-            ours.push_rlds_to_reverb(dataset, busy, fast=True)
+            rlds_to_reverb.push_rlds_to_reverb(dataset, busy, fast=True)
         busy.get_table_signature = short.get_table_signature
-        with pytest.raises(ValueError, match="a Mock is not one of TF-Agents' Reverb observers; push with fast=False"):
-            ours.push_rlds_to_reverb(
+        with pytest.raises(ValueError, match="one of TF-Agents' Reverb observers, got a Mock; push with fast=False"):
+            rlds_to_reverb.push_rlds_to_reverb(
                 dataset, mock.Mock(get_table_signature=short.get_table_signature, _cached_steps=0), fast=True
             )
 
 
 def test_push_writes_to_several_tables():
-    _, (one, two) = push(ours, rlds_dataset(MANY), OBSERVERS["pairs"], names=("one", "two"))
+    _, (one, two) = push(rlds_to_reverb, rlds_dataset(EPISODES), OBSERVERS["pairs"], names=("one", "two"))
     assert len(one) == len(two) == 10
     for have, want in zip(one, two, strict=True):
         assert_equal_nests(have, want)
 
 
-def test_push_of_nested_data_can_be_sampled_and_is_equal_to_the_source():
+def test_pushed_nested_data_match_the_source():
     dataset = rlds_dataset([episode(3, terminal=True, nested=True)])
-    _, (items,) = push(ours, dataset, OBSERVERS["pairs"], discount_source="product")
+    _, (items,) = push(rlds_to_reverb, dataset, OBSERVERS["pairs"], discount_source="product")
     assert [item.observation["state"].tolist() for item in items] == [[[10, -10], [11, -11]], [[11, -11], [12, -12]]]
     assert [item.discount.tolist() for item in items] == [[1, 0], [0, 0]]
 
 
 def test_push_stores_the_policy_info():
     dataset = rlds_dataset([episode(3, terminal=True)])
-    spec = ours.create_trajectory_data_spec(dataset, reward_and_next)
-    with Pushed(spec) as pushed:
+    spec = rlds_to_reverb.create_trajectory_data_spec(dataset, reward_and_next)
+    with PushServer(spec) as pushed:
         observer = OBSERVERS["pairs"](pushed.client, ["items"])
-        assert ours.push_rlds_to_reverb(dataset, observer, reward_and_next) == 3
+        assert rlds_to_reverb.push_rlds_to_reverb(dataset, observer, reward_and_next) == 3
         observer.close()
         assert [item.policy_info["sum"].tolist() for item in pushed.items()] == [[201, 203], [203, 102]]
 
 
-def test_push_refuses_a_table_of_another_signature_before_the_first_item():
-    dataset = rlds_dataset(MANY)
-    other = rlds_dataset([{**MANY[0], "reward": MANY[0]["reward"].astype(np.float64)}])
-    with Pushed(ours.create_trajectory_data_spec(other)) as pushed:
+def test_push_raises_before_the_first_item_when_the_signature_differs():
+    dataset = rlds_dataset(EPISODES)
+    float64 = rlds_dataset([{**EPISODES[0], "reward": EPISODES[0]["reward"].astype(np.float64)}])
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(float64)) as pushed:
         observer = OBSERVERS["pairs"](pushed.client, ["items"])
         with pytest.raises(SpecMismatchError) as caught:
-            ours.push_rlds_to_reverb(dataset, observer)
+            rlds_to_reverb.push_rlds_to_reverb(dataset, observer)
         assert str(caught.value) == "Replay buffer table signature spec should match RLDS data spec."
         assert caught.value.details.startswith(
             "trajectory['reward'] is float32 [], but the table expects float64 []; build"
@@ -371,14 +377,14 @@ def test_push_refuses_a_table_of_another_signature_before_the_first_item():
         assert pushed.size() == 0
 
 
-def test_push_leaves_out_policy_info_that_the_table_has_no_place_for():
+def test_push_warns_and_drops_policy_info_missing_in_the_signature():
     dataset = rlds_dataset([episode(3, terminal=True)])
-    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
         observer = OBSERVERS["pairs"](pushed.client, ["items"])
         with pytest.warns(
-            UserWarning, match="policy_info is left out, because the table's signature has none"
+            UserWarning, match="policy_info is left out because the table's signature has none"
         ) as caught:
-            assert ours.push_rlds_to_reverb(dataset, observer, reward_and_next) == 3
+            assert rlds_to_reverb.push_rlds_to_reverb(dataset, observer, reward_and_next) == 3
         observer.close()
         assert len(caught) == 1
         assert [(item.policy_info, item.reward.tolist()) for item in pushed.items()] == [
@@ -387,7 +393,8 @@ def test_push_leaves_out_policy_info_that_the_table_has_no_place_for():
         ]
 
 
-BROKEN_FLAGS = {  # is_first, is_last, is_terminal; the rule that the first broken step breaks, and that step
+#: is_first, is_last, is_terminal, the message of the rule that the first invalid step violates, and that step.
+BROKEN_FLAGS = {
     "mid before first, then terminal": ([1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1], "Mid step should not", 1),
     "last before mid, then terminal": ([1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], "Last step of an episode", 0),
     "two rules at one step": ([1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0], "Terminal step must be", 1),
@@ -395,27 +402,29 @@ BROKEN_FLAGS = {  # is_first, is_last, is_terminal; the rule that the first brok
 
 
 @pytest.mark.parametrize("name", BROKEN_FLAGS)
-def test_the_message_is_that_of_the_first_broken_step(name):
-    *flags, sentence, step = BROKEN_FLAGS[name]
+def test_error_names_the_first_broken_step(name):
+    *flags, message, step = BROKEN_FLAGS[name]
     steps = episode(4, terminal=False)
     steps |= {
         key: np.array(flag, bool) for key, flag in zip(("is_first", "is_last", "is_terminal"), flags, strict=True)
     }
     dataset = rlds_dataset([steps])
-    with Pushed(ours.create_trajectory_data_spec(dataset)) as pushed:
-        runs = [
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
+        calls = [
             lambda: trajectories(reference, dataset),
-            lambda: trajectories(ours, dataset),
-            lambda: ours.push_rlds_to_reverb(dataset, OBSERVERS["pairs"](pushed.client, ["items"]), fast=True),
+            lambda: trajectories(rlds_to_reverb, dataset),
+            lambda: rlds_to_reverb.push_rlds_to_reverb(
+                dataset, OBSERVERS["pairs"](pushed.client, ["items"]), fast=True
+            ),
         ]
-        for run in runs:
-            with pytest.raises(tf.errors.InvalidArgumentError, match=sentence) as caught:
-                run()
+        for call in calls:
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message) as caught:
+                call()
         assert f"{step})" in str(caught.value)
 
 
-def test_push_refuses_unknown_options():
-    with pytest.raises(ValueError, match="validate is 'some', expected one of 'first', 'all', 'none'"):
-        ours.push_rlds_to_reverb(rlds_dataset(MANY), None, validate="some")
-    with pytest.raises(ValueError, match="discount_source is 'x'"):
-        ours.convert_rlds_to_trajectories(rlds_dataset(MANY), discount_source="x")
+def test_unknown_options_raise():
+    with pytest.raises(ValueError, match="validate must be one of 'first', 'all', 'none', got 'some'"):
+        rlds_to_reverb.push_rlds_to_reverb(rlds_dataset(EPISODES), None, validate="some")
+    with pytest.raises(ValueError, match="discount_source must be one of .*, got 'x'"):
+        rlds_to_reverb.convert_rlds_to_trajectories(rlds_dataset(EPISODES), discount_source="x")

@@ -1,4 +1,4 @@
-"""Specs: equal or not, and how the difference is told."""
+"""Tests of specs: comparison, conversion and formatting."""
 
 import collections
 
@@ -22,7 +22,7 @@ from rlds2reverb.specs import (
 SPEC = {"a": ArraySpec((17,), np.dtype("float32")), "b": {"c": ArraySpec((), np.dtype("int64"))}}
 
 
-def test_a_step_spec_drops_the_leading_axis():
+def test_step_spec_drops_the_leading_axis():
     assert make_step_spec({"a": np.zeros((5, 17), np.float32), "b": {"c": np.zeros(5, np.int64)}}) == SPEC
 
 
@@ -36,13 +36,13 @@ def test_a_step_spec_drops_the_leading_axis():
     ],
     ids=["leaf", "dicts and tuples", "ordered dict", "named tuple"],
 )
-def test_a_nest_is_mapped_as_tree_does(nest):
-    mine, wanted = map_structure(np.sum, nest), tree.map_structure(np.sum, nest)
-    tree.assert_same_structure(mine, wanted, check_types=True)
-    assert mine == wanted
+def test_map_structure_matches_tree(nest):
+    got, expected = map_structure(np.sum, nest), tree.map_structure(np.sum, nest)
+    tree.assert_same_structure(got, expected, check_types=True)
+    assert got == expected
 
 
-def test_tensor_specs_have_the_same_shapes_and_dtypes():
+def test_tensor_specs_keep_shapes_and_dtypes():
     spec = to_tensor_spec(SPEC, leading=(None,))
     assert spec["a"] == tf.TensorSpec((None, 17), tf.float32) and spec["b"]["c"] == tf.TensorSpec((None,), tf.int64)
     assert to_tensor_spec(ArraySpec((), np.dtype(object))).dtype == tf.string
@@ -55,22 +55,25 @@ def test_tensor_specs_have_the_same_shapes_and_dtypes():
             {**SPEC, "a": ArraySpec((17,), np.dtype("float64"))},
             r"step\['a'\] is float64 \[17\], but table 't' expects float32",
         ),
-        ({**SPEC, "a": ArraySpec((16,), np.dtype("float32"))}, r"step\['a'\] is float32 \[16\], table 't' wants"),
-        ({"a": SPEC["a"]}, r"the data lacks step\['b'\]\['c'\], compared with table 't'"),
-        ({**SPEC, "d": SPEC["a"]}, r"the data has step\['d'\] besides, compared with table 't'"),
+        (
+            {**SPEC, "a": ArraySpec((16,), np.dtype("float32"))},
+            r"step\['a'\] is float32 \[16\], but table 't' expects float32 \[17\]",
+        ),
+        ({"a": SPEC["a"]}, r"the data do not match table 't': missing step\['b'\]\['c'\]"),
+        ({**SPEC, "d": SPEC["a"]}, r"the data do not match table 't': unexpected step\['d'\]"),
     ],
 )
-def test_a_difference_names_field_got_and_wanted(other, message):
+def test_mismatch_names_field_got_and_expected(other, message):
     with pytest.raises(SpecMismatchError, match=message + ".*; do this"):
         require_match(other, SPEC, holder="table 't'", advice="do this")
 
 
-def test_an_open_size_matches_any():
+def test_unknown_size_matches_any():
     require_match(SPEC["a"], ArraySpec((None,), np.dtype("float32")), holder="h", advice="a")
     require_match(SPEC["a"], tf.TensorSpec((None,), tf.float32), holder="h", advice="a")
 
 
-def test_words():
+def test_specs_and_paths_are_formatted():
     assert describe(tf.TensorSpec((None, 3), tf.uint8)) == "uint8 [?, 3]"
     assert str(ArraySpec((), np.dtype(object))) == "string []"
     assert path_name(("observation", "joint_pos")) == "step['observation']['joint_pos']"

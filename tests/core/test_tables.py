@@ -1,4 +1,4 @@
-"""Table configs: what they stand for in Reverb, and what they refuse."""
+"""Tests of table configs: their Reverb tables, their string forms and their validation."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signatur
 @pytest.mark.parametrize(
     "text", ["uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized:0.7", "prioritized:0"]
 )
-def test_selectors_are_parsed_printed_and_built(text):
+def test_selectors_are_parsed_formatted_and_built(text):
     selector = Selector.parse(text)
     assert str(selector) == text and Selector.parse(str(selector)) == selector
     assert selector.build() is not None
 
 
-def test_the_server_has_the_table_that_was_asked_for():
+def test_server_table_matches_the_config():
     config = TableConfig(
         "t",
         sampler=Selector("prioritized", 0.25),
@@ -40,7 +40,7 @@ def test_the_server_has_the_table_that_was_asked_for():
 
 
 @pytest.mark.parametrize("kind", ["queue", "stack"])
-def test_a_queue_and_a_stack_hold_so_many_and_give_each_once(kind):
+def test_queue_and_stack_yield_each_item_once_in_order(kind):
     order = Selector("fifo" if kind == "queue" else "lifo")
     config = TableConfig("q", order, order, 2, 1, RateLimiter(kind, 2))
     if kind == "queue":
@@ -56,7 +56,7 @@ def test_a_queue_and_a_stack_hold_so_many_and_give_each_once(kind):
 
 
 @pytest.mark.parametrize("text", ["min_size:10", "queue:5", "stack:5", "sample_to_insert_ratio:2:10:20"])
-def test_rate_limiters_are_parsed_and_printed(text):
+def test_rate_limiters_are_parsed_formatted_and_built(text):
     assert str(RateLimiter.parse(text)) == text
     assert RateLimiter.parse(text).build() is not None
 
@@ -64,46 +64,64 @@ def test_rate_limiters_are_parsed_and_printed(text):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Selector("best"), "selector is 'best', expected one of 'uniform', 'fifo'"),
+        (lambda: Selector("best"), "selector must be one of 'uniform', 'fifo', .*, got 'best'"),
         (lambda: Selector.parse("uniform:1"), "a uniform selector takes no exponent"),
-        (lambda: Selector("prioritized"), "exponent is None"),
-        (lambda: Selector("prioritized", -1), r"exponent must be a number in \[0, 100\], got -1"),
-        (lambda: Selector.parse("prioritized:nan"), "exponent is nan"),
+        (
+            lambda: Selector("prioritized"),
+            r"exponent of a prioritized selector must be a number in \[0, 100\], got None",
+        ),
+        (lambda: Selector("prioritized", -1), r"must be a number in \[0, 100\], got -1"),
+        (lambda: Selector.parse("prioritized:nan"), r"must be a number in \[0, 100\], got nan"),
         (lambda: Selector.parse("prioritized:x"), "'x' in 'prioritized:x' is not a number"),
-        (lambda: RateLimiter("often"), "rate limiter is 'often'"),
-        (lambda: RateLimiter("min_size", 0), "size must be an integer >= 1, got 0"),
-        (lambda: RateLimiter.parse("min_size:inf"), "inf in 'min_size:inf': expected an integer"),
-        (lambda: RateLimiter.parse("min_size:1.5"), "expected an integer"),
-        (lambda: RateLimiter.parse("min_size"), "'min_size' is not understood, expected min_size:N"),
+        (lambda: RateLimiter("often"), "rate limiter must be one of .*, got 'often'"),
+        (lambda: RateLimiter("min_size", 0), "size must be an integer from 1 to 2,147,483,647, got 0"),
+        (lambda: RateLimiter.parse("min_size:inf"), "inf in 'min_size:inf' must be an integer"),
+        (lambda: RateLimiter.parse("min_size:1.5"), "1.5 in 'min_size:1.5' must be an integer"),
+        (lambda: RateLimiter.parse("min_size"), "rate limiter must be min_size:N, .*, got 'min_size'"),
         (lambda: RateLimiter("min_size", 1, samples_per_insert=1.0), "takes neither"),
-        (lambda: RateLimiter("sample_to_insert_ratio", 1), "samples_per_insert is None, expected a number above 0"),
+        (
+            lambda: RateLimiter("sample_to_insert_ratio", 1),
+            "samples_per_insert must be a finite number above 0, got None",
+        ),
         (
             lambda: RateLimiter("sample_to_insert_ratio", 1, samples_per_insert=4.0, error_buffer=2.0),
-            "error_buffer is 2.0, expected at least 4",
+            "error_buffer must be at least 4 .*, got 2.0",
         ),
-        (lambda: TableConfig(""), "a table's name is ''"),
-        (lambda: TableConfig("a\nb"), "printable"),
-        (lambda: TableConfig(max_size=0), "max_size of table 'replay' is 0"),
-        (lambda: TableConfig(max_size=1.5), "max_size of table 'replay' is 1.5, expected an integer from 1"),
-        (lambda: TableConfig(max_size=10**20), "expected an integer from 1 to 2,147,483,647"),
-        (lambda: TableConfig(max_times_sampled=2**31), "max_times_sampled of table 'replay' is 2147483648"),
-        (lambda: RateLimiter.parse("sample_to_insert_ratio:1:1:nan"), "error_buffer is nan"),
-        (lambda: RateLimiter.parse("sample_to_insert_ratio:inf:1:inf"), "samples_per_insert is inf"),
-        (lambda: TableConfig(max_times_sampled=-1), "max_times_sampled of table 'replay' is -1"),
-        (lambda: TableConfig(max_size=5, rate_limiter=RateLimiter(size=6)), "waits for 6 items and holds 5"),
-        (lambda: TableConfig(rate_limiter=RateLimiter("queue", 5)), "a queue .* needs sampler and remover fifo"),
+        (lambda: TableConfig(""), "name of a table must be 1 to 100 printable characters, got ''"),
+        (lambda: TableConfig("a\nb"), "must be 1 to 100 printable characters"),
+        (
+            lambda: TableConfig(max_size=0),
+            "max_size of table 'replay' must be an integer from 1 to 2,147,483,647, got 0",
+        ),
+        (lambda: TableConfig(max_size=1.5), "max_size of table 'replay' must be an integer from 1 .*, got 1.5"),
+        (lambda: TableConfig(max_size=10**20), "must be an integer from 1 to 2,147,483,647, got 100000000000000000000"),
+        (
+            lambda: TableConfig(max_times_sampled=2**31),
+            "max_times_sampled of table 'replay' must be .*, got 2147483648",
+        ),
+        (lambda: RateLimiter.parse("sample_to_insert_ratio:1:1:nan"), "error_buffer must be at least 1 .*, got nan"),
+        (
+            lambda: RateLimiter.parse("sample_to_insert_ratio:inf:1:inf"),
+            "samples_per_insert must be a finite number above 0, got inf",
+        ),
+        (lambda: TableConfig(max_times_sampled=-1), "max_times_sampled of table 'replay' must be .*, got -1"),
+        (
+            lambda: TableConfig(max_size=5, rate_limiter=RateLimiter(size=6)),
+            "rate limiter's size of table 'replay' must be at most max_size 5, got 6",
+        ),
+        (lambda: TableConfig(rate_limiter=RateLimiter("queue", 5)), "a queue .* requires sampler and remover fifo"),
         (
             lambda: TableConfig("q", Selector("fifo"), Selector("fifo"), 6, 1, RateLimiter("queue", 5)),
-            "a queue of 5 .* needs max_size 5, got 6",
+            "a queue of 5 .* requires max_size 5, got 6",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make, message):
+def test_invalid_configs_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_an_item_signature_puts_the_length_in_front():
+def test_item_signature_prepends_the_length():
     spec = {"a": tf.TensorSpec((3,), tf.float32, "named"), "b": tf.TensorSpec((), tf.int32)}
-    wanted = {"a": tf.TensorSpec((4, 3), tf.float32), "b": tf.TensorSpec((4,), tf.int32)}
-    assert item_signature(spec, 4) == wanted
+    expected = {"a": tf.TensorSpec((4, 3), tf.float32), "b": tf.TensorSpec((4,), tf.int32)}
+    assert item_signature(spec, 4) == expected

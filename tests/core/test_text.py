@@ -1,24 +1,24 @@
-"""What users print is a short table that fits 80 columns."""
+"""Tests of the formatting of reports as tables that fit in 80 columns."""
 
 from reference_impls import episode
 
 from rlds2reverb import ingest, load, summarize
-from rlds2reverb._text import columns_text, facts_text, number_text
+from rlds2reverb._text import format_columns, format_facts, format_number
 
 
-def test_facts_are_aligned_and_long_ones_wrapped():
-    text = facts_text("title", [("a", "1"), ("name", "word " * 40), ("empty", "")])
+def test_facts_are_aligned_and_wrapped():
+    text = format_facts("title", [("a", "1"), ("name", "word " * 40), ("empty", "")])
     lines = text.splitlines()
     assert lines[:2] == ["title", "  a      1"] and lines[-1] == "  empty  "
     assert len(lines) == 6 and max(map(len, lines)) <= 80 and lines[3].startswith("         word")
 
 
-def test_numbers_and_columns():
-    assert [number_text(x) for x in (12345.6, 2.0, 0.12345, float("nan"))] == ["12,346", "2", "0.1235", "-"]
-    assert columns_text(("a", "bc"), [("long", "d")]) == "a     bc\nlong  d"
+def test_numbers_and_columns_are_formatted():
+    assert [format_number(x) for x in (12345.6, 2.0, 0.12345, float("nan"))] == ["12,346", "2", "0.1235", "-"]
+    assert format_columns(("a", "bc"), [("long", "d")]) == "a     bc\nlong  d"
 
 
-def test_reports_print_as_short_tables(tmp_path):
+def test_reports_fit_in_80_columns(tmp_path):
     source = load([episode(4, terminal=True), episode(3, terminal=False)])
     for report in (ingest(source, tmp_path / "out"), summarize(source)):
         lines = str(report).splitlines()

@@ -1,4 +1,4 @@
-"""Steps to trajectories: golden numbers, the naive double loop, and numpy against TensorFlow."""
+"""Tests of the conversion of steps to trajectories: golden numbers, a naive loop, and NumPy against TensorFlow."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from rlds2reverb.trajectories import DISCOUNT_SOURCES, step_types, trajectory_co
 FIRST, MID, LAST = 0, 1, 2
 
 
-def test_a_terminal_episode_ends_in_a_boundary_with_discount_zero():
+def test_terminal_episode_ends_in_a_boundary_with_discount_zero():
     columns = trajectory_columns(episode(3, terminal=True), discount_source="step")
     assert columns.step_type.tolist() == [FIRST, MID, LAST]
     assert columns.next_step_type.tolist() == [MID, LAST, FIRST]
@@ -30,56 +30,56 @@ def test_a_terminal_episode_ends_in_a_boundary_with_discount_zero():
         ("product", [0.9, 0, 0], [0.9] * 3),
     ],
 )
-def test_only_a_terminal_takes_the_bootstrap_away(source, terminal, truncated):
-    for wanted, ends_in_terminal in ((terminal, True), (truncated, False)):
+def test_discount_is_zero_only_at_a_terminal(source, terminal, truncated):
+    for expected, ends_in_terminal in ((terminal, True), (truncated, False)):
         steps = episode(3, terminal=ends_in_terminal, discount=0.9)
         discount = trajectory_columns(steps, discount_source=source).discount
         assert discount.dtype == np.float32
-        np.testing.assert_array_equal(discount, np.array(wanted, np.float32))
+        np.testing.assert_array_equal(discount, np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_a_discount_for_each_of_several_rewards_ends_by_rows(width):
-    """With three steps and three rewards rows and columns are easily mistaken."""
+def test_vector_discounts_become_zero_by_row(width):
+    """A width equal to the number of steps would hide a broadcast along the wrong axis."""
     steps = {**episode(3, terminal=True), "discount": np.full((3, width), 0.5, np.float32)}
     assert trajectory_columns(steps).discount.tolist() == [[0.5] * width, [0] * width, [0] * width]
 
 
-def test_a_single_step_becomes_last_and_last():
+def test_single_step_becomes_last_and_last():
     columns = trajectory_columns(episode(1, terminal=False))
     assert (columns.step_type.tolist(), columns.next_step_type.tolist()) == ([LAST], [LAST])
 
 
-def test_no_steps_give_no_trajectories():
+def test_episode_without_steps_has_no_trajectories():
     steps = {name: column[:0] for name, column in episode(2, terminal=False).items()}
     assert len(trajectory_columns(steps).step_type) == 0
 
 
-def test_an_unknown_discount_source_is_refused():
+def test_unknown_discount_source_raises():
     with pytest.raises(
-        ValueError, match="discount_source is 'both', expected one of 'step', 'next_terminal', 'product'"
+        ValueError, match="discount_source must be one of 'step', 'next_terminal', 'product', got 'both'"
     ):
         trajectory_columns(episode(2, terminal=True), discount_source="both")
 
 
 @given(episodes(), st.sampled_from(DISCOUNT_SOURCES))
-def test_columns_equal_the_naive_loop(many, source):
-    wanted = naive_trajectories(many, source)
+def test_columns_match_the_naive_loop(many, source):
+    expected = naive_trajectories(many, source)
     got = [trajectory_columns(steps, discount_source=source) for steps in many]
     for name in ("step_type", "next_step_type", "discount", "reward"):
         values = np.concatenate([getattr(columns, name) for columns in got])
-        np.testing.assert_array_equal(values, [row[name] for row in wanted])
+        np.testing.assert_array_equal(values, [row[name] for row in expected])
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=9))
-def test_step_types_are_the_same_in_numpy_and_tensorflow(flags):
+def test_step_types_match_in_numpy_and_tensorflow(flags):
     is_first, is_last = np.array(flags).T
-    ours = step_types(is_first, is_last, np.where)
-    assert_equal_nests(step_types(tf.constant(is_first), tf.constant(is_last), tf.where).numpy(), ours)
-    assert ours.dtype == np.int32
+    expected = step_types(is_first, is_last, np.where)
+    assert_equal_nests(step_types(tf.constant(is_first), tf.constant(is_last), tf.where).numpy(), expected)
+    assert expected.dtype == np.int32
 
 
-def test_the_spec_bounds_the_discount_and_keeps_the_rest():
+def test_spec_bounds_the_discount_and_keeps_other_fields():
     spec = trajectory_spec(make_step_spec(episode(2, terminal=True, nested=True)))
     assert (spec.step_type.dtype, spec.step_type.shape) == (tf.int32, ())
     assert (spec.discount.name, float(spec.discount.minimum), float(spec.discount.maximum)) == ("discount", 0.0, 1.0)

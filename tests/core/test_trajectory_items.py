@@ -1,4 +1,4 @@
-"""Trajectory windows and episodes: worked by hand, and compared with a double loop."""
+"""Tests of trajectory windows and episodes against hand-computed examples and a double loop."""
 
 from typing import get_args, get_type_hints
 
@@ -25,7 +25,7 @@ def observations(items):
 
 
 @pytest.mark.parametrize(
-    ("length", "adder", "wanted"),
+    ("length", "adder", "expected"),
     [
         (3, TrajectoryWindows(2), [[10, 11], [11, 12]]),
         (5, TrajectoryWindows(3, stride=2), [[10, 11, 12], [12, 13, 14]]),
@@ -41,11 +41,11 @@ def observations(items):
         (1, TrajectoryEpisodes(), [[10]]),
     ],
 )
-def test_windows_by_hand(length, adder, wanted):
-    assert observations(adder(Episode(episode(length, terminal=True), 0))) == wanted
+def test_items_match_examples_computed_by_hand(length, adder, expected):
+    assert observations(adder(Episode(episode(length, terminal=True), 0))) == expected
 
 
-def test_padding_is_boundary_rows_of_zeros():
+def test_padding_consists_of_boundary_rows_of_zeros():
     rows = TrajectoryWindows(3, padding="short")(Episode(episode(1, terminal=True), 0)).columns
     assert rows.step_type.tolist() == [2, 2, 2] and rows.next_step_type.tolist() == [2, 0, 0]
     padding = rows._replace(step_type=(), next_step_type=())
@@ -53,16 +53,16 @@ def test_padding_is_boundary_rows_of_zeros():
 
 
 @given(episodes(max_episodes=1, max_length=9), st.integers(1, 4), st.integers(1, 4))
-def test_windows_are_those_of_the_double_loop(many, length, stride):
+def test_windows_match_a_double_loop(many, length, stride):
     items = TrajectoryWindows(length, stride)(Episode(many[0], 0))
     num_rows = len(many[0]["is_first"])
-    wanted = [begin for begin in range(0, num_rows, stride) if begin + length <= num_rows]
-    assert items.starts.tolist() == wanted and set(items.lengths.tolist()) <= {length}
+    expected = [begin for begin in range(0, num_rows, stride) if begin + length <= num_rows]
+    assert items.starts.tolist() == expected and set(items.lengths.tolist()) <= {length}
     tree.map_structure(np.testing.assert_array_equal, items.columns, trajectory_columns(many[0]))
 
 
 @pytest.mark.parametrize("adder", [TrajectoryWindows(3), TrajectoryWindows(3, padding="tile"), TrajectoryEpisodes()])
-def test_the_item_spec_is_that_of_the_items(adder):
+def test_item_spec_matches_the_items(adder):
     source = load([episode(5, terminal=True, nested=True)])
     items = adder(source.first_episode)
     for spec, column in zip(tree.flatten(adder.item_spec(source.step_spec)), tree.flatten(items.columns), strict=True):
@@ -74,18 +74,18 @@ def test_the_item_spec_is_that_of_the_items(adder):
     ("options", "message"),
     [
         ({"length": 0}, "length must be an integer from 1 to 1,000,000, got 0"),
-        ({"length": 2.0}, "length is 2.0, expected an integer"),
-        ({"stride": 0}, "stride must be an integer >= 1, got 0"),
-        ({"padding": "zeros"}, f"padding is 'zeros', expected one of {', '.join(map(repr, PADDINGS))}"),
-        ({"discount_source": "x"}, "discount_source is 'x'"),
+        ({"length": 2.0}, "length must be an integer .*, got 2.0"),
+        ({"stride": 0}, "stride must be an integer from 1 to 1,000,000, got 0"),
+        ({"padding": "zeros"}, f"padding must be one of {', '.join(map(repr, PADDINGS))}, got 'zeros'"),
+        ({"discount_source": "x"}, "discount_source must be one of .*, got 'x'"),
     ],
 )
-def test_arguments_out_of_range_are_refused(options, message):
+def test_arguments_out_of_range_raise(options, message):
     with pytest.raises(ValueError, match=message):
         TrajectoryWindows(**options)
 
 
-def test_options_of_few_values_are_literals():
+def test_options_with_few_values_are_literals():
     assert get_args(get_type_hints(TrajectoryWindows)["padding"]) == PADDINGS == ("none", "short", "tile")
     assert get_args(get_type_hints(TrajectoryWindows)["discount_source"]) == DISCOUNT_SOURCES
     assert get_args(get_type_hints(push_rlds_to_reverb)["validate"]) == VALIDATE_MODES
@@ -96,16 +96,16 @@ def test_options_of_few_values_are_literals():
 @pytest.mark.parametrize(
     ("starts", "lengths", "squeeze", "message"),
     [
-        ([0, 1], [2], False, "equal numbers of starts and lengths"),
-        ([2, 1], [1, 1], False, "begin out of order"),
-        ([0], [0], False, "are empty"),
-        ([2], [2], False, "reach outside of their columns"),
-        ([-1], [1], False, "reach outside of their columns"),
-        ([0], [2], True, "squeezed items are of one row each"),
+        ([0, 1], [2], False, "as many starts as lengths"),
+        ([2, 1], [1, 1], False, "be in ascending order"),
+        ([0], [0], False, "have at least one row"),
+        ([2], [2], False, "must lie within their columns"),
+        ([-1], [1], False, "must lie within their columns"),
+        ([0], [2], True, "squeezed items must have one row each, got 2"),
     ],
 )
-def test_items_that_do_not_fit_their_columns_are_refused(starts, lengths, squeeze, message):
+def test_items_raise_when_they_do_not_fit_their_columns(starts, lengths, squeeze, message):
     with pytest.raises(ValueError, match=message):
         Items({"a": np.zeros(3)}, np.array(starts), np.array(lengths), squeeze)
-    with pytest.raises(ValueError, match="expected columns of one length"):
+    with pytest.raises(ValueError, match="columns of equal length"):
         Items({"a": np.zeros(3), "b": np.zeros(2)}, np.array([0]), np.array([1]))

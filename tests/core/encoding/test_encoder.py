@@ -1,4 +1,4 @@
-"""Encoded items, decoded through their chunks, are the rows of the adder's items, bit for bit."""
+"""Tests of the encoder: items decoded from their chunks equal the adder's items bit for bit."""
 
 import itertools
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tree
-from decoding import assert_same_columns, chunk_column, item_columns, parsed
+from decoding import assert_same_columns, chunk_column, item_columns, parse_messages
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
@@ -16,7 +16,7 @@ from reverb.cc import schema_pb2
 from rlds2reverb._encoding import encoder, keys
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._writing.conversion import make_conversion
-from rlds2reverb.episode_batches import EpisodeBatch, in_batches
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load
 from rlds2reverb.tables import item_signature
@@ -27,7 +27,7 @@ ADDERS = st.one_of(
     st.builds(TrajectoryWindows, st.integers(1, 7), st.integers(1, 5), st.sampled_from(PADDINGS)),
     st.just(TrajectoryEpisodes()),
     st.builds(lambda stride: Steps(stride), st.integers(1, 3)),
-    st.builds(lambda seed: AnyRuns(seed), st.integers(0, 99)),
+    st.builds(lambda seed: RandomRanges(seed), st.integers(0, 99)),
 )
 OPTIONS = st.fixed_dictionaries(
     {"chunk_length": st.one_of(st.none(), st.integers(1, 9)), "key_seed": st.integers(0, 3)},
@@ -37,7 +37,7 @@ TABLES = st.lists(st.sampled_from(["one", "two", "drei ü"]), min_size=1, unique
 
 @dataclass(frozen=True)
 class Steps:
-    """Every so many steps, squeezed: items without the time axis."""
+    """An adder for every `stride`-th step, as squeezed items without a time axis."""
 
     stride: int = 1
 
@@ -51,8 +51,8 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class AnyRuns:
-    """Runs of any length from any rows on, some from the same, some rows in none."""
+class RandomRanges:
+    """An adder for random row ranges, which may share their first row or leave rows out."""
 
     seed: int
 
@@ -67,39 +67,38 @@ class AnyRuns:
         return item_signature(trajectory_spec(step_spec), None)
 
 
-def converted(many, adder, *, packed=False, priority=1.0):
-    """How episodes become items, and their blocks."""
+def convert(many, adder, *, packed=False, priority=1.0):
+    """Returns the conversion of episodes to items, and the blocks of items."""
     source = load(many)
     conversion = make_conversion(source, adder, priority, on_invalid="keep", layout="packed" if packed else "columns")
-    return conversion, [block for batch in in_batches(source) for block in conversion.blocks(batch)]
+    return conversion, [block for batch in batch_episodes(source) for block in conversion.convert(batch)]
 
 
-def encoded(conversion, blocks, tables=("one",), **options):
-    encoder = Encoder(conversion.specs, tables, squeeze=conversion.squeeze, **options)
-    return list(encoder.encode(blocks))
+def encode_all(conversion, blocks, tables=("one",), **options):
+    return list(Encoder(conversion.specs, tables, squeeze=conversion.squeeze, **options).encode(blocks))
 
 
 def naive_items(blocks, squeeze):
-    """The columns of all items, by a loop over them."""
+    """Yields the columns of all items, with a loop over items."""
     for block in blocks:
         for start, length in zip(block.starts, block.lengths, strict=True):
             yield [column[start] if squeeze else column[start : start + length] for column in block.columns]
 
 
-def chunks_of(batch):
-    """The chunks of a batch by key."""
-    chunks = parsed(schema_pb2.ChunkData, batch.chunks)
+def decode_chunks(batch):
+    """Returns the chunks of a batch by key."""
+    chunks = parse_messages(schema_pb2.ChunkData, batch.chunks)
     assert [chunk.chunk_key for chunk in chunks] == batch.chunk_keys.tolist()
     return {chunk.chunk_key: chunk for chunk in chunks}
 
 
-def assert_items_are(many_batches, wanted, tables, *, squeeze=False, one_slice=True):
-    """Each table has the expected items in their order, each batch the chunks that its items need, no key comes twice."""
+def assert_items_are(batches, expected, tables, *, squeeze=False, one_slice=True):
+    """Asserts that each table has the expected items in order, each batch has the chunks of its items, and keys are unique."""
     decoded = {table: [] for table in tables}
-    for batch in many_batches:
-        chunks = chunks_of(batch)
+    for batch in batches:
+        chunks = decode_chunks(batch)
         for table, records, item_keys in zip(tables, batch.items, batch.item_keys, strict=True):
-            items = parsed(schema_pb2.PrioritizedItem, [records])
+            items = parse_messages(schema_pb2.PrioritizedItem, [records])
             assert [item.key for item in items] == item_keys.tolist() and len(items) == batch.num_items
             for item in items:
                 columns = item.flat_trajectory.columns
@@ -107,53 +106,55 @@ def assert_items_are(many_batches, wanted, tables, *, squeeze=False, one_slice=T
                 assert not one_slice or all(len(column.chunk_slices) == 1 for column in columns)
                 decoded[table].append(item_columns(item, chunks))
     for got in decoded.values():
-        assert len(got) == len(wanted)
-        for have, want in zip(got, wanted, strict=True):
+        assert len(got) == len(expected)
+        for have, want in zip(got, expected, strict=True):
             assert_same_columns(have, want)
-    keys.require_different([of for batch in many_batches for of in batch.item_keys])
-    keys.require_different([batch.chunk_keys for batch in many_batches])
+    keys.require_unique([item_keys for batch in batches for item_keys in batch.item_keys])
+    keys.require_unique([batch.chunk_keys for batch in batches])
 
 
-# --- bit for bit
+# --- bit-for-bit equality
 
 
 @given(episodes(max_length=12), ADDERS, OPTIONS, TABLES, st.booleans())
 @examples(80)
-def test_any_items_come_back_bit_for_bit(many, adder, options, tables, packed):
-    conversion, blocks = converted(many, adder, packed=packed)
-    wanted = list(naive_items(blocks, conversion.squeeze))
-    assert_items_are(encoded(conversion, blocks, tables, **options), wanted, tables, squeeze=conversion.squeeze)
+def test_encoded_items_match_the_adders_items_bit_for_bit(many, adder, options, tables, packed):
+    conversion, blocks = convert(many, adder, packed=packed)
+    expected = list(naive_items(blocks, conversion.squeeze))
+    assert_items_are(encode_all(conversion, blocks, tables, **options), expected, tables, squeeze=conversion.squeeze)
 
 
 @given(episodes(max_length=12), ADDERS, OPTIONS, st.integers(1, 400), st.integers(1, 400), st.booleans())
 @examples(60)
-def test_small_batches_and_chunks_hold_the_same(many, adder, options, batch_bytes, chunk_bytes, compressed):
-    conversion, blocks = converted(many, adder)
+def test_items_are_the_same_in_small_batches_and_chunks(many, adder, options, batch_bytes, chunk_bytes, compressed):
+    conversion, blocks = convert(many, adder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "_MOST_BATCH_BYTES", batch_bytes)
-        patch.setattr(encoder, "_SHARED_CHUNK_BYTES", chunk_bytes)
-        patch.setattr(encoder, "_COMPRESS_FROM_BYTES", 1 if compressed else 10**9)
-        got = encoded(conversion, blocks, **options)
-    wanted = list(naive_items(blocks, conversion.squeeze))  # chunks this small cannot be shared: items take several
-    assert_items_are(got, wanted, ["one"], squeeze=conversion.squeeze, one_slice=False)
+        patch.setattr(encoder, "_MAX_BATCH_BYTES", batch_bytes)
+        patch.setattr(encoder, "_MAX_SHARED_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(encoder, "_MIN_COMPRESSED_ROW_BYTES", 1 if compressed else 10**9)
+        got = encode_all(conversion, blocks, **options)
+    expected = list(
+        naive_items(blocks, conversion.squeeze)
+    )  # Chunks this small are not shared, so that items have several.
+    assert_items_are(got, expected, ["one"], squeeze=conversion.squeeze, one_slice=False)
 
 
 @given(episodes(max_length=12), ADDERS, OPTIONS, TABLES, st.integers(1, 300))
 @examples(60)
-def test_items_too_large_for_a_chunk_are_put_together_from_several(many, adder, options, tables, most):
-    conversion, blocks = converted(many, adder)
+def test_items_too_large_for_a_chunk_are_spread_over_several(many, adder, options, tables, max_chunk_bytes):
+    conversion, blocks = convert(many, adder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "_MAX_CHUNK_BYTES", most)
-        got = encoded(conversion, blocks, tables, **options)
-    wanted = list(naive_items(blocks, conversion.squeeze))
-    assert_items_are(got, wanted, tables, squeeze=conversion.squeeze, one_slice=False)
+        patch.setattr(encoder, "_MAX_CHUNK_BYTES", max_chunk_bytes)
+        got = encode_all(conversion, blocks, tables, **options)
+    expected = list(naive_items(blocks, conversion.squeeze))
+    assert_items_are(got, expected, tables, squeeze=conversion.squeeze, one_slice=False)
 
 
 @given(episodes(max_length=6), ADDERS)
 @examples(30)
-def test_a_packed_row_is_the_bytes_of_its_columns_one_after_the_other(many, adder):
-    conversion, blocks = converted(many, adder, packed=True)
-    _, unpacked = converted(many, adder)
+def test_packed_row_is_the_concatenated_bytes_of_its_columns(many, adder):
+    conversion, blocks = convert(many, adder, packed=True)
+    _, unpacked = convert(many, adder)
     for block, plain in zip(blocks, unpacked, strict=True):
         for row in range(len(block.columns[0])):
             assert block.columns[0][row].tobytes() == b"".join(column[row].tobytes() for column in plain.columns)
@@ -163,49 +164,49 @@ def test_a_packed_row_is_the_bytes_of_its_columns_one_after_the_other(many, adde
         )
 
 
-def test_images_are_compressed_and_come_back():
+def test_images_are_compressed_losslessly():
     many = [episode(9, terminal=True), episode(4, terminal=False, start=30)]
     for steps in many:
         place = np.arange(len(steps["reward"]), dtype=np.uint8)
         steps["observation"] = np.tile(place[:, None, None, None], (1, 32, 32, 3))
-    conversion, blocks = converted(many, TrajectoryWindows(2))
-    got = encoded(conversion, blocks)
+    conversion, blocks = convert(many, TrajectoryWindows(2))
+    got = encode_all(conversion, blocks)
     assert_items_are(got, list(naive_items(blocks, False)), ["one"])
-    for chunk in chunks_of(got[0]).values():
+    for chunk in decode_chunks(got[0]).values():
         assert len(chunk.SerializeToString()) < chunk.data_uncompressed_size / 4
 
 
-def test_rows_that_no_item_has_are_not_in_any_chunk():
-    conversion, blocks = converted([episode(20, terminal=True)], TrajectoryWindows(length=2, stride=5))
-    got = encoded(conversion, blocks)
+def test_rows_without_items_are_not_stored_in_chunks():
+    conversion, blocks = convert([episode(20, terminal=True)], TrajectoryWindows(length=2, stride=5))
+    got = encode_all(conversion, blocks)
     assert_items_are(got, list(naive_items(blocks, False)), ["one"])
-    rewards = np.concatenate([chunk_column(chunk, 4) for chunk in chunks_of(got[0]).values()])
+    rewards = np.concatenate([chunk_column(chunk, 4) for chunk in decode_chunks(got[0]).values()])
     assert sorted(rewards) == [100, 101, 105, 106, 110, 111, 115, 116]
 
 
-def test_columns_without_elements_come_back():
+def test_columns_without_elements_are_encoded():
     many = [episode(3, terminal=True)]
     many[0]["observation"] = np.zeros((3, 0, 2), np.float64)
     for packed in (False, True):
-        conversion, blocks = converted(many, TrajectoryWindows(2), packed=packed)
-        assert_items_are(encoded(conversion, blocks), list(naive_items(blocks, False)), ["one"])
+        conversion, blocks = convert(many, TrajectoryWindows(2), packed=packed)
+        assert_items_are(encode_all(conversion, blocks), list(naive_items(blocks, False)), ["one"])
 
 
-def test_no_items_are_no_batches():
-    conversion, blocks = converted([episode(2, terminal=True)], TrajectoryWindows(5))
-    assert not len(blocks[0].starts) and encoded(conversion, blocks) == encoded(conversion, []) == []
+def test_encoder_yields_no_batch_when_there_are_no_items():
+    conversion, blocks = convert([episode(2, terminal=True)], TrajectoryWindows(5))
+    assert not len(blocks[0].starts) and encode_all(conversion, blocks) == encode_all(conversion, []) == []
 
 
-# --- how rows are shared out
+# --- assignment of rows to chunks
 
 
-def test_a_large_item_takes_a_slice_of_each_chunk_that_its_rows_are_in(monkeypatch):
-    conversion, blocks = converted([episode(10, terminal=True)], TrajectoryWindows(6, 2))
+def test_large_item_has_a_slice_of_each_chunk_with_its_rows(monkeypatch):
+    conversion, blocks = convert([episode(10, terminal=True)], TrajectoryWindows(6, 2))
     monkeypatch.setattr(encoder, "_MAX_CHUNK_BYTES", 4 * sum(spec.num_bytes for spec in conversion.specs))
-    (batch,) = encoded(conversion, blocks)
-    assert [chunk.sequence_range.start for chunk in chunks_of(batch).values()] == [0, 4, 8]
-    columns = [item.flat_trajectory.columns[0] for item in parsed(schema_pb2.PrioritizedItem, batch.items)]
-    slices = [[(place.offset, place.length) for place in column.chunk_slices] for column in columns]
+    (batch,) = encode_all(conversion, blocks)
+    assert [chunk.sequence_range.start for chunk in decode_chunks(batch).values()] == [0, 4, 8]
+    columns = [item.flat_trajectory.columns[0] for item in parse_messages(schema_pb2.PrioritizedItem, batch.items)]
+    slices = [[(part.offset, part.length) for part in column.chunk_slices] for column in columns]
     assert slices == [[(0, 4), (0, 2)], [(2, 2), (0, 4)], [(0, 4), (0, 2)]]
 
 
@@ -214,91 +215,95 @@ def long_float_episodes(*lengths):
 
 
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (2, 1), (5, 1), (5, 3), (40, 1), (40, 7), (200, 1), (3, 9)])
-def test_at_most_half_of_the_rows_are_repeated_ones(length, stride):
-    conversion, blocks = converted(long_float_episodes(1500, 2000), TrajectoryWindows(length, stride))
-    stored = sum(len(chunk_column(c, 0)) for batch in encoded(conversion, blocks) for c in chunks_of(batch).values())
-    needed = sum(len({start + row for start in block.starts for row in range(length)}) for block in blocks)
-    assert needed <= stored <= 2 * needed
+def test_at_most_half_of_the_stored_rows_are_repetitions(length, stride):
+    conversion, blocks = convert(long_float_episodes(1500, 2000), TrajectoryWindows(length, stride))
+    stored = sum(
+        len(chunk_column(c, 0)) for batch in encode_all(conversion, blocks) for c in decode_chunks(batch).values()
+    )
+    required = sum(len({start + row for start in block.starts for row in range(length)}) for block in blocks)
+    assert required <= stored <= 2 * required
 
 
 @pytest.mark.parametrize("chunk_length", [1, 4, 9])
-def test_so_many_items_share_a_chunk_as_asked_for(chunk_length):
-    conversion, blocks = converted([episode(21, terminal=True)], TrajectoryWindows(3))
-    (batch,) = encoded(conversion, blocks, chunk_length=chunk_length)
-    items = parsed(schema_pb2.PrioritizedItem, batch.items)
+def test_chunk_length_items_share_a_chunk(chunk_length):
+    conversion, blocks = convert([episode(21, terminal=True)], TrajectoryWindows(3))
+    (batch,) = encode_all(conversion, blocks, chunk_length=chunk_length)
+    items = parse_messages(schema_pb2.PrioritizedItem, batch.items)
     used = [item.flat_trajectory.columns[0].chunk_slices[0].chunk_key for item in items]
-    groups = [len(list(same)) for _, same in itertools.groupby(used)]
-    assert len(groups) == len(chunks_of(batch))
+    groups = [len(list(group)) for _, group in itertools.groupby(used)]
+    assert len(groups) == len(decode_chunks(batch))
     assert groups == [chunk_length] * (19 // chunk_length) + [19 % chunk_length] * (19 % chunk_length > 0)
 
 
-def test_a_chunk_of_several_items_stays_below_the_limit():
+def test_shared_chunk_stays_below_the_size_limit():
     many = long_float_episodes(60)
     many[0]["observation"] = np.random.default_rng(0).normal(size=(60, 1000))
-    conversion, blocks = converted(many, TrajectoryWindows(8))
-    chunks = [chunk for batch in encoded(conversion, blocks) for chunk in chunks_of(batch).values()]
-    assert max(chunk.data_uncompressed_size for chunk in chunks) <= encoder._SHARED_CHUNK_BYTES
+    conversion, blocks = convert(many, TrajectoryWindows(8))
+    chunks = [chunk for batch in encode_all(conversion, blocks) for chunk in decode_chunks(batch).values()]
+    assert max(chunk.data_uncompressed_size for chunk in chunks) <= encoder._MAX_SHARED_CHUNK_BYTES
 
 
-def test_several_tables_share_the_chunks():
-    conversion, blocks = converted([episode(9, terminal=True)], TrajectoryWindows(2))
-    (one,), (two,) = encoded(conversion, blocks, ["a"]), encoded(conversion, blocks, ["a", "b"])
+def test_tables_share_chunks():
+    conversion, blocks = convert([episode(9, terminal=True)], TrajectoryWindows(2))
+    (one,), (two,) = encode_all(conversion, blocks, ["a"]), encode_all(conversion, blocks, ["a", "b"])
     assert one.chunk_keys.tolist() == two.chunk_keys.tolist() and len(two.items) == 2
-    assert chunks_of(one) == chunks_of(two)
+    assert decode_chunks(one) == decode_chunks(two)
 
 
-def test_a_batch_holds_about_so_many_bytes(monkeypatch):
-    monkeypatch.setattr(encoder, "_MOST_BATCH_BYTES", 1 << 20)
-    conversion, blocks = converted(long_float_episodes(*[700] * 100), TrajectoryWindows(2))
-    sizes = [sum(chunk.data_uncompressed_size for chunk in chunks_of(b).values()) for b in encoded(conversion, blocks)]
-    assert len(sizes) > 1 and max(sizes) < 2 * encoder._MOST_BATCH_BYTES
+def test_batches_stay_near_the_size_limit(monkeypatch):
+    monkeypatch.setattr(encoder, "_MAX_BATCH_BYTES", 1 << 20)
+    conversion, blocks = convert(long_float_episodes(*[700] * 100), TrajectoryWindows(2))
+    sizes = [
+        sum(chunk.data_uncompressed_size for chunk in decode_chunks(b).values()) for b in encode_all(conversion, blocks)
+    ]
+    assert len(sizes) > 1 and max(sizes) < 2 * encoder._MAX_BATCH_BYTES
 
 
-# --- what else an item says
+# --- metadata of items and chunks
 
 
-def test_items_have_their_own_priorities_and_number_from_batch_to_batch():
+def test_items_keep_priorities_and_are_numbered_across_batches():
     def priority(episode, items):
         return episode.index * 100 + items.starts
 
     many = [episode(5, terminal=True), episode(30, terminal=True), episode(3, terminal=False)]
-    conversion, blocks = converted(many, TrajectoryWindows(2), priority=priority)
+    conversion, blocks = convert(many, TrajectoryWindows(2), priority=priority)
     encoder = Encoder(conversion.specs, ["a", "b"], number_items=True)
     got = [batch for block in blocks for batch in encoder.encode([block])]
-    wanted = [100 * at + row for at, count in enumerate([4, 29, 2]) for row in range(count)]
+    expected = [100 * at + row for at, count in enumerate([4, 29, 2]) for row in range(count)]
     for table in range(2):
-        items = parsed(schema_pb2.PrioritizedItem, [batch.items[table] for batch in got])
-        assert [item.priority for item in items] == wanted
-        assert [item.inserted_at.ToMicroseconds() for item in items] == list(range(len(wanted)))
-    assert encoder.num_items == len(wanted)
+        items = parse_messages(schema_pb2.PrioritizedItem, [batch.items[table] for batch in got])
+        assert [item.priority for item in items] == expected
+        assert [item.inserted_at.ToMicroseconds() for item in items] == list(range(len(expected)))
+    assert encoder.num_items == len(expected)
 
 
-def test_a_chunk_says_where_in_the_episode_its_rows_begin():
-    conversion, blocks = converted([episode(20, terminal=True), episode(20, terminal=True)], TrajectoryWindows(2, 2))
-    (batch,) = encoded(conversion, blocks, chunk_length=4)
-    spans = [chunk.sequence_range for chunk in chunks_of(batch).values()]
+def test_chunk_stores_the_row_range_in_its_episode():
+    conversion, blocks = convert([episode(20, terminal=True), episode(20, terminal=True)], TrajectoryWindows(2, 2))
+    (batch,) = encode_all(conversion, blocks, chunk_length=4)
+    spans = [chunk.sequence_range for chunk in decode_chunks(batch).values()]
     for _, own in itertools.groupby(sorted(spans, key=lambda s: (s.episode_id, s.start)), lambda s: s.episode_id):
         assert [(span.start, span.end) for span in own] == [(0, 7), (8, 15), (16, 19)]
     assert len({span.episode_id for span in spans}) == 2
 
 
 @pytest.mark.parametrize("chunk_length", [0, -1, 1_000_001])
-def test_a_chunk_length_out_of_range_is_refused(chunk_length):
+def test_chunk_length_out_of_range_raises(chunk_length):
     with pytest.raises(ValueError, match=f"chunk_length must be an integer from 1 to 1,000,000, got {chunk_length}"):
         Encoder([], ["a"], chunk_length=chunk_length)
 
 
-def test_the_flat_order_of_columns_is_that_of_the_nest():
-    conversion, blocks = converted([episode(3, terminal=True, nested=True)], TrajectoryWindows(2))
-    (batch,) = encoded(conversion, blocks)
-    first = parsed(schema_pb2.PrioritizedItem, batch.items)[0]
-    item = tree.unflatten_as(conversion.row_spec, item_columns(first, chunks_of(batch)))
+def test_flat_columns_keep_the_order_of_the_nest():
+    conversion, blocks = convert([episode(3, terminal=True, nested=True)], TrajectoryWindows(2))
+    (batch,) = encode_all(conversion, blocks)
+    first = parse_messages(schema_pb2.PrioritizedItem, batch.items)[0]
+    item = tree.unflatten_as(conversion.row_spec, item_columns(first, decode_chunks(batch)))
     assert item.action["move"].tolist() == [10, 11] and item.observation["state"].tolist() == [[10, -10], [11, -11]]
 
 
 @dataclass(frozen=True)
-class UpTo:
-    """The last rows up to each step, at most so many: items that grow at the start of an episode."""
+class GrowingWindows:
+    """An adder for the rows up to each step, at most `length`: items grow at the start of an episode."""
 
     length: int
 
@@ -312,33 +317,33 @@ class UpTo:
         return item_signature(trajectory_spec(step_spec), None)
 
 
-def test_items_that_vary_in_length_have_chunks_with_keys_of_their_own():
-    conversion, blocks = converted([episode(50_000, terminal=True)], UpTo(20))
-    keys.require_different([batch.chunk_keys for batch in encoded(conversion, blocks)])
+def test_chunk_keys_are_unique_when_item_lengths_vary():
+    conversion, blocks = convert([episode(50_000, terminal=True)], GrowingWindows(20))
+    keys.require_unique([batch.chunk_keys for batch in encode_all(conversion, blocks)])
 
 
 @pytest.mark.parametrize(("length", "shape"), [(2, (84, 84, 4)), (5, (84, 84, 4)), (64, (64, 64, 3)), (200, (1000,))])
-def test_rows_are_repeated_little_however_large_items_are(length, shape):
+def test_few_rows_are_repeated_for_items_of_any_size(length, shape):
     steps = episode(300, terminal=False)
     steps["observation"] = np.random.default_rng(0).integers(0, 255, (300, *shape), np.uint8)
-    conversion, blocks = converted([steps], TrajectoryWindows(length))
-    batches_of = list(encoded(conversion, blocks))
-    assert sum(batch.chunk_bytes for batch in batches_of) < 2 * sum(column.nbytes for column in blocks[0].columns)
-    assert_items_are(batches_of, list(naive_items(blocks, False)), ["one"], one_slice=False)
+    conversion, blocks = convert([steps], TrajectoryWindows(length))
+    batches = list(encode_all(conversion, blocks))
+    assert sum(batch.chunk_bytes for batch in batches) < 2 * sum(column.nbytes for column in blocks[0].columns)
+    assert_items_are(batches, list(naive_items(blocks, False)), ["one"], one_slice=False)
 
 
 @examples(30)
 @given(episodes(max_episodes=6), ADDERS, OPTIONS, st.booleans())
-def test_a_batch_of_episodes_is_encoded_as_each_of_them(many, adder, options, packed):
-    conversion, together = converted(many, adder, packed=packed)
-    alone = [block for e in load(many) for block in conversion.blocks(EpisodeBatch([e]))]
-    got, wanted = (encoded(conversion, blocks, ("one", "two"), **options) for blocks in (together, alone))
-    assert messages(got, "chunks") == messages(wanted, "chunks")
-    assert messages(got, "items") == messages(wanted, "items")
+def test_batch_of_episodes_is_encoded_like_each_episode(many, adder, options, packed):
+    conversion, together = convert(many, adder, packed=packed)
+    alone = [block for e in load(many) for block in conversion.convert(EpisodeBatch([e]))]
+    got, expected = (encode_all(conversion, blocks, ("one", "two"), **options) for blocks in (together, alone))
+    assert sorted_messages(got, "chunks") == sorted_messages(expected, "chunks")
+    assert sorted_messages(got, "items") == sorted_messages(expected, "items")
     for block in together:
-        assert [part.digests for part in block.apart()] == [[digest] for digest in block.digests]
+        assert [part.digests for part in block.split_by_episode()] == [[digest] for digest in block.digests]
 
 
-def messages(batches, kind):
-    """All encoded messages of a kind, in the order of their bytes: how they are grouped into batches may differ."""
+def sorted_messages(batches, kind):
+    """Returns all encoded messages of a kind, sorted because their grouping into batches may differ."""
     return sorted(bytes(record) for batch in batches for records in getattr(batch, kind) for record in records)

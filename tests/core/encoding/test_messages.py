@@ -1,4 +1,4 @@
-"""Reverb's messages: golden bytes worked by hand, and read back by protocol buffers and snappy."""
+"""Tests of encoded messages against bytes computed by hand, and by decoding them with protocol buffers and snappy."""
 
 import cramjam
 import numpy as np
@@ -13,9 +13,9 @@ from rlds2reverb._encoding import keys, messages, protobuf
 from rlds2reverb._internals.reverb import MutatePrioritiesRequest
 from rlds2reverb.specs import ArraySpec
 
-KEYS = st.one_of(st.sampled_from([keys.LOWEST, keys.HIGHEST - 1]), st.integers(keys.LOWEST, keys.HIGHEST - 1))
-PLACES = st.one_of(st.sampled_from([0, 127, 128, 16383, 16384, 2**31 - 1]), st.integers(0, 2**31 - 1))
-#: 2^56 in base 128: eight empty digits, then a one.
+KEYS = st.one_of(st.sampled_from([keys.MIN_KEY, keys.KEY_LIMIT - 1]), st.integers(keys.MIN_KEY, keys.KEY_LIMIT - 1))
+OFFSETS = st.one_of(st.sampled_from([0, 127, 128, 16383, 16384, 2**31 - 1]), st.integers(0, 2**31 - 1))
+#: 2^56 in base 128: eight zero digits, then a one.
 LOWEST_KEY = "80" * 8 + "01"
 
 
@@ -27,8 +27,8 @@ def uint64(*values):
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
-    [  # 150 and 300: the examples of "Protocol Buffers: Encoding"
+    ("value", "expected"),
+    [  # 150 and 300 are the examples of "Protocol Buffers: Encoding".
         (0, "00"),
         (1, "01"),
         (127, "7f"),
@@ -41,12 +41,12 @@ def uint64(*values):
         ((1 << 63) - 1, "ff" * 8 + "7f"),
     ],
 )
-def test_a_varint_is_the_number_in_base_128_lowest_digits_first(value, wanted):
-    assert protobuf.varint(value) == bytes.fromhex(wanted)
+def test_varint_is_base_128_with_the_lowest_digits_first(value, expected):
+    assert protobuf.varint(value) == bytes.fromhex(expected)
 
 
 @pytest.mark.parametrize(
-    ("value", "width", "wanted"),
+    ("value", "width", "expected"),
     [
         (0, 1, "00"),
         (127, 1, "7f"),
@@ -59,22 +59,22 @@ def test_a_varint_is_the_number_in_base_128_lowest_digits_first(value, wanted):
         ((1 << 64) - 1, 10, "ff" * 9 + "01"),
     ],
 )
-def test_varints_are_filled_up_with_continuation_bytes(value, width, wanted):
-    assert protobuf.varints(uint64(value), width).tobytes() == bytes.fromhex(wanted)
+def test_varints_are_padded_with_continuation_bytes(value, width, expected):
+    assert protobuf.varints(uint64(value), width).tobytes() == bytes.fromhex(expected)
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1))
-def test_varints_of_full_width_need_no_filling_from_the_lowest_key_on(values):
+def test_varints_of_keys_need_no_padding(values):
     rows = protobuf.varints(uint64(*values), 9)
     for value, row in zip(values, rows, strict=True):
         assert sum((int(digit) & 127) << (7 * place) for place, digit in enumerate(row)) == value
-        assert value < keys.LOWEST or row.tobytes() == protobuf.varint(value)
+        assert value < keys.MIN_KEY or row.tobytes() == protobuf.varint(value)
 
 
 @given(
     st.integers(1, 9).flatmap(lambda width: st.tuples(st.just(width), st.lists(st.integers(0, 2 ** (7 * width) - 1))))
 )
-def test_filled_varints_are_read_as_the_numbers_they_were(case):
+def test_padded_varints_are_decoded_as_the_same_numbers(case):
     width, values = case
     fields = protobuf.fill([protobuf.tag(6, 0), protobuf.varints(uint64(*values), width)], len(values))
     assert fields.shape == (len(values), 1 + width)
@@ -84,14 +84,14 @@ def test_filled_varints_are_read_as_the_numbers_they_were(case):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.floats(0, 1e12))))
-def test_updates_of_priorities_are_read_as_they_were_given(updates):
-    given_keys, priorities = uint64(*(key for key, _ in updates)), np.array([value for _, value in updates], float)
-    request = MutatePrioritiesRequest.FromString(messages.priority_updates("a table", given_keys, priorities))
+def test_priority_updates_are_decoded_unchanged(updates):
+    item_keys, priorities = uint64(*(key for key, _ in updates)), np.array([value for _, value in updates], float)
+    request = MutatePrioritiesRequest.FromString(messages.encode_priority_updates("a table", item_keys, priorities))
     assert request.table == "a table" and not request.delete_keys
     assert [(each.key, each.priority) for each in request.updates] == updates
 
 
-def test_records_have_their_parts_in_order_also_where_these_have_no_bytes_or_are_no_rows_in_memory():
+def test_fill_accepts_empty_and_noncontiguous_parts():
     columns = np.arange(12, dtype=np.uint8).reshape(3, 4)
     records = protobuf.fill([b"ab", columns[:, ::2], b"", np.zeros((3, 0), np.uint8), columns[:, 3:], b"c"], 3)
     assert [record.tobytes() for record in records] == [b"ab\0\2\3c", b"ab\4\6\7c", b"ab\x08\x0a\x0bc"]
@@ -102,8 +102,8 @@ def test_records_have_their_parts_in_order_also_where_these_have_no_bytes_or_are
 
 
 @pytest.mark.parametrize(
-    ("size", "wanted"),
-    [  # the size as varint, the tag of a literal, and its length minus 1 where the tag has no room (format_description)
+    ("size", "expected"),
+    [  # The size as a varint, the tag of a literal, and its length minus 1 unless it fits in the tag.
         (0, "00"),
         (1, "01 00"),
         (60, "3c ec"),
@@ -117,10 +117,10 @@ def test_records_have_their_parts_in_order_also_where_these_have_no_bytes_or_are
         ((1 << 24) + 1, "81808008 fc 00000001"),
     ],
 )
-def test_a_stored_stream_is_one_literal_that_snappy_decompresses(size, wanted):
+def test_literal_stream_is_decompressed_by_snappy(size, expected):
     content = np.random.default_rng(size).bytes(size)
-    header = messages._stored_header(size)
-    assert header == bytes.fromhex(wanted)
+    header = messages._literal_header(size)
+    assert header == bytes.fromhex(expected)
     assert bytes(cramjam.snappy.decompress_raw(header + content)) == content
 
 
@@ -129,7 +129,7 @@ def test_a_stored_stream_is_one_literal_that_snappy_decompresses(size, wanted):
 
 @st.composite
 def columns(draw, num_chunks=None):
-    """Some columns `[n, rows, ...]` of any dtype with any bits, or few different ones, and their specs."""
+    """Columns `[n, rows, ...]` of any dtype, with arbitrary or compressible contents, and their specs."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n, rows = num_chunks or draw(st.integers(1, 3)), draw(st.integers(1, 70))
     contents = []
@@ -142,113 +142,115 @@ def columns(draw, num_chunks=None):
     return contents, [ArraySpec(content.shape[2:], content.dtype) for content in contents]
 
 
-def assert_chunk(record, key, episode_id, first_row, wanted):
+def assert_chunk(record, key, episode_id, first_row, expected):
     chunk = schema_pb2.ChunkData.FromString(bytes(record))
-    assert (chunk.chunk_key, chunk.delta_encoded, chunk.data_tensors_len) == (key, False, len(wanted))
+    assert (chunk.chunk_key, chunk.delta_encoded, chunk.data_tensors_len) == (key, False, len(expected))
     span = chunk.sequence_range
-    assert (span.episode_id, span.start, span.end) == (episode_id, first_row, first_row + len(wanted[0]) - 1)
-    assert chunk.data_uncompressed_size == sum(column.nbytes for column in wanted)
-    assert_same_columns([chunk_column(chunk, index) for index in range(len(chunk.data.tensors))], wanted)
+    assert (span.episode_id, span.start, span.end) == (episode_id, first_row, first_row + len(expected[0]) - 1)
+    assert chunk.data_uncompressed_size == sum(column.nbytes for column in expected)
+    assert_same_columns([chunk_column(chunk, index) for index in range(len(chunk.data.tensors))], expected)
 
 
-def test_a_chunk_is_the_bytes_worked_out_by_hand():
+def test_chunk_matches_bytes_computed_by_hand():
     content = np.array([[7, 8]], np.uint8)
     spec = ArraySpec((), content.dtype)
     head = "08" + LOWEST_KEY  # chunk_key
-    filled = "12 16 08" + LOWEST_KEY + "10 8380808000 18 8480808000"  # sequence_range: episode_id, rows 3 to 4
+    padded = "12 16 08" + LOWEST_KEY + "10 8380808000 18 8480808000"  # sequence_range: episode_id, rows 3 to 4
     tail = (
         "2a 10 0a 0e 08 04 12 04 12 02 08 02 22 04 02 04 07 08"  # one tensor: DT_UINT8, dim 2, stored 7 and 8
         "30 01 38 02"  # data_tensors_len, data_uncompressed_size
     )
-    key = keys.LOWEST
-    records = messages.chunks(uint64(key), uint64(key), np.array([3]), [content], [spec])
-    assert records.tobytes() == bytes.fromhex(head + filled + tail)
+    key = keys.MIN_KEY
+    records = messages.encode_chunks(uint64(key), uint64(key), np.array([3]), [content], [spec])
+    assert records.tobytes() == bytes.fromhex(head + padded + tail)
 
 
-def test_a_compressed_chunk_is_the_bytes_worked_out_by_hand():
+def test_compressed_chunk_matches_bytes_computed_by_hand():
     content, spec = np.zeros((1, 1, 2000), np.uint8), ArraySpec((2000,), np.dtype(np.uint8))
     packed = bytes(cramjam.snappy.compress_raw(content.tobytes()))
     assert len(packed) == 100  # "64" below
-    key = keys.LOWEST
-    (record,) = messages.compressed_chunks(uint64(key), uint64(key), np.array([3]), [content], [spec])
-    wanted = [
+    key = keys.MIN_KEY
+    (record,) = messages.encode_compressed_chunks(uint64(key), uint64(key), np.array([3]), [content], [spec])
+    expected = [
         "08" + LOWEST_KEY,  # chunk_key
         "12 16 08" + LOWEST_KEY + "10 8380808000 18 8380808000",  # sequence_range: episode_id, rows 3 to 3
-        "2a fd80808000",  # the tensors, 125 bytes: all numbers that differ between chunks have five
-        "0a f780808000",  # one of them, 119 bytes
+        "2a fd80808000",  # the tensors, 125 bytes: numbers that differ between chunks have five bytes
+        "0a f780808000",  # the only tensor, 119 bytes
         "08 04 12 09 12 02 08 01 12 03 08 d00f",  # DT_UINT8, dims 1 and 2000
         "22 e480808000",  # its content, 100 bytes
     ]
-    assert record == bytes.fromhex("".join(wanted)) + packed + bytes.fromhex("30 01 38 d00f")
+    assert record == bytes.fromhex("".join(expected)) + packed + bytes.fromhex("30 01 38 d00f")
 
 
 @given(columns(), st.data())
 @examples(60)
-def test_chunks_give_back_exactly_what_went_in(drawn, data):
+def test_chunks_are_decoded_unchanged(drawn, data):
     contents, specs = drawn
     n = len(contents[0])
-    some = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
-    records = messages.chunks(uint64(*some[0]), uint64(*some[1]), np.array(some[2]), contents, specs)
+    values = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
+    records = messages.encode_chunks(uint64(*values[0]), uint64(*values[1]), np.array(values[2]), contents, specs)
     assert records.shape[0] == n
-    for at, place in enumerate(zip(*some, strict=True)):
+    for at, place in enumerate(zip(*values, strict=True)):
         assert_chunk(records[at], *place, [content[at] for content in contents])
 
 
 @given(columns(), st.data())
 @examples(60)
-def test_compressed_chunks_give_back_exactly_what_went_in(drawn, data):
+def test_compressed_chunks_are_decoded_unchanged(drawn, data):
     contents, specs = drawn
     n = len(contents[0])
-    some = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
-    records = messages.compressed_chunks(uint64(*some[0]), uint64(*some[1]), np.array(some[2]), contents, specs)
+    values = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
+    records = messages.encode_compressed_chunks(
+        uint64(*values[0]), uint64(*values[1]), np.array(values[2]), contents, specs
+    )
     assert len(records) == n
-    for at, place in enumerate(zip(*some, strict=True)):
+    for at, place in enumerate(zip(*values, strict=True)):
         assert_chunk(records[at], *place, [content[at] for content in contents])
 
 
 @pytest.mark.parametrize("dtype", sorted(messages._DATA_TYPES))
-def test_every_dtype_that_is_not_refused_comes_back(dtype):
+def test_every_supported_dtype_is_decoded_unchanged(dtype):
     spec = ArraySpec((), np.dtype(dtype))
     messages.require_dtype(spec, "item['a']")
-    content, both = np.arange(6).astype(dtype).reshape(2, 3), (keys.LOWEST, keys.HIGHEST - 1)
-    records = messages.chunks(uint64(*both), uint64(*both), np.arange(2), [content], [spec])
+    content, both = np.arange(6).astype(dtype).reshape(2, 3), (keys.MIN_KEY, keys.KEY_LIMIT - 1)
+    records = messages.encode_chunks(uint64(*both), uint64(*both), np.arange(2), [content], [spec])
     for at, key in enumerate(both):
         assert_chunk(records[at], key, key, at, [content[at]])
 
 
-def test_a_column_is_compressed_only_where_that_saves_a_tenth():
+def test_column_is_compressed_only_if_that_saves_a_tenth():
     noise, zeros = np.random.default_rng(0).integers(0, 256, (2, 4096), np.uint8), np.zeros((2, 4096), np.uint8)
     specs = [ArraySpec((4096,), noise.dtype)] * 2
     key = uint64(1 << 60)
-    (record,) = messages.compressed_chunks(key, key, np.zeros(1, int), [noise[None], zeros[None]], specs)
+    (record,) = messages.encode_compressed_chunks(key, key, np.zeros(1, int), [noise[None], zeros[None]], specs)
     chunk = schema_pb2.ChunkData.FromString(record)
     sizes = [len(tensor.tensor_content) for tensor in chunk.data.tensors]
-    assert sizes[0] == noise.nbytes + len(messages._stored_header(noise.nbytes)) and sizes[1] < zeros.nbytes / 10
+    assert sizes[0] == noise.nbytes + len(messages._literal_header(noise.nbytes)) and sizes[1] < zeros.nbytes / 10
     assert chunk.data_uncompressed_size == noise.nbytes + zeros.nbytes
 
 
 @pytest.mark.parametrize("dtype", ["S3", "U3", "O", "datetime64[s]"])
-def test_dtypes_without_a_number_are_refused(dtype):
-    with pytest.raises(
-        ValueError, match=r"item\['text'\] is .*, expected one of float32, float64, .*; cast it, or leave"
-    ):
+def test_unsupported_dtypes_raise(dtype):
+    with pytest.raises(ValueError, match=r"item\['text'\] must be one of float32, float64, .*; cast it, or leave"):
         messages.require_dtype(ArraySpec((), np.dtype(dtype)), "item['text']")
 
 
 # --- items
 
 
-def test_an_item_is_the_bytes_worked_out_by_hand():
-    key = uint64(keys.LOWEST)
-    wanted = (
+def test_item_matches_bytes_computed_by_hand():
+    key = uint64(keys.MIN_KEY)
+    expected = (
         "08" + LOWEST_KEY + "12 01 74",  # key, table "t"
         "29 000000000000f03f",  # priority 1.0
         "3a 0c 08 8180808000 10 d0ccbf8000",  # inserted_at: 1 s and 1,042,000 ns
         "42 16 0a 14 0a 10 08" + LOWEST_KEY + "10 00 18 01 20 00 10 01",  # one column of one slice, squeezed
     )
     slices = [(key, np.array([0]), np.array([1]))]
-    got = messages.items("t", key, np.ones(1), slices, num_columns=1, squeeze=True, numbers=np.array([1_001_042]))
-    assert got.tobytes() == bytes.fromhex("".join(wanted))
+    got = messages.encode_items(
+        "t", key, np.ones(1), slices, num_columns=1, squeeze=True, numbers=np.array([1_001_042])
+    )
+    assert got.tobytes() == bytes.fromhex("".join(expected))
 
 
 @given(
@@ -262,12 +264,12 @@ def test_an_item_is_the_bytes_worked_out_by_hand():
 )
 @example("Ünïcödé 表 🎲", [(1 << 60, 0.1, 0)], 1, 1, False, True, None)
 @examples(80)
-def test_items_give_back_exactly_what_went_in(table, some, num_columns, num_slices, squeeze, numbered, data):
-    n = len(some)
+def test_items_are_decoded_unchanged(table, values, num_columns, num_slices, squeeze, numbered, data):
+    n = len(values)
     draw = (lambda kind: data.draw(st.lists(kind, min_size=n, max_size=n))) if data else (lambda kind: [1 << 60] * n)
-    item_keys, priorities, numbers = zip(*some, strict=True)
-    drawn = [[draw(KEYS), draw(PLACES) if data else [0], draw(PLACES) if data else [1]] for _ in range(num_slices)]
-    records = messages.items(
+    item_keys, priorities, numbers = zip(*values, strict=True)
+    drawn = [[draw(KEYS), draw(OFFSETS) if data else [0], draw(OFFSETS) if data else [1]] for _ in range(num_slices)]
+    records = messages.encode_items(
         table,
         uint64(*item_keys),
         np.array(priorities),
@@ -292,7 +294,7 @@ def test_items_give_back_exactly_what_went_in(table, some, num_columns, num_slic
 # --- records
 
 
-def test_a_record_is_filled_part_by_part():
+def test_fill_assembles_records_from_their_parts():
     parts = [b"ab", np.array([[1], [2], [3]], np.uint8), b"", b"c", np.zeros((3, 0), np.uint8)]
     assert protobuf.total_width(parts) == 4
     assert [record.tobytes() for record in protobuf.fill(parts, 3)] == [b"ab\x01c", b"ab\x02c", b"ab\x03c"]

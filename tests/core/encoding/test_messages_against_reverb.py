@@ -1,4 +1,4 @@
-"""The bulk writer and Reverb's own write the same: what is sampled, and what the server keeps."""
+"""Tests that the bulk writer and Reverb's own writer store the same samples, items and chunks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 
 @dataclass(frozen=True)
 class Steps:
-    """Every second step, squeezed: items without the time axis."""
+    """An adder for every second step, as squeezed items without a time axis."""
 
     def __call__(self, episode):
         rows = trajectory_columns(episode.steps)
@@ -33,44 +33,44 @@ class Steps:
         return trajectory_spec(step_spec)
 
 
-def images():
-    """Two episodes with images of few colours, which are compressed, a float64, a bool and a field without elements."""
+def make_images():
+    """Returns two episodes with compressible images, and with float64, bool and empty fields."""
     many = [episode(7, terminal=True), episode(5, terminal=False, start=40)]
     for steps in many:
-        place = steps["reward"].astype(np.uint8)
+        position = steps["reward"].astype(np.uint8)
         steps["observation"] = {
-            "image": np.tile(place[:, None, None, None], (1, 16, 16, 3)),
+            "image": np.tile(position[:, None, None, None], (1, 16, 16, 3)),
             "position": steps["observation"].astype(np.float64) / 3,
             "touch": steps["observation"] > 0,
-            "nothing": np.zeros((len(place), 0), np.int16),
+            "nothing": np.zeros((len(position), 0), np.int16),
         }
     return many
 
 
-def nested():
+def make_nested():
     return [episode(length, terminal=length % 2 > 0, start=10 * length, nested=True) for length in (5, 1, 30, 64)]
 
 
-#: The tables: what goes into them, and by which adder.
+#: The function that returns the episodes of each table, and the adder.
 CASES = {
-    "windows": (nested, TrajectoryWindows(3)),
-    "strided": (nested, TrajectoryWindows(4, 3)),
-    "apart": (nested, TrajectoryWindows(2, 5)),
-    "tiled": (nested, TrajectoryWindows(5, padding="tile")),
-    "episodes": (nested, TrajectoryEpisodes()),
-    "steps": (nested, Steps()),
-    "images": (images, TrajectoryWindows(2)),
-    "large": (nested, TrajectoryEpisodes()),
+    "windows": (make_nested, TrajectoryWindows(3)),
+    "strided": (make_nested, TrajectoryWindows(4, 3)),
+    "apart": (make_nested, TrajectoryWindows(2, 5)),
+    "tiled": (make_nested, TrajectoryWindows(5, padding="tile")),
+    "episodes": (make_nested, TrajectoryEpisodes()),
+    "steps": (make_nested, Steps()),
+    "images": (make_images, TrajectoryWindows(2)),
+    "large": (make_nested, TrajectoryEpisodes()),
 }
-WRITERS = ("public", "bulk")
+WRITERS = ("reverb", "bulk")
 
 
 def priority(episode, items):
-    """Another one for each item."""
+    """Returns a different priority for each item."""
     return episode.index * 100 + np.arange(len(items)) + 0.25
 
 
-def filled_server(writer, folder):
+def fill_server(writer, folder):
     fifo = Selector("fifo")
     tables = [
         TableConfig(name, fifo, fifo, max_times_sampled=1).build(adder.item_spec(load(many()).step_spec))
@@ -79,7 +79,7 @@ def filled_server(writer, folder):
     server = reverb.Server(tables, port=None, checkpointer=reverb.checkpointers.DefaultCheckpointer(str(folder)))
     for name, (many, adder) in CASES.items():
         with pytest.MonkeyPatch.context() as patch:
-            if name == "large":  # several chunks an item, several messages a batch
+            if name == "large":  # Several chunks per item, and several messages per batch.
                 patch.setattr(encoder, "_MAX_CHUNK_BYTES", 500)
                 patch.setattr(encoder, "_MAX_REQUEST_BYTES", 1000)
             report = ingest(many(), server, name, adder=adder, priority=priority, options=IngestOptions(writer=writer))
@@ -93,7 +93,7 @@ def messages(path, kind):
 
 @dataclass
 class Stored:
-    """What a server keeps and gives: items by table in the order of their priorities, chunks by key, samples."""
+    """The contents of a server: items by table in the order of their priorities, chunks by key, and samples."""
 
     items: dict
     chunks: dict
@@ -102,10 +102,10 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """From each writer the contents of a checkpoint, and then of the tables."""
+    """The contents of a checkpoint and of the tables, by writer."""
     out = {}
     for writer in WRITERS:
-        server = filled_server(writer, tmp_path_factory.mktemp(writer))
+        server = fill_server(writer, tmp_path_factory.mktemp(writer))
         checkpoint = Path(server.localhost_client().checkpoint())
         items = messages(checkpoint / "items.tfrecord", schema_pb2.PrioritizedItem)
         chunks = messages(checkpoint / "chunks.tfrecord", schema_pb2.ChunkData)
@@ -118,7 +118,7 @@ def stored(tmp_path_factory):
     return out
 
 
-def wanted_items(name):
+def expected_items(name):
     many, adder = CASES[name]
     for read in load(many()):
         items = adder(read)
@@ -126,44 +126,44 @@ def wanted_items(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_items_are_read_back_the_same(stored, name):
-    public, bulk = (stored[writer].samples[name] for writer in WRITERS)
-    assert len(bulk) == len(public) == len(list(wanted_items(name))) > 0
-    for got, want in zip(bulk, public, strict=True):
+def test_both_writers_store_the_same_items(stored, name):
+    reference, bulk = (stored[writer].samples[name] for writer in WRITERS)
+    assert len(bulk) == len(reference) == len(list(expected_items(name))) > 0
+    for got, want in zip(bulk, reference, strict=True):
         assert_equal_nests(got, want)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_server_keeps_the_same_items(stored, name):
-    public, bulk = (stored[writer].items[name] for writer in WRITERS)
-    wanted = [each for each, _, _ in wanted_items(name)]
-    assert [item.priority for item in bulk] == [item.priority for item in public] == wanted
-    for got, want in zip(bulk, public, strict=True):
+def test_both_writers_store_the_same_item_metadata(stored, name):
+    reference, bulk = (stored[writer].items[name] for writer in WRITERS)
+    expected = [each for each, _, _ in expected_items(name)]
+    assert [item.priority for item in bulk] == [item.priority for item in reference] == expected
+    for got, want in zip(bulk, reference, strict=True):
         assert (got.table, got.times_sampled) == (want.table, want.times_sampled) == (name, 0)
         assert got.HasField("inserted_at") and want.HasField("inserted_at")
         columns, own = want.flat_trajectory.columns, got.flat_trajectory.columns
         assert [column.squeeze for column in own] == [column.squeeze for column in columns]
-        lengths = [[sum(place.length for place in column.chunk_slices) for column in of] for of in (own, columns)]
+        lengths = [[sum(part.length for part in column.chunk_slices) for column in side] for side in (own, columns)]
         assert lengths[0] == lengths[1] and len(set(lengths[0])) == 1
         assert {field.name for field, _ in got.ListFields()} == {field.name for field, _ in want.ListFields()}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_chunks_of_an_item_hold_the_same_data(stored, name):
-    public, bulk = (stored[writer] for writer in WRITERS)
-    for got, want in zip(bulk.items[name], public.items[name], strict=True):
-        assert_same_columns(item_columns(got, bulk.chunks), item_columns(want, public.chunks))
+def test_both_writers_store_the_same_data_in_chunks(stored, name):
+    reference, bulk = (stored[writer] for writer in WRITERS)
+    for got, want in zip(bulk.items[name], reference.items[name], strict=True):
+        assert_same_columns(item_columns(got, bulk.chunks), item_columns(want, reference.chunks))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_the_fields_of_a_chunk_mean_the_same(stored, writer):
+def test_chunk_fields_match_the_chunk_contents(stored, writer):
     chunks = stored[writer].chunks
     used = {
-        place.chunk_key: place.index
+        part.chunk_key: part.index
         for items in stored[writer].items.values()
         for item in items
         for column in item.flat_trajectory.columns
-        for place in column.chunk_slices
+        for part in column.chunk_slices
     }
     assert used.keys() == chunks.keys()
     for chunk in chunks.values():
@@ -175,7 +175,7 @@ def test_the_fields_of_a_chunk_mean_the_same(stored, writer):
         assert {len(column) for column in columns} == {span.end - span.start + 1}
 
 
-def test_both_writers_set_the_same_fields_of_chunks(stored):
+def test_both_writers_set_the_same_chunk_fields(stored):
     fields = [
         {field.name for chunk in stored[writer].chunks.values() for field, _ in chunk.ListFields()}
         for writer in WRITERS
@@ -183,13 +183,13 @@ def test_both_writers_set_the_same_fields_of_chunks(stored):
     assert fields[0] == fields[1]
 
 
-def test_a_large_item_lies_in_several_chunks(stored):
+def test_large_item_has_several_chunks(stored):
     longest = stored["bulk"].items["large"][-1]
     for column in longest.flat_trajectory.columns:
-        assert len(column.chunk_slices) > 5 and all(place.length for place in column.chunk_slices)
+        assert len(column.chunk_slices) > 5 and all(part.length for part in column.chunk_slices)
 
 
-def test_the_two_writers_lay_the_rows_out_differently(stored):
-    """Otherwise the comparison says little: one chunk for all columns against one for each."""
+def test_writers_use_different_chunk_layouts(stored):
+    """The comparison is only meaningful if the layouts differ: one chunk for all columns, or one per column."""
     sizes = [{len(chunk.data.tensors) for chunk in stored[writer].chunks.values()} for writer in WRITERS]
     assert sizes[0] == {1} and min(sizes[1]) > 1

@@ -1,4 +1,4 @@
-"""The packed layout: what is packed in numpy comes out of TensorFlow, and the table says how."""
+"""Tests of the packed layout: packing in NumPy, unpacking in TensorFlow, and its description in the signature."""
 
 import base64
 import zlib
@@ -31,7 +31,7 @@ WORDS = [name for name in DTYPES if np.dtype(name).itemsize % 4 == 0]
 
 @st.composite
 def nests(draw):
-    """A nest of columns `[R, ...]` of any bits."""
+    """Nests of columns `[R, ...]` with arbitrary contents."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_rows, dtypes = draw(st.integers(1, 6)), draw(st.sampled_from([DTYPES, WORDS]))
 
@@ -47,44 +47,44 @@ def nests(draw):
     return {name: (leaf(), leaf()) if draw(st.booleans()) else leaf() for name in names}
 
 
-def spec_of(nest, *, leading):
+def make_spec(nest, *, leading):
     return tree.map_structure(lambda column: tf.TensorSpec((*leading, *column.shape[1:]), column.dtype), nest)
 
 
-def padded(nest, axes):
-    """The nest's columns with axes of size 1 in front."""
+def add_axes(nest, axes):
+    """Prepends axes of size 1 to the columns of a nest."""
     return tree.map_structure(lambda column: column.reshape((1,) * axes + column.shape), nest)
 
 
-# --- there and back
+# --- packing and unpacking
 
 
 @given(nests())
 @examples(80)
-def test_what_is_packed_is_unpacked_bit_for_bit(nest):
+def test_unpack_restores_packed_columns_bit_for_bit(nest):
     columns = tree.flatten(nest)
     packed = pack_columns(columns)
     spec = packed_spec([ArraySpec(column.shape[1:], column.dtype) for column in columns])
     assert packed.shape[1:] == spec.shape and packed.dtype == spec.dtype
-    packing = Packing(spec_of(nest, leading=(len(packed),)), squeeze=False)
+    packing = Packing(make_spec(nest, leading=(len(packed),)), squeeze=False)
     assert_equal_nests(unpack(tf.constant(packed), packing), nest)
-    assert_equal_nests(unpack(tf.constant(packed[None]), packing), padded(nest, 1))
-    assert_equal_nests(unpack(tf.constant(packed[None, None]), packing), padded(nest, 2))
-    squeezed = Packing(spec_of(nest, leading=()), squeeze=True)
+    assert_equal_nests(unpack(tf.constant(packed[None]), packing), add_axes(nest, 1))
+    assert_equal_nests(unpack(tf.constant(packed[None, None]), packing), add_axes(nest, 2))
+    squeezed = Packing(make_spec(nest, leading=()), squeeze=True)
     assert_equal_nests(unpack(tf.constant(packed), squeezed), nest)
     assert squeezed.row_shapes == packing.row_shapes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_is_unpacked(dtype):
+def test_unpack_supports_every_dtype(dtype):
     nest = {"a": np.arange(12).astype(dtype).reshape(2, 3, 2), "b": np.array([1, 0], dtype)}
-    packing = Packing(spec_of(nest, leading=(2,)), squeeze=False)
+    packing = Packing(make_spec(nest, leading=(2,)), squeeze=False)
     assert_equal_nests(unpack(tf.constant(pack_columns(tree.flatten(nest))), packing), nest)
 
 
-def test_shapes_are_known_in_a_data_set():
+def test_unpack_keeps_static_shapes_in_a_dataset():
     nest = {"a": np.zeros((4, 3), np.float64), "b": np.zeros(4, np.bool_)}
-    packing = Packing(spec_of(nest, leading=(4,)), squeeze=False)
+    packing = Packing(make_spec(nest, leading=(4,)), squeeze=False)
     packed = pack_columns(tree.flatten(nest))
     dataset = tf.data.Dataset.from_tensors(packed).repeat(2).batch(2).map(lambda one: unpack(one, packing))
     assert tree.map_structure(lambda leaf: leaf.shape.as_list(), dataset.element_spec) == {
@@ -93,14 +93,14 @@ def test_shapes_are_known_in_a_data_set():
     }
 
 
-def test_rows_are_words_where_all_columns_are_and_bytes_otherwise():
+def test_packed_dtype_is_int32_only_for_4_byte_elements():
     words = [np.zeros((2, 3), np.float32), np.zeros(2, np.int64)]
     assert pack_columns(words).dtype == np.int32 and pack_columns(words).shape == (2, 5)
     mixed = [*words, np.zeros((2, 7), np.float16)]
     assert pack_columns(mixed).dtype == np.uint8 and pack_columns(mixed).shape == (2, 34)
 
 
-# --- the table says how
+# --- description in the signature
 
 
 def trajectory_item_spec(length=2, *, nested=True):
@@ -108,7 +108,7 @@ def trajectory_item_spec(length=2, *, nested=True):
 
 
 @pytest.mark.parametrize("length", [2, None])
-def test_a_signature_goes_through_a_server_and_says_how_items_are_packed(length):
+def test_find_packing_reads_signatures_of_a_server(length):
     rows = trajectory_item_spec(length)
     row = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), rows)
     packings = {"rows": Packing(rows, False), "row": Packing(row, True)}
@@ -124,12 +124,12 @@ def test_a_signature_goes_through_a_server_and_says_how_items_are_packed(length)
     assert [find_packing(infos[name].signature) for name in plain] == [None] * 3
 
 
-def test_the_signature_has_the_shape_of_the_packed_rows():
+def test_packed_signature_has_the_shape_of_packed_rows():
     spec = {"a": tf.TensorSpec([5, 3], tf.float32), "b": tf.TensorSpec([5], tf.int64)}
-    for dtype, size, wanted in ((tf.int64, 5, tf.int32), (tf.bool, 13, tf.uint8)):
+    for dtype, size, expected in ((tf.int64, 5, tf.int32), (tf.bool, 13, tf.uint8)):
         spec["b"] = tf.TensorSpec([5], dtype)
         signature = packed_signature(Packing(spec, squeeze=False))
-        assert (signature.shape.as_list(), signature.dtype) == ([5, size], wanted)
+        assert (signature.shape.as_list(), signature.dtype) == ([5, size], expected)
     assert packed_signature(Packing({"a": tf.TensorSpec([3], tf.float32)}, squeeze=True)).shape.as_list() == [3]
 
 
@@ -146,17 +146,17 @@ def test_the_signature_has_the_shape_of_the_packed_rows():
         lambda name: "rlds2reverb.packed.rows." + base64.urlsafe_b64encode(zlib.compress(b"\xff\xff")).decode(),
     ],
 )
-def test_a_damaged_name_is_an_error_that_says_so(damage):
+def test_find_packing_raises_when_the_name_is_damaged(damage):
     signature = packed_signature(Packing(trajectory_item_spec(), squeeze=False))
     broken = tf.TensorSpec(signature.shape, signature.dtype, name=damage(signature.name))
-    with pytest.raises(ValueError, match="the table's signature does not say how its items are packed"):
+    with pytest.raises(ValueError, match="the packing in the table's signature is damaged"):
         find_packing(broken)
 
 
 # --- through a server
 
 
-def test_packed_items_are_read_back_bit_for_bit():
+def test_packed_items_are_sampled_bit_for_bit():
     many = [episode(6, terminal=True, nested=True), episode(3, terminal=False, start=50, nested=True)]
     signature = packed_signature(Packing(trajectory_item_spec(3), squeeze=False))
     fifo = Selector("fifo")
@@ -168,25 +168,27 @@ def test_packed_items_are_read_back_bit_for_bit():
     got = [unpack(sample.data, packing) for sample in dataset]
     server.stop()
     rows = [trajectory_columns(steps) for steps in many]
-    wanted = [
-        tree.map_structure(lambda column, b=begin: column[b : b + 3], of)
-        for of in rows
-        for begin in range(len(of.step_type) - 2)
+    expected = [
+        tree.map_structure(lambda column, b=begin: column[b : b + 3], columns)
+        for columns in rows
+        for begin in range(len(columns.step_type) - 2)
     ]
-    assert report.items == len(got) == len(wanted) == 5
-    for have, want in zip(got, wanted, strict=True):
+    assert report.items == len(got) == len(expected) == 5
+    for have, want in zip(got, expected, strict=True):
         assert_equal_nests(have, want)
 
 
-def test_a_table_that_is_packed_otherwise_is_refused():
+def test_ingest_raises_when_the_tables_packing_differs():
     one = episode(4, terminal=True)
     swapped = dict(one, observation=one["action"], action=one["observation"])
     spec = TrajectoryWindows().item_spec(load([one]).step_spec)
     with ReplayServer([TableConfig("items")], packed_signature(Packing(spec, squeeze=False))) as server:
-        with pytest.raises(SpecMismatchError, match=r"item\['observation'\] is float32 \[2, 1\], table 'items' wants"):
+        with pytest.raises(
+            SpecMismatchError, match=r"item\['observation'\] is float32 \[2, 1\], but table 'items' expects"
+        ):
             ingest([swapped], server.address, "items", layout="packed")
-        with pytest.raises(SpecMismatchError, match="the table's items are packed, these are not"):
+        with pytest.raises(SpecMismatchError, match="have layout 'columns', but table 'items' expects 'packed'"):
             ingest([one], server.address, "items")
     with ReplayServer([TableConfig("items")], spec) as server:
-        with pytest.raises(SpecMismatchError, match=r"the items are packed, the table's are not \(table 'items'\)"):
+        with pytest.raises(SpecMismatchError, match="have layout 'packed', but table 'items' expects 'columns'"):
             ingest([one], server.address, "items", layout="packed")

@@ -1,36 +1,36 @@
-"""The tests that TF-Agents ships for `rlds_to_reverb`, with our module in the place of theirs."""
+"""Runs the tests that TF-Agents ships for `rlds_to_reverb` against rlds2reverb's module."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
-from tf_agents.replay_buffers import rlds_to_reverb as theirs
+from tf_agents.replay_buffers import rlds_to_reverb as reference
 
-from rlds2reverb import rlds_to_reverb as ours
+from rlds2reverb import rlds_to_reverb
 
 pytestmark = pytest.mark.filterwarnings("ignore:policy_info is left out")
 
 
-def shipped_tests():
-    path = Path(theirs.__file__).with_name("rlds_to_reverb_test.py")
+def load_shipped_tests():
+    path = Path(reference.__file__).with_name("rlds_to_reverb_test.py")
     spec = importlib.util.spec_from_file_location("shipped_rlds_to_reverb_test", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.rlds_to_reverb = ours
+    module.rlds_to_reverb = rlds_to_reverb
     return module
 
 
-SHIPPED = shipped_tests()
+SHIPPED = load_shipped_tests()
 
 
 class TestRldsToReverb(SHIPPED.RldsToReverbTest):
-    test_session = None  # a helper of TensorFlow's TestCase, which is no test
+    test_session = None  # This inherited helper of TensorFlow's TestCase is not a test.
 
 
 class TestRldsToTrajectories(SHIPPED.RldsToTrajectoriesTest):
     test_session = None
 
 
-def test_all_39_are_run():
+def test_all_39_shipped_tests_run():
     names = [name for case in (TestRldsToReverb, TestRldsToTrajectories) for name in dir(case) if name[:5] == "test_"]
     assert len([name for name in names if name != "test_session"]) == 39
