@@ -1,4 +1,4 @@
-"""Training: from tables and data sets to a trained agent. The names below are imported when they are first used."""
+"""Training loop, agents and evaluation: batches in, a trained agent out. Names are imported when first used."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "checkpoints": ("Checkpoint", "Checkpoints"),
-    "dataloader": ("Dataloader", "setup_dataloader"),
     "batched_policy": ("load_policy",),
+    "dataloader": ("Dataloader", "setup_dataloader"),
     "evaluation": ("Evaluation", "Evaluator", "read_reference_returns"),
     "feeds": ("StreamingDataset", "InMemoryDataset", "collect_items", "require_experience"),
     "learner": ("Learner",),
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
+if not TYPE_CHECKING:  # Seeing this function, type checkers would accept any attribute.
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:

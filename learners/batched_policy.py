@@ -1,4 +1,4 @@
-"""A policy in batches: saved ones are loaded, and called as those of an agent are."""
+"""Policies called with batches of a fixed size: an agent's own, or ones loaded from disk."""
 
 from __future__ import annotations
 
@@ -12,70 +12,70 @@ from rlds2reverb.errors import SpecMismatchError
 
 
 def load_policy(path: str | Path) -> Any:
-    """Returns a policy that TF-Agents' `PolicySaver` saved, for `Evaluator.evaluate`.
+    """Loads a policy that TF-Agents' `PolicySaver` saved, for `Evaluator.evaluate`.
 
     Args:
       path: directory of the SavedModel.
 
     Raises:
-      ValueError: if there is no SavedModel, or if it is not one of a policy.
+      ValueError: if there is no SavedModel, or it does not contain a policy.
     """
     import tensorflow as tf
 
     try:
         policy = tf.saved_model.load(str(path))
     except OSError as error:
-        raise ValueError(f"{path} has no SavedModel of a policy ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"{path} does not contain a SavedModel ({str(error).splitlines()[0]})") from error
     if not hasattr(policy, "action") or not hasattr(policy, "get_initial_state"):
-        raise ValueError(f"{path} is a SavedModel, but not of a policy; expected one that PolicySaver saved")
+        raise ValueError(f"{path} must contain a policy saved by PolicySaver, got a SavedModel without a policy")
     return policy
 
 
 class BatchedPolicy:
-    """A policy with its specs, called with a batch of a fixed size: one of an agent, or one that was loaded."""
+    """A policy with its specs, called with batches of a fixed size."""
 
     def __init__(self, policy: Any, batch_size: int):
-        """Nothing is traced yet.
+        """Reads the specs; the policy is traced when it first acts.
 
         Args:
-          policy: a TF-Agents `TFPolicy`, or what `load_policy` returns.
-          batch_size: rows of a call.
+          policy: a TF-Agents `TFPolicy`, or the return value of `load_policy`.
+          batch_size: number of rows in a batch.
 
         Raises:
-          TypeError: if it is not a policy.
-          SpecMismatchError: if it was saved for batches of another size.
+          TypeError: if `policy` is not a policy.
+          SpecMismatchError: if the policy was saved for a different batch size.
         """
         import tensorflow as tf
 
         self.policy, self._batch_size = policy, batch_size
-        self._is_saved_for_one_size = False
+        self._is_saved_with_batch_size = False
         if hasattr(policy, "time_step_spec"):
             self._time_step_spec, self.action_spec = policy.time_step_spec, policy.action_spec
         else:
-            time_step, self.action_spec = _saved_specs(policy, batch_size)
-            self._is_saved_for_one_size = time_step.step_type.shape[0] is not None
-            self._time_step_spec = tf.nest.map_structure(_without_batch, time_step)
+            time_step, self.action_spec = _read_saved_specs(policy, batch_size)
+            self._is_saved_with_batch_size = time_step.step_type.shape[0] is not None
+            self._time_step_spec = tf.nest.map_structure(_remove_batch_axis, time_step)
         self.observation_spec = self._time_step_spec.observation
-        self._function: Any = None
+        self._graph_function: Any = None
 
     def initial_state(self) -> Any:
-        """Returns the state of the policy before the first step; `()` of most."""
-        if self._is_saved_for_one_size:
+        """Returns the policy state before the first step; `()` for stateless policies."""
+        if self._is_saved_with_batch_size:
             return self.policy.get_initial_state()
         return self.policy.get_initial_state(batch_size=self._batch_size)
 
     def act(self, step_types: np.ndarray, observations: Sequence[np.ndarray], state: Any) -> tuple[np.ndarray, Any]:
-        """Returns actions `[N, ...]` and the next state of the policy."""
+        """Returns actions `[N, ...]` and the next policy state."""
         import tensorflow as tf
 
         tensors = [tf.constant(step_types), *map(tf.constant, observations), *tf.nest.flatten(state)]
-        if self._function is None:
-            self._function = self._traced(tensors, state)
-        action, *next_state = self._function(*tensors)
+        if self._graph_function is None:
+            self._graph_function = self._trace(tensors, state)
+        action, *next_state = self._graph_function(*tensors)
         return action.numpy(), tf.nest.pack_sequence_as(state, next_state)
 
-    def _traced(self, tensors: Sequence[Any], state: Any) -> Any:
-        """Returns a function of flat tensors, which is called several times as fast as one of nests."""
+    def _trace(self, tensors: Sequence[Any], state: Any) -> Any:
+        """Returns a function of flat tensors, whose calls are several times as fast as with nests."""
         import tensorflow as tf
 
         spec, batch_size = self._time_step_spec, self._batch_size
@@ -94,26 +94,26 @@ class BatchedPolicy:
         return tf.function(act).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))
 
 
-def _saved_specs(policy: Any, batch_size: int) -> tuple[Any, Any]:
-    """Returns the specs of batches of time steps, and of one action, of a policy that was loaded."""
+def _read_saved_specs(policy: Any, batch_size: int) -> tuple[Any, Any]:
+    """Returns the specs of a batch of time steps and of a single action of a loaded policy."""
     import tensorflow as tf
 
     functions = getattr(getattr(policy, "action", None), "concrete_functions", None)
     if not functions or not hasattr(policy, "get_initial_state"):
         raise TypeError(
-            f"{type(policy).__name__} is not a policy, expected a TF-Agents TFPolicy or a SavedModel of PolicySaver"
+            f"policy must be a TF-Agents TFPolicy or a policy saved by PolicySaver, got a {type(policy).__name__}"
         )
     time_step = functions[0].structured_input_signature[0][0]
-    saved_for = time_step.step_type.shape[0]
-    if saved_for not in (None, batch_size):
+    saved_size = time_step.step_type.shape[0]
+    if saved_size not in (None, batch_size):
         raise SpecMismatchError(
-            f"the policy was saved for batches of {saved_for}, expected any size or {batch_size}; save it with "
-            f"PolicySaver(policy, batch_size=None), or evaluate {saved_for} episodes"
+            f"the policy was saved for batches of {saved_size}, but {batch_size} episodes are evaluated; save it with "
+            f"PolicySaver(policy, batch_size=None), or evaluate {saved_size} episodes"
         )
-    return time_step, tf.nest.map_structure(_without_batch, functions[0].structured_outputs.action)
+    return time_step, tf.nest.map_structure(_remove_batch_axis, functions[0].structured_outputs.action)
 
 
-def _without_batch(spec: Any) -> Any:
+def _remove_batch_axis(spec: Any) -> Any:
     import tensorflow as tf
 
     return tf.TensorSpec(spec.shape[1:], spec.dtype)

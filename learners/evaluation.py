@@ -1,4 +1,4 @@
-"""Evaluation of a policy in Gymnasium's environments: all episodes at once, one call of the policy a step."""
+"""Evaluation of policies in Gymnasium environments, with all episodes stepped in parallel."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from .batched_policy import BatchedPolicy
 
 _FIRST, _MID, _LAST = 0, 1, 2
-#: An episode of an environment without a time limit is given up after this many steps.
-_LONGEST_EPISODE = 100_000
-#: An action that is outside by less than this share of the bound is a matter of rounding: clipped, not counted.
+#: Maximum number of steps of an episode in an environment without a time limit.
+_MAX_UNLIMITED_STEPS = 100_000
+#: Actions that exceed a bound by less than this fraction are attributed to rounding: clipped but not counted.
 _ROUNDING = 1e-5
 _INSTALL = "run pip install '.[eval]' in the checkout"
+_ADVICE = "use the environment in which the data were recorded"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy reached in N episodes.
+    """The results of a policy in N episodes.
 
     Attributes:
       returns: float64 [N], undiscounted sums of rewards, in the environment's own units.
-      lengths: int64 [N], steps of each episode.
-      seeds: the seed of each episode.
-      reference_returns: (random, expert), what a score is measured by; None for no score.
-      num_clipped: steps whose action was outside of the environment's bounds, and was clipped to them.
+      lengths: int64 [N], number of steps of each episode.
+      seeds: seed of each episode.
+      reference_returns: returns (random, expert) that define the normalised score; None for no score.
+      num_clipped: number of steps whose action was clipped to the environment's bounds.
     """
 
     returns: np.ndarray
@@ -56,11 +57,11 @@ class Evaluation:
 
     @property
     def score(self) -> float | None:
-        """The normalised score, 0 for a random policy and 100 for an expert; None without reference returns."""
+        """The normalised score: 0 for a random policy, 100 for an expert; None without reference returns."""
         return None if self.reference_returns is None else d4rl_score(self.mean, self.reference_returns)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything as values that JSON has."""
+        """Returns the results as JSON values."""
         return {
             "mean": self.mean,
             "std": self.std,
@@ -82,10 +83,10 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs a policy in N environments that are stepped together, with one call of the policy a step.
+    """An evaluation of policies in N environments that are stepped together, with one policy call per step.
 
-    The batch of that call always has N rows, so that it is traced once; rows of episodes that have ended are ignored.
-    Equal seeds give equal returns where policy and environment draw nothing else at random.
+    The batch of that call always has N rows so that the policy is traced only once; rows of finished episodes are
+    ignored. Equal seeds give equal returns unless policy or environment use other sources of randomness.
     """
 
     def __init__(
@@ -97,106 +98,108 @@ class Evaluator:
         reference_returns: tuple[float, float] | None = None,
         max_episode_steps: int | None = None,
     ):
-        """Makes an environment once, to see that it can be made and what it takes; it is closed again.
+        """Creates and closes one environment to read its spaces.
 
         Args:
-          make_env: id of an environment that Gymnasium knows, such as 'Hopper-v5', or a function that returns a new
-            `gymnasium.Env` each time.
-          num_episodes: N; None for one a seed, or 10 without seeds.
-          seeds: one for the `reset` of each environment; None for 0 to N - 1.
-          reference_returns: returns of a random policy and of an expert, for a score; see `read_reference_returns`.
-          max_episode_steps: episodes are cut here, as a time limit does; None for the environment's own limit alone.
+          make_env: id of a registered Gymnasium environment, such as 'Hopper-v5', or a function that returns a new
+            `gymnasium.Env` in each call.
+          num_episodes: number of episodes N; None for one per seed, or 10 without seeds.
+          seeds: seeds for `reset`, one per environment; None for 0 to N - 1.
+          reference_returns: returns of a random policy and an expert, for a score; see `read_reference_returns`.
+          max_episode_steps: number of steps after which episodes are truncated; None for only the environment's own
+            limit.
 
         Raises:
-          ImportError: if Gymnasium, or what the environment needs, is not installed.
-          ValueError: if there is no such environment, if the numbers of episodes and seeds differ, or if the
-            reference returns are equal.
-          TypeError: if `make_env` returns something else, or the environment has a space without a fixed shape.
+          ImportError: if Gymnasium or a dependency of the environment is not installed.
+          ValueError: if there is no such environment, if the numbers of episodes and seeds differ, or if the reference
+            returns are equal.
+          TypeError: if `make_env` does not return an environment, or a space is not supported.
         """
-        self.seeds = _checked_seeds(num_episodes, seeds)
+        self.seeds = _resolve_seeds(num_episodes, seeds)
         if max_episode_steps is not None:
             require_count("max_episode_steps", max_episode_steps)
         if reference_returns is not None:
             d4rl_score(0.0, reference_returns)
             reference_returns = (float(reference_returns[0]), float(reference_returns[1]))
         self.reference_returns = reference_returns
-        self._gymnasium = _gymnasium()
+        self._gymnasium = _import_gymnasium()
         self._make_env, self._max_episode_steps = make_env, max_episode_steps
         self.name = make_env if isinstance(make_env, str) else getattr(make_env, "__name__", "environment")
-        with contextlib.closing(self._new_env()) as env:
-            self.observation_spec = _spec_of(env.observation_space, self._gymnasium.spaces, self.name)
-            self.action_space = _checked_actions(env.action_space, self._gymnasium.spaces, self.name)
+        with contextlib.closing(self._create_env()) as env:
+            self.observation_spec = _make_spec(env.observation_space, self._gymnasium.spaces, self.name)
+            _require_action_space(env.action_space, self._gymnasium.spaces, self.name)
+            self.action_space = env.action_space
             self._has_limit = env.spec is not None and env.spec.max_episode_steps is not None
         self._batched: BatchedPolicy | None = None
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes an evaluation has."""
+        """The number of episodes in an evaluation."""
         return len(self.seeds)
 
     def require_match(self, policy: Any) -> None:
-        """Checks that a policy takes the observations of the environment, and gives actions for it.
+        """Checks that a policy accepts the environment's observations and returns actions for it.
 
-        A policy may leave out entries of a dict of observations.
+        A policy may ignore entries of a dict of observations.
 
         Args:
           policy: see `evaluate`.
 
         Raises:
-          TypeError: if it is not a policy.
-          SpecMismatchError: naming the first field that differs.
+          TypeError: if `policy` is not a policy.
+          SpecMismatchError: if the specs do not match; the message names the first field that differs.
         """
-        self._of(policy)
+        self._get_batched(policy)
 
     def require_observations(self, spec: Nest) -> None:
-        """Checks that policies for some observations can act in the environment; they may leave out entries of a dict.
+        """Checks that policies with the given observations, possibly only some entries, can act in the environment.
 
         Args:
-          spec: nest of specs of the observations that they take.
+          spec: nest of specs of a policy's observations.
 
         Raises:
-          SpecMismatchError: naming the first field that differs.
+          SpecMismatchError: if the specs do not match; the message names the first field that differs.
         """
         _require_observations(self.observation_spec, spec, self.name)
 
     def evaluate(self, policy: Any) -> Evaluation:
-        """Returns what a policy reaches in one episode for each seed.
+        """Runs one episode for each seed.
 
-        Observations are given to the policy in its own dtype: floats are rounded to its floats, everything else has
-        to keep its value. Actions outside of the bounds are clipped and counted. An episode ends where it is
-        terminated or truncated. The environments are closed at the end, whatever happens.
+        Observations are cast to the policy's dtype: floats are rounded, and other values must be representable.
+        Actions outside the bounds are clipped and counted. An episode ends when it is terminated or truncated. The
+        environments are always closed.
 
         Args:
-          policy: a TF-Agents `TFPolicy`, or what `load_policy` returns for one that `PolicySaver` saved.
+          policy: TF-Agents `TFPolicy`, or the return value of `load_policy`.
 
         Raises:
-          TypeError, SpecMismatchError: as `require_match` does.
-          ValueError: naming episode and step, if an action or a reward is not finite, if a discrete action is not
-            one of the environment's, or if an observation does not fit the policy's dtype.
+          TypeError, SpecMismatchError: see `require_match`.
+          ValueError: if an action or a reward is not finite, if the environment does not have a discrete action, or if
+            an observation is not representable in the policy's dtype; the message names episode and step.
           RuntimeError: if an episode without a time limit does not end.
         """
-        batched = self._of(policy)
+        batched = self._get_batched(policy)
         with contextlib.ExitStack() as stack:
-            envs = [stack.enter_context(contextlib.closing(self._new_env())) for _ in self.seeds]
+            envs = [stack.enter_context(contextlib.closing(self._create_env())) for _ in self.seeds]
             episodes = _Episodes(envs, batched, self.observation_spec, self.action_space)
             episodes.reset(self.seeds)
             while episodes.running.any():
                 episodes.step()
-                self._cut(episodes)
+                self._truncate(episodes)
         return Evaluation(
             episodes.returns, episodes.lengths, self.seeds, self.reference_returns, int(episodes.num_clipped)
         )
 
-    def _cut(self, episodes: _Episodes) -> None:
+    def _truncate(self, episodes: _Episodes) -> None:
         if self._max_episode_steps is not None:
             episodes.running &= episodes.lengths < self._max_episode_steps
-        elif not self._has_limit and (episodes.running & (episodes.lengths >= _LONGEST_EPISODE)).any():
+        elif not self._has_limit and (episodes.running & (episodes.lengths >= _MAX_UNLIMITED_STEPS)).any():
             raise RuntimeError(
-                f"an episode of {self.name} has not ended after {_LONGEST_EPISODE:,} steps, and it has no time limit; "
-                "give max_episode_steps"
+                f"{self.name} has no time limit, and an episode did not end within {_MAX_UNLIMITED_STEPS:,} steps; "
+                "set max_episode_steps"
             )
 
-    def _of(self, policy: Any) -> BatchedPolicy:
+    def _get_batched(self, policy: Any) -> BatchedPolicy:
         if self._batched is None or self._batched.policy is not policy:
             batched = BatchedPolicy(policy, self.num_episodes)
             _require_observations(self.observation_spec, batched.observation_spec, self.name)
@@ -204,25 +207,23 @@ class Evaluator:
             self._batched = batched
         return self._batched
 
-    def _new_env(self) -> Any:
+    def _create_env(self) -> Any:
         errors = self._gymnasium.error
         if not isinstance(self._make_env, str):
             env = self._make_env()
             if not isinstance(env, self._gymnasium.Env):
-                raise TypeError(f"make_env returned {type(env).__name__}, expected a gymnasium.Env")
+                raise TypeError(f"make_env must return a gymnasium.Env, got {type(env).__name__}")
             return env
         try:
             return self._gymnasium.make(self._make_env, disable_env_checker=True)
         except errors.DependencyNotInstalled as error:
-            raise ImportError(
-                f"the environment {self.name} needs what is not installed ({error}); {_INSTALL}"
-            ) from error
+            raise ImportError(f"a dependency of {self.name} is not installed ({error}); {_INSTALL}") from error
         except errors.Error as error:
             raise ValueError(f"Gymnasium has no environment {self.name!r}: {error}") from error
 
 
 class _Episodes:
-    """N environments on their way, and the batch of observations that the policy sees next."""
+    """The state of N running environments, including the next batch of observations for the policy."""
 
     def __init__(self, envs: Sequence[Any], policy: BatchedPolicy, observation_spec: Nest, action_space: Any):
         num = len(envs)
@@ -230,82 +231,81 @@ class _Episodes:
         self.running = np.ones(num, bool)
         self.num_clipped = 0
         self._envs, self._policy, self._space = envs, policy, action_space
-        given = dict(leaves(observation_spec))
+        env_specs = dict(leaves(observation_spec))
         self._columns = [
-            _Column(path, np.zeros((num, *spec.shape), given[path].dtype), np.dtype(spec.dtype.as_numpy_dtype))
+            _Column(path, np.zeros((num, *spec.shape), env_specs[path].dtype), np.dtype(spec.dtype.as_numpy_dtype))
             for path, spec in leaves(policy.observation_spec)
         ]
         self._step_types = np.full(num, _FIRST, np.int32)
         self._state = policy.initial_state()
 
     def reset(self, seeds: Sequence[int]) -> None:
-        """Begins every episode."""
+        """Starts every episode."""
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             observation, _ = env.reset(seed=seed)
-            self._take(row, observation)
+            self._store_observation(row, observation)
 
     def step(self) -> None:
-        """Makes one step in each episode that has not ended."""
+        """Advances each running episode by one step."""
         observations = [self._cast(column) for column in self._columns]
         raw_actions, self._state = self._policy.act(self._step_types, observations, self._state)
-        actions = self._fitted(raw_actions)
+        actions = self._convert_actions(raw_actions)
         for row in np.flatnonzero(self.running):
             observation, reward, terminated, truncated, _ = self._envs[row].step(actions[row])
             if not np.isfinite(reward):
-                raise ValueError(f"the reward is {reward} ({self._where(row)}); mend the environment")
+                raise ValueError(f"the reward must be finite, got {reward} ({self._locate(row)}); fix the environment")
             self.returns[row] += float(reward)
             self.lengths[row] += 1
-            self._take(row, observation)
+            self._store_observation(row, observation)
             self.running[row] = not (terminated or truncated)
         self._step_types = np.where(self.running, _MID, _LAST).astype(np.int32)
 
-    def _fitted(self, actions: np.ndarray) -> np.ndarray:
-        """Returns actions `[N, ...]` of the policy in dtype and bounds of the environment."""
+    def _convert_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Casts actions `[N, ...]` of the policy to the environment's dtype, and clips them to its bounds."""
         running = actions[self.running]
         if actions.dtype.kind == "f" and not np.isfinite(running).all():
-            self._refuse_action(actions)
-        low, high = _bounds(self._space)
-        fitted = actions.astype(self._space.dtype)
-        inside = np.clip(fitted, low, high)
+            self._raise_non_finite_action(actions)
+        low, high = action_bounds(self._space)
+        cast = actions.astype(self._space.dtype)
+        clipped = np.clip(cast, low, high)
         if not hasattr(self._space, "low"):
-            if (inside != actions)[self.running].any():
-                row = self._first_row((inside != actions).reshape(len(actions), -1).any(1))
-                raise ValueError(f"the action is {actions[row]}, not one of {self._space} ({self._where(row)})")
-            return inside
-        with np.errstate(invalid="ignore"):  # of episodes that have ended
-            outside = np.abs(fitted - inside) > _ROUNDING * np.maximum(1.0, np.abs(inside))
+            if (clipped != actions)[self.running].any():
+                row = self._find_first_running((clipped != actions).reshape(len(actions), -1).any(1))
+                raise ValueError(f"the action must be in {self._space}, got {actions[row]} ({self._locate(row)})")
+            return clipped
+        with np.errstate(invalid="ignore"):  # Finished episodes may have any action.
+            outside = np.abs(cast - clipped) > _ROUNDING * np.maximum(1.0, np.abs(clipped))
         self.num_clipped += outside[self.running].reshape(len(running), -1).any(1).sum()
-        return inside
+        return clipped
 
-    def _refuse_action(self, actions: np.ndarray) -> None:
-        row = self._first_row(~np.isfinite(actions).reshape(len(actions), -1).all(1))
-        seen = all(np.isfinite(column.values[row]).all() for column in self._columns)
-        cause = "the policy has non-finite weights" if seen else "its observation is not finite either"
-        raise ValueError(f"the action is {actions[row]} ({self._where(row)}); {cause}")
+    def _raise_non_finite_action(self, actions: np.ndarray) -> None:
+        row = self._find_first_running(~np.isfinite(actions).reshape(len(actions), -1).all(1))
+        is_observation_finite = all(np.isfinite(column.values[row]).all() for column in self._columns)
+        cause = "the policy has non-finite weights" if is_observation_finite else "its observation is not finite either"
+        raise ValueError(f"the action must be finite, got {actions[row]} ({self._locate(row)}); {cause}")
 
-    def _first_row(self, of: np.ndarray) -> int:
-        return int(np.flatnonzero(of & self.running)[0])
+    def _find_first_running(self, mask: np.ndarray) -> int:
+        return int(np.flatnonzero(mask & self.running)[0])
 
-    def _where(self, row: int) -> str:
+    def _locate(self, row: int) -> str:
         return f"episode {row}, step {self.lengths[row]}"
 
-    def _take(self, row: int, observation: Any) -> None:
+    def _store_observation(self, row: int, observation: Any) -> None:
         for column in self._columns:
             value = observation
             for key in column.path:
                 value = value[key]
             value = np.asarray(value)
             expected = column.values
-            fits = value.shape == expected.shape[1:] and np.can_cast(value.dtype, expected.dtype, "same_kind")
-            if not fits:
+            if value.shape != expected.shape[1:] or not np.can_cast(value.dtype, expected.dtype, "same_kind"):
                 raise SpecMismatchError(
-                    f"{path_name(column.path, 'observation')} is {describe(value)}, expected the environment's own "
-                    f"{describe(ArraySpec(expected.shape[1:], expected.dtype))} ({self._where(row)})"
+                    f"{path_name(column.path, 'observation')} is {describe(value)}, but the environment's space is "
+                    f"{describe(ArraySpec(expected.shape[1:], expected.dtype))} ({self._locate(row)})"
                 )
             column.values[row] = value
 
     def _cast(self, column: _Column) -> np.ndarray:
-        """Returns observations `[N, ...]` in the dtype of the policy; floats are rounded, the rest stays as it is."""
+        """Casts observations `[N, ...]` to the policy's dtype; floats are rounded, other values must not change."""
         values, dtype = column.values, column.policy_dtype
         if values.dtype == dtype:
             return values
@@ -317,16 +317,16 @@ class _Episodes:
                 changed = cast.astype(values.dtype) != values
         changed_rows = changed.reshape(len(values), -1).any(1) & self.running
         if changed_rows.any():
-            where = self._where(self._first_row(changed_rows))
+            place = self._locate(self._find_first_running(changed_rows))
             raise ValueError(
-                f"{path_name(column.path, 'observation')} does not fit the policy's {dtype} ({where}); "
-                "train on data of the environment's dtype"
+                f"{path_name(column.path, 'observation')} is not representable in the policy's {dtype} ({place}); "
+                "train on data with the environment's dtype"
             )
         return cast
 
 
 class _Column(NamedTuple):
-    """One leaf of the observations: its path, the values `[N, ...]` of the environments, and what the policy takes."""
+    """One leaf of the observations: its path, its values `[N, ...]`, and the policy's dtype."""
 
     path: tuple[Any, ...]
     values: np.ndarray
@@ -334,70 +334,72 @@ class _Column(NamedTuple):
 
 
 def read_reference_returns(path: str | Path, environment: str) -> tuple[float, float]:
-    """Returns the returns of a random policy and of an expert that a JSON file has for an environment.
+    """Reads the returns of a random policy and an expert in an environment from a JSON file.
 
-    The file is `{"Hopper-v5": [18.6, 2806.0]}` or `{"Hopper-v5": {"ref_min": 18.6, "ref_max": 2806.0}}`; either may
-    be the entry `measured` of a larger document.
+    The file contains `{"Hopper-v5": [18.6, 2806.0]}` or `{"Hopper-v5": {"ref_min": 18.6, "ref_max": 2806.0}}`, possibly
+    as the entry `measured` of a larger document.
 
     Raises:
-      ValueError: if the file is not such a document, or does not have both for this environment.
+      ValueError: if the file has a different format, or does not contain both returns for this environment.
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
-    known = document.get("measured", document) if isinstance(document, dict) else None
-    if not isinstance(known, dict):
-        raise ValueError(f'{path} has no reference returns, expected {{"{environment}": [RANDOM, EXPERT]}}')
-    if environment not in known:
-        raise ValueError(f"{path} has no reference returns of {environment}, only of {', '.join(sorted(known))}")
-    entry = known[environment]
+    entries = document.get("measured", document) if isinstance(document, dict) else None
+    if not isinstance(entries, dict):
+        raise ValueError(f'{path} must contain reference returns such as {{"{environment}": [RANDOM, EXPERT]}}')
+    if environment not in entries:
+        raise ValueError(f"{path} has no reference returns for {environment}, only for {', '.join(sorted(entries))}")
+    entry = entries[environment]
     pair = [entry.get("ref_min"), entry.get("ref_max")] if isinstance(entry, Mapping) else entry
     numbers = [value for value in pair if isinstance(value, (int, float))] if isinstance(pair, list) else []
     if len(numbers) != 2 or not np.isfinite(numbers).all() or numbers[0] == numbers[1]:
-        raise ValueError(f"{path} has {pair} for {environment}, expected two different numbers, RANDOM and EXPERT")
+        raise ValueError(
+            f"the reference returns for {environment} in {path} must be two different numbers, RANDOM and EXPERT, "
+            f"got {pair}"
+        )
     return float(numbers[0]), float(numbers[1])
 
 
-def _checked_seeds(num_episodes: int | None, seeds: Sequence[int] | None) -> tuple[int, ...]:
+def _resolve_seeds(num_episodes: int | None, seeds: Sequence[int] | None) -> tuple[int, ...]:
     if num_episodes is not None:
         require_count("num_episodes", num_episodes)
     if seeds is None:
         return tuple(range(10 if num_episodes is None else num_episodes))
-    found = tuple(int(seed) for seed in seeds)
-    if not found or num_episodes not in (None, len(found)):
-        expected = "at least one" if num_episodes is None else f"{num_episodes}, one an episode"
-        raise ValueError(f"there are {len(found)} seeds, expected {expected}")
-    return found
+    resolved = tuple(int(seed) for seed in seeds)
+    if not resolved or num_episodes not in (None, len(resolved)):
+        expected = "at least one seed" if num_episodes is None else f"one seed per episode ({num_episodes})"
+        raise ValueError(f"seeds must contain {expected}, got {len(resolved)}")
+    return resolved
 
 
-def _gymnasium() -> Any:
+def _import_gymnasium() -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        raise ImportError(f"evaluation needs gymnasium, which is not installed; {_INSTALL}") from error
+        raise ImportError(f"evaluation requires gymnasium, which is not installed; {_INSTALL}") from error
     return gymnasium
 
 
-def _spec_of(space: Any, spaces: Any, name: str) -> Nest:
-    """Returns the spec of what a space contains."""
+def _make_spec(space: Any, spaces: Any, name: str) -> Nest:
+    """Returns the spec of the elements of an observation space."""
     if isinstance(space, spaces.Dict):
-        return {key: _spec_of(part, spaces, name) for key, part in space.items()}
+        return {key: _make_spec(part, spaces, name) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_spec_of(part, spaces, name) for part in space)
+        return tuple(_make_spec(part, spaces, name) for part in space)
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "fiub":
-        raise TypeError(f"the environment {name} observes {space}, expected numbers of a fixed shape, or dicts of them")
+        raise TypeError(f"observations of {name} must be arrays of numbers with a fixed shape or nests, got {space}")
     return ArraySpec(tuple(space.shape), np.dtype(space.dtype))
 
 
-def _checked_actions(space: Any, spaces: Any, name: str) -> Any:
+def _require_action_space(space: Any, spaces: Any, name: str) -> None:
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise TypeError(f"the environment {name} takes actions of {space}, expected a Box or a discrete space")
-    return space
+        raise TypeError(f"the action space of {name} must be a Box or a discrete space, got {space}")
 
 
-def _bounds(space: Any) -> tuple[Any, Any]:
-    """Returns the least and the greatest action of a space, element by element."""
+def action_bounds(space: Any) -> tuple[Any, Any]:
+    """Returns the elementwise minimum and maximum action of a `Box` or discrete space."""
     if hasattr(space, "low"):
         return space.low, space.high
     if hasattr(space, "nvec"):
@@ -407,31 +409,27 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     return 0, 1
 
 
-def _require_observations(given: Nest, taken: Nest, name: str) -> None:
-    given_leaves = dict(leaves(given))
-    for path, spec in leaves(taken):
+def _require_observations(env_spec: Nest, policy_spec: Nest, name: str) -> None:
+    env_leaves = dict(leaves(env_spec))
+    for path, spec in leaves(policy_spec):
         place = path_name(path, "observation")
-        if path not in given_leaves:
-            has = ", ".join(path_name(path, "observation") for path in given_leaves)
+        if path not in env_leaves:
+            places = ", ".join(path_name(path, "observation") for path in env_leaves)
+            raise SpecMismatchError(f"the policy expects {place}, but {name} returns {places}; {_ADVICE}")
+        env_leaf = env_leaves[path]
+        would_truncate = env_leaf.dtype.kind == "f" and not spec.dtype.is_floating
+        if tuple(spec.shape) != env_leaf.shape or would_truncate:
             raise SpecMismatchError(
-                f"the policy takes {place}, the environment {name} has {has}; choose the one of the data"
-            )
-        have = given_leaves[path]
-        would_truncate = have.dtype.kind == "f" and not spec.dtype.is_floating
-        if tuple(spec.shape) != have.shape or would_truncate:
-            raise SpecMismatchError(
-                f"the policy takes {describe(spec)} as {place}, the environment {name} gives {describe(have)}; "
-                "choose the environment that the data are of"
+                f"the policy expects {place} as {describe(spec)}, but {name} returns {describe(env_leaf)}; {_ADVICE}"
             )
 
 
 def _require_actions(space: Any, spec: Any, name: str) -> None:
     if not hasattr(spec, "dtype"):
-        raise SpecMismatchError(f"the policy gives a nest of actions, the environment {name} takes one of {space}")
-    whole = np.dtype(space.dtype).kind in "iu"
-    if tuple(spec.shape) != tuple(space.shape) or (whole and not spec.dtype.is_integer):
-        taken = describe(ArraySpec(tuple(space.shape), np.dtype(space.dtype)))
+        raise SpecMismatchError(f"the policy returns a nest of actions, but {name} expects a single one in {space}")
+    is_discrete = np.dtype(space.dtype).kind in "iu"
+    if tuple(spec.shape) != tuple(space.shape) or (is_discrete and not spec.dtype.is_integer):
+        expected = describe(ArraySpec(tuple(space.shape), np.dtype(space.dtype)))
         raise SpecMismatchError(
-            f"the policy gives actions {describe(spec)}, the environment {name} takes {taken}; "
-            "choose the environment that the data are of"
+            f"the policy returns actions {describe(spec)}, but {name} expects {expected}; {_ADVICE}"
         )

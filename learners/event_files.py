@@ -1,4 +1,4 @@
-"""TensorBoard's event files of a run that goes on from an earlier step."""
+"""Truncation of TensorBoard event files, for a run that resumes from an earlier step."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 def cut_events_after(folder: Path, step: int) -> None:
     """Removes the events of later steps, and an unfinished last record, from the event files in a folder.
 
-    Each file is replaced as a whole, and only if something is to be removed. Without this, TensorBoard draws the lost
-    steps and the new ones over each other.
+    Otherwise TensorBoard would draw the discarded steps and the new ones on top of each other. Each file is replaced
+    as a whole, and only if it changes.
     """
     if not folder.is_dir():
         return
     import tensorflow as tf
 
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        kept, is_whole = [], True
+        kept, is_unchanged = [], True
         records = iter(tf.data.TFRecordDataset(str(path)))
         try:
             for record in records:
                 event = tf.compat.v1.Event.FromString(record.numpy())
-                is_whole &= event.step <= step
+                is_unchanged &= event.step <= step
                 kept += [record.numpy()] if event.step <= step else []
         except tf.errors.DataLossError:
-            is_whole = False
-        if is_whole:
+            is_unchanged = False
+        if is_unchanged:
             continue
         temporary = path.with_name(f"{path.name}.tmp".replace("tfevents", "cut"))
         with tf.io.TFRecordWriter(str(temporary)) as writer:

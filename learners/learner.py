@@ -1,4 +1,4 @@
-"""The learner: iterations of an agent on batches of a data set, with hooks around them."""
+"""The learner: training iterations of an agent on batches of a dataset, with hooks around them."""
 
 from __future__ import annotations
 
@@ -18,45 +18,46 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies.policy_saver import PolicySaver
 
 from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._signals import SIGNAL_NAMES, stop_on_signal
 from rlds2reverb.errors import CheckpointError, SpecMismatchError, TrainingDivergedError
 
 from .checkpoints import Checkpoint, Checkpoints
-from .feeds import Feed, InMemoryDataset, StreamingDataset, parted, require_experience
+from .feeds import Feed, InMemoryDataset, StreamingDataset, require_experience, split_experience_and_info
 from .hooks import POSITIONS, LearnerHook, UpdatePrioritiesHook, merge_hooks
 from .monitor import Monitor
 from .run_directory import RunDirectory
-from .stop_signals import NAMES as STOP_SIGNALS
-from .stop_signals import stopped_by_signals
-from .train_loop import CallResult, TrainLoop, is_of_numbers
+from .train_loop import CallResult, TrainLoop, is_check_numerics_error
 
 _LOG = logging.getLogger(__name__)
 _EXCEPTION = "exception.txt"
+_MAX_LISTED_KEYS = 10
 
 
 class Learner:
-    """Trains an agent of TF-Agents, after DI-engine's BaseLearner: iterations with hooks around them.
+    """A training loop for TF-Agents agents, with hooks around its iterations, after DI-engine's BaseLearner.
 
         with Learner("runs/iql", agent, sample_dataset(server, "replay", 256), hooks=[SaveCkptHook()]) as learner:
             learner.start(100_000)
 
-    Iterations are done in calls of a graph, up to `steps_per_call` in each, which reads its batches from the data set
-    itself. Hooks are called between two calls, at exactly the iterations that they ask for: a call ends there.
+    Each call of the graph runs up to `steps_per_call` iterations, and reads its batches from the dataset itself. Hooks
+    run between two calls; a call ends early at an iteration where a hook is due. Names such as `last_iter`,
+    `learn_info`, `priority_info`, `log_buffer` and `call_hook` are DI-engine's.
 
     Attributes:
-      agent: that is trained.
-      run_dir: where checkpoints and logs are written.
-      run: the `RunDirectory` there.
-      last_iter: the number of the last iteration in 'after_iter' hooks, counted from 0; elsewhere how many are done.
-      learn_info: what the last iteration gave: `loss` and the agent's other scalars.
-      priority_info: `info` and `td_error` of the last call's items; empty where an agent or a data set has none.
-      log_buffer: the means since `LogShowHook` was called last.
-      latest: the newest value of everything that was logged, by name.
-      monitor: rates over the last calls: `steps_per_sec`, `data_wait_share`, ...
-      load_path: of the checkpoint that was loaded, or ''.
-      replay_checkpoint: path of the server's checkpoint that goes with the next one of the learner.
-      best_return: the best mean return of an evaluation; -inf before the first.
-      evaluated_at: the iterations that were done at the last evaluation; None before the first.
-      stop_reason: why `start` came back before its end, or ''.
+      agent: the agent being trained.
+      run_dir: directory of checkpoints and logs.
+      run: the `RunDirectory` that writes them.
+      last_iter: in 'after_iter' hooks the index of the last iteration, from 0; elsewhere the number of completed ones.
+      learn_info: scalars of the last iteration: `loss` and the agent's others.
+      priority_info: `info` and `td_error` of the last call's items; empty if the agent or the dataset has none.
+      log_buffer: means of the scalars since `LogShowHook` was last called.
+      latest: latest value of every logged number, by name.
+      monitor: training speed over the last calls; see `Monitor.rates`.
+      load_path: path of the loaded checkpoint, or '' if none.
+      replay_checkpoint: path of the server's checkpoint that belongs to the learner's next one, or '' if none.
+      best_return: highest mean return of an evaluation; -inf before the first.
+      evaluated_at: number of completed iterations at the last evaluation; None before the first.
+      stop_reason: reason why `start` returned early, or '' if it did not.
     """
 
     def __init__(
@@ -78,37 +79,38 @@ class Learner:
         trackables: dict[str, Any] | None = None,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        """Checks that data and agent fit, and takes the directory; nothing is trained yet.
+        """Checks that the data match the agent, and locks the directory; nothing is trained yet.
 
         Args:
-          run_dir: made if it is missing.
-          agent: TF-Agents' or one of `rlds2reverb.learners.agents`.
-          dataset: of batches, or an iterator over one, see `feeds.StreamingDataset`; or `InMemoryDataset`.
-          priorities: a `PriorityWriter` that TD errors are written back through, or None.
-          hooks: see `LearnerHook`.
-          steps_per_call: the most iterations in a call of the graph, at least 1.
-          jit_compile: whether XLA compiles an iteration.
-          strategy: `tf.distribute.MirroredStrategy` or `OneDeviceStrategy`, in whose scope the agent was made: its
-            replicas, each on a device of this process, share every batch and make the same update with the mean of
-            their gradients. None for one device. What an agent computes over a batch, such as the scale of TD3+BC's
-            critic, is computed over each replica's part.
-          name: for the log.
-          rank: the number of this process among those that train together, each in a run_dir of its own; only 0 saves
-            and shows by hooks.
-          identity: what the run is about, such as the agent's name and the data's fingerprint; checkpoints of others
-            are refused. The agent's class is always part of it.
-          position: an int64 variable that is set to the iterations done when a checkpoint is loaded, for what the data
-            set makes of a batch's number, such as the `beta` of `sample_dataset`.
-          keep_checkpoints: see `Checkpoints`.
-          trackables: what is saved besides the agent, by name, such as the iterator over the data set.
-          on_log: called with the iterations done and the numbers that are logged; None for a line by `logging`.
+          run_dir: directory of the run; created if missing.
+          agent: TF-Agents agent, such as one of `rlds2reverb.learners.agents`.
+          dataset: endless dataset of batches or an iterator over one (see `StreamingDataset`), or an `InMemoryDataset`.
+          priorities: `PriorityWriter` that writes TD errors back as priorities, or None.
+          hooks: hooks to call around the iterations.
+          steps_per_call: maximum number of iterations per call of the graph, at least 1.
+          jit_compile: whether to compile an iteration with XLA.
+          strategy: `tf.distribute.MirroredStrategy` or `OneDeviceStrategy` in whose scope the agent was created; None
+            for a single device. The replicas, each on a device of this process, share every batch and make the same
+            update with the mean of their gradients. Statistics that an agent computes over a batch, such as the scale
+            of TD3+BC's critic, are computed over each replica's share.
+          name: name of the learner, for hooks.
+          rank: index of this process among those that train together, each with a different run_dir; hooks save and
+            log on rank 0 only.
+          identity: settings that identify the run, such as the agent's name and the data's fingerprint; checkpoints
+            with different ones are rejected. The agent's class is always included.
+          position: int64 variable that loading a checkpoint sets to the number of completed iterations, for datasets
+            whose batches depend on their index, such as through the `beta` of `sample_dataset`.
+          keep_checkpoints: number of latest checkpoints to keep, at least 1; the best one is kept as well.
+          trackables: objects to save in addition to the agent, by name, such as the dataset's iterator.
+          on_log: function called with the number of completed iterations and the logged numbers; None to log a line
+            with `logging`.
 
         Raises:
           ResourceInUseError: if another learner uses the directory.
-          SpecMismatchError: if the data do not fit the agent; names each field.
-          TypeError: if dataset is neither a data set nor resident items, or the strategy is another one.
-          ValueError: if a number is out of its range, the agent was not made in the strategy's scope, or several
-            replicas are to be compiled by XLA.
+          SpecMismatchError: if the data do not match the agent; the message names each field.
+          TypeError: if the dataset or the strategy has an unsupported type.
+          ValueError: if a number is out of range, if the agent was created outside the strategy's scope, or if
+            `jit_compile` is combined with several replicas.
         """
         require_count("steps_per_call", steps_per_call)
         require_count("rank", rank, 0)
@@ -116,12 +118,11 @@ class Learner:
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._steps_per_call, self._position = steps_per_call, position
         _require_strategy(strategy, agent, jit_compile=jit_compile)
-        self._feed = feed = _feed_of(dataset)
+        feed: Feed = dataset if isinstance(dataset, InMemoryDataset) else StreamingDataset(dataset)
+        self._feed = feed
         require_experience(feed.experience_spec, agent)
         if priorities is not None and not feed.has_info:
-            raise SpecMismatchError(
-                "priorities are given, but the batches have no keys; sample them with sample_dataset"
-            )
+            raise SpecMismatchError("priorities= requires batches with keys; create the dataset with sample_dataset")
         self._hooks: list[LearnerHook] = []
         for hook in hooks:
             self.register_hook(hook)
@@ -135,7 +136,7 @@ class Learner:
             self.run = self._resources.enter_context(RunDirectory(self.run_dir))
             self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
             self._checkpoints = Checkpoints(
-                self.run_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep=keep_checkpoints
+                self.run_dir / "checkpoints", {"agent": agent, **(trackables or {})}, keep_checkpoints=keep_checkpoints
             )
         except BaseException:
             self.close()
@@ -161,18 +162,18 @@ class Learner:
         self.close()
 
     def close(self) -> None:
-        """Gives the directory back; no checkpoint is written."""
+        """Releases the directory; no checkpoint is written."""
         self._resources.close()
 
     @property
     def last_iter(self) -> int:
-        """See the class."""
+        """The index of the last iteration in 'after_iter' hooks, else the number of completed iterations."""
         return self._done - 1 if self._in_iteration else self._done
 
     @property
     def is_stopped_by_signal(self) -> bool:
         """Whether SIGTERM or SIGINT ended the run, or is about to."""
-        return self.stop_reason in STOP_SIGNALS
+        return self.stop_reason in SIGNAL_NAMES
 
     @property
     def policy(self) -> Any:
@@ -186,11 +187,11 @@ class Learner:
           TypeError: if it is not a `LearnerHook`.
         """
         if not isinstance(hook, LearnerHook):
-            raise TypeError(f"hook is {hook!r}, expected a LearnerHook")
+            raise TypeError(f"hook must be a LearnerHook, got {hook!r}")
         self._hooks = merge_hooks(self._hooks, [hook])
 
     def call_hook(self, position: str) -> None:
-        """Calls the hooks of a position that are due, in the order of their priorities.
+        """Calls the hooks that are due at a position, in order of priority.
 
         Raises:
           ValueError: if there is no such position.
@@ -201,65 +202,67 @@ class Learner:
                 hook(self)
 
     def train(self, batch: Any, weights: Any = None) -> dict[str, float]:
-        """Does one iteration on a batch: hooks before it, the agent's step, the priority info, hooks after it.
+        """Runs one iteration on a batch: 'before_iter' hooks, the agent's update, 'after_iter' hooks.
 
         Args:
-          batch: of experience, as the agent's `train` takes it; or a `reverb.ReplaySample`, or a pair of experience
-            and info.
-          weights: float32 `[B]`, or None for those of the info.
+          batch: experience as the agent's `train` expects it, a `reverb.ReplaySample`, or a pair (experience, info).
+          weights: importance weights, float32 `[B]`; None for those in the info.
 
         Returns:
-          What it gave: `loss` and other scalars.
+          The scalars of the iteration: `loss` and the agent's others.
 
         Raises:
           TrainingDivergedError: if the loss or a weight is not finite.
         """
-        experience, info = parted(batch)
+        experience, info = split_experience_and_info(batch)
         self.call_hook("before_iter")
         weights = getattr(info, "weight", None) if weights is None else weights
         info = tf.nest.map_structure(np.asarray, info)
         keys = np.ravel(getattr(info, "key", ()))
         try:
-            result = self._loop.on_batch(experience, weights, info)
+            result = self._loop.run_on_batch(experience, weights, info)
         except tf.errors.InvalidArgumentError as error:
-            if not is_of_numbers(error):
+            if not is_check_numerics_error(error):
                 raise
-            raise TrainingDivergedError(self._why_diverged(self._done, float("nan"), keys, "keys")) from None
-        self._take(result, 0.0)
+            raise TrainingDivergedError(_describe_divergence(self._done, float("nan"), "keys", keys)) from None
+        self._process_result(result, 0.0)
         return self.learn_info
 
     def start(self, num_iterations: int) -> None:
-        """Trains until so many iterations are done, those of earlier runs included.
+        """Trains until `num_iterations` iterations are completed in total, including those of earlier runs.
 
-        SIGTERM or SIGINT ends the run where the call of the graph ends; `stop_reason` says so, and the hooks after the
-        run are called, so that what was learnt is saved. A second one ends the process at once.
+        On SIGTERM or SIGINT the run ends after the current call of the graph, `stop_reason` is set to the signal's
+        name, and the 'after_run' hooks are called, which can save a checkpoint. A second signal ends the process at
+        once.
 
         Args:
-          num_iterations: in all, at least 1.
+          num_iterations: total number of iterations, at least 1.
 
         Raises:
-          TrainingDivergedError: if a loss or a weight is not finite; names the iteration and the keys of its batch.
-          ValueError: if the data set ends.
-          Exception: whatever a hook, the data set or the agent raises, after it was written to `exception.txt` in
+          TrainingDivergedError: if a loss or a weight is not finite; the message names the iteration and its items.
+          ValueError: if the dataset ends.
+          Exception: any error of a hook, the dataset or the agent, which is also written to `exception.txt` in
             `run_dir`.
         """
         require_count("num_iterations", num_iterations)
         self.stop_reason = ""
         (self.run_dir / _EXCEPTION).unlink(missing_ok=True)
         try:
-            with stopped_by_signals(self.stop):
+            with stop_on_signal(self.stop):
                 self.call_hook("before_run")
                 while self._done < num_iterations and not self.stop_reason:
                     self.call_hook("before_iter")
                     if self.stop_reason:
                         break
                     began = time.perf_counter()
-                    result = self._loop(self._done, self._until(num_iterations) - self._done)
-                    self._take(result, time.perf_counter() - began)
+                    result = self._loop(self._done, self._find_call_end(num_iterations) - self._done)
+                    self._process_result(result, time.perf_counter() - began)
                 self.flush_priorities()
                 self.call_hook("after_run")
         except Exception:
-            self._write_down(traceback.format_exc())
+            with suppress(OSError):  # The disk may be full, which may also be why the run failed.
+                text = f"after {self._done} iterations\n{traceback.format_exc()}"
+                (self.run_dir / _EXCEPTION).write_text(text, encoding="utf-8")
             raise
 
     def flush_priorities(self) -> None:
@@ -268,37 +271,36 @@ class Learner:
             self._priorities.flush()
 
     def stop(self, reason: str) -> None:
-        """Ends the run after the hooks of this iteration; the first reason is kept."""
+        """Ends the run after the hooks of this iteration; if called again, the first reason is kept."""
         self.stop_reason = self.stop_reason or reason
 
-    def _until(self, num_iterations: int) -> int:
-        """Returns how many iterations are done when a hook is due, or the run or the call ends."""
-        until = min(num_iterations, self._done + self._steps_per_call)
+    def _find_call_end(self, num_iterations: int) -> int:
+        """Returns the number of completed iterations at which the next call ends: at a hook, or at its limit."""
+        end = min(num_iterations, self._done + self._steps_per_call)
         for hook in self._hooks:
             if hook.position.endswith("_iter"):
                 due = hook.next_due(self._done)
                 if due <= self._done:
                     raise ValueError(
-                        f"hook {hook.name!r} is due at iteration {due} next, expected one after {self._done}; mend its "
-                        "next_due"
+                        f"next_due of hook {hook.name!r} must return more than {self._done}, got {due}; fix the hook"
                     )
-                until = min(until, due)
-        return until
+                end = min(end, due)
+        return end
 
-    def _take(self, result: CallResult, secs: float) -> None:
-        """Notes what iterations gave, and calls the hooks after them."""
+    def _process_result(self, result: CallResult, secs: float) -> None:
+        """Records the results of a call that took `secs`, or 0 for `train`, and calls the 'after_iter' hooks."""
         self._done += result.num_iterations
         self._in_iteration = True
         try:
             if not result.is_finite:
-                at, keys, kind = self._done - 1, result.last_keys, "keys"
+                iteration, kind, keys = self._done - 1, "keys", result.last_keys
                 if isinstance(self._feed, InMemoryDataset) and secs:
-                    keys, kind = self._feed.drawn(tf.constant(at, tf.int64)).numpy(), "items"
-                raise TrainingDivergedError(self._why_diverged(at, result.last["loss"], keys, kind))
+                    kind, keys = "items", self._feed.sample_indices(tf.constant(iteration, tf.int64)).numpy()
+                raise TrainingDivergedError(_describe_divergence(iteration, result.last["loss"], kind, keys))
             self.learn_info = result.last
             is_prioritized = result.td_errors is not None and hasattr(result.info, "key")
             self.priority_info = {"info": result.info, "td_error": result.td_errors} if is_prioritized else {}
-            self._note(result.metrics, result.num_iterations)
+            self._add_to_log(result.metrics, result.num_iterations)
             if secs:
                 self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
             self.call_hook("after_iter")
@@ -307,24 +309,16 @@ class Learner:
         finally:
             self._in_iteration = False
 
-    def _note(self, metrics: dict[str, float], count: int) -> None:
+    def _add_to_log(self, metrics: dict[str, float], count: int) -> None:
         for key, value in metrics.items():
             before = self._log_counts.get(key, 0)
             self.log_buffer[key] = (self.log_buffer.get(key, 0.0) * before + value * count) / (before + count)
             self._log_counts[key] = before + count
         self.latest.update(metrics)
 
-    def _why_diverged(self, iteration: int, loss: float, keys: np.ndarray, kind: str) -> str:
-        batch = f"; its batch has the {kind} {', '.join(map(str, keys.tolist()))}" if len(keys) else ""
-        what = "a weight is not finite" if np.isfinite(loss) else f"the loss is {loss}"
-        return (
-            f"training diverged at iteration {iteration}: {what}{batch}; look at the data there, take a smaller "
-            "learning rate, and continue from the last checkpoint"
-        )
-
     def show_log(self) -> None:
-        """Gives the log buffer and the rates to the log, and empties the buffer."""
-        numbers = {**self.log_buffer, **self.monitor.rates(), **self.monitor.taken_secs()}
+        """Logs the log buffer and the training speed, and empties the buffer."""
+        numbers = {**self.log_buffer, **self.monitor.rates(), **self.monitor.take_secs()}
         self.latest.update(numbers)
         self.run.log(self._done, numbers)
         if self.priority_info:
@@ -333,9 +327,9 @@ class Learner:
         self.log_buffer, self._log_counts = {}, {}
 
     def record_evaluation(self, evaluation: Any) -> None:
-        """Notes an evaluation: an `Evaluation`, or a mean return.
+        """Logs an evaluation: an `Evaluation` or a mean return.
 
-        If it is the best so far, a checkpoint is written when the hooks of this iteration are through.
+        If it is the best yet, a checkpoint is written after the hooks of this iteration.
         """
         mean = float(getattr(evaluation, "mean", evaluation))
         numbers = {"evaluation/mean_return": mean}
@@ -352,7 +346,11 @@ class Learner:
             self.best_return, self._is_new_best, self._saved_at = mean, True, None
 
     def save_checkpoint(self) -> Checkpoint | None:
-        """Writes a checkpoint, unless that of this iteration is there; see `Checkpoints.save`."""
+        """Writes a checkpoint and returns it; None if this iteration's was already written.
+
+        Raises:
+          CheckpointError, StorageFullError: see `Checkpoints.save`.
+        """
         if self._saved_at == self._done:
             return None
         manifest = {
@@ -367,28 +365,30 @@ class Learner:
         self._saved_at, self._is_new_best = self._done, False
         return saved
 
-    def load_checkpoint(self, path: str | Path | None = None, *, override: bool = False) -> bool:
-        """Continues from the newest good checkpoint, or from the one at a path; returns whether there was one.
+    def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
+        """Resumes from a checkpoint, and returns whether there is one.
 
         Args:
-          path: a checkpoint's directory.
-          override: whether one of another run, with other data or another agent, is taken as well.
+          path: directory of a checkpoint; None for the latest valid one in `run_dir`.
+          allow_config_mismatch: whether to accept a checkpoint whose `identity` is different, such as one of a run on
+            different data.
 
         Raises:
-          CheckpointError: if it is of another run, is damaged, or is not there.
+          CheckpointError: if the checkpoint is missing or damaged, or belongs to a different run.
         """
-        found = self._checkpoints.opened(path)
-        if found is None:
+        checkpoint = self._checkpoints.open(path)
+        if checkpoint is None:
             return False
-        self._require_same_run(found, override=override)
+        if not allow_config_mismatch:
+            self._require_same_identity(checkpoint)
         if self._position is not None:
-            self._position.assign(found.step)
-        self._loop.prepare()  # optimisers of Keras make their variables when they are traced
-        self._checkpoints.restore(found)
-        manifest = found.manifest
-        is_own = found.path.resolve().parent == (self.run_dir / "checkpoints").resolve()
-        self._done, self._saved_at = found.step, found.step if is_own else None
-        self.run.cut_after(found.step)
+            self._position.assign(checkpoint.step)
+        self._loop.prepare()  # Keras optimisers create their variables during tracing.
+        self._checkpoints.restore(checkpoint)
+        manifest = checkpoint.manifest
+        is_own = checkpoint.path.resolve().parent == (self.run_dir / "checkpoints").resolve()
+        self._done, self._saved_at = checkpoint.step, checkpoint.step if is_own else None
+        self.run.cut_after(checkpoint.step)
         states = manifest.get("hooks", {})
         for name, hook in self._named_hooks().items():
             if states.get(name):
@@ -398,27 +398,27 @@ class Learner:
         self.evaluated_at = manifest.get("evaluated_at")
         self.latest = dict(manifest.get("latest", {}))
         self.replay_checkpoint = manifest.get("replay_checkpoint", "")
-        self.load_path = str(found.path)
+        self.load_path = str(checkpoint.path)
         return True
 
     def _named_hooks(self) -> dict[str, LearnerHook]:
-        """Returns the hooks by the names that their states have in a checkpoint: those of one name are numbered."""
+        """Returns the hooks by the keys of their states in a checkpoint; hooks with the same name are numbered."""
         named: dict[str, LearnerHook] = {}
         for hook in self._hooks:
-            alike = sum(other.name == hook.name for other in named.values())
-            named[f"{hook.name} {alike + 1}"] = hook
+            num_same_name = sum(other.name == hook.name for other in named.values())
+            named[f"{hook.name} {num_same_name + 1}"] = hook
         return named
 
     def export_policy(self, path: str | Path) -> Path:
-        """Writes the greedy policy as a SavedModel that loads without this package; what is there is replaced.
+        """Writes the greedy policy as a SavedModel that loads without this package, and returns its path.
 
         Args:
-          path: of its directory.
+          path: directory of the SavedModel; replaced if it exists.
         """
         path = Path(path)
         partial = path.with_name(f"{path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        with warnings.catch_warnings():  # of Keras and PolicySaver, about metrics that a policy does not have
+        with warnings.catch_warnings():  # Keras and PolicySaver warn about metrics, which a policy does not have.
             warnings.simplefilter("ignore")
             PolicySaver(self.agent.policy, batch_size=None, train_step=self.agent.train_step_counter).save(str(partial))
         shutil.rmtree(path, ignore_errors=True)
@@ -426,33 +426,39 @@ class Learner:
         return path
 
     def export_best_policy(self, path: str | Path) -> Path | None:
-        """Writes the policy of the best evaluation; None if there was none. The agent is then as it was before."""
+        """Writes the policy of the best evaluation, and returns its path, or None without evaluations.
+
+        The agent itself is left unchanged.
+        """
         best = self._checkpoints.best()
         if best is None:
             return None
-        with self._checkpoints.restored(best):
+        with self._checkpoints.restore_temporarily(best):
             return self.export_policy(path)
 
-    def _require_same_run(self, found: Checkpoint, *, override: bool) -> None:
-        saved = found.manifest.get("identity", {})
+    def _require_same_identity(self, checkpoint: Checkpoint) -> None:
+        saved = checkpoint.manifest.get("identity", {})
         names = [name for name in {**saved, **self._identity} if saved.get(name) != self._identity.get(name)]
-        if names and not override:
-            differences = [f"{name} was {saved.get(name)}, is {self._identity.get(name)}" for name in names]
+        if names:
+            differences = [f"{name} was {saved.get(name)}, is now {self._identity.get(name)}" for name in names]
             raise CheckpointError(
-                f"{found.path} is of another run: {'; '.join(differences)}; give another run_dir, or go on with "
-                "override=True (--override)"
+                f"{checkpoint.path} belongs to a different run: {'; '.join(differences)}; use a different run_dir, or "
+                "continue with allow_config_mismatch=True (--allow-config-mismatch)"
             )
 
-    def _write_down(self, text: str) -> None:
-        """Keeps what went wrong beside the checkpoints."""
-        with suppress(OSError):  # such as a full disk, which is what went wrong then
-            (self.run_dir / _EXCEPTION).write_text(f"{self._done} iterations were done\n{text}", encoding="utf-8")
 
-
-def _feed_of(dataset: Any) -> Feed:
-    if isinstance(dataset, InMemoryDataset):
-        return dataset
-    return StreamingDataset(dataset)
+def _describe_divergence(iteration: int, loss: float, kind: str, keys: np.ndarray) -> str:
+    """Returns an error message; `keys` are the keys or, for items in memory, the indices of the batch's items."""
+    cause = "a weight is not finite" if np.isfinite(loss) else f"the loss is {loss}"
+    text = (
+        f"training diverged at iteration {iteration}: {cause}; lower the learning rate or fix the data, and resume "
+        "from the last checkpoint"
+    )
+    if not len(keys):
+        return text
+    listed = ", ".join(map(str, keys[:_MAX_LISTED_KEYS].tolist()))
+    more = f" and {len(keys) - _MAX_LISTED_KEYS} more" if len(keys) > _MAX_LISTED_KEYS else ""
+    return f"{text} ({kind} of the batch: {listed}{more})"
 
 
 def _require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: bool) -> None:
@@ -460,13 +466,13 @@ def _require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: bo
         return
     if not isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)):
         raise TypeError(
-            f"strategy is a {type(strategy).__name__}, expected a MirroredStrategy or a OneDeviceStrategy: replicas of "
-            "other processes are not supported"
+            f"strategy must be a MirroredStrategy or a OneDeviceStrategy, got a {type(strategy).__name__}; "
+            "replicas in other processes are not supported"
         )
     if not all(strategy.extended.variable_created_in_scope(variable) for variable in agent.variables):
-        raise ValueError("the agent was made outside of the strategy's scope; make it within `with strategy.scope():`")
+        raise ValueError("the agent was created outside the strategy's scope; use `with strategy.scope():`")
     if jit_compile and strategy.num_replicas_in_sync > 1:
-        raise ValueError(f"jit_compile is for one replica, the strategy has {strategy.num_replicas_in_sync}")
+        raise ValueError(f"jit_compile requires a single replica, got {strategy.num_replicas_in_sync}")
 
 
 def _log_line(step: int, numbers: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Small specs and batches for the tests of the agents."""
+"""Small specs and batches for tests of the agents."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,8 +11,8 @@ ACTION_SPEC = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, [-2.0, 0.0], [
 CENTRE, HALF_WIDTH = np.array([0.0, 0.5]), np.array([2.0, 0.5])
 
 
-def columns(size, seed=0):
-    """Returns observation, action, reward, discount, next_observation of `size` items; the first is terminal."""
+def make_columns(size, seed=0):
+    """Returns random columns of `size` transitions; the first one ends in a terminal state."""
     rng = np.random.default_rng(seed)
     discount = np.full(size, 0.9)
     discount[0] = 0
@@ -26,36 +26,36 @@ def columns(size, seed=0):
     }
 
 
-def transition(data):
-    """Returns TF-Agents' Transition [B, ...]."""
+def to_transition(data):
+    """Converts columns to TF-Agents' Transition [B, ...]."""
     size = len(data["reward"])
     first = time_step.TimeStep(tf.ones([size], tf.int32), tf.zeros([size]), tf.ones([size]), data["observation"])
-    kind = np.where(data["discount"] == 0, time_step.StepType.LAST, time_step.StepType.MID).astype(np.int32)
-    end = time_step.TimeStep(kind, data["reward"], data["discount"], data["next_observation"])
+    step_type = np.where(data["discount"] == 0, time_step.StepType.LAST, time_step.StepType.MID).astype(np.int32)
+    end = time_step.TimeStep(step_type, data["reward"], data["discount"], data["next_observation"])
     return tf.nest.map_structure(
         tf.convert_to_tensor, trajectory.Transition(first, policy_step.PolicyStep(data["action"], (), ()), end)
     )
 
 
-def two_steps(data):
-    """Returns TF-Agents' Trajectory [B, 2, ...] of the same items."""
+def to_trajectory(data):
+    """Converts columns to TF-Agents' Trajectory [B, 2, ...]."""
     size = len(data["reward"])
-    last = data["discount"] == 0
-    kinds = np.stack([np.ones(size), np.where(last, 2, 1)], axis=1).astype(np.int32)
-    ends = np.stack([np.where(last, 2, 1), np.where(last, 0, 1)], axis=1).astype(np.int32)
+    is_last = data["discount"] == 0
+    step_types = np.stack([np.ones(size), np.where(is_last, 2, 1)], axis=1).astype(np.int32)
+    next_step_types = np.stack([np.where(is_last, 2, 1), np.where(is_last, 0, 1)], axis=1).astype(np.int32)
 
-    def both(one, two):
-        return np.stack([one, two], axis=1)
+    def stack(first, second):
+        return np.stack([first, second], axis=1)
 
     return tf.nest.map_structure(
         tf.convert_to_tensor,
         trajectory.Trajectory(
-            step_type=kinds,
-            observation=both(data["observation"], data["next_observation"]),
-            action=both(data["action"], data["next_action"]),
+            step_type=step_types,
+            observation=stack(data["observation"], data["next_observation"]),
+            action=stack(data["action"], data["next_action"]),
             policy_info=(),
-            next_step_type=ends,
-            reward=both(data["reward"], np.zeros(size, np.float32)),
-            discount=both(data["discount"], np.ones(size, np.float32)),
+            next_step_type=next_step_types,
+            reward=stack(data["reward"], np.zeros(size, np.float32)),
+            discount=stack(data["discount"], np.ones(size, np.float32)),
         ),
     )

@@ -1,7 +1,7 @@
-"""Slow versions of the agents in numpy, float64, written from the papers, with exact gradients.
+"""Naive reference implementations of the agents in numpy, float64, written from the papers, with exact gradients.
 
-Gradients are complex steps, f'(x) = Im f(x + ih) / h: no rounding, one evaluation a parameter. So everything here takes
-complex numbers, and whatever looks at a sign looks at the real part.
+Gradients use complex steps, f'(x) = Im f(x + ih) / h, which have no rounding error and need one evaluation per
+parameter. All functions therefore accept complex numbers, and compare real parts wherever a sign matters.
 """
 
 import itertools
@@ -20,11 +20,11 @@ def gradient(f, x):
     return out
 
 
-def smaller(a, b):
+def minimum(a, b):
     return np.where(a.real <= b.real, a, b)
 
 
-def magnitude(x):
+def absolute(x):
     return np.where(x.real < 0, -x, x)
 
 
@@ -32,13 +32,12 @@ def clip(x, low, high):
     return np.where(x.real < low, low, np.where(x.real > high, high, x))
 
 
-def constant(x):
-    """No gradient flows through it."""
+def stop_gradient(x):
     return x.real
 
 
 def mlp(flat, sizes, x, layer_norm=False):
-    """One network whose weights stand in a vector: weights, bias, and with layer norm scale and offset, by layer."""
+    """Applies a network whose flat vector contains weights, bias, and with layer norm scale and offset, by layer."""
     at = 0
 
     def take(*shape):
@@ -58,14 +57,14 @@ def mlp(flat, sizes, x, layer_norm=False):
     return out
 
 
-def twins(flat, sizes, observation, action, layer_norm=False):
-    """Both critics' values, [B] each."""
+def twin_values(flat, sizes, observation, action, layer_norm=False):
+    """Returns the values of both critics, [B] each."""
     x = np.concatenate([observation, action], axis=1)
     return [mlp(half, sizes, x, layer_norm)[:, 0] for half in np.split(flat, 2)]
 
 
 class Adam:
-    """Kingma & Ba (2015), algorithm 1, with the efficient order of section 2."""
+    """Adam (Kingma & Ba 2015, algorithm 1), in the efficient order of section 2."""
 
     def __init__(self, rate):
         self.rate, self.t, self.m, self.v = rate, 0, 0.0, 0.0
@@ -78,6 +77,6 @@ class Adam:
         return x - (self.rate if rate is None else rate) * scale * self.m / (self.v**0.5 + 1e-8)
 
 
-def log_normal(x, mean, log_std):
-    """The log density of a diagonal Gaussian, [B]."""
+def gaussian_log_prob(x, mean, log_std):
+    """Returns the log density of a diagonal Gaussian, [B]."""
     return (-(((x - mean) / np.exp(log_std)) ** 2) / 2 - log_std - np.log(2 * np.pi) / 2).sum(axis=1)

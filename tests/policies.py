@@ -1,4 +1,4 @@
-"""Small policies of TF-Agents, for tests of what runs policies."""
+"""Small TF-Agents policies, for tests of code that runs policies."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,7 +8,7 @@ from tf_agents.trajectories import policy_step, time_step_spec
 
 
 class LinearPolicy(tf_policy.TFPolicy):
-    """action = observation @ weights + bias, of one array; `num_traces` counts how often it was traced."""
+    """A policy with action = observation @ weights + bias; `num_traces` counts how often it was traced."""
 
     def __init__(self, weights, bias=0.0, *, action_dtype=tf.float32):
         weights = np.asarray(weights, np.float32)
@@ -24,7 +24,7 @@ class LinearPolicy(tf_policy.TFPolicy):
 
 
 class FunctionPolicy(tf_policy.TFPolicy):
-    """action = function(observation), for any specs."""
+    """A policy with action = function(observation), for any specs."""
 
     def __init__(self, observation_spec, action_spec, function):
         super().__init__(time_step_spec(observation_spec), action_spec)
@@ -35,7 +35,7 @@ class FunctionPolicy(tf_policy.TFPolicy):
 
 
 class CountingPolicy(tf_policy.TFPolicy):
-    """A policy with a state: its action is how often it has been asked in this episode."""
+    """A stateful policy whose action is the number of its earlier calls in the episode."""
 
     def __init__(self):
         super().__init__(
@@ -49,10 +49,10 @@ class CountingPolicy(tf_policy.TFPolicy):
 
 
 def save_policy(policy, path, *, step=None, batch_size=None):
-    """Saves a policy as training does, with the step it was saved at."""
+    """Saves a policy as training does, optionally with the number of training steps."""
     train_step = None if step is None else tf.Variable(step, dtype=tf.int64)
     policy_saver.PolicySaver(policy, batch_size=batch_size, train_step=train_step).save(str(path))
 
 
-#: Swings Pendulum-v1 nowhere, but acts by what it observes, out of bounds at times.
+#: A policy for Pendulum-v1 that depends on the observation and is sometimes out of bounds; it does not solve the task.
 PENDULUM = LinearPolicy([[0.5], [1.0], [0.6]])

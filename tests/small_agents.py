@@ -1,4 +1,4 @@
-"""A small agent of TF-Agents and its data, for tests of what trains agents: it traces in a moment."""
+"""A small TF-Agents agent that traces quickly, and its data, for tests of code that trains agents."""
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,7 @@ ACTION_SPEC = tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1)
 
 
 class MeanPolicy(tf_policy.TFPolicy):
-    """The action is the agent's estimate, whatever is observed."""
+    """A policy whose action is the agent's estimate, whatever the observation."""
 
     def __init__(self, estimate):
         super().__init__(TIME_STEP_SPEC, ACTION_SPEC)
@@ -25,11 +25,11 @@ class MeanPolicy(tf_policy.TFPolicy):
 
 
 class MeanAgent(tf_agent.TFAgent):
-    """Estimates the mean reward: td_error = reward - estimate, estimate += rate * mean(weights * td_error)."""
+    """An estimator of the mean reward: td_error = reward - estimate, estimate += rate * mean(weights * td_error)."""
 
-    def __init__(self, rate=0.5, *, has_errors=True):
+    def __init__(self, rate=0.5, *, has_td_errors=True):
         self.estimate = tf.Variable(0.0, name="estimate")
-        self.rate, self.has_errors, self.num_traces = rate, has_errors, 0
+        self.rate, self.has_td_errors, self.num_traces = rate, has_td_errors, 0
         policy = MeanPolicy(self.estimate)
         super().__init__(
             TIME_STEP_SPEC, ACTION_SPEC, policy, policy, 2, train_step_counter=tf.Variable(0, dtype=tf.int64)
@@ -40,12 +40,12 @@ class MeanAgent(tf_agent.TFAgent):
         errors = experience.next_time_step.reward - self.estimate
         self.train_step_counter.assign_add(1)
         self.estimate.assign_add(self.rate * tf.reduce_mean(errors * (1.0 if weights is None else weights)))
-        extra = {"estimate": self.estimate + 0.0, **({"td_error": errors} if self.has_errors else {})}
+        extra = {"estimate": self.estimate + 0.0, **({"td_error": errors} if self.has_td_errors else {})}
         return tf_agent.LossInfo(tf.reduce_mean(errors**2), extra)
 
 
 def transitions(rewards):
-    """A batch `[B, ...]` of transitions with these rewards."""
+    """Returns a batch `[B, ...]` of transitions with the given rewards."""
     rewards = tf.convert_to_tensor(rewards, tf.float32)
     size = tf.shape(rewards)[0]
     observation, zeros = tf.zeros([size, 2]), tf.zeros([size])
@@ -57,12 +57,12 @@ def transitions(rewards):
 
 
 def batches(num=1000, size=4, *, first=0.0):
-    """An endless data set whose n-th batch has the rewards n, n + 1, ..."""
+    """Returns an endless dataset whose n-th batch has the rewards n, n + 1, ..."""
     numbers = tf.data.Dataset.range(num).repeat()
     return numbers.map(lambda n: transitions(first + tf.cast(n, tf.float32) + tf.range(size, dtype=tf.float32)))
 
 
 def items(rewards):
-    """Items of one row each, as an adder makes them, with these rewards."""
+    """Returns items of one row each, as an adder does, with the given rewards."""
     rewards = np.asarray(rewards, np.float32)
     return Items({"reward": rewards}, np.arange(len(rewards)), np.ones(len(rewards), np.int64), squeeze=True)

@@ -1,7 +1,7 @@
-"""Agents for offline data, each a `tf_agents.agents.TFAgent`.
+"""Agents for offline reinforcement learning, each a `tf_agents.agents.TFAgent`; `make_agent` creates one by name.
 
-Every `train` takes `weights` and gives the TD error of each item in `LossInfo.extra["td_error"]` where the algorithm
-has a critic. `make_agent` makes one by name.
+Every `train` accepts `weights`, and returns the TD error of each item in `LossInfo.extra["td_error"]` if the algorithm
+has a critic.
 """
 
 from .adam import Adam
@@ -16,7 +16,7 @@ from .networks import MLP, GaussianActor, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .policies import ActorPolicy
 from .rebrac import ReBRACAgent
-from .registry import AGENTS, hyperparameters, is_bound, make_agent, resolved
+from .registry import AGENTS, get_hyperparameters, is_set_by_gin, make_agent, resolve_hyperparameters
 from .spaces import BoundedActions, DiscreteActions, Observations
 from .squashed_gaussian import SquashedGaussianActor
 from .td3_bc import TD3BCAgent
@@ -46,8 +46,8 @@ __all__ = [
     "TanhActor",
     "conservative_penalty",
     "critic_values",
-    "hyperparameters",
-    "is_bound",
+    "get_hyperparameters",
+    "is_set_by_gin",
     "make_agent",
-    "resolved",
+    "resolve_hyperparameters",
 ]

@@ -1,17 +1,17 @@
-"""Adam over a few large variables."""
+"""The Adam optimiser, for a few large variables."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from .replicas import assign_alike, mean_over_replicas
+from .replicas import assign_on_replica, mean_over_replicas
 
 
 class Adam(tf.Module):
-    """Adam (Kingma & Ba 2015, algorithm 1, in the order of its section 2), one fused operation a variable.
+    """Adam (Kingma & Ba 2015, algorithm 1, in the order of its section 2), with one fused operation per variable.
 
-    With `decay_steps` the learning rate falls to 0 as half a cosine (Loshchilov & Hutter 2017, eq. 5):
+    With `decay_steps` the learning rate falls to 0 along half a cosine (Loshchilov & Hutter 2017, eq. 5),
     0.5 * (1 + cos(pi * t / decay_steps)), and stays at 0 after that.
     """
 
@@ -24,25 +24,25 @@ class Adam(tf.Module):
         decay_steps: int | None = None,
         name: str = "adam",
     ) -> None:
-        """Makes the moments, all 0.
+        """Creates the moments, all 0.
 
         Args:
-          variables: what is trained.
-          learning_rate: the step size at the start.
-          epsilon: what is added to the root of the second moment.
-          decay_steps: number of updates after which the learning rate is 0; None keeps it.
+          variables: variables to train.
+          learning_rate: initial learning rate.
+          epsilon: constant added to the root of the second moment.
+          decay_steps: number of updates after which the learning rate is 0; None for a constant rate.
           name: name of the module.
         """
         super().__init__(name=name)
-        self.trained = list(variables)
+        self.trained_variables = list(variables)
         self._learning_rate = learning_rate
         self._decay_steps = decay_steps
         self._betas = 0.9, 0.999
         self._epsilon = epsilon
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.moments = [
-            [tf.Variable(tf.zeros_like(each), trainable=False, name=f"{kind}/{index}") for kind in ("m", "v")]
-            for index, each in enumerate(self.trained)
+            [tf.Variable(tf.zeros_like(variable), trainable=False, name=f"{kind}/{index}") for kind in ("m", "v")]
+            for index, variable in enumerate(self.trained_variables)
         ]
 
     def learning_rate(self) -> tf.Tensor:
@@ -53,21 +53,21 @@ class Adam(tf.Module):
         return self._learning_rate * 0.5 * (1.0 + tf.cos(np.float32(np.pi) * done))
 
     def minimize(self, loss: tf.Tensor, tape: tf.GradientTape) -> None:
-        """Makes one update with the gradients of `loss`, which was computed under `tape`."""
-        self.apply(tape.gradient(loss, self.trained))
+        """Makes one update with the gradients of `loss`, which must have been computed under `tape`."""
+        self.apply(tape.gradient(loss, self.trained_variables))
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Makes one update with the mean of all replicas' gradients, in the order of the variables."""
+        """Makes one update with the replicas' mean gradients, given in the order of the variables."""
         self.apply_mean(mean_over_replicas(gradients))
 
     def apply_mean(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Makes one update with gradients that are the same in all replicas."""
+        """Makes one update with gradients that are already equal on all replicas."""
         rate = self.learning_rate()
         step = self.step + 1
-        assign_alike(self.step, step)
+        assign_on_replica(self.step, step)
         count = tf.cast(step, tf.float32)
         beta1, beta2 = self._betas
-        for variable, (m, v), gradient in zip(self.trained, self.moments, gradients, strict=True):
+        for variable, (m, v), gradient in zip(self.trained_variables, self.moments, gradients, strict=True):
             tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
                 m=m.handle,

@@ -1,4 +1,4 @@
-"""Advantage-weighted actor-critic."""
+"""Advantage-weighted actor-critic (AWAC)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +21,9 @@ class AWACAgent(OfflineAgent):
         actor  = -mean(weight * log pi(a|s)),  weight = exp(A / lambda_) / Z                (eq. 13)
         A      = min_i Q_i(s, a) - min_i Q_i(s, a_pi),  a_pi ~ pi(s)
 
-    The paper leaves out Z, the weights' normalisation; the authors' code does not: it divides by the mean of the batch
-    (softmax times B), and so does this class unless `normalize_weights` is off. The actor's loss is of the critics
-    before their update, as in the authors' code. Sampled actions are clipped to the bounds.
+    The paper omits Z, the normalisation of the weights. The authors' code divides by their mean over the batch (softmax
+    times B), and so does this class unless `normalize_weights` is False. As in the authors' code, the actor's loss uses
+    the critics from before their update. Sampled actions are clipped to the bounds.
     """
 
     def __init__(
@@ -46,28 +46,28 @@ class AWACAgent(OfflineAgent):
         max_weight: float = 100.0,
         log_std_bounds: tuple[float, float] = (-6.0, 0.0),
     ) -> None:
-        """Makes the networks; the critics have a target.
+        """Creates the networks, and target networks for the critics.
 
         The defaults are those of the authors' script for the MuJoCo tasks (rlkit, examples/awac/mujoco/awac1.py), which
-        goes with batches of 1024.
+        uses batches of 1024.
 
         Args:
-          time_step_spec: of the data.
+          time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: subtracted from observations; None for no normalisation.
-          observation_std: what observations are divided by.
-          seed: of the weights and the noise.
-          actor_hidden_sizes: features of the actor's hidden layers.
-          hidden_sizes: features of the critics' hidden layers.
-          actor_learning_rate: Adam's step size.
-          critic_learning_rate: Adam's step size.
-          actor_weight_decay: times the actor's weights, added to their gradients.
-          discount: gamma.
+          observation_mean: mean to subtract from observations; None for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation and noise.
+          actor_hidden_sizes: sizes of the actor's hidden layers.
+          hidden_sizes: sizes of the critics' hidden layers.
+          actor_learning_rate: Adam's learning rate.
+          critic_learning_rate: Adam's learning rate.
+          actor_weight_decay: factor of the actor's weights that is added to their gradients.
+          discount: discount factor gamma.
           target_update_rate: share of the online weights in a target update.
-          lambda_: the temperature of the weights; 1 is the script's default, and its sweep has 2.
-          normalize_weights: whether the weights of a batch are divided by their mean.
-          max_weight: largest weight if they are not normalised; not in the paper.
-          log_std_bounds: smallest and largest log standard deviation of the actor; clipped here, a sigmoid there.
+          lambda_: temperature of the weights; the script's default is 1, and its sweep includes 2.
+          normalize_weights: whether to divide the weights of a batch by their mean.
+          max_weight: maximum weight if the weights are not normalised; not in the paper.
+          log_std_bounds: bounds of the actor's log standard deviation, applied by clipping; the script uses a sigmoid.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
@@ -101,7 +101,7 @@ class AWACAgent(OfflineAgent):
         with tf.GradientTape() as actor_tape:
             actor_loss = self.actor_loss(batch, advantage)
         self._critic_optimizer.minimize(critic_loss, critic_tape)
-        variables = self._actor_optimizer.trained
+        variables = self._actor_optimizer.trained_variables
         gradients = actor_tape.gradient(actor_loss, variables)
         decay = self._actor_weight_decay
         self._actor_optimizer.apply([g + decay * w for g, w in zip(gradients, variables, strict=True)])
@@ -116,23 +116,23 @@ class AWACAgent(OfflineAgent):
         return critic_loss + actor_loss, extra
 
     def critic_targets(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B]: r + gamma * discount * the smaller target value of an action of the actor."""
+        """Returns float32 [B]: r + gamma * discount * the smaller target value of an action sampled from the actor."""
         action = self._actor.sample(batch.next_observation, self.noise_seed(0))
         values = critic_values(self._target_critic, batch.next_observation, action)
         return batch.reward + self._discount * batch.discount * tf.reduce_min(values, axis=0)
 
     def values(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B]: V(s), the smaller value of one action of the actor."""
+        """Returns float32 [B]: V(s), the smaller value of an action sampled from the actor."""
         action = self._actor.sample(batch.observation, self.noise_seed(1))
         return tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
 
     def advantage_weights(self, advantage: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [B], of mean 1 if they are normalised, for advantages [B]."""
+        """Returns the weights for advantages [B], float32 [B]; if normalised, their mean is 1."""
         if self._normalize_weights:
             return tf.nn.softmax(advantage / self._lambda) * tf.cast(tf.shape(advantage)[0], tf.float32)
         return tf.minimum(tf.exp(advantage / self._lambda), self._max_weight)
 
     def actor_loss(self, batch: Batch, advantage: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [], the log likelihood of the data's actions, weighted by advantages [B], with a minus."""
+        """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""
         weight = tf.stop_gradient(self.advantage_weights(advantage))
         return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))

@@ -19,9 +19,8 @@ class BCAgent(OfflineAgent):
         deterministic: loss = mean(w * mean_over_actions((pi(s) - a)^2))
         gaussian:      loss = -mean(w * log pi(a | s))
 
-    The first is the "BC" that TD3+BC is compared with (Fujimoto & Gu 2021, eq. 3 without Q); the second is IQL's actor
-    with all advantage weights 1 (Kostrikov et al. 2021, eq. 7 with beta = 0). Top-x % cloning is this agent on chosen
-    episodes.
+    The first is the "BC" baseline of TD3+BC (Fujimoto & Gu 2021, eq. 3 without Q); the second is IQL's actor with all
+    advantage weights 1 (Kostrikov et al. 2021, eq. 7 with beta = 0). For top-x % cloning, train on the best episodes.
     """
 
     def __init__(
@@ -37,26 +36,26 @@ class BCAgent(OfflineAgent):
         distribution: str = "deterministic",
         exploration_noise: float = 0.1,
     ) -> None:
-        """Makes the network.
+        """Creates the network.
 
         The defaults are those of TD3+BC's actor (Fujimoto & Gu 2021, table 3).
 
         Args:
-          time_step_spec: of the data.
+          time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: subtracted from observations; None for no normalisation.
-          observation_std: what observations are divided by.
-          seed: of the weights.
-          hidden_sizes: features of the hidden layers.
-          learning_rate: Adam's step size.
+          observation_mean: mean to subtract from observations; None for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation.
+          hidden_sizes: sizes of the hidden layers.
+          learning_rate: Adam's learning rate.
           distribution: "deterministic" or "gaussian".
-          exploration_noise: standard deviation of the collect policy's noise, if deterministic.
+          exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
 
         Raises:
-          ValueError: if `distribution` is neither of the two.
+          ValueError: if `distribution` has a different value.
         """
         if distribution not in ("deterministic", "gaussian"):
-            raise ValueError(f"expected distribution 'deterministic' or 'gaussian', got {distribution!r}")
+            raise ValueError(f"distribution must be 'deterministic' or 'gaussian', got {distribution!r}")
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         network = MLP([observations.size, *hidden_sizes, actions.size], seed=seed, name="actor")
@@ -76,7 +75,7 @@ class BCAgent(OfflineAgent):
         return loss, {"actor_loss": loss}
 
     def losses(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B], the loss of each item without its weight."""
+        """Returns the unweighted loss of each item, float32 [B]."""
         if isinstance(self._actor, GaussianActor):
             return -self._actor.log_prob(batch.observation, batch.action)
         return tf.reduce_mean(tf.square(self._actor.mode(batch.observation) - batch.action), axis=-1)

@@ -1,4 +1,4 @@
-"""Conservative Q-learning of continuous actions."""
+"""Conservative Q-learning (CQL) for continuous actions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,20 +11,20 @@ from .adam import Adam
 from .networks import MLP, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .spaces import BoundedActions, Observations
-from .squashed_gaussian import SquashedGaussianActor, squashed
+from .squashed_gaussian import SquashedGaussianActor, squash
 
 
 def conservative_penalty(q_sampled: tf.Tensor, log_densities: tf.Tensor, q_data: tf.Tensor) -> tf.Tensor:
-    """How much larger the values of all actions are than those of the data.
+    """Computes by how much the values of all actions exceed those of the data's actions.
 
         penalty = log sum_j exp(Q(s, a_j) - log p(a_j)) - Q(s, a)
 
-    Kumar et al. (2020), CQL(H), eq. 4, the first term by importance sampling as in appendix F. The constant of the
-    mean, -log N, is left out, as the authors do: it has no gradient.
+    Kumar et al. (2020), CQL(H), eq. 4, with the first term estimated by importance sampling as in appendix F. As in
+    the authors' code, the constant -log N of the mean is omitted because it has no gradient.
 
     Args:
-      q_sampled: float32 [..., N, B], values of N drawn actions.
-      log_densities: float32 [N, B], what they were drawn with.
+      q_sampled: float32 [..., N, B], values of N sampled actions.
+      log_densities: float32 [N, B], log densities with which these actions were sampled.
       q_data: float32 [..., B], values of the data's actions.
 
     Returns:
@@ -42,12 +42,12 @@ class CQLAgent(OfflineAgent):
         actor       = mean(temperature * log pi(a_pi|s) - min_i Q_i(s, a_pi)),  a_pi ~ pi(s)
         temperature = -log(temperature) * mean(log pi(a_pi|s) + target entropy)           (SAC, eq. 18)
 
-    The penalty (`conservative_penalty`) is over `num_samples` uniform actions and as many of pi(s) and of pi(s'), all
-    of them valued at s. With `lagrange_threshold` its weight is learned (eq. 30): it grows while
-    min_q_weight * penalty is larger than the threshold.
+    The penalty (`conservative_penalty`) samples `num_samples` actions each from a uniform distribution, pi(s) and
+    pi(s'), and evaluates all of them at s. With `lagrange_threshold` its weight is learned (eq. 30): it grows while
+    min_q_weight * penalty exceeds the threshold.
 
-    As in the authors' code, the temperature moves first; actor and critics move by losses of the same old networks;
-    the targets follow. Their warm start of the actor by cloning is `num_bc_updates`.
+    As in the authors' code, the temperature is updated first, then actor and critics with losses that both use the
+    networks from before the step, then the targets. `num_bc_updates` is their warm start of the actor by cloning.
     """
 
     def __init__(
@@ -71,32 +71,32 @@ class CQLAgent(OfflineAgent):
         num_bc_updates: int = 0,
         max_q_backup: bool = False,
     ) -> None:
-        """Makes the networks; the critics have a target.
+        """Creates the networks, and target networks for the critics.
 
         The defaults are those of the authors' code and its README for the D4RL locomotion tasks: a fixed weight, 5 or
-        10, and 1e-4 for the actor (github.com/aviralkumar2907/CQL, d4rl/examples/cql_mujoco_new.py). As there, last
-        layers start within 1e-3 (actor) and 3e-3 (critics).
+        10, and 1e-4 for the actor (github.com/aviralkumar2907/CQL, d4rl/examples/cql_mujoco_new.py). As there, the last
+        layers are initialised within 1e-3 (actor) and 3e-3 (critics).
 
         Args:
-          time_step_spec: of the data.
+          time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: subtracted from observations; None, as in the paper, for no normalisation.
-          observation_std: what observations are divided by.
-          seed: of the weights and the noise.
-          hidden_sizes: features of the hidden layers of actor and critics.
-          actor_learning_rate: Adam's step size, of the temperature too; the README has 3e-4 as well.
-          critic_learning_rate: Adam's step size, of the penalty's learned weight too.
-          discount: gamma.
+          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation and noise.
+          hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_learning_rate: Adam's learning rate for actor and temperature; the README also uses 3e-4.
+          critic_learning_rate: Adam's learning rate for the critics and the learned weight of the penalty.
+          discount: discount factor gamma.
           target_update_rate: share of the online weights in a target update.
-          min_q_weight: the paper's alpha, 5 or 10; the authors' script has 1 with `lagrange_threshold`.
-          num_samples: actions of each of the three kinds in the penalty (paper, appendix F).
-          deterministic_backup: whether targets leave out the entropy term -temperature * log pi(a'|s').
-          lagrange_threshold: the paper's tau, 5 or 10; None keeps the weight fixed.
-          target_entropy: what the temperature steers the actor's entropy to; None is -A (SAC, table 1).
-          num_bc_updates: updates at the start in which log pi(a|s) of the data stands for Q in the actor's loss. The
-            paper has none; the authors' script has 40,000 and says that it matters little.
-          max_q_backup: whether targets take, for each critic, the largest target value of the `num_samples` actions of
-            pi(s') in the place of one action's (paper, appendix F; an option of the authors' script for AntMaze).
+          min_q_weight: the paper's alpha, 5 or 10; the authors' script uses 1 with `lagrange_threshold`.
+          num_samples: number of sampled actions of each of the three kinds in the penalty (paper, appendix F).
+          deterministic_backup: whether to omit the entropy term -temperature * log pi(a'|s') from the targets.
+          lagrange_threshold: the paper's tau, 5 or 10; None for a fixed weight.
+          target_entropy: entropy of the actor that the temperature aims at; None for -A (SAC, table 1).
+          num_bc_updates: number of initial updates in which log pi(a|s) of the data replaces Q in the actor's loss. The
+            paper uses none; the authors' script uses 40,000 and says that it matters little.
+          max_q_backup: whether targets use, for each critic, the maximum target value of `num_samples` actions of
+            pi(s') instead of the value of one action (paper, appendix F; the authors' script has it for AntMaze).
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
@@ -127,25 +127,22 @@ class CQLAgent(OfflineAgent):
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        shape = tf.shape(batch.action)
-        count = self._num_samples
-        noise = tf.random.stateless_normal([2, 1 + count, *tf.unstack(shape)], self.noise_seed(0))
-        uniform = tf.random.stateless_uniform([count, *tf.unstack(shape)], self.noise_seed(1), -1.0, 1.0)
+        shape, num_samples = tf.unstack(tf.shape(batch.action)), self._num_samples
+        noise = tf.random.stateless_normal([2, 1 + num_samples, *shape], self.noise_seed(0))
+        uniform = tf.random.stateless_uniform([num_samples, *shape], self.noise_seed(1), -1.0, 1.0)
         with tf.GradientTape() as actor_tape:
             mean, log_std = self._actor.gaussian(batch.observation)
-            action, log_prob = squashed(mean, log_std, noise[0, 0])
+            action, log_prob = squash(mean, log_std, noise[0, 0])
             self._update_temperature(log_prob)
             actor_loss = self.actor_loss(batch, action, log_prob)
         next_mean, next_log_std = self._actor.gaussian(batch.next_observation)
-        if self._max_q_backup:
-            targets = self.critic_targets(batch, *squashed(next_mean, next_log_std, noise[1, 1:]))
-        else:
-            targets = self.critic_targets(batch, *squashed(next_mean, next_log_std, noise[1, :1]))
-        sampled, log_densities = _join(
-            (uniform, tf.fill(tf.shape(uniform)[:2], np.float32(-np.log(2) * action.shape[-1]))),
-            squashed(next_mean, next_log_std, noise[1, 1:]),
-            squashed(mean, log_std, noise[0, 1:]),
-        )
+        target_noise = noise[1, 1:] if self._max_q_backup else noise[1, :1]
+        targets = self.critic_targets(batch, *squash(next_mean, next_log_std, target_noise))
+        uniform_log_densities = tf.fill(tf.shape(uniform)[:2], np.float32(-np.log(2) * action.shape[-1]))
+        next_actions, next_log_densities = squash(next_mean, next_log_std, noise[1, 1:])
+        actions, log_densities = squash(mean, log_std, noise[0, 1:])
+        sampled = tf.concat([uniform, next_actions, actions], axis=0)
+        log_densities = tf.concat([uniform_log_densities, next_log_densities, log_densities], axis=0)
         with tf.GradientTape() as critic_tape:
             td, penalty = self.critic_terms(batch, targets, sampled, log_densities)
             critic_loss = self.critic_loss(batch, td, penalty)
@@ -166,7 +163,7 @@ class CQLAgent(OfflineAgent):
         return critic_loss + actor_loss, extra
 
     def actor_loss(self, batch: Batch, action: tf.Tensor, log_prob: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [], for actions [B, A] of the actor and their log densities [B]."""
+        """Returns the loss, float32 [], of the actor's actions [B, A] with log densities [B]."""
 
         def value() -> tf.Tensor:
             return tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
@@ -184,8 +181,8 @@ class CQLAgent(OfflineAgent):
         """Returns float32 [B]: r + gamma * discount * the smaller target value.
 
         Args:
-          batch: the data.
-          next_actions: float32 [N, B, A]; of several the one with the largest value counts, for each critic its own.
+          batch: batch of transitions.
+          next_actions: float32 [N, B, A]; each critic contributes the maximum value of the N actions.
           next_log_probs: float32 [N, B].
         """
         values = self._values(self._target_critic, batch.next_observation, next_actions)
@@ -196,10 +193,10 @@ class CQLAgent(OfflineAgent):
     def critic_terms(
         self, batch: Batch, targets: tf.Tensor, sampled: tf.Tensor, log_densities: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns Q - targets and the penalty, float32 [2, B] each, by one call of the critics.
+        """Returns Q - targets and the penalty, float32 [2, B] each, from a single call of the critics.
 
         Args:
-          batch: the data.
+          batch: batch of transitions.
           targets: float32 [B].
           sampled: float32 [N, B, A], actions of the penalty.
           log_densities: float32 [N, B].
@@ -210,18 +207,18 @@ class CQLAgent(OfflineAgent):
         return q - targets, conservative_penalty(values[:, 1:], log_densities, q)
 
     def critic_loss(self, batch: Batch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of both critics, float32 [], of the terms [2, B]."""
+        """Returns the loss of both critics, float32 [], from the terms [2, B]."""
         loss = tf.square(td) + self.penalty_weight() * self._min_q_weight * penalty
         return tf.reduce_mean(batch.weights * tf.reduce_sum(loss, axis=0))
 
     def _values(self, critic: MLP, observation: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [2, N, B], the values of actions [N, B, A] at observations [B, D], by one call."""
+        """Returns the values, float32 [2, N, B], of actions [N, B, A] at observations [B, D]."""
         observations = tf.tile(observation, [tf.shape(actions)[0], 1])
         values = critic_values(critic, observations, tf.reshape(actions, [-1, actions.shape[-1]]))
         return tf.reshape(values, [2, *tf.unstack(tf.shape(actions)[:2])])
 
     def penalty_weight(self) -> tf.Tensor:
-        """Returns float32 []: what `min_q_weight` is multiplied by; 1 unless it is learned."""
+        """Returns the learned factor of `min_q_weight`, float32 []; 1 unless it is learned."""
         if self._lagrange_threshold is None:
             return tf.constant(1.0)
         return tf.minimum(tf.exp(self._log_penalty_weight), 1e6)
@@ -231,12 +228,7 @@ class CQLAgent(OfflineAgent):
         self._temperature_optimizer.apply([-excess])
 
     def _update_penalty_weight(self, penalty: tf.Tensor) -> None:
-        """Makes one step of ascent on weight * (min_q_weight * penalty - threshold), the mean over both critics."""
+        """Makes one ascent step on weight * (min_q_weight * penalty - threshold), averaged over both critics."""
         if self._lagrange_threshold is not None:
             gap = self._min_q_weight * tf.reduce_mean(penalty) - self._lagrange_threshold
             self._penalty_optimizer.apply([-self.penalty_weight() * gap])
-
-
-def _join(*pairs: tuple[tf.Tensor, tf.Tensor]) -> list[tf.Tensor]:
-    """Returns actions [N, B, A] and log densities [N, B] of all pairs of them."""
-    return [tf.concat(each, axis=0) for each in zip(*pairs, strict=True)]

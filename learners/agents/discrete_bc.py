@@ -15,9 +15,10 @@ from .spaces import DiscreteActions, Observations
 
 @gin.configurable(module="rlds2reverb")
 class DiscreteBCAgent(OfflineAgent):
-    """Behavioural cloning: loss = -mean(w * log pi(a|s)), pi the softmax of a network's outputs.
+    """Behavioural cloning: loss = -mean(w * log pi(a|s)), where pi is the softmax of a network's outputs.
 
-    Pomerleau (1991), "Efficient Training of Artificial Neural Networks for Autonomous Navigation", with today's loss.
+    Pomerleau (1991), "Efficient Training of Artificial Neural Networks for Autonomous Navigation", with the
+    cross-entropy loss in common use today.
     """
 
     def __init__(
@@ -31,20 +32,20 @@ class DiscreteBCAgent(OfflineAgent):
         hidden_sizes: Sequence[int] = (256, 256),
         learning_rate: float = 3e-4,
     ) -> None:
-        """Makes the network; the defaults are those of `BCAgent`.
+        """Creates the network; the defaults are those of `BCAgent`.
 
         Args:
-          time_step_spec: of the data.
-          action_spec: BoundedTensorSpec [], of integers.
-          observation_mean: subtracted from observations; None for no normalisation.
-          observation_std: what observations are divided by.
-          seed: of the weights.
-          hidden_sizes: features of the hidden layers.
-          learning_rate: Adam's step size.
+          time_step_spec: spec of the data's time steps.
+          action_spec: integer BoundedTensorSpec [].
+          observation_mean: mean to subtract from observations; None for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation.
+          hidden_sizes: sizes of the hidden layers.
+          learning_rate: Adam's learning rate.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
-        network = MLP([observations.size, *hidden_sizes, actions.count], seed=seed, name="actor")
+        network = MLP([observations.size, *hidden_sizes, actions.num_actions], seed=seed, name="actor")
         self._optimizer = Adam([network.flat], learning_rate)
         actor = CategoricalActor(network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
@@ -56,5 +57,5 @@ class DiscreteBCAgent(OfflineAgent):
         return loss, {"actor_loss": loss}
 
     def losses(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B], the loss of each item without its weight."""
+        """Returns the unweighted loss of each item, float32 [B]."""
         return -self._actor.log_prob(batch.observation, batch.action)

@@ -1,4 +1,4 @@
-"""Q-learning of discrete actions: DQN, double DQN, discrete CQL."""
+"""Q-learning for discrete actions: DQN, double DQN and discrete CQL."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +20,9 @@ class DQNAgent(OfflineAgent):
         y    = r + gamma * discount * Q'(s', a'),  a' = argmax Q'(s', .), or argmax Q(s', .) if `double`
         loss = mean(huber(Q(s, a) - y) + conservative_weight * (log sum_a exp Q(s, a) - Q(s, a)))
 
-    Huber's loss is u^2 / 2 within 1 and |u| - 1/2 beyond: the paper's clipped error. The second term is CQL's eq. 4;
-    0 leaves it out. CQL's authors add it to quantile regression; here it is on plain Q-learning. Observations go
-    through fully connected layers: the papers' convolutions are for images.
+    The Huber loss is u^2 / 2 for |u| <= 1 and |u| - 1/2 beyond, which is the paper's clipped error. The second term is
+    CQL's eq. 4; a weight of 0 omits it. CQL's authors add it to quantile regression, and this class to plain
+    Q-learning. The networks are fully connected, without the convolutions that the papers use for images.
     """
 
     def __init__(
@@ -43,32 +43,32 @@ class DQNAgent(OfflineAgent):
         double: bool = False,
         conservative_weight: float = 0.0,
     ) -> None:
-        """Makes the network and its target.
+        """Creates the network and its target network.
 
-        Adam's settings and the period are those of Hessel et al. (2018, "Rainbow", table 1; Mnih et al. have RMSProp
-        and 10,000 updates), discount and exploration those of Mnih et al. (2015, extended data table 1). They are for
-        Atari; small tasks want a larger step size, such as 1e-3, and a shorter period.
+        Adam's settings and the period are those of Hessel et al. (2018, "Rainbow", table 1; Mnih et al. use RMSProp
+        and 10,000 updates); discount and exploration are those of Mnih et al. (2015, extended data table 1). They suit
+        Atari; small tasks need a higher learning rate, such as 1e-3, and a shorter period.
 
         Args:
-          time_step_spec: of the data.
-          action_spec: BoundedTensorSpec [], of integers.
-          observation_mean: subtracted from observations; None for no normalisation.
-          observation_std: what observations are divided by.
-          seed: of the weights.
-          hidden_sizes: features of the hidden layers.
-          learning_rate: Adam's step size.
-          adam_epsilon: what Adam adds to the root of the second moment.
-          discount: gamma.
-          target_update_period: updates from one target update to the next.
+          time_step_spec: spec of the data's time steps.
+          action_spec: integer BoundedTensorSpec [].
+          observation_mean: mean to subtract from observations; None for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation.
+          hidden_sizes: sizes of the hidden layers.
+          learning_rate: Adam's learning rate.
+          adam_epsilon: constant that Adam adds to the root of the second moment.
+          discount: discount factor gamma.
+          target_update_period: number of updates between two target updates.
           target_update_rate: share of the online weights in a target update; 1 copies them.
-          exploration_epsilon: share of random actions of the collect policy.
-          double: whether the online network chooses the next action.
-          conservative_weight: CQL's alpha, the weight of its penalty; its authors have 1 for 10 % and 4 for 1 % of the
+          exploration_epsilon: share of random actions in the collect policy.
+          double: whether the online network selects the next action.
+          conservative_weight: CQL's alpha, the weight of its penalty; its authors use 1 for 10 % and 4 for 1 % of the
             Atari data (README of github.com/aviralkumar2907/CQL).
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
-        self._critic = MLP([observations.size, *hidden_sizes, actions.count], seed=seed, name="critic")
+        self._critic = MLP([observations.size, *hidden_sizes, actions.num_actions], seed=seed, name="critic")
         self._target_critic = self._critic.copy()
         self._optimizer = Adam([self._critic.flat], learning_rate, epsilon=adam_epsilon)
         self._discount = discount
@@ -95,10 +95,10 @@ class DQNAgent(OfflineAgent):
         return loss, extra
 
     def critic_targets(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B]: r + gamma * discount * the target value of the chosen next action."""
+        """Returns float32 [B]: r + gamma * discount * the target value of the selected next action."""
         values = self._target_critic(batch.next_observation)
-        chooser = self._critic(batch.next_observation) if self._double else values
-        value = tf.gather(values, tf.argmax(chooser, axis=-1), batch_dims=1)
+        selection_values = self._critic(batch.next_observation) if self._double else values
+        value = tf.gather(values, tf.argmax(selection_values, axis=-1), batch_dims=1)
         return batch.reward + self._discount * batch.discount * value
 
     def critic_terms(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -108,10 +108,10 @@ class DQNAgent(OfflineAgent):
         return q - targets, tf.reduce_logsumexp(values, axis=-1) - q
 
     def critic_loss(self, batch: Batch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [], for the terms [B]."""
-        size = tf.abs(td)
-        inner = tf.minimum(size, 1.0)
-        loss = 0.5 * tf.square(inner) + (size - inner)
+        """Returns the loss, float32 [], of the terms [B]."""
+        magnitude = tf.abs(td)
+        quadratic = tf.minimum(magnitude, 1.0)
+        loss = 0.5 * tf.square(quadratic) + (magnitude - quadratic)
         if self._conservative_weight:
             loss += self._conservative_weight * penalty
         return tf.reduce_mean(batch.weights * loss)

@@ -1,4 +1,4 @@
-"""Implicit Q-learning."""
+"""Implicit Q-learning (IQL)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +20,9 @@ class IQLAgent(OfflineAgent):
         critic = sum_i mean((r + gamma * discount * V(s') - Q_i(s, a))^2)                   (eq. 6)
         actor  = -mean(min(exp(temperature * (min_i Q'_i(s, a) - V(s))), 100) * log pi(a|s))  (eq. 7)
 
-    Each update moves V, then the actor, then the critics with the new V, then the critics' targets; so do the authors.
-    Rewards are as the data have them: for the D4RL locomotion tasks the paper multiplies them by
-    1000 / (best return - worst return), for AntMaze it subtracts 1 (section 5.1).
+    As in the authors' code, each step updates V, then the actor, then the critics with the new V, then their targets.
+    Rewards are used unchanged; the paper multiplies them by 1000 / (best return - worst return) for the D4RL
+    locomotion tasks, and subtracts 1 for AntMaze (section 5.1).
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class IQLAgent(OfflineAgent):
         max_weight: float = 100.0,
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
     ) -> None:
-        """Makes the networks; the critics have a target.
+        """Creates the networks, and target networks for the critics.
 
-        The defaults are those of the D4RL locomotion tasks: paper, section 5 and appendix B; what it does not say
-        (weights of 100 at most, orthogonal weights, bounds of log std) is as in the authors' code.
+        The defaults are those for the D4RL locomotion tasks (paper, section 5 and appendix B). What the paper does not
+        specify (the maximum weight of 100, orthogonal initialisation, bounds of log std) follows the authors' code.
 
         Args:
-          time_step_spec: of the data.
+          time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: subtracted from observations; None, as in the paper, for no normalisation.
-          observation_std: what observations are divided by.
-          seed: of the weights.
-          hidden_sizes: features of the hidden layers of all networks.
-          actor_learning_rate: Adam's step size at the start.
-          critic_learning_rate: Adam's step size.
-          value_learning_rate: Adam's step size.
-          num_updates: updates after which the actor's cosine schedule is at 0; None keeps its learning rate.
-          discount: gamma.
+          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation.
+          hidden_sizes: sizes of the hidden layers of all networks.
+          actor_learning_rate: Adam's initial learning rate.
+          critic_learning_rate: Adam's learning rate.
+          value_learning_rate: Adam's learning rate.
+          num_updates: number of updates after which the actor's cosine schedule reaches 0; None for a constant rate.
+          discount: discount factor gamma.
           target_update_rate: share of the online weights in a target update.
-          expectile: of the values, in (0, 1); 0.5 is the mean, 0.9 the paper's for AntMaze.
-          temperature: the paper's beta; 10 for AntMaze, 0.5 for kitchen and Adroit.
-          max_weight: largest weight of the actor's log likelihood.
-          log_std_bounds: smallest and largest log standard deviation of the actor.
+          expectile: expectile of the values, in (0, 1); 0.5 is the mean, and the paper uses 0.9 for AntMaze.
+          temperature: the paper's beta; 10 for AntMaze, 0.5 for Kitchen and Adroit.
+          max_weight: maximum weight of the actor's log likelihood.
+          log_std_bounds: minimum and maximum log standard deviation of the actor.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
@@ -127,6 +127,6 @@ class IQLAgent(OfflineAgent):
         return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
     def actor_loss(self, batch: Batch, advantage: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [], the log likelihood of the data's actions, weighted by advantages [B], with a minus."""
+        """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""
         weight = tf.minimum(tf.exp(self._temperature * advantage), self._max_weight)
         return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))

@@ -1,4 +1,4 @@
-"""What all agents have in common: batches in, one update, losses and TD errors out."""
+"""The base class of the agents: batches in, one update, losses and TD errors out."""
 
 from typing import Any, NamedTuple
 
@@ -7,29 +7,29 @@ from tf_agents.agents import data_converter, tf_agent
 from tf_agents.trajectories import time_step, trajectory
 
 from .policies import ActorPolicy
-from .replicas import assign_alike, replica_id
+from .replicas import assign_on_replica, replica_id
 from .spaces import BoundedActions, DiscreteActions, Observations
 
-#: Seeds of different draws of one train step differ by their index, those of different agents by this.
-_DRAWS = 1024
-#: Seeds of different replicas differ by this.
-_REPLICAS = 2**40
+#: Maximum number of noise seeds in one train step; seeds of different agents are this far apart.
+_MAX_DRAWS = 1024
+#: Distance between the seeds of different replicas.
+_REPLICA_SEED_OFFSET = 2**40
 
 
 class Batch(NamedTuple):
-    """Transitions as networks see them.
+    """Transitions in the networks' units.
 
     Attributes:
       observation: float32 [B, D], normalised.
-      action: float32 [B, A] in [-1, 1], or int32 [B].
+      action: float32 [B, A] in [-1, 1], or int32 [B] from 0.
       reward: float32 [B].
-      discount: float32 [B], 0 where the transition ends in a terminal state; of n-step transitions the product without
-        the agent's own gamma of the bootstrap.
+      discount: float32 [B], 0 where the transition ends in a terminal state; for n-step transitions the product of the
+        discounts, without the agent's own gamma for the bootstrap.
       next_observation: float32 [B, D], normalised.
-      weights: float32 [B], what each item's loss is multiplied by.
-      next_action: like `action`, what the data did at `next_observation`; None where the experience does not have it.
-      next_action_mask: float32 [B], 0 where the episode ends at `next_observation`, so that `next_action` has no
-        meaning; None with `next_action`.
+      weights: float32 [B], factors of each item's loss.
+      next_action: like `action`, the data's action at `next_observation`; None if the experience does not contain it.
+      next_action_mask: float32 [B], 0 where the episode ends at `next_observation` and `next_action` is meaningless;
+        None if `next_action` is.
     """
 
     observation: tf.Tensor
@@ -43,10 +43,10 @@ class Batch(NamedTuple):
 
 
 class OfflineAgent(tf_agent.TFAgent):
-    """Base of the agents; a subclass makes its networks, then calls `__init__`, and has `_update`.
+    """The base class of the agents; a subclass creates its networks, then calls `__init__`, and implements `_update`.
 
-    Nothing in a train step is Python state or a global generator: a restored checkpoint goes on bit for bit, and the
-    step compiles under XLA.
+    A train step uses no Python state and no global random generator. A restored checkpoint therefore continues bit for
+    bit, and the step can be compiled with XLA.
     """
 
     def __init__(
@@ -59,29 +59,30 @@ class OfflineAgent(tf_agent.TFAgent):
         *,
         seed: int,
     ) -> None:
-        """Makes the policies.
+        """Creates the policies.
 
         Args:
-          time_step_spec: of the data and the environment.
-          action_spec: of the data and the environment.
-          observations: the normalisation.
-          actions: the action scale.
-          actor: what the policies ask, an `Actor` and tf.Module.
-          seed: of the noise of the train steps.
+          time_step_spec: spec of the time steps of data and environment.
+          action_spec: spec of the actions of data and environment.
+          observations: normalisation of observations.
+          actions: conversion between the environment's and the networks' actions.
+          actor: `Actor` of the policies, also a tf.Module.
+          seed: random seed for the noise in train steps.
         """
         self._observations = observations
         self._actions = actions
         self._actor = actor
         self._seed = int(seed)
 
-        def policy(greedy: bool) -> ActorPolicy:
-            return ActorPolicy(time_step_spec, action_spec, observations, actions, actor, greedy=greedy)
-
+        greedy_policy, collect_policy = (
+            ActorPolicy(time_step_spec, action_spec, observations, actions, actor, greedy=greedy)
+            for greedy in (True, False)
+        )
         super().__init__(
             time_step_spec,
             action_spec,
-            policy(greedy=True),
-            policy(greedy=False),
+            greedy_policy,
+            collect_policy,
             train_sequence_length=2,
             enable_summaries=False,
             train_step_counter=tf.Variable(0, dtype=tf.int64, trainable=False, name="train_step"),
@@ -89,24 +90,24 @@ class OfflineAgent(tf_agent.TFAgent):
         self._as_transition = data_converter.AsTransition(self.data_context, squeeze_time_dim=True)
 
     def _initialize(self) -> None:
-        """Does nothing: networks and targets are made with the agent."""
+        """Does nothing, because networks and targets are created with the agent."""
 
     def _train(self, experience: Any, weights: Any = None) -> tf_agent.LossInfo:
         batch = self.batch(experience, weights)
         loss, extra = self._update(batch)
-        assign_alike(self.train_step_counter, self.train_step_counter + 1)
+        assign_on_replica(self.train_step_counter, self.train_step_counter + 1)
         return tf_agent.LossInfo(loss, extra)
 
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Makes one update of everything; returns the loss, float32 [], and metrics, with `td_error` float32 [B]."""
+        """Updates all networks, and returns the loss, float32 [], and metrics, including `td_error` float32 [B]."""
         raise NotImplementedError
 
     def batch(self, experience: Any, weights: Any = None) -> Batch:
-        """Returns what `_update` gets.
+        """Converts experience to the networks' units.
 
         Args:
           experience: `Transition` [B, ...] or `Trajectory` [B, 2, ...] in the environment's units.
-          weights: float32 [B] or [], or None for 1.
+          weights: float32 [B] or []; None for 1.
         """
         next_action = mask = None
         if isinstance(experience, trajectory.Trajectory):
@@ -131,6 +132,6 @@ class OfflineAgent(tf_agent.TFAgent):
         return self._actions.to_unit(tf.nest.flatten(action)[0])
 
     def noise_seed(self, draw: int) -> tf.Tensor:
-        """Returns int64 [2], a seed that no other draw, train step, replica or agent seed has."""
-        of_replica = tf.cast(replica_id(), tf.int64) * _REPLICAS
-        return tf.stack([of_replica + (self._seed * _DRAWS + draw), self.train_step_counter.read_value()])
+        """Returns a seed, int64 [2], that is unique to the draw, train step, replica and seed of the agent."""
+        replica_offset = tf.cast(replica_id(), tf.int64) * _REPLICA_SEED_OFFSET
+        return tf.stack([replica_offset + (self._seed * _MAX_DRAWS + draw), self.train_step_counter.read_value()])

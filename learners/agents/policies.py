@@ -1,4 +1,4 @@
-"""The policies of the agents: observations and actions in the environment's own units."""
+"""The agents' policies, which use the environment's own units."""
 
 from typing import Any, Protocol
 
@@ -9,30 +9,30 @@ from tf_agents.trajectories import policy_step, time_step
 
 
 class Actor(Protocol):
-    """What a policy asks: actions for normalised observations [B, D]."""
+    """A model that selects actions, in the networks' units, for normalised observations [B, D]."""
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns the action that is best or most likely."""
+        """Returns the best or most likely actions."""
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns an action with noise; `seed` is [2] integers."""
+        """Returns random actions; `seed` is [2] integers."""
 
 
 class ActorPolicy(tf_policy.TFPolicy):
-    """Acts as an actor does; normalisation and action scale are inside."""
+    """An actor as a TF-Agents policy, including the normalisation of observations and the scaling of actions."""
 
     def __init__(
         self, time_step_spec: Any, action_spec: Any, observations: Any, actions: Any, actor: Any, *, greedy: bool
     ) -> None:
-        """Keeps the parts.
+        """Sets the components of the policy.
 
         Args:
-          time_step_spec: of the environment.
-          action_spec: of the environment.
-          observations: `Observations`, from a nest to [B, D].
-          actions: `BoundedActions` or `DiscreteActions`, for its `to_environment`.
-          actor: an `Actor`, a tf.Module.
-          greedy: whether to take the mode; otherwise actions are sampled.
+          time_step_spec: spec of the environment's time steps.
+          action_spec: spec of the environment's actions.
+          observations: `Observations`, which convert a nest to [B, D].
+          actions: `BoundedActions` or `DiscreteActions`, whose `to_environment` is used.
+          actor: `Actor` that is also a tf.Module.
+          greedy: whether to take the actor's mode instead of sampling.
         """
         super().__init__(time_step_spec, action_spec, clip=False, name="policy" if greedy else "collect_policy")
         self._observations = observations
@@ -53,4 +53,4 @@ class ActorPolicy(tf_policy.TFPolicy):
         return policy_step.PolicyStep(action, policy_state, ())
 
     def _distribution(self, time_step: time_step.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        raise NotImplementedError("expected action(), got distribution(); these policies give actions alone")
+        raise NotImplementedError("these policies do not support distribution(); use action()")

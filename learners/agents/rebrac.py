@@ -1,4 +1,4 @@
-"""ReBRAC."""
+"""ReBRAC, TD3+BC with penalties in both actor and critics."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -20,12 +20,12 @@ class ReBRACAgent(TD3BCAgent):
         critic = sum_i mean((Q_i(s, a) - y)^2)
         actor  = mean(actor_penalty * |pi(s) - a|^2 - lambda * min_i Q_i(s, pi(s))),  lambda = 1 / mean|min_i Q_i|
 
-    a' is what the data did at s', so experience are trajectories of two steps; at the end of an episode, where there is
-    no a', the critic has no penalty. The paper's batches have 1024 items. Everything else is TD3's.
+    a' is the data's action at s', so the experience must be trajectories of two steps. At the end of an episode, where
+    there is no a', the critic's penalty is 0. The paper uses batches of 1024. Everything else is as in TD3.
     """
 
-    actor_weights: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1, "final_scale": 1e-3}
-    critic_weights: ClassVar[dict[str, Any]] = {"layer_norm": True, "hidden_bias": 0.1, "final_scale": 3e-3}
+    actor_network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1, "final_scale": 1e-3}
+    critic_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True, "hidden_bias": 0.1, "final_scale": 3e-3}
 
     def __init__(
         self,
@@ -47,28 +47,29 @@ class ReBRACAgent(TD3BCAgent):
         actor_penalty: float = 0.1,
         critic_penalty: float = 0.01,
     ) -> None:
-        """Makes the networks and their targets.
+        """Creates the networks and their target networks.
 
-        The defaults are those of the D4RL locomotion tasks: paper, appendix on hyperparameters, and the authors' code
-        (layer norm in the critics alone, after ReLU; hidden biases 0.1, last layers uniform within 0.001 and 0.003).
+        The defaults are those for the D4RL locomotion tasks (paper, appendix on hyperparameters) and of the authors'
+        code: layer norm only in the critics, after ReLU; hidden biases 0.1; last layers uniform within 0.001 (actor)
+        and 0.003 (critics).
 
         Args:
-          time_step_spec: of the data.
+          time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: subtracted from observations; None, as in the paper, for no normalisation.
-          observation_std: what observations are divided by.
-          seed: of the weights and the noise.
-          hidden_sizes: features of the hidden layers of actor and critics.
-          actor_learning_rate: Adam's step size.
-          critic_learning_rate: Adam's step size.
-          discount: gamma; the paper has 0.999 for AntMaze.
+          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation and noise.
+          hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_learning_rate: Adam's learning rate.
+          critic_learning_rate: Adam's learning rate.
+          discount: discount factor gamma; the paper uses 0.999 for AntMaze.
           target_update_rate: share of the online weights in a target update.
           policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
-          noise_clip: the largest such noise.
-          policy_delay: critic updates for each update of actor and targets.
+          noise_clip: maximum magnitude of that noise.
+          policy_delay: number of critic updates per update of actor and targets.
           exploration_noise: standard deviation of the collect policy's noise.
-          actor_penalty: the paper's beta_1. It is chosen for each task; this is hopper-medium-expert's.
-          critic_penalty: the paper's beta_2. It is chosen for each task; this is hopper-medium-expert's.
+          actor_penalty: the paper's beta_1, tuned for each task; the default is that of hopper-medium-expert.
+          critic_penalty: the paper's beta_2, tuned for each task; the default is that of hopper-medium-expert.
         """
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
         super().__init__(
@@ -90,27 +91,27 @@ class ReBRACAgent(TD3BCAgent):
         )
 
     def critic_targets(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B].
+        """Returns the target values y, float32 [B].
 
         Raises:
-          ValueError: if the critic has a penalty and the experience has no next actions.
+          ValueError: if `critic_penalty` is not 0 and the experience contains no next actions.
         """
-        action = self._target_actor.smoothed(
+        action = self._target_actor.sample_smoothed(
             batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
         )
         value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
         if self._critic_penalty:
             if batch.next_action is None or batch.next_action_mask is None:
                 raise ValueError(
-                    "expected experience with next actions for rebrac's critic penalty, got transitions; "
-                    "give trajectories of two steps (TrajectoryWindows(2)), or set critic_penalty=0"
+                    "the critic penalty of rebrac requires experience with next actions, got transitions; "
+                    "use trajectories of two steps (TrajectoryWindows(2)), or set critic_penalty=0"
                 )
             distance = tf.reduce_sum(tf.square(action - batch.next_action), axis=-1)
             value -= self._critic_penalty * batch.next_action_mask * distance
         return batch.reward + self._discount * batch.discount * value
 
     def actor_loss(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 []."""
+        """Returns the actor's loss, float32 []."""
         action = self._actor.mode(batch.observation)
         value = tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
         scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))

@@ -1,7 +1,8 @@
-"""Agents by name."""
+"""The registry of agents and their hyperparameters by name."""
 
 import difflib
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import gin
@@ -16,7 +17,7 @@ from .offline_agent import OfflineAgent
 from .rebrac import ReBRACAgent
 from .td3_bc import TD3BCAgent
 
-#: The class of each name.
+#: Agent classes by name.
 AGENTS: dict[str, type[OfflineAgent]] = {
     "awac": AWACAgent,
     "bc": BCAgent,
@@ -31,9 +32,10 @@ AGENTS: dict[str, type[OfflineAgent]] = {
     "td3_bc": TD3BCAgent,
 }
 
-#: What a name sets, where it is its class with other defaults.
+#: Defaults of names that stand for a class with different defaults.
 PRESETS: dict[str, dict[str, Any]] = {
-    # Adam as in the authors' batch_rl/multi_head/quantile_agent.py, the weight as in their README for 10 % of the data.
+    # Adam's settings are those of the authors' batch_rl/multi_head/quantile_agent.py; the weight is the one in their
+    # README for 10 % of the data.
     "discrete_cql": {"conservative_weight": 1.0, "learning_rate": 5e-5, "adam_epsilon": 3.125e-4},
     "double_dqn": {"double": True},
     "td3": {"alpha": None},
@@ -41,61 +43,64 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def make_agent(name: str, time_step_spec: Any, action_spec: Any, **overrides: Any) -> OfflineAgent:
-    """Returns a new agent with its published defaults.
+    """Creates an agent with its published defaults.
 
     Args:
       name: one of `AGENTS`.
-      time_step_spec: TimeStep of specs, of the data and the environment.
+      time_step_spec: spec of the time steps of data and environment.
       action_spec: BoundedTensorSpec of the action.
-      **overrides: hyperparameters of the class, in the place of its defaults; `observation_mean`, `observation_std`
-        and `seed` too.
+      **overrides: hyperparameters that replace the defaults of the class, including `observation_mean`,
+        `observation_std` and `seed`.
 
     Raises:
       ValueError: if there is no such agent.
       TypeError: if the agent has no such hyperparameter.
     """
     if name not in AGENTS:
-        raise ValueError(
-            f"expected one of the agents {', '.join(sorted(AGENTS))}, got {name!r}{_nearest(name, AGENTS)}"
-        )
-    known = hyperparameters(name)
-    for each in overrides:
-        if each not in known:
+        raise ValueError(f"agent must be one of {', '.join(sorted(AGENTS))}, got {name!r}{_suggest(name, AGENTS)}")
+    allowed = get_hyperparameters(name)
+    for option in overrides:
+        if option not in allowed:
             raise TypeError(
-                f"expected a hyperparameter of {name} ({', '.join(sorted(known))}), got {each!r}{_nearest(each, known)}"
+                f"hyperparameters of {name} must be among {', '.join(sorted(allowed))}, "
+                f"got {option!r}{_suggest(option, allowed)}"
             )
-    return AGENTS[name](time_step_spec, action_spec, **{**_presets(name), **overrides})
+    return AGENTS[name](time_step_spec, action_spec, **{**_get_presets(name), **overrides})
 
 
-def hyperparameters(name: str) -> dict[str, Any]:
-    """Returns the keyword arguments of an agent with their defaults, for a name of `AGENTS`."""
+def get_hyperparameters(name: str) -> dict[str, Any]:
+    """Returns the keyword arguments of an agent in `AGENTS` with their defaults."""
     parameters = inspect.signature(AGENTS[name].__init__).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    return {**defaults, **_presets(name)}
+    defaults = {
+        parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    return {**defaults, **_get_presets(name)}
 
 
-def is_bound(parameter: str) -> bool:
-    """Returns whether gin has a value for a parameter, such as `IQLAgent.expectile`."""
+def is_set_by_gin(parameter: str) -> bool:
+    """Returns whether gin sets a parameter, such as `IQLAgent.expectile`."""
     try:
         gin.query_parameter(parameter)
-    except ValueError:  # which says that there is none
+    except ValueError:
         return False
     return True
 
 
-def resolved(name: str, **overrides: Any) -> dict[str, Any]:
-    """Returns the hyperparameters that an agent has with some overrides: these, gin's, or its own defaults."""
-    bound = {each: f"{AGENTS[name].__name__}.{each}" for each in hyperparameters(name)}
-    from_gin = {each: gin.query_parameter(parameter) for each, parameter in bound.items() if is_bound(parameter)}
-    return {**hyperparameters(name), **from_gin, **overrides}
+def resolve_hyperparameters(name: str, **overrides: Any) -> dict[str, Any]:
+    """Returns the effective hyperparameters of an agent: the overrides, then gin's values, then the defaults."""
+    defaults, prefix = get_hyperparameters(name), AGENTS[name].__name__
+    from_gin = {
+        option: gin.query_parameter(f"{prefix}.{option}") for option in defaults if is_set_by_gin(f"{prefix}.{option}")
+    }
+    return {**defaults, **from_gin, **overrides}
 
 
-def _presets(name: str) -> dict[str, Any]:
-    """Returns what a name sets, but for what gin does."""
-    given = PRESETS.get(name, {})
-    return {each: value for each, value in given.items() if not is_bound(f"{AGENTS[name].__name__}.{each}")}
+def _get_presets(name: str) -> dict[str, Any]:
+    """Returns the presets of a name that gin does not override."""
+    prefix, presets = AGENTS[name].__name__, PRESETS.get(name, {})
+    return {option: value for option, value in presets.items() if not is_set_by_gin(f"{prefix}.{option}")}
 
 
-def _nearest(name: str, known: Any) -> str:
-    found = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+def _suggest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,31 +1,29 @@
-"""A squashed Gaussian, the actor of SAC and CQL."""
+"""The squashed Gaussian actor of SAC and CQL."""
 
 import numpy as np
 import tensorflow as tf
 
 from .networks import MLP
 
-#: Actions are kept this far from the bounds before their density is asked for, which is infinite there.
+#: Minimum distance of actions from the bounds, where their density is infinite.
 _MARGIN = 1e-6
 
 
 class SquashedGaussianActor(tf.Module):
-    """tanh of a Gaussian whose mean and standard deviation depend on the observation.
+    """A Gaussian actor squashed by tanh, whose mean and standard deviation depend on the observation.
 
-    Haarnoja et al. (2018), "Soft Actor-Critic", appendix C. Densities are those over [-1, 1].
+    Haarnoja et al. (2018), "Soft Actor-Critic", appendix C. Densities are those of actions in [-1, 1], after tanh.
     """
 
     def __init__(
         self, network: MLP, *, mean_bound: float = 9.0, log_std_bounds: tuple[float, float] = (-5.0, 2.0)
     ) -> None:
-        """Keeps the network.
-
-        The bounds are those of CQL's authors (d4rl/rlkit/torch/sac/policies.py).
+        """Sets the network; the default bounds are those of CQL's authors (d4rl/rlkit/torch/sac/policies.py).
 
         Args:
-          network: [B, D] -> [B, 2 * A]: means, then log standard deviations.
-          mean_bound: the means before tanh are clipped to -mean_bound .. mean_bound.
-          log_std_bounds: the log standard deviations are clipped to these.
+          network: network from observations [B, D] to means and then log standard deviations, [B, 2 * A].
+          mean_bound: maximum magnitude of the means before tanh, applied by clipping.
+          log_std_bounds: bounds to which the log standard deviations are clipped.
         """
         super().__init__(name="actor")
         self.network = network
@@ -39,23 +37,23 @@ class SquashedGaussianActor(tf.Module):
         return mean, tf.clip_by_value(log_std, *self._log_std_bounds)
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [B, A] in [-1, 1]: tanh of the mean."""
+        """Returns the tanh of the means, float32 [B, A] in [-1, 1]."""
         return tf.tanh(self.gaussian(observation)[0])
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [B, A] in [-1, 1]. `seed` is [2] integers."""
+        """Returns sampled actions, float32 [B, A] in [-1, 1]. `seed` is [2] integers."""
         mean, log_std = self.gaussian(observation)
-        return squashed(mean, log_std, tf.random.stateless_normal(tf.shape(mean), seed))[0]
+        return squash(mean, log_std, tf.random.stateless_normal(tf.shape(mean), seed))[0]
 
     def log_prob(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
-        """Returns float32 [B]: the log density of actions [B, A] in [-1, 1]."""
+        """Returns the log densities, float32 [B], of actions [B, A] in [-1, 1]."""
         mean, log_std = self.gaussian(observation)
         before = tf.atanh(tf.clip_by_value(action, _MARGIN - 1.0, 1.0 - _MARGIN))
         return _log_density(before, (before - mean) * tf.exp(-log_std), log_std)
 
 
-def squashed(mean: tf.Tensor, log_std: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the actions that standard normal `noise` [..., B, A] gives, and their log densities [..., B]."""
+def squash(mean: tf.Tensor, log_std: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the actions for standard normal `noise` [..., B, A], and their log densities [..., B]."""
     before = mean + tf.exp(log_std) * noise
     return tf.tanh(before), _log_density(before, noise, log_std)
 

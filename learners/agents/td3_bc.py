@@ -1,4 +1,4 @@
-"""TD3+BC, and TD3 itself."""
+"""TD3+BC and TD3."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ import tensorflow as tf
 from .adam import Adam
 from .networks import MLP, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
-from .replicas import assign_alike, mean_over_replicas
+from .replicas import assign_on_replica, mean_over_replicas
 from .spaces import BoundedActions, Observations
 
 
@@ -21,12 +21,13 @@ class TD3BCAgent(OfflineAgent):
         critic = sum_i mean((Q_i(s, a) - y)^2)
         actor  = -lambda * mean(Q_1(s, pi(s))) + mean((pi(s) - a)^2),   lambda = alpha / mean|Q_1(s, pi(s))|
 
-    The actor and all targets move once in `policy_delay` critic updates. TD3 has -mean(Q_1(s, pi(s))) alone.
+    The actor and all targets are updated once every `policy_delay` critic updates. TD3's actor loss is just
+    -mean(Q_1(s, pi(s))).
     """
 
-    #: How the weights of the networks are drawn: arguments of `MLP`.
-    actor_weights: ClassVar[dict[str, Any]] = {}
-    critic_weights: ClassVar[dict[str, Any]] = {}
+    #: Arguments of `MLP` for the two networks, which subclasses may change.
+    actor_network_options: ClassVar[dict[str, Any]] = {}
+    critic_network_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -47,34 +48,35 @@ class TD3BCAgent(OfflineAgent):
         exploration_noise: float = 0.1,
         alpha: float | None = 2.5,
     ) -> None:
-        """Makes the networks and their targets.
+        """Creates the networks and their target networks.
 
-        The defaults are those of TD3+BC's table 3 (Fujimoto & Gu 2021, appendix C), which are TD3's, unless another
-        source is named.
+        The defaults are those of TD3+BC (Fujimoto & Gu 2021, appendix C, table 3), which are also TD3's.
 
         Args:
-          time_step_spec: of the data.
+          time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: subtracted from observations; None for no normalisation.
-          observation_std: what observations are divided by; the paper has the standard deviation + 1e-3.
-          seed: of the weights and the noise.
-          hidden_sizes: features of the hidden layers of actor and critics.
-          actor_learning_rate: Adam's step size.
-          critic_learning_rate: Adam's step size.
-          discount: gamma.
+          observation_mean: mean to subtract from observations; None for no normalisation.
+          observation_std: divisor of observations; the paper uses their standard deviation + 1e-3.
+          seed: random seed for weight initialisation and noise.
+          hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_learning_rate: Adam's learning rate.
+          critic_learning_rate: Adam's learning rate.
+          discount: discount factor gamma.
           target_update_rate: share of the online weights in a target update.
           policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
-          noise_clip: the largest such noise.
-          policy_delay: critic updates for each update of actor and targets.
+          noise_clip: maximum magnitude of that noise.
+          policy_delay: number of critic updates per update of actor and targets.
           exploration_noise: standard deviation of the collect policy's noise.
-          alpha: weight of the critic against behavioural cloning; None is TD3 itself.
+          alpha: weight of the critic relative to behavioural cloning; None for TD3.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         features, width = observations.size, actions.size
-        self._actor_network = MLP([features, *hidden_sizes, width], seed=seed, name="actor", **self.actor_weights)
+        self._actor_network = MLP(
+            [features, *hidden_sizes, width], seed=seed, name="actor", **self.actor_network_options
+        )
         self._critic = MLP(
-            [features + width, *hidden_sizes, 1], seed=seed, copies=2, name="critic", **self.critic_weights
+            [features + width, *hidden_sizes, 1], seed=seed, copies=2, name="critic", **self.critic_network_options
         )
         self._target_actor = TanhActor(self._actor_network.copy())
         self._target_critic = self._critic.copy()
@@ -104,8 +106,8 @@ class TD3BCAgent(OfflineAgent):
         return critic_loss + actor_loss, extra
 
     def critic_targets(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B]: r + gamma * discount * the smaller target value of the smoothed target action."""
-        action = self._target_actor.smoothed(
+        """Returns float32 [B]: r + gamma * discount * the smaller target value of the sample_smoothed target action."""
+        action = self._target_actor.sample_smoothed(
             batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
         )
         values = critic_values(self._target_critic, batch.next_observation, action)
@@ -117,31 +119,31 @@ class TD3BCAgent(OfflineAgent):
         return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
     def actor_loss(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 []."""
+        """Returns the actor's loss, float32 []."""
         action = self._actor.mode(batch.observation)
-        value = critic_values(self._critic, batch.observation, action, only=0)
+        value = critic_values(self._critic, batch.observation, action, copy_index=0)
         if self._alpha is None:
             return -tf.reduce_mean(value)
         scale = self._alpha / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         return -scale * tf.reduce_mean(value) + tf.reduce_mean(tf.square(action - batch.action))
 
     def _update_actor(self, batch: Batch) -> tf.Tensor:
-        """Moves the actor and the targets if that is due, and returns the actor's loss when they moved last."""
+        """Updates the actor and the targets if it is their turn, and returns the actor's loss at their last update."""
         weights = self._actor_network.flat
 
-        def differentiate() -> list[tf.Tensor]:
+        def compute_loss_and_gradient() -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 loss = self.actor_loss(batch)
             return [loss, tape.gradient(loss, weights)]
 
-        def move() -> tf.Tensor:
+        def update() -> tf.Tensor:
             self._actor_optimizer.apply_mean([gradient])
             self._target_actor.network.track(self._actor_network, self._target_update_rate)
             self._target_critic.track(self._critic, self._target_update_rate)
-            assign_alike(self._last_actor_loss, loss)
+            assign_on_replica(self._last_actor_loss, loss)
             return loss
 
         is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
-        nothing = [self._last_actor_loss.read_value(), tf.zeros_like(weights)]
-        loss, gradient = mean_over_replicas(tf.cond(is_due, differentiate, lambda: nothing))
-        return tf.cond(is_due, move, lambda: loss)
+        unchanged = [self._last_actor_loss.read_value(), tf.zeros_like(weights)]
+        loss, gradient = mean_over_replicas(tf.cond(is_due, compute_loss_and_gradient, lambda: unchanged))
+        return tf.cond(is_due, update, lambda: loss)

@@ -1,4 +1,4 @@
-"""Hooks: what happens around the iterations of a `Learner`, and when."""
+"""Hooks: callables that a `Learner` calls around its iterations."""
 
 from .built_in import (
     EarlyStopHook,

@@ -1,4 +1,4 @@
-"""The hooks that come with the package."""
+"""The built-in hooks."""
 
 from __future__ import annotations
 
@@ -18,44 +18,51 @@ if TYPE_CHECKING:
 
 
 class LoadCkptHook(LearnerHook):
-    """Loads a checkpoint before the run, if there is one; DI-engine's hook of that name."""
+    """A hook that loads a checkpoint before the run, named after DI-engine's."""
 
     def __init__(
-        self, name: str = "load_ckpt", priority: int = 20, *, load_path: str = "latest", override: bool = False
+        self,
+        name: str = "load_ckpt",
+        priority: int = 20,
+        *,
+        load_path: str = "latest",
+        allow_config_mismatch: bool = False,
     ):
-        """Loads before the run.
+        """Sets the checkpoint to load.
 
         Args:
           name: see `Hook`.
           priority: see `Hook`.
-          load_path: a checkpoint's directory, or 'latest' for the newest good one under the learner's `run_dir`.
-          override: see `Learner.load_checkpoint`.
+          load_path: directory of a checkpoint, which must exist; or 'latest' for the latest valid one in the learner's
+            `run_dir`, if there is one.
+          allow_config_mismatch: see `Learner.load_checkpoint`.
         """
         super().__init__(name, priority, position="before_run")
-        self.load_path, self._override = load_path, override
+        self.load_path, self._allow_config_mismatch = load_path, allow_config_mismatch
 
     def __call__(self, learner: Learner) -> None:
-        """Loads it; an explicit path has to be there."""
-        learner.load_checkpoint(None if self.load_path == "latest" else self.load_path, override=self._override)
+        """Loads the checkpoint."""
+        path = None if self.load_path == "latest" else self.load_path
+        learner.load_checkpoint(path, allow_config_mismatch=self._allow_config_mismatch)
 
 
 class SaveCkptHook(LearnerHook):
-    """Saves a checkpoint, on rank 0 only; DI-engine's hook of that name."""
+    """A hook that saves a checkpoint, on rank 0 only, named after DI-engine's."""
 
     def __init__(
         self, name: str = "save_ckpt", priority: int = 20, *, position: Position = "after_iter", every: int = 10_000
     ):
-        """Saves every so many iterations, or once with the position 'after_run'."""
+        """Sets the interval in iterations; with the position 'after_run' the checkpoint is saved once."""
         super().__init__(name, priority, position=position, every=every)
 
     def __call__(self, learner: Learner) -> None:
-        """Saves it."""
+        """Saves a checkpoint."""
         if learner.rank == 0:
             learner.save_checkpoint()
 
 
 class LogReduceHook(LearnerHook):
-    """Replaces what is about to be logged by its mean over replicas; DI-engine's hook of that name."""
+    """A hook that replaces the numbers to be logged by their means over processes, named after DI-engine's."""
 
     def __init__(
         self,
@@ -65,14 +72,14 @@ class LogReduceHook(LearnerHook):
         every: int = 100,
         reduce: Callable[[dict[str, float]], dict[str, float]] | None = None,
     ):
-        """Reduces every so many iterations, before `LogShowHook` shows.
+        """Sets the reduction, which must run before `LogShowHook`.
 
         Args:
           name: see `Hook`.
-          priority: see `Hook`; below that of `LogShowHook`.
-          every: iterations; those of `LogShowHook`.
-          reduce: gives for the numbers of this process their means over all that train together; None where there is
-            one process, whose numbers are the means.
+          priority: see `Hook`; must be below that of `LogShowHook`.
+          every: interval in iterations; must be that of `LogShowHook`.
+          reduce: function from the numbers of this process to their means over all processes that train together; None
+            for a single process.
         """
         super().__init__(name, priority, position="after_iter", every=every)
         self._reduce = reduce
@@ -84,81 +91,80 @@ class LogReduceHook(LearnerHook):
 
 
 class LogShowHook(LearnerHook):
-    """Shows and writes down what was logged since it was called last; DI-engine's hook of that name."""
+    """A hook that logs the means since its last call, on rank 0 only, named after DI-engine's."""
 
     def __init__(self, name: str = "log_show", priority: int = 20, *, every: int = 100):
-        """Shows every so many iterations."""
+        """Sets the interval in iterations."""
         super().__init__(name, priority, position="after_iter", every=every)
 
     def __call__(self, learner: Learner) -> None:
-        """Hands the log buffer to the learner's log, and empties it."""
+        """Logs the learner's log buffer, and empties it."""
         if learner.rank == 0:
             learner.show_log()
 
 
 class UpdatePrioritiesHook(LearnerHook):
-    """Writes the TD errors of sampled items back as their priorities; `Learner(priorities=)` registers it.
+    """A hook that writes the TD errors of sampled items back as priorities; `Learner(priorities=)` registers it.
 
         priority = |delta| + eps
 
-    Schaul et al. (2016), section 3.3: raw and unweighted; Reverb applies the exponent. Where a call of the graph ends,
-    the items of its iterations are written in one go by a thread, while the next call runs; a call that ends before
-    that waits. So a priority is on the server at most `2 * steps_per_call` iterations after its iteration, and all of
-    them are where `flush` returns. Batches that were sampled ahead have older ones.
+    Schaul et al. (2016), section 3.3: raw and unweighted; Reverb applies the exponent. After each call of the graph, a
+    thread writes the priorities of all its iterations while the next call runs; the call after that waits for it. A
+    priority thus reaches the server at most `2 * steps_per_call` iterations after its iteration, and `flush` waits for
+    all of them. Batches that were prefetched have older priorities.
     """
 
     def __init__(self, writer: Any, name: str = "update_priorities", priority: int = 5, *, eps: float = 1e-2):
-        """Writes after each call of the graph.
+        """Sets the writer and the constant.
 
         Args:
-          writer: a `PriorityWriter`, which stays open.
+          writer: `PriorityWriter`, which this hook does not close.
           name: see `Hook`.
           priority: see `Hook`.
-          eps: added, so that everything can be sampled; in [1e-12, 1].
+          eps: constant added to every priority so that each item can be sampled; in [1e-12, 1].
         """
         super().__init__(name, priority, position="after_iter")
         require_number("eps", eps, 1e-12, 1)
         self.writer, self.eps = writer, eps
         self._thread = futures.ThreadPoolExecutor(1, "rlds2reverb-priorities")
-        self._under_way: futures.Future[None] | None = None
+        self._pending: futures.Future[None] | None = None
 
     def next_due(self, done: int) -> int:
-        """Returns never: no call of the graph has to end for it."""
+        """Returns a number that is never reached, so that no call of the graph ends early for this hook."""
         return 1 << 62
 
     def is_due(self, done: int) -> bool:
-        """Returns True: it is called wherever a call of the graph ends."""
+        """Returns True, because the hook is called after every call of the graph."""
         return True
 
     def __call__(self, learner: Learner) -> None:
-        """Begins to write what is in the learner's `priority_info`, if there is something.
+        """Starts to write the priorities in the learner's `priority_info`, if there are any.
 
         Raises:
-          ServerUnavailableError: if those before could not be written.
+          ServerUnavailableError: if the previous priorities could not be written.
         """
         self.flush()
-        given = learner.priority_info
-        if given:
-            priorities = given["td_error"].astype(np.float64) + self.eps
-            self._under_way = self._thread.submit(self.writer.write, given["info"], priorities)
+        if learner.priority_info:
+            priorities = learner.priority_info["td_error"].astype(np.float64) + self.eps
+            self._pending = self._thread.submit(self.writer.write, learner.priority_info["info"], priorities)
 
     def flush(self) -> None:
-        """Waits until everything is written.
+        """Waits until all priorities are written.
 
         Raises:
-          ServerUnavailableError: if it could not be.
+          ServerUnavailableError: if they could not be written.
         """
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
-        """Ends the thread, when what is under way is written."""
+        """Stops the thread after pending writes."""
         self._thread.shutdown()
 
 
 class ReplayCheckpointHook(LearnerHook):
-    """Makes a server write a checkpoint of its tables, and notes its path for the learner's own checkpoints."""
+    """A hook that checkpoints the tables of a server, and records the path for the learner's own checkpoints."""
 
     def __init__(
         self,
@@ -169,26 +175,26 @@ class ReplayCheckpointHook(LearnerHook):
         position: Position = "after_iter",
         every: int = 10_000,
     ):
-        """Writes every so many iterations, or once with the position 'after_run'.
+        """Sets the server and the interval.
 
         Args:
-          server: a `ReplayServer`, or anything with `checkpoint()` that returns a path.
+          server: `ReplayServer`, or any object whose `checkpoint()` returns a path.
           name: see `Hook`.
-          priority: see `Hook`; below that of `SaveCkptHook`, whose checkpoint names the path.
-          position: 'after_iter' or 'after_run'.
-          every: iterations.
+          priority: see `Hook`; must be below that of `SaveCkptHook`, whose checkpoint contains the path.
+          position: 'after_iter', or 'after_run' for a single checkpoint.
+          every: interval in iterations.
         """
         super().__init__(name, priority, position=position, every=every)
         self._server = server
 
     def __call__(self, learner: Learner) -> None:
-        """Writes the checkpoint, when all priorities are on the server."""
+        """Writes the checkpoint after all pending priorities."""
         learner.flush_priorities()
         learner.replay_checkpoint = str(self._server.checkpoint())
 
 
 class EvaluateHook(LearnerHook):
-    """Evaluates the policy, and tells the learner, which keeps the best one."""
+    """A hook that evaluates the policy and reports the result to the learner, which keeps the best policy."""
 
     def __init__(
         self,
@@ -199,20 +205,20 @@ class EvaluateHook(LearnerHook):
         position: Position = "after_iter",
         every: int = 5_000,
     ):
-        """Evaluates every so many iterations, or once with the position 'after_run'.
+        """Sets the evaluation and the interval.
 
         Args:
-          evaluate: gives for a policy an `Evaluation`, or a number: the mean return.
+          evaluate: function from a policy to an `Evaluation` or a mean return.
           name: see `Hook`.
-          priority: see `Hook`; below that of `SaveCkptHook`, whose checkpoint knows the score.
-          position: 'after_iter' or 'after_run'.
-          every: iterations.
+          priority: see `Hook`; must be below that of `SaveCkptHook`, whose checkpoint contains the score.
+          position: 'after_iter', or 'after_run' for a single evaluation.
+          every: interval in iterations.
         """
         super().__init__(name, priority, position=position, every=every)
         self._evaluate = evaluate
 
     def __call__(self, learner: Learner) -> None:
-        """Evaluates the learner's policy; after a run only if it was not just done, and no signal ended the run."""
+        """Evaluates the policy; after a run only if it was not just evaluated and no signal ended the run."""
         done = learner.last_iter + (self.position == "after_iter")
         if self.position == "after_run" and (learner.evaluated_at == done or learner.is_stopped_by_signal):
             return
@@ -220,7 +226,7 @@ class EvaluateHook(LearnerHook):
 
 
 class EarlyStopHook(LearnerHook):
-    """Stops the run where a metric has not got better for a while."""
+    """A hook that stops the run when a metric no longer improves."""
 
     def __init__(
         self,
@@ -230,59 +236,60 @@ class EarlyStopHook(LearnerHook):
         *,
         every: int = 5_000,
         patience: int = 10,
-        smallest_gain: float = 0.0,
-        is_higher_better: bool = True,
+        min_delta: float = 0.0,
+        higher_is_better: bool = True,
     ):
-        """Looks every so many iterations.
+        """Sets the metric and the stopping criterion.
 
         Args:
-          metric: of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
+          metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
           name: see `Hook`.
-          priority: see `Hook`; above that of `EvaluateHook`, and below that of `SaveCkptHook`, which saves its state.
-          every: iterations between two looks.
-          patience: looks without a gain after which the run is stopped, at least 1.
-          smallest_gain: what counts as better, at least 0.
-          is_higher_better: whether the metric is to grow.
+          priority: see `Hook`; must be above that of `EvaluateHook`, and below that of `SaveCkptHook`, which saves this
+            hook's state.
+          every: number of iterations between two checks.
+          patience: number of consecutive checks without improvement before the run is stopped, at least 1.
+          min_delta: minimum change that counts as an improvement, at least 0.
+          higher_is_better: whether an improvement is an increase.
         """
         super().__init__(name, priority, position="after_iter", every=every)
         require_count("patience", patience)
-        require_number("smallest_gain", smallest_gain, 0, math.inf)
-        self.metric, self.patience, self._gain = metric, patience, smallest_gain
-        self._sign = 1 if is_higher_better else -1
-        self._best, self._looks = -math.inf, 0
+        require_number("min_delta", min_delta, 0, math.inf)
+        self.metric, self.patience, self._min_delta = metric, patience, min_delta
+        self._sign = 1 if higher_is_better else -1
+        self._best, self._num_without_gain = -math.inf, 0
 
     def __call__(self, learner: Learner) -> None:
-        """Stops the learner, if it is time."""
+        """Checks the metric, and stops the run when patience runs out."""
         if self.metric not in learner.latest:
             return
         value = self._sign * learner.latest[self.metric]
-        if value > self._best + self._gain or self._best == -math.inf:
-            self._best, self._looks = value, 0
+        if value > self._best + self._min_delta or self._best == -math.inf:
+            self._best, self._num_without_gain = value, 0
             return
-        self._looks += 1
-        if self._looks >= self.patience:
-            learner.stop(f"{self.metric} has not got better in {self.patience} looks")
+        self._num_without_gain += 1
+        if self._num_without_gain >= self.patience:
+            learner.stop(f"{self.metric} has not improved in {self.patience} checks")
 
     def state_dict(self) -> dict[str, Any]:
         """See `LearnerHook.state_dict`."""
-        return {"best": self._best, "looks": self._looks}
+        return {"best": self._best, "num_without_gain": self._num_without_gain}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `LearnerHook.load_state_dict`."""
-        self._best, self._looks = state["best"], state["looks"]
+        self._best, self._num_without_gain = state["best"], state["num_without_gain"]
 
 
 class TriggerHook(LearnerHook):
-    """Calls a trigger of TF-Agents, such as `triggers.PolicySavedModelTrigger`, with the number of iterations done."""
+    """A hook that calls a TF-Agents trigger, such as `PolicySavedModelTrigger`, with the number of iterations."""
 
     def __init__(self, trigger: Any, name: str = "trigger", priority: int = 40, *, every: int = 100):
-        """Calls it every so many iterations; the trigger has an interval of its own.
+        """Sets the trigger and the interval of calling it; the trigger also has its own interval.
 
         Args:
-          trigger: an `IntervalTrigger` of TF-Agents, or anything that is called with a number.
+          trigger: `IntervalTrigger` of TF-Agents, or any callable that takes a number.
           name: see `Hook`.
           priority: see `Hook`.
-          every: iterations.
+          every: interval in iterations.
         """
         super().__init__(name, priority, position="after_iter", every=every)
         self._trigger = trigger

@@ -1,4 +1,4 @@
-"""Hooks by name: the registry, and DI-engine's two ways to configure them."""
+"""The registry of hooks by name, and DI-engine's two configuration formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .hook import LearnerHook
 
 HookT = TypeVar("HookT", bound=type[LearnerHook])
 
-#: Hooks by the `type` of a configuration.
+#: Hooks by their `type` in a configuration.
 HOOKS: dict[str, Callable[..., LearnerHook]] = {
     "load_ckpt": LoadCkptHook,
     "save_ckpt": SaveCkptHook,
@@ -20,7 +20,7 @@ HOOKS: dict[str, Callable[..., LearnerHook]] = {
     "early_stop": EarlyStopHook,
 }
 
-#: DI-engine's shorthand: what each name stands for, given its value.
+#: Functions that create a hook from its value in DI-engine's shorthand.
 _SHORTHAND: dict[str, Callable[[Any], LearnerHook]] = {
     "load_ckpt_before_run": lambda path: LoadCkptHook(load_path="latest" if path is True else path),
     "save_ckpt_after_iter": lambda every: SaveCkptHook(**_interval(every)),
@@ -35,74 +35,71 @@ def _interval(value: Any) -> dict[str, Any]:
 
 
 def register_learner_hook(name: str, hook: HookT) -> HookT:
-    """Makes a class of hooks available to configurations under a name, and returns it.
+    """Registers a hook class for configurations, and returns it.
 
     Raises:
-      TypeError: if it is not a subclass of `LearnerHook`.
-      ValueError: if another class has the name.
+      TypeError: if `hook` is not a subclass of `LearnerHook`.
+      ValueError: if a different class is registered under the name.
     """
     if not (isinstance(hook, type) and issubclass(hook, LearnerHook)):
-        raise TypeError(f"hook is {hook!r}, expected a subclass of LearnerHook")
+        raise TypeError(f"hook must be a subclass of LearnerHook, got {hook!r}")
     if HOOKS.get(name, hook) is not hook:
-        raise ValueError(f"there is a hook {name!r} already; give it another name")
+        raise ValueError(f"a different hook is already registered as {name!r}; use another name")
     HOOKS[name] = hook
     return hook
 
 
 def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
-    """Returns the hooks of a configuration, in DI-engine's shorthand or in its long form.
+    """Creates the hooks of a configuration, in DI-engine's shorthand or in its long form.
 
         {"save_ckpt_after_iter": 10000, "log_show_after_iter": 100, "load_ckpt_before_run": path,
          "save_ckpt_after_run": True}
 
         {"my_save": {"type": "save_ckpt", "priority": 20, "position": "after_iter", "ext_args": {"freq": 10000}}}
 
-    A value of False, None or '' means that there is no such hook, True that it has its default interval. In the long
-    form `name` is the key where it is not
-    given, and `freq` in `ext_args` is `every`.
+    The values False, None and '' disable a hook, and True selects its default interval. In the long form, `name`
+    defaults to the key, and `freq` in `ext_args` sets `every`.
 
     Raises:
-      ValueError: for an unknown name or type, with the nearest known one; or arguments that a hook does not take.
+      ValueError: if a name or type is unknown; the message suggests the nearest one. Also if a hook does not accept its
+        arguments.
     """
     hooks = []
     for name, value in config.items():
         if value is None or value is False or value == "":
             continue
         if isinstance(value, Mapping):
-            hooks.append(_of_long_form(name, value))
+            hooks.append(_make_from_long_form(name, value))
         elif name in _SHORTHAND:
             hooks.append(_SHORTHAND[name](value))
         else:
-            raise ValueError(f"there is no hook {name!r}{_nearest(name, _SHORTHAND)}")
+            raise ValueError(f"unknown hook {name!r}{_suggest(name, _SHORTHAND)}")
     return hooks
 
 
-def _of_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
+def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     kind = value.get("type", key)
     if kind not in HOOKS:
-        raise ValueError(f"hook {key!r} is of the unknown type {kind!r}{_nearest(kind, HOOKS)}")
-    unknown = [name for name in value if name not in ("name", "type", "priority", "position", "ext_args")]
+        raise ValueError(f"hook {key!r} has the unknown type {kind!r}{_suggest(kind, HOOKS)}")
+    allowed = ("name", "type", "priority", "position", "ext_args")
+    unknown = [name for name in value if name not in allowed]
     if unknown:
-        raise ValueError(f"hook {key!r} has {unknown[0]!r}, expected name, type, priority, position, ext_args")
-    arguments = {
-        "every" if name == "freq" else name: given for name, given in dict(value.get("ext_args") or {}).items()
-    }
-    for name in ("priority", "position"):
-        if name in value:
-            arguments[name] = value[name]
+        raise ValueError(f"hook {key!r} has the unknown key {unknown[0]!r}; use {', '.join(allowed)}")
+    arguments = {"every" if name == "freq" else name: item for name, item in (value.get("ext_args") or {}).items()}
+    arguments |= {name: value[name] for name in ("priority", "position") if name in value}
     if kind == "load_ckpt" and arguments.pop("position", "before_run") != "before_run":
-        raise ValueError(f"hook {key!r} loads a checkpoint, expected the position 'before_run'")
+        raise ValueError(f"position of hook {key!r} must be 'before_run' because it loads a checkpoint")
     try:
         return HOOKS[kind](value.get("name", key), **arguments)
     except TypeError as error:
-        raise ValueError(f"hook {key!r} of type {kind!r} does not take its arguments: {error}") from error
+        raise ValueError(f"hook {key!r} of type {kind!r} does not accept its arguments: {error}") from error
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(sorted(known))}"
+def _suggest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(sorted(names))}"
 
 
 def merge_hooks(first: Iterable[LearnerHook], second: Iterable[LearnerHook]) -> list[LearnerHook]:
-    """Returns all hooks in the order in which they are called: by priority, those of `first` before equal ones."""
+    """Returns all hooks in calling order: by priority, then those of `first` before those of `second`."""
     return sorted([*first, *second], key=lambda hook: hook.priority)

@@ -1,4 +1,4 @@
-"""A hook: something with a name that is called around iterations, and when it is due."""
+"""The base classes of hooks, which decide when a hook is called."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from rlds2reverb._arguments import require_count, require_one_of
 if TYPE_CHECKING:
     from ..learner import Learner
 
-#: When a hook is called; see `LearnerHook`.
+#: Where a hook is called; see `LearnerHook`.
 Position = Literal["before_run", "after_run", "before_iter", "after_iter"]
 POSITIONS: tuple[Position, ...] = ("before_run", "after_run", "before_iter", "after_iter")
 
 
 class Hook(abc.ABC):
-    """Something that is called with its owner.
+    """A named callable that is called with its owner.
 
     Attributes:
-      name: for messages; several hooks may have the same.
-      priority: hooks of a lower one are called first; those of equal ones in the order in which they were registered.
+      name: name of the hook, for messages; not necessarily unique.
+      priority: rank among the hooks; lower numbers are called first, equal ones in the order of registration.
     """
 
     def __init__(self, name: str, priority: int = 50):
-        """Sets its name and its priority, an integer of at least 0."""
+        """Sets the name and the priority, an integer of at least 0."""
         require_count("priority", priority, 0)
         self.name, self.priority = name, priority
 
     @abc.abstractmethod
     def __call__(self, owner: Any) -> None:
-        """Is called with the owner, when it is due."""
+        """Runs the hook."""
 
 
 class LearnerHook(Hook):
-    """A hook of a `Learner`. One of your own says where it stands, how often, and what it does:
+    """The base class of hooks of a `Learner`, which decides when a hook is called; a subclass decides what it does:
 
         class ShowLoss(LearnerHook):
             def __init__(self):
@@ -42,20 +42,20 @@ class LearnerHook(Hook):
             def __call__(self, learner):
                 print(learner.last_iter, learner.learn_info["loss"])
 
-    'before_run' and 'after_run' are called once in each `Learner.start`. 'before_iter' is called before the iterations
-    0, every, 2·every, ..., and 'after_iter' after each `every`-th one: after iteration `every` - 1 (`last_iter` is
-    counted from 0), when `every` iterations are done.
+    Hooks at 'before_run' and 'after_run' are called once in each `Learner.start`. Hooks at 'before_iter' are called
+    before iterations 0, every, 2·every, ..., and those at 'after_iter' when every, 2·every, ... iterations are
+    completed, the first time with a `last_iter` of `every` - 1.
 
     Attributes:
-      position: see above.
-      every: iterations between two calls, at least 1; `next_due` may be overridden for anything else.
+      position: one of the four positions above.
+      every: number of iterations between two calls, at least 1; override `next_due` for other schedules.
     """
 
     def __init__(self, name: str, priority: int = 50, *, position: Position, every: int = 1):
-        """Sets when it is called.
+        """Sets when the hook is called.
 
         Raises:
-          ValueError: if the position is unknown, or a number is out of its range.
+          ValueError: if the position is unknown, or a number is out of range.
         """
         super().__init__(name, priority)
         require_one_of("position", position, POSITIONS)
@@ -64,14 +64,14 @@ class LearnerHook(Hook):
 
     @abc.abstractmethod
     def __call__(self, learner: Learner) -> None:
-        """Is called with the learner, when it is due."""
+        """Runs the hook."""
 
     def next_due(self, done: int) -> int:
-        """Returns the number of iterations, more than `done`, at which it is called next; at 0 'before_iter' is."""
+        """Returns the number of completed iterations, greater than `done`, at which the hook is called next."""
         return (done // self.every + 1) * self.every
 
     def is_due(self, done: int) -> bool:
-        """Returns whether it is called where so many iterations are done; around a run it always is."""
+        """Returns whether the hook is called after `done` completed iterations; always true before and after a run."""
         if self.position.endswith("_run"):
             return True
         if done == 0:
@@ -79,8 +79,8 @@ class LearnerHook(Hook):
         return self.next_due(done - 1) == done
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what has to be in a checkpoint: plain names and values; nothing by default."""
+        """Returns the state to save in checkpoints, as plain names and values; empty by default."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Restores a state that `state_dict` returned."""

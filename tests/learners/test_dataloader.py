@@ -1,4 +1,4 @@
-"""The data loader: batches in order, whoever makes them, errors where they belong, no threads left."""
+"""The data loader: batches in order with any number of threads, errors at their batch, no leaked threads."""
 
 import threading
 
@@ -8,7 +8,7 @@ from rlds2reverb.learners import setup_dataloader
 
 
 class Numbers:
-    """Gives the numbers from 0 up to `total`, as nests; which chunk a call is follows from when it began."""
+    """A callable that returns the numbers from 0 to `total` as nests; chunks are numbered by the start of their call."""
 
     def __init__(self, total, *, fails_at=None):
         self.total, self.fails_at, self.next, self.lock = total, fails_at, 0, threading.Lock()
@@ -23,12 +23,12 @@ class Numbers:
 
 
 def threads():
-    return [each for each in threading.enumerate() if each.name.startswith("rlds2reverb-data")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("rlds2reverb-data")]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("chunk_size", [None, 1, 2])
-def test_batches_are_in_order_and_the_short_last_one_is_left_out(num_workers, chunk_size):
+def test_batches_are_in_order_and_an_incomplete_last_one_is_dropped(num_workers, chunk_size):
     with setup_dataloader(Numbers(11), 4, chunk_size, num_workers) as loader:
         batches = list(loader)
         assert [batch["n"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -37,13 +37,13 @@ def test_batches_are_in_order_and_the_short_last_one_is_left_out(num_workers, ch
     assert threads() == []
 
 
-def test_chunks_that_end_out_of_order_are_put_in_order():
-    begun, second_is_done, lock = [], threading.Event(), threading.Lock()
+def test_chunks_that_finish_out_of_order_are_reordered():
+    started, second_is_done, lock = [], threading.Event(), threading.Lock()
 
     def get_data(count):
         with lock:
-            begun.append(len(begun))
-            number = begun[-1]
+            started.append(len(started))
+            number = started[-1]
         if number == 0:
             assert second_is_done.wait(60)
         elif number == 1:
@@ -56,7 +56,7 @@ def test_chunks_that_end_out_of_order_are_put_in_order():
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_exception_reaches_the_caller_at_its_batch(num_workers):
+def test_exception_is_raised_in_place_of_its_batch(num_workers):
     loader = setup_dataloader(Numbers(100, fails_at=6), 4, 2, num_workers)
     assert next(loader)["n"].tolist() == [0, 1, 2, 3]
     with pytest.raises(RuntimeError, match="no element 6"):
@@ -64,7 +64,7 @@ def test_an_exception_reaches_the_caller_at_its_batch(num_workers):
     assert next(loader, None) is None and threads() == []
 
 
-def test_closing_early_leaves_no_thread():
+def test_close_stops_all_threads():
     loader = setup_dataloader(Numbers(1000), 4, num_workers=3)
     next(loader)
     assert threads()
@@ -74,19 +74,19 @@ def test_closing_early_leaves_no_thread():
 
 
 @pytest.mark.parametrize(
-    "arguments, sentence",
+    "arguments, message",
     [
-        ((0,), "batch_size is 0"),
-        ((4, 0), "chunk_size is 0"),
-        ((4, 3), "chunk_size is 3, expected a divisor of the batch_size of 4"),
-        ((4, None, -1), "num_workers is -1"),
+        ((0,), "batch_size must be an integer >= 1, got 0"),
+        ((4, 0), "chunk_size must be an integer >= 1, got 0"),
+        ((4, 3), "chunk_size must divide the batch_size of 4, got 3"),
+        ((4, None, -1), "num_workers must be an integer >= 0, got -1"),
     ],
 )
-def test_numbers_are_checked(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_arguments_raise(arguments, message):
+    with pytest.raises(ValueError, match=message):
         setup_dataloader(Numbers(1), *arguments)
 
 
-def test_too_many_elements_are_an_error():
-    with pytest.raises(ValueError, match="get_data gave 3 elements, expected at most 2"):
+def test_too_many_elements_raise():
+    with pytest.raises(ValueError, match="get_data must return at most 2 elements, got 3"):
         next(setup_dataloader(lambda count: [0, 1, 2], 2))

@@ -1,4 +1,4 @@
-"""Evaluation of policies: returns worked by hand, in environments of a few steps, and the real ones twice the same."""
+"""Evaluation of policies: hand-computed returns in tiny environments, and reproducible ones in real environments."""
 
 import json
 
@@ -16,9 +16,9 @@ from rlds2reverb.errors import SpecMismatchError
 
 
 class Counter(gymnasium.Env):
-    """Observes 100 * seed + t; the reward is the action; episode `seed` ends after `seed + 2` steps."""
+    """An environment that returns 100 * seed + t and rewards the action; episode `seed` ends after `seed + 2` steps."""
 
-    opened = 0
+    num_open = 0
 
     def __init__(self, *, action_space=None, observe=None, observation_space=None, ends=True, reward=None):
         self.action_space = spaces.Box(-1, 1, (1,), np.float32) if action_space is None else action_space
@@ -26,7 +26,7 @@ class Counter(gymnasium.Env):
         self._observe = observe or (lambda value: np.array([value], np.float64))
         self._ends, self._reward = ends, reward
         self.actions = []
-        Counter.opened += 1
+        Counter.num_open += 1
 
     def reset(self, *, seed=None, options=None):
         self._seed, self._t = seed, 0
@@ -41,30 +41,30 @@ class Counter(gymnasium.Env):
         return self._observe(100.0 * self._seed + self._t), reward, terminated, done and not terminated, {}
 
     def close(self):
-        Counter.opened -= 1
+        Counter.num_open -= 1
 
 
 @pytest.fixture(autouse=True)
-def every_environment_is_closed():
-    Counter.opened = 0
+def check_environments_are_closed():
+    Counter.num_open = 0
     yield
-    assert Counter.opened == 0
+    assert Counter.num_open == 0
 
 
-def evaluator(*, seeds=(0, 1, 2), reference_returns=None, max_episode_steps=None, **options):
+def make_evaluator(*, seeds=(0, 1, 2), reference_returns=None, max_episode_steps=None, **options):
     def counter():
         return Counter(**options)
 
     return Evaluator(counter, seeds=seeds, reference_returns=reference_returns, max_episode_steps=max_episode_steps)
 
 
-def always(action, *, observation=None, dtype=tf.float32, shape=(1,)):
-    """A policy that gives one action, whatever it observes."""
+def constant_policy(action, *, observation=None, dtype=tf.float32, shape=(1,)):
+    """Returns a policy with a constant action."""
     observation = tf.TensorSpec([1], tf.float32) if observation is None else observation
     value = tf.constant(action, dtype, shape)
 
-    def act(observed):
-        rows = tf.shape(tf.nest.flatten(observed)[0])[:1]
+    def act(observation):
+        rows = tf.shape(tf.nest.flatten(observation)[0])[:1]
         return tf.tile(value[tf.newaxis], tf.concat([rows, tf.ones(len(shape), tf.int32)], 0))
 
     return FunctionPolicy(observation, tensor_spec.BoundedTensorSpec(shape, dtype, -100, 100), act)
@@ -73,54 +73,58 @@ def always(action, *, observation=None, dtype=tf.float32, shape=(1,)):
 # --- Returns
 
 
-def test_returns_and_lengths_are_those_of_each_episode_whether_terminated_or_truncated():
-    """Actions (o / 1000): o is 0, 1; 100, 101, 102; 200 .. 203."""
-    found = evaluator(reference_returns=(0.001, 0.601)).evaluate(LinearPolicy([[0.001]]))
-    np.testing.assert_allclose(found.returns, [0.001, 0.303, 0.806], atol=1e-6)
-    assert found.lengths.tolist() == [2, 3, 4] and found.seeds == (0, 1, 2) and found.num_clipped == 0
-    assert found.mean == pytest.approx(0.37) and found.std == pytest.approx(np.std([0.001, 0.303, 0.806]))
-    assert found.score == pytest.approx(100 * (0.37 - 0.001) / 0.6, abs=1e-3)
-    assert json.loads(json.dumps(found.as_dict()))["returns"] == found.returns.tolist()
-    assert str(found) == "return 0.4 ± 0.3 over 3 episodes, score 61.5"
+def test_returns_and_lengths_of_terminated_and_truncated_episodes():
+    """The action is o / 1000, where the observations o are 0, 1; 100, 101, 102; and 200 .. 203."""
+    evaluation = make_evaluator(reference_returns=(0.001, 0.601)).evaluate(LinearPolicy([[0.001]]))
+    np.testing.assert_allclose(evaluation.returns, [0.001, 0.303, 0.806], atol=1e-6)
+    assert evaluation.lengths.tolist() == [2, 3, 4] and evaluation.seeds == (0, 1, 2) and evaluation.num_clipped == 0
+    assert evaluation.mean == pytest.approx(0.37) and evaluation.std == pytest.approx(np.std([0.001, 0.303, 0.806]))
+    assert evaluation.score == pytest.approx(100 * (0.37 - 0.001) / 0.6, abs=1e-3)
+    assert json.loads(json.dumps(evaluation.as_dict()))["returns"] == evaluation.returns.tolist()
+    assert str(evaluation) == "return 0.4 ± 0.3 over 3 episodes, score 61.5"
 
 
-def test_a_policy_is_traced_once_for_all_evaluations():
-    policy, evaluate = LinearPolicy([[0.001]]), evaluator().evaluate
+def test_policy_is_traced_once_for_all_evaluations():
+    policy, evaluate = LinearPolicy([[0.001]]), make_evaluator().evaluate
     first = evaluate(policy)
     policy.weights.assign([[0.002]])
     np.testing.assert_allclose(evaluate(policy).returns, 2 * first.returns, atol=1e-6)
     assert policy.num_traces == 1
 
 
-def test_a_policy_keeps_its_state_over_the_steps_of_each_episode():
+def test_policy_state_is_kept_within_each_episode():
     box = spaces.Box(0, 100, (1,), np.float32)
-    assert evaluator(action_space=box).evaluate(CountingPolicy()).returns.tolist() == [0 + 1, 0 + 1 + 2, 0 + 1 + 2 + 3]
+    assert make_evaluator(action_space=box).evaluate(CountingPolicy()).returns.tolist() == [
+        0 + 1,
+        0 + 1 + 2,
+        0 + 1 + 2 + 3,
+    ]
 
 
-def test_episodes_are_cut_at_max_episode_steps():
-    found = evaluator(ends=False, max_episode_steps=3).evaluate(always(0.5))
-    assert found.lengths.tolist() == [3, 3, 3] and found.returns.tolist() == [1.5] * 3
+def test_episodes_are_truncated_at_max_episode_steps():
+    evaluation = make_evaluator(ends=False, max_episode_steps=3).evaluate(constant_policy(0.5))
+    assert evaluation.lengths.tolist() == [3, 3, 3] and evaluation.returns.tolist() == [1.5] * 3
 
 
-def test_an_episode_without_any_limit_is_given_up(monkeypatch):
-    monkeypatch.setattr("rlds2reverb.learners.evaluation._LONGEST_EPISODE", 20)
-    with pytest.raises(RuntimeError, match="an episode of counter has not ended after 20 steps.* give max_episode"):
-        evaluator(ends=False).evaluate(always(0.5))
+def test_endless_episode_raises(monkeypatch):
+    monkeypatch.setattr("rlds2reverb.learners.evaluation._MAX_UNLIMITED_STEPS", 20)
+    with pytest.raises(RuntimeError, match="counter has no time limit, .* within 20 steps; set max_episode_steps"):
+        make_evaluator(ends=False).evaluate(constant_policy(0.5))
 
 
 # --- Observations
 
 
-def test_a_policy_may_take_a_part_of_a_dict_of_observations():
+def test_policy_may_ignore_entries_of_a_dict_of_observations():
     space = spaces.Dict(
         {
             "mission": spaces.Discrete(9),
             "robot": spaces.Dict({"pos": spaces.Box(-1e9, 1e9, (1,), np.float64), "on": spaces.Box(0, 1, (2,), bool)}),
         }
     )
-    seen = {"robot": {"on": tf.TensorSpec([2], tf.float32), "pos": tf.TensorSpec([1], tf.float32)}}
+    policy_spec = {"robot": {"on": tf.TensorSpec([2], tf.float32), "pos": tf.TensorSpec([1], tf.float32)}}
     policy = FunctionPolicy(
-        seen,
+        policy_spec,
         tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1),
         lambda o: o["robot"]["pos"] / 1000 + o["robot"]["on"][:, :1],
     )
@@ -128,67 +132,69 @@ def test_a_policy_may_take_a_part_of_a_dict_of_observations():
     def observe(value):
         return {"mission": 3, "robot": {"pos": np.array([value]), "on": np.array([False, True])}}
 
-    found = evaluator(observation_space=space, observe=observe).evaluate(policy)
-    np.testing.assert_allclose(found.returns, [0.001, 0.303, 0.806], atol=1e-6)
+    evaluation = make_evaluator(observation_space=space, observe=observe).evaluate(policy)
+    np.testing.assert_allclose(evaluation.returns, [0.001, 0.303, 0.806], atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("observed", "space_dtype", "policy_dtype"),
+    ("observation", "space_dtype", "policy_dtype"),
     [
-        (np.array([2**24 + 1]), np.int64, tf.float32),  # float32 has no such number
+        (np.array([2**24 + 1]), np.int64, tf.float32),  # This integer is not representable in float32.
         (np.array([300]), np.int64, tf.uint8),
-        (np.array([1e300]), np.float64, tf.float32),  # would become inf
+        (np.array([1e300]), np.float64, tf.float32),  # This number overflows to inf.
     ],
 )
-def test_an_observation_that_the_dtype_would_change_is_refused(observed, space_dtype, policy_dtype):
+def test_observation_outside_the_policy_dtype_raises(observation, space_dtype, policy_dtype):
     space = spaces.Box(-9e9, 9e9, (1,), space_dtype)
-    policy = always(0.5, observation=tf.TensorSpec([1], policy_dtype))
-    made = evaluator(observation_space=space, observe=lambda value: observed)
-    with pytest.raises(ValueError, match=rf"observation does not fit .*{policy_dtype.name} \(episode 0, step 0\)"):
-        made.evaluate(policy)
+    policy = constant_policy(0.5, observation=tf.TensorSpec([1], policy_dtype))
+    evaluator = make_evaluator(observation_space=space, observe=lambda value: observation)
+    with pytest.raises(ValueError, match=rf"not representable in .*{policy_dtype.name} \(episode 0, step 0\)"):
+        evaluator.evaluate(policy)
 
 
-def test_integers_that_keep_their_value_are_taken_as_floats():
+def test_integer_observations_are_cast_to_floats_if_exact():
     space = spaces.Box(0, 1000, (1,), np.int64)
-    made = evaluator(observation_space=space, observe=lambda value: np.array([int(value)]))
-    np.testing.assert_allclose(made.evaluate(LinearPolicy([[0.001]])).returns, [0.001, 0.303, 0.806], atol=1e-6)
+    evaluator = make_evaluator(observation_space=space, observe=lambda value: np.array([int(value)]))
+    np.testing.assert_allclose(evaluator.evaluate(LinearPolicy([[0.001]])).returns, [0.001, 0.303, 0.806], atol=1e-6)
 
 
-def test_an_environment_that_observes_another_shape_than_it_says_is_refused():
-    made = evaluator(observe=lambda value: np.zeros(1 + int(value == 101)))
+def test_observation_with_the_wrong_shape_raises():
+    evaluator = make_evaluator(observe=lambda value: np.zeros(1 + int(value == 101)))
     with pytest.raises(
-        SpecMismatchError, match=r"observation is float64 \[2\], expected .* own float64 \[1\] \(episode 1, step 1\)"
+        SpecMismatchError, match=r"observation is float64 \[2\], but .* is float64 \[1\] \(episode 1, step 1\)"
     ):
-        made.evaluate(always(0.5))
+        evaluator.evaluate(constant_policy(0.5))
 
 
-def test_an_environment_that_observes_another_dtype_than_it_says_is_refused():
-    made = evaluator(observation_space=spaces.Box(0, 9, (1,), np.int64), observe=lambda value: np.array([0.5]))
-    with pytest.raises(SpecMismatchError, match=r"is float64 \[1\], expected .* own int64 \[1\] \(episode 0, step 0\)"):
-        made.evaluate(always(0.5))
+def test_observation_with_the_wrong_dtype_raises():
+    evaluator = make_evaluator(
+        observation_space=spaces.Box(0, 9, (1,), np.int64), observe=lambda value: np.array([0.5])
+    )
+    with pytest.raises(SpecMismatchError, match=r"is float64 \[1\], but .* is int64 \[1\] \(episode 0, step 0\)"):
+        evaluator.evaluate(constant_policy(0.5))
 
 
 @pytest.mark.parametrize(
     ("observation", "message"),
     [
-        (tf.TensorSpec([2], tf.float32), r"takes float32 \[2\] as observation, .* counter gives float64 \[1\]"),
-        (tf.TensorSpec([1], tf.int32), r"takes int32 \[1\] as observation"),
-        ({"a": tf.TensorSpec([1], tf.float32)}, r"takes observation\['a'\], the environment counter has observation;"),
+        (tf.TensorSpec([2], tf.float32), r"expects observation as float32 \[2\], but counter returns float64 \[1\]"),
+        (tf.TensorSpec([1], tf.int32), r"expects observation as int32 \[1\]"),
+        ({"a": tf.TensorSpec([1], tf.float32)}, r"expects observation\['a'\], but counter returns observation;"),
     ],
 )
-def test_a_policy_for_other_observations_is_refused(observation, message):
+def test_policy_with_mismatched_observations_raises(observation, message):
     with pytest.raises(SpecMismatchError, match=message):
-        evaluator().require_match(always(0.5, observation=observation))
+        make_evaluator().require_match(constant_policy(0.5, observation=observation))
 
 
 # --- Actions
 
 
-def test_actions_out_of_bounds_are_clipped_and_counted_but_not_for_rounding():
-    found = evaluator().evaluate(always(3.0))
-    assert found.returns.tolist() == [2, 3, 4] and found.num_clipped == 9
-    assert str(found).endswith("; 9 of 9 actions were out of bounds and clipped")
-    assert evaluator().evaluate(always(1 + 1e-6)).num_clipped == 0
+def test_actions_out_of_bounds_are_clipped_and_counted():
+    evaluation = make_evaluator().evaluate(constant_policy(3.0))
+    assert evaluation.returns.tolist() == [2, 3, 4] and evaluation.num_clipped == 9
+    assert str(evaluation).endswith("; 9 of 9 actions were out of bounds and clipped")
+    assert make_evaluator().evaluate(constant_policy(1 + 1e-6)).num_clipped == 0
 
 
 @pytest.mark.parametrize(
@@ -200,24 +206,37 @@ def test_actions_out_of_bounds_are_clipped_and_counted_but_not_for_rounding():
         (spaces.MultiBinary(2), [1, 0], (2,), [2, 3, 4]),
     ],
 )
-def test_discrete_actions_are_given_in_the_dtype_of_the_space(space, action, shape, sums):
-    assert evaluator(action_space=space).evaluate(always(action, dtype=tf.int32, shape=shape)).returns.tolist() == sums
+def test_discrete_actions_are_cast_to_the_dtype_of_the_space(space, action, shape, sums):
+    assert (
+        make_evaluator(action_space=space)
+        .evaluate(constant_policy(action, dtype=tf.int32, shape=shape))
+        .returns.tolist()
+        == sums
+    )
 
 
 @pytest.mark.parametrize(
     ("space", "action", "shape"),
     [(spaces.Discrete(3), 3, ()), (spaces.Discrete(3), -1, ()), (spaces.MultiDiscrete([2, 4]), [2, 0], (2,))],
 )
-def test_a_discrete_action_that_does_not_exist_is_refused(space, action, shape):
-    with pytest.raises(ValueError, match=r"not one of .*Discrete.* \(episode 0, step 0\)"):
-        evaluator(action_space=space).evaluate(always(action, dtype=tf.int32, shape=shape))
+def test_discrete_action_out_of_range_raises(space, action, shape):
+    with pytest.raises(ValueError, match=r"action must be in .*Discrete.* \(episode 0, step 0\)"):
+        make_evaluator(action_space=space).evaluate(constant_policy(action, dtype=tf.int32, shape=shape))
 
 
 @pytest.mark.parametrize(
     ("space", "policy", "message"),
     [
-        (spaces.Box(-1, 1, (2,), np.float32), always(0.5), r"gives actions float32 \[1\], .* takes float32 \[2\]"),
-        (spaces.Discrete(3), always(0.5, shape=()), r"gives actions float32 \[\], .* takes int64 \[\]"),
+        (
+            spaces.Box(-1, 1, (2,), np.float32),
+            constant_policy(0.5),
+            r"returns actions float32 \[1\], but counter expects float32 \[2\]",
+        ),
+        (
+            spaces.Discrete(3),
+            constant_policy(0.5, shape=()),
+            r"returns actions float32 \[\], but counter expects int64 \[\]",
+        ),
         (
             spaces.Discrete(3),
             FunctionPolicy(
@@ -225,75 +244,79 @@ def test_a_discrete_action_that_does_not_exist_is_refused(space, action, shape):
                 {"a": tensor_spec.BoundedTensorSpec([1], tf.float32, 0, 1)},
                 lambda o: {"a": o},
             ),
-            "gives a nest of actions",
+            "returns a nest of actions",
         ),
     ],
 )
-def test_a_policy_for_other_actions_is_refused(space, policy, message):
+def test_policy_with_mismatched_actions_raises(space, policy, message):
     with pytest.raises(SpecMismatchError, match=message):
-        evaluator(action_space=space).require_match(policy)
+        make_evaluator(action_space=space).require_match(policy)
 
 
-def test_an_action_that_is_not_finite_is_refused_with_episode_step_and_cause():
-    """Episode 1 observes 102 at its third action; episode 0, which has ended, is not looked at."""
+def test_non_finite_action_raises_with_its_cause():
+    """Episode 1 observes 102 before its third action; episode 0 has already ended and is ignored."""
     policy = FunctionPolicy(
         tf.TensorSpec([1], tf.float32),
         tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1),
         lambda o: tf.where((o == 102) | (o == 2), np.nan, 0.5),
     )
-    with pytest.raises(ValueError, match=r"the action is \[nan\] \(episode 1, step 2\); the policy has non-finite"):
-        evaluator().evaluate(policy)
-    made = evaluator(observe=lambda value: np.array([np.nan if value == 201 else value]))
+    with pytest.raises(
+        ValueError, match=r"action must be finite, got \[nan\] \(episode 1, step 2\); the policy has non-finite"
+    ):
+        make_evaluator().evaluate(policy)
+    evaluator = make_evaluator(observe=lambda value: np.array([np.nan if value == 201 else value]))
     with pytest.raises(ValueError, match=r"\(episode 2, step 1\); its observation is not finite either"):
-        made.evaluate(LinearPolicy([[0.001]]))
+        evaluator.evaluate(LinearPolicy([[0.001]]))
 
 
-def test_a_reward_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match=r"the reward is nan \(episode 0, step 0\); mend the environment"):
-        evaluator(reward=np.nan).evaluate(always(0.5))
+def test_non_finite_reward_raises():
+    with pytest.raises(ValueError, match=r"reward must be finite, got nan \(episode 0, step 0\); fix the environment"):
+        make_evaluator(reward=np.nan).evaluate(constant_policy(0.5))
 
 
 # --- Arguments
 
 
-def test_seeds_and_episodes_have_to_agree():
+def test_invalid_evaluator_arguments_raise():
     assert Evaluator(Counter).seeds == tuple(range(10)) and Evaluator(Counter, num_episodes=2).num_episodes == 2
-    with pytest.raises(ValueError, match="there are 2 seeds, expected 3, one an episode"):
+    with pytest.raises(ValueError, match="seeds must contain one seed per episode .3., got 2"):
         Evaluator(Counter, num_episodes=3, seeds=[1, 2])
-    with pytest.raises(ValueError, match="there are 0 seeds, expected at least one"):
+    with pytest.raises(ValueError, match="seeds must contain at least one seed, got 0"):
         Evaluator(Counter, seeds=[])
-    with pytest.raises(ValueError, match="num_episodes is 0"):
+    with pytest.raises(ValueError, match="num_episodes must be an integer >= 1, got 0"):
         Evaluator(Counter, num_episodes=0)
-    with pytest.raises(ValueError, match="max_episode_steps is 0"):
+    with pytest.raises(ValueError, match="max_episode_steps must be an integer >= 1, got 0"):
         Evaluator(Counter, max_episode_steps=0)
-    with pytest.raises(ValueError, match="reference returns are both 1"):
+    with pytest.raises(ValueError, match="the two reference returns must differ"):
         Evaluator(Counter, reference_returns=(1, 1))
 
 
-def test_what_is_no_environment_is_refused():
+def test_invalid_environments_raise():
     with pytest.raises(ValueError, match="Gymnasium has no environment 'Pendulumm-v1': .*Pendulum"):
         Evaluator("Pendulumm-v1")
-    with pytest.raises(TypeError, match="make_env returned int, expected a gymnasium.Env"):
+    with pytest.raises(TypeError, match="make_env must return a gymnasium.Env, got int"):
         Evaluator(lambda: 1)
-    with pytest.raises(TypeError, match="counter observes Text.*, expected numbers of a fixed shape"):
-        evaluator(observation_space=spaces.Text(3))
-    with pytest.raises(TypeError, match="counter takes actions of Dict.*, expected a Box or a discrete space"):
-        evaluator(action_space=spaces.Dict({"a": spaces.Discrete(2)}))
+    with pytest.raises(TypeError, match="observations of counter must be arrays of numbers .*, got Text"):
+        make_evaluator(observation_space=spaces.Text(3))
+    with pytest.raises(TypeError, match="action space of counter must be a Box or a discrete space, got Dict"):
+        make_evaluator(action_space=spaces.Dict({"a": spaces.Discrete(2)}))
 
 
-def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch):
-    def lacks_mujoco(**options):
+def test_missing_dependency_raises_with_the_install_command(monkeypatch):
+    def fail_without_mujoco(**options):
         raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
 
-    gymnasium.register("Lacking-v0", lacks_mujoco)
-    with pytest.raises(ImportError, match=r"Lacking-v0 needs what is not installed \(MuJoCo .*pip install '.\[eval\]'"):
-        Evaluator("Lacking-v0")
+    gymnasium.register("NeedsMujoco-v0", fail_without_mujoco)
+    with pytest.raises(
+        ImportError, match=r"dependency of NeedsMujoco-v0 is not installed \(MuJoCo .*pip install '.\[eval\]'"
+    ):
+        Evaluator("NeedsMujoco-v0")
     monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
-    with pytest.raises(ImportError, match=r"evaluation needs gymnasium, .*pip install '.\[eval\]'"):
+    with pytest.raises(ImportError, match=r"evaluation requires gymnasium, .*pip install '.\[eval\]'"):
         Evaluator("Pendulum-v1")
 
 
-# --- Saved policies, and real environments
+# --- Saved policies and real environments
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +326,7 @@ def saved_pendulum(tmp_path_factory):
     return load_policy(folder)
 
 
-def test_pendulum_gives_the_same_returns_twice_and_with_the_saved_policy(saved_pendulum):
+def test_pendulum_returns_are_reproducible_and_match_the_saved_policy(saved_pendulum):
     evaluator = Evaluator("Pendulum-v1", seeds=[3, 5], max_episode_steps=60)
     first, again = evaluator.evaluate(PENDULUM), evaluator.evaluate(PENDULUM)
     assert first.returns.tolist() == again.returns.tolist() and first.num_clipped == again.num_clipped > 0
@@ -311,7 +334,7 @@ def test_pendulum_gives_the_same_returns_twice_and_with_the_saved_policy(saved_p
     np.testing.assert_allclose(evaluator.evaluate(saved_pendulum).returns, first.returns, rtol=1e-4)
 
 
-def test_an_episode_of_pendulum_is_the_one_that_a_plain_loop_gives():
+def test_pendulum_return_matches_a_plain_loop():
     env = gymnasium.make("Pendulum-v1")
     observation, _ = env.reset(seed=4)
     total, weights = 0.0, PENDULUM.weights.numpy()
@@ -319,11 +342,11 @@ def test_an_episode_of_pendulum_is_the_one_that_a_plain_loop_gives():
         observation, reward, _, truncated, _ = env.step(np.clip(observation @ weights, -2, 2))
         total += reward
     assert truncated
-    found = Evaluator("Pendulum-v1", seeds=[4, 9]).evaluate(PENDULUM)
-    assert found.returns[0] == pytest.approx(total, rel=1e-3) and found.lengths.tolist() == [200, 200]
+    evaluation = Evaluator("Pendulum-v1", seeds=[4, 9]).evaluate(PENDULUM)
+    assert evaluation.returns[0] == pytest.approx(total, rel=1e-3) and evaluation.lengths.tolist() == [200, 200]
 
 
-def test_hopper_of_mujoco_gives_the_same_returns_twice():
+def test_hopper_returns_are_reproducible():
     pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install '.[eval]'")
     policy = LinearPolicy(np.random.default_rng(0).normal(0, 0.5, (11, 3)))
     evaluator = Evaluator("Hopper-v5", num_episodes=3, reference_returns=(18.62, 2806.03))
@@ -332,23 +355,25 @@ def test_hopper_of_mujoco_gives_the_same_returns_twice():
     assert (first.lengths > 1).all() and -1 < first.score < 10
 
 
-def test_a_policy_that_was_saved_for_another_batch_size_is_refused(tmp_path):
+def test_policy_saved_for_a_different_batch_size_raises(tmp_path):
     save_policy(LinearPolicy([[0.001]]), tmp_path, batch_size=2)
     policy = load_policy(tmp_path)
-    np.testing.assert_allclose(evaluator(seeds=[0, 1]).evaluate(policy).returns, [0.001, 0.303], atol=1e-6)
+    np.testing.assert_allclose(make_evaluator(seeds=[0, 1]).evaluate(policy).returns, [0.001, 0.303], atol=1e-6)
     with pytest.raises(
-        SpecMismatchError, match="saved for batches of 2, expected any size or 3; .* evaluate 2 episodes"
+        SpecMismatchError, match="saved for batches of 2, but 3 episodes are evaluated; .* evaluate 2 episodes"
     ):
-        evaluator().evaluate(policy)
+        make_evaluator().evaluate(policy)
 
 
-def test_what_is_no_policy_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="str is not a policy, expected a TF-Agents TFPolicy or a SavedModel"):
-        evaluator().evaluate("policy")
-    with pytest.raises(ValueError, match="has no SavedModel of a policy"):
+def test_invalid_policies_raise(tmp_path):
+    with pytest.raises(
+        TypeError, match="policy must be a TF-Agents TFPolicy or a policy saved by PolicySaver, got a str"
+    ):
+        make_evaluator().evaluate("policy")
+    with pytest.raises(ValueError, match="does not contain a SavedModel"):
         load_policy(tmp_path)
     tf.saved_model.save(tf.Module(), str(tmp_path / "module"))
-    with pytest.raises(ValueError, match="is a SavedModel, but not of a policy"):
+    with pytest.raises(ValueError, match="must contain a policy saved by PolicySaver"):
         load_policy(tmp_path / "module")
 
 
@@ -369,7 +394,7 @@ def test_reference_returns_are_read_from_json(document, tmp_path):
     assert read_reference_returns(path, "Hopper-v5") == (18.62, 2806.03)
     evaluation = Evaluation(np.array([2806.03]), np.array([9]), (0,), read_reference_returns(path, "Hopper-v5"))
     assert evaluation.score == pytest.approx(100)
-    with pytest.raises(ValueError, match="no reference returns of Ant-v5, only of Hopper-v5"):
+    with pytest.raises(ValueError, match="no reference returns for Ant-v5, only for Hopper-v5"):
         read_reference_returns(path, "Ant-v5")
 
 
@@ -377,16 +402,16 @@ def test_reference_returns_are_read_from_json(document, tmp_path):
     ("text", "message"),
     [
         ("{", "is not valid JSON"),
-        ("[1, 2]", "has no reference returns, expected"),
+        ("[1, 2]", "must contain reference returns such as"),
         (
             '{"Hopper-v5": {"ref_min": 1.63, "ref_max": null}}',
-            r"has \[1.63, None\] for Hopper-v5, expected two different",
+            r"for Hopper-v5 in .* must be two different numbers, .*, got \[1.63, None\]",
         ),
-        ('{"Hopper-v5": [1, 1]}', "expected two different numbers, RANDOM and EXPERT"),
-        ('{"Hopper-v5": "x"}', "has x for Hopper-v5"),
+        ('{"Hopper-v5": [1, 1]}', "must be two different numbers, RANDOM and EXPERT, got .1, 1."),
+        ('{"Hopper-v5": "x"}', "must be two different numbers.*, got x"),
     ],
 )
-def test_reference_returns_that_are_not_two_numbers_are_refused(text, message, tmp_path):
+def test_invalid_reference_returns_raise(text, message, tmp_path):
     path = tmp_path / "references.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):

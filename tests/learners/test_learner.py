@@ -1,4 +1,4 @@
-"""The learner: hooks when they ask for it, exactly; it stops, goes on and fails as it says."""
+"""The learner: hooks at their iterations, priorities, errors, signals and evaluations."""
 
 import os
 import signal
@@ -14,19 +14,18 @@ import tensorflow as tf
 from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError
 from rlds2reverb.learners import learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
-from rlds2reverb.learners.stop_signals import stopped_by_signals
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, items, transitions
 from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
 from tf_agents.agents.ddpg.actor_network import ActorNetwork
 from tf_agents.trajectories import Trajectory
 
 from rlds2reverb import SampleInfo
-from rlds2reverb._server.signals import signals_deferred
+from rlds2reverb._signals import defer_signals, stop_on_signal
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError
 
 
-class Note(LearnerHook):
-    """Adds its name and `last_iter` to a list."""
+class RecordingHook(LearnerHook):
+    """A hook that appends its name and `last_iter` to a list."""
 
     def __init__(self, notes, position, *, name="note", priority=50, every=1):
         super().__init__(name, priority, position=position, every=every)
@@ -36,16 +35,17 @@ class Note(LearnerHook):
         self.notes.append((self.name, learner.last_iter))
 
 
-def info_of(keys):
-    """What `sample_dataset` knows of a batch, with weights of 0.5."""
+def make_info(keys):
+    """Returns the info of a batch of `sample_dataset`, with weights of 0.5."""
     keys = tf.cast(keys, tf.uint64)
     ones = tf.ones([keys.shape[0]])
-    whole = tf.cast(ones, tf.int32)
-    return SampleInfo(keys, tf.cast(ones, tf.float64), tf.cast(ones, tf.int64), ones, whole, 0.5 * ones, whole * 0)
+    int_ones = tf.cast(ones, tf.int32)
+    float64_ones, int64_ones = tf.cast(ones, tf.float64), tf.cast(ones, tf.int64)
+    return SampleInfo(keys, float64_ones, int64_ones, ones, int_ones, 0.5 * ones, 0 * int_ones)
 
 
-class Written:
-    """A writer of priorities that keeps them."""
+class RecordingWriter:
+    """A priority writer that records its calls."""
 
     def __init__(self):
         self.calls = []
@@ -54,14 +54,14 @@ class Written:
         self.calls.append((np.asarray(info.key).tolist(), np.asarray(priorities).tolist()))
 
 
-# --- One iteration
+# --- A single iteration
 
 
-def test_train_is_one_iteration_with_hooks_before_and_after_it(tmp_path):
+def test_train_runs_one_iteration_with_hooks_before_and_after_it(tmp_path):
     agent, notes = MeanAgent(), []
-    with Learner(tmp_path, agent, batches(), hooks=[Note(notes, at, name=at) for at in
+    with Learner(tmp_path, agent, batches(), hooks=[RecordingHook(notes, at, name=at) for at in
                  ("after_run", "after_iter", "before_iter", "before_run")]) as learner:  # fmt: skip
-        learner.register_hook(Note(notes, "before_iter", name="late", priority=60))
+        learner.register_hook(RecordingHook(notes, "before_iter", name="late", priority=60))
         learned = learner.train(transitions([2.0, 4.0]))
         assert learned == learner.learn_info == {"loss": 10.0, "estimate": 1.5}
         assert notes == [("before_iter", 0), ("late", 0), ("after_iter", 0)] and learner.last_iter == 1
@@ -71,19 +71,19 @@ def test_train_is_one_iteration_with_hooks_before_and_after_it(tmp_path):
 
 
 def test_after_iter_hooks_see_the_update_and_its_priority_info(tmp_path):
-    agent, seen = MeanAgent(), []
+    agent, records = MeanAgent(), []
 
-    class See(LearnerHook):
+    class Record(LearnerHook):
         def __init__(self, position):
-            super().__init__("see", position=position)
+            super().__init__("record", position=position)
 
         def __call__(self, learner):
             error = learner.priority_info.get("td_error")
-            seen.append((float(agent.estimate), None if error is None else error.tolist()))
+            records.append((float(agent.estimate), None if error is None else error.tolist()))
 
-    with Learner(tmp_path, agent, batches(), hooks=[See("before_iter"), See("after_iter")]) as learner:
-        learner.train(reverb.ReplaySample(info_of([7, 8]), transitions([2.0, 4.0])))
-        assert seen == [(0.0, None), (0.75, [2.0, 4.0])]  # weights 0.5 in the update, errors raw
+    with Learner(tmp_path, agent, batches(), hooks=[Record("before_iter"), Record("after_iter")]) as learner:
+        learner.train(reverb.ReplaySample(make_info([7, 8]), transitions([2.0, 4.0])))
+        assert records == [(0.0, None), (0.75, [2.0, 4.0])]  # The update uses the weights of 0.5, the errors do not.
         assert learner.priority_info["info"].key.tolist() == [7, 8]
         learner.train(transitions([2.0, 4.0]))
         assert learner.priority_info == {}
@@ -95,15 +95,15 @@ def test_after_iter_hooks_see_the_update_and_its_priority_info(tmp_path):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, 100])
-def test_hooks_are_called_at_exactly_their_iterations_without_tracing_again(tmp_path, steps_per_call):
+def test_hooks_are_called_at_their_exact_iterations_without_retracing(tmp_path, steps_per_call):
     notes, agent = [], MeanAgent()
     hooks = [
-        Note(notes, "after_iter", name="b", priority=20, every=6),
-        Note(notes, "after_iter", name="a", priority=10, every=4),
-        Note(notes, "after_iter", name="c", priority=20, every=4),
-        Note(notes, "before_iter", name="before", every=5),
-        Note(notes, "before_run", name="first"),
-        Note(notes, "after_run", name="last"),
+        RecordingHook(notes, "after_iter", name="b", priority=20, every=6),
+        RecordingHook(notes, "after_iter", name="a", priority=10, every=4),
+        RecordingHook(notes, "after_iter", name="c", priority=20, every=4),
+        RecordingHook(notes, "before_iter", name="before", every=5),
+        RecordingHook(notes, "before_run", name="first"),
+        RecordingHook(notes, "after_run", name="last"),
     ]
     with Learner(tmp_path, agent, batches(), hooks=hooks, steps_per_call=steps_per_call) as learner:
         learner.start(13)
@@ -113,18 +113,18 @@ def test_hooks_are_called_at_exactly_their_iterations_without_tracing_again(tmp_
         assert learner.learn_info["estimate"] == agent.estimate.numpy() and int(agent.train_step_counter) == 13
         learner.start(14)
         assert notes[len(expected) :] == [("first", 13), ("last", 14)]
-        assert learner._loop.num_traces == 1 and agent.num_traces == 2  # once to know what an iteration gives
+        assert learner._loop.num_traces == 1 and agent.num_traces == 2  # The first trace determines the outputs.
 
 
-def test_batches_are_read_in_order_one_an_iteration(tmp_path):
+def test_each_iteration_reads_the_next_batch(tmp_path):
     agent = MeanAgent(rate=1.0)
     with Learner(tmp_path, agent, batches(), steps_per_call=3) as learner:
         for done in (1, 2, 5):
             learner.start(done)
-            assert agent.estimate.numpy() == done - 1 + 1.5  # the mean of the rewards n .. n + 3
+            assert agent.estimate.numpy() == done - 1 + 1.5  # This is the mean of the last rewards n .. n + 3.
 
 
-def test_logged_numbers_are_means_over_the_iterations_since_the_last_log(tmp_path):
+def test_logged_numbers_are_means_since_the_last_log(tmp_path):
     logged = []
     hooks = [LogShowHook(every=4)]
     with Learner(
@@ -133,12 +133,12 @@ def test_logged_numbers_are_means_over_the_iterations_since_the_last_log(tmp_pat
         learner.start(8)
         assert learner.log_buffer == {} and learner.name == "learner" and learner.policy is learner.agent.policy
     assert [at for at, _ in logged] == [4, 8]
-    assert [numbers["estimate"] for _, numbers in logged] == [3.0, 7.0]  # of 1.5 .. 4.5, and of 5.5 .. 8.5
+    assert [numbers["estimate"] for _, numbers in logged] == [3.0, 7.0]  # The means of 1.5 .. 4.5 and 5.5 .. 8.5.
     assert all(numbers["train_secs"] >= 0 and numbers["data_wait_secs"] >= 0 for _, numbers in logged)
     assert 0 <= logged[1][1]["data_wait_share"] <= 1 and logged[1][1]["steps_per_sec"] > 0
 
 
-def test_a_hook_of_ones_own_is_five_lines_and_may_stop_the_run(tmp_path):
+def test_custom_hook_stops_the_run(tmp_path):
     class StopAt(LearnerHook):
         def __init__(self):
             super().__init__("stop_at", position="after_iter", every=3)
@@ -151,8 +151,8 @@ def test_a_hook_of_ones_own_is_five_lines_and_may_stop_the_run(tmp_path):
         assert learner.last_iter == 3 and learner.stop_reason == "enough" and not learner.is_stopped_by_signal
 
 
-def test_a_stop_before_an_iteration_does_not_do_it(tmp_path):
-    class Stop(Note):
+def test_stop_in_a_before_iter_hook_prevents_the_iteration(tmp_path):
+    class Stop(RecordingHook):
         def __call__(self, learner):
             learner.stop("now")
 
@@ -161,16 +161,16 @@ def test_a_stop_before_an_iteration_does_not_do_it(tmp_path):
         assert learner.last_iter == 0
 
 
-def test_an_exception_in_a_hook_is_written_down_and_raised_again(tmp_path):
-    class Fail(Note):
+def test_exception_in_a_hook_is_written_to_a_file_and_raised(tmp_path):
+    class Fail(RecordingHook):
         def __call__(self, learner):
-            raise RuntimeError("the hook's own")
+            raise RuntimeError("hook failed")
 
     with Learner(tmp_path, MeanAgent(), batches(), hooks=[Fail([], "after_iter", every=2)]) as learner:
-        with pytest.raises(RuntimeError, match="the hook's own"):
+        with pytest.raises(RuntimeError, match="hook failed"):
             learner.start(10)
         text = (tmp_path / "exception.txt").read_text()
-        assert text.startswith("2 iterations were done\nTraceback") and "the hook's own" in text
+        assert text.startswith("after 2 iterations\nTraceback") and "hook failed" in text
         assert learner.last_iter == 2
         learner._hooks.clear()
         learner.start(4)
@@ -180,44 +180,44 @@ def test_an_exception_in_a_hook_is_written_down_and_raised_again(tmp_path):
 # --- Priorities
 
 
-def test_priorities_are_the_absolute_errors_of_every_iteration_and_nothing_is_sent_twice(tmp_path):
-    written, agent = Written(), MeanAgent(rate=0.0)
+def test_absolute_td_errors_of_every_iteration_are_written_once(tmp_path):
+    writer, agent = RecordingWriter(), MeanAgent(rate=0.0)
     numbered = batches(size=2, first=-1.0)
-    pairs = tf.data.Dataset.zip((numbered, tf.data.Dataset.range(1000).map(lambda n: info_of([2 * n, 2 * n + 1]))))
-    with Learner(tmp_path, agent, pairs, priorities=written, steps_per_call=2) as learner:
+    pairs = tf.data.Dataset.zip((numbered, tf.data.Dataset.range(1000).map(lambda n: make_info([2 * n, 2 * n + 1]))))
+    with Learner(tmp_path, agent, pairs, priorities=writer, steps_per_call=2) as learner:
         learner.start(3)
-        assert written.calls == [
+        assert writer.calls == [
             ([0, 1, 2, 3], pytest.approx([1.01, 0.01, 0.01, 1.01])),
             ([4, 5], pytest.approx([1.01, 2.01])),
         ]
-        learner.train(transitions([1.0, 2.0]))  # has no keys
+        learner.train(transitions([1.0, 2.0]))  # This batch has no keys.
         learner.flush_priorities()
-        assert len(written.calls) == 2
+        assert len(writer.calls) == 2
 
 
-def test_an_agent_without_td_errors_sends_no_priorities(tmp_path):
-    written = Written()
-    pairs = batches(size=2).map(lambda batch: (batch, info_of([1, 2])))
-    with Learner(tmp_path, MeanAgent(has_errors=False), pairs, priorities=written) as learner:
+def test_agent_without_td_errors_writes_no_priorities(tmp_path):
+    writer = RecordingWriter()
+    pairs = batches(size=2).map(lambda batch: (batch, make_info([1, 2])))
+    with Learner(tmp_path, MeanAgent(has_td_errors=False), pairs, priorities=writer) as learner:
         learner.start(2)
-        assert written.calls == [] and learner.priority_info == {}
+        assert writer.calls == [] and learner.priority_info == {}
 
 
-def test_an_error_of_the_writer_reaches_the_caller(tmp_path):
+def test_error_of_the_priority_writer_is_raised(tmp_path):
     class Broken:
         def write(self, info, priorities):
-            raise ConnectionError("gone")
+            raise ConnectionError("server gone")
 
-    pairs = batches(size=2).map(lambda batch: (batch, info_of([1, 2])))
+    pairs = batches(size=2).map(lambda batch: (batch, make_info([1, 2])))
     with Learner(tmp_path, MeanAgent(), pairs, priorities=Broken()) as learner:
-        with pytest.raises(ConnectionError, match="gone"):
+        with pytest.raises(ConnectionError, match="server gone"):
             learner.start(2)
 
 
-# --- What it refuses
+# --- Invalid arguments
 
 
-def test_the_directory_of_another_learner_is_refused_and_given_back(tmp_path):
+def test_directory_of_a_running_learner_is_locked_until_it_closes(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches()):
         with pytest.raises(ResourceInUseError, match=f"in use by process {os.getpid()}"):
             Learner(tmp_path, MeanAgent(), batches())
@@ -225,88 +225,93 @@ def test_the_directory_of_another_learner_is_refused_and_given_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, error, sentence",
+    "arguments, error, message",
     [
-        ({"dataset": [1]}, TypeError, "dataset is a list, expected a tf.data.Dataset"),
-        ({"steps_per_call": 0}, ValueError, "steps_per_call is 0"),
-        ({"rank": -1}, ValueError, "rank is -1"),
-        ({"keep_checkpoints": 0}, ValueError, "keep_checkpoints is 0"),
-        ({"hooks": [print]}, TypeError, "expected a LearnerHook"),
-        ({"priorities": Written()}, SpecMismatchError, "the batches have no keys"),
+        ({"dataset": [1]}, TypeError, "dataset must be a tf.data.Dataset.*, got a list"),
+        ({"steps_per_call": 0}, ValueError, "steps_per_call must be an integer >= 1, got 0"),
+        ({"rank": -1}, ValueError, "rank must be an integer >= 0, got -1"),
+        ({"keep_checkpoints": 0}, ValueError, "keep_checkpoints must be an integer >= 1, got 0"),
+        ({"hooks": [print]}, TypeError, "hook must be a LearnerHook"),
+        ({"priorities": RecordingWriter()}, SpecMismatchError, "requires batches with keys"),
     ],
 )
-def test_arguments_are_checked_before_the_directory_is_taken(tmp_path, arguments, error, sentence):
-    with pytest.raises(error, match=sentence):
+def test_invalid_arguments_raise_before_the_directory_is_created(tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
         Learner(tmp_path / "run", MeanAgent(), **{"dataset": batches(), **arguments})
     assert not (tmp_path / "run").exists()
 
 
-def test_a_learner_that_cannot_be_made_gives_its_directory_back(tmp_path, monkeypatch):
+def test_failed_construction_releases_the_directory(tmp_path, monkeypatch):
     agent = MeanAgent()
 
-    def fails(*arguments, **options):
-        raise ValueError("cannot be made")
+    def fail(*arguments, **options):
+        raise ValueError("construction failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(learner_module, "Checkpoints", fails)
-        with pytest.raises(ValueError, match="cannot be made"):
+        patch.setattr(learner_module, "Checkpoints", fail)
+        with pytest.raises(ValueError, match="construction failed"):
             Learner(tmp_path, agent, batches())
     Learner(tmp_path, agent, batches()).close()
 
 
-def test_positions_and_iterations_are_checked(tmp_path):
-    class Never(Note):
+def test_invalid_positions_and_iterations_raise(tmp_path):
+    class Never(RecordingHook):
         def next_due(self, done):
             return done
 
     with Learner(tmp_path, MeanAgent(), batches(), hooks=[Never([], "after_iter", name="odd")]) as learner:
-        with pytest.raises(ValueError, match="position is 'between'"):
+        with pytest.raises(ValueError, match="position must be one of .*, got 'between'"):
             learner.call_hook("between")
-        with pytest.raises(ValueError, match="num_iterations is 0"):
+        with pytest.raises(ValueError, match="num_iterations must be an integer >= 1, got 0"):
             learner.start(0)
-        with pytest.raises(ValueError, match="hook 'odd' is due at iteration 0 next, expected one after 0"):
+        with pytest.raises(ValueError, match="next_due of hook 'odd' must return more than 0, got 0; fix the hook"):
             learner.start(1)
 
 
-def test_a_data_set_that_ends_is_an_error_that_says_what_to_do(tmp_path):
+def test_finite_dataset_raises_with_advice(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches().take(3)) as learner:
-        with pytest.raises(ValueError, match=r"the data set ended after iteration 0.* dataset.repeat\(\)"):
+        with pytest.raises(ValueError, match=r"the dataset ended between iterations 0 and 5; .* dataset.repeat\(\)"):
             learner.start(5)
 
 
-# --- Numbers that are not finite
+# --- Non-finite numbers
 
 
-def test_nan_stops_at_its_iteration_and_names_the_keys_of_the_batch(tmp_path):
+def test_nan_loss_raises_at_its_iteration_and_names_the_keys_of_the_batch(tmp_path):
     def batch(n):
         bad = tf.where(n == 4, np.nan, 1.0)
-        return transitions(tf.stack([1.0, tf.cast(bad, tf.float32)])), info_of([10 * n, 10 * n + 1])
+        return transitions(tf.stack([1.0, tf.cast(bad, tf.float32)])), make_info([10 * n, 10 * n + 1])
 
-    written, data = Written(), tf.data.Dataset.range(100).map(batch)
-    with Learner(tmp_path, MeanAgent(), data, priorities=written, hooks=[SaveCkptHook(every=1)]) as learner:
+    writer, data = RecordingWriter(), tf.data.Dataset.range(100).map(batch)
+    with Learner(tmp_path, MeanAgent(), data, priorities=writer, hooks=[SaveCkptHook(every=1)]) as learner:
         with pytest.raises(
-            TrainingDivergedError, match="diverged at iteration 4: the loss is nan; its batch has the keys 40, 41"
+            TrainingDivergedError,
+            match=r"diverged at iteration 4: the loss is nan; lower the learning .* \(keys of the batch: 40, 41\)",
         ):
             learner.start(100)
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[-1] == f"{4:010d}"
-        with pytest.raises(CheckpointError, match="no checkpoint at iteration 5: estimate:0 is not finite"):
+        with pytest.raises(
+            CheckpointError, match="the checkpoint at iteration 5 was not written: estimate:0 is not finite"
+        ):
             learner.save_checkpoint()
         with pytest.raises(TrainingDivergedError):
-            learner.train(transitions([1.0, 1.0]))  # the weight is spoilt
+            learner.train(transitions([1.0, 1.0]))  # The weight is already NaN.
 
 
-def test_nan_among_resident_items_names_the_items_of_the_batch(tmp_path):
-    resident = InMemoryDataset(items([1.0, np.nan]), 2, to_experience=lambda batch: transitions(batch["reward"]))
-    drawn = [resident.drawn(tf.constant(n, tf.int64)).numpy().tolist() for n in range(9)]
-    at = next(n for n, each in enumerate(drawn) if 1 in each)
-    with Learner(tmp_path, MeanAgent(), resident) as learner:
-        with pytest.raises(
-            TrainingDivergedError, match=f"iteration {at}: .* has the items {drawn[at][0]}, {drawn[at][1]}; look"
-        ):
+@pytest.mark.parametrize("batch_size", [2, 12])
+def test_nan_in_memory_raises_and_names_up_to_ten_items_of_the_batch(tmp_path, batch_size):
+    dataset = InMemoryDataset(
+        items([1.0, np.nan]), batch_size, to_experience=lambda batch: transitions(batch["reward"])
+    )
+    indices = [dataset.sample_indices(tf.constant(n, tf.int64)).numpy().tolist() for n in range(9)]
+    bad = next(n for n, batch in enumerate(indices) if 1 in batch)
+    listed = ", ".join(map(str, indices[bad][:10])) + (" and 2 more" if batch_size == 12 else "")
+    with Learner(tmp_path, MeanAgent(), dataset) as learner:
+        with pytest.raises(TrainingDivergedError, match=rf"iteration {bad}: .* \(items of the batch: {listed}\)"):
             learner.start(10)
 
 
-def behavioural_cloning():
+def make_cloning_agent():
     network = ActorNetwork(TIME_STEP_SPEC.observation, ACTION_SPEC, fc_layer_params=(4,))
     agent = BehavioralCloningAgent(
         TIME_STEP_SPEC, ACTION_SPEC, cloning_network=network, optimizer=tf.keras.optimizers.Adam(1e-2)
@@ -315,7 +320,7 @@ def behavioural_cloning():
     return agent
 
 
-def cloning_batches(*, bad_at=-1):
+def make_cloning_batches(*, bad_at=-1):
     def batch(n):
         action = tf.fill([4, 1], tf.where(n == bad_at, np.float32(np.nan), tf.cast(n % 3, tf.float32) / 3))
         types, ones = tf.ones([4], tf.int32), tf.ones([4])
@@ -325,42 +330,42 @@ def cloning_batches(*, bad_at=-1):
 
 
 @pytest.mark.slow
-def test_an_agent_of_tf_agents_that_checks_nothing_is_stopped_too_and_goes_on_bit_for_bit(tmp_path):
-    with Learner(tmp_path / "bad", behavioural_cloning(), cloning_batches(bad_at=2)) as learner:
+def test_cloning_agent_of_tf_agents_stops_at_nan_and_resumes_bit_for_bit(tmp_path):
+    with Learner(tmp_path / "bad", make_cloning_agent(), make_cloning_batches(bad_at=2)) as learner:
         with pytest.raises(TrainingDivergedError, match="diverged at iteration 2"):
             learner.start(10)
-    straight = behavioural_cloning()
-    first = [variable.numpy() for variable in straight.variables]
-    with Learner(tmp_path / "straight", straight, cloning_batches()) as learner:
+    uninterrupted = make_cloning_agent()
+    initial = [variable.numpy() for variable in uninterrupted.variables]
+    with Learner(tmp_path / "uninterrupted", uninterrupted, make_cloning_batches()) as learner:
         learner.start(6)
-    halves = behavioural_cloning()
-    for variable, value in zip(halves.variables, first, strict=True):
+    interrupted = make_cloning_agent()
+    for variable, value in zip(interrupted.variables, initial, strict=True):
         variable.assign(value)
-    data = iter(cloning_batches())
-    with Learner(tmp_path / "halves", halves, data, trackables={"data": data}, hooks=[SaveCkptHook(position="after_run")]) as learner:  # fmt: skip
+    data, hooks = iter(make_cloning_batches()), [SaveCkptHook(position="after_run")]
+    with Learner(tmp_path / "resumed", interrupted, data, trackables={"data": data}, hooks=hooks) as learner:
         learner.start(3)
-    again, data = behavioural_cloning(), iter(cloning_batches())
-    with Learner(tmp_path / "halves", again, data, trackables={"data": data}) as learner:
+    resumed, data = make_cloning_agent(), iter(make_cloning_batches())
+    with Learner(tmp_path / "resumed", resumed, data, trackables={"data": data}) as learner:
         assert learner.load_checkpoint()
         learner.start(6)
-    for one, other in zip(straight.variables, again.variables, strict=True):
+    for one, other in zip(uninterrupted.variables, resumed.variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 # --- Signals
 
 
-def test_a_signal_that_is_held_back_counts_once():
-    """As SIGTERM during a checkpoint of the server, which holds it back: a second one would end the process."""
+def test_deferred_signal_counts_once():
+    """Simulates SIGTERM while a checkpoint of the server defers it; a second signal would end the process."""
     reasons = []
-    with stopped_by_signals(reasons.append), signals_deferred():
+    with stop_on_signal(reasons.append), defer_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.2)
         assert reasons == []
     assert reasons == ["SIGTERM"]
 
 
-SIGNALLED = textwrap.dedent(
+SIGNAL_SCRIPT = textwrap.dedent(
     """
     import os, signal, sys, threading
     import tensorflow as tf
@@ -382,7 +387,7 @@ SIGNALLED = textwrap.dedent(
         return n
 
     data = batches()
-    if sys.argv[2] == "twice":  # while the graph runs, which then never ends by itself
+    if sys.argv[2] == "twice":  # The signals arrive while the graph runs, which then never returns.
         data = tf.data.Dataset.range(100).map(lambda n: tf.ensure_shape(tf.numpy_function(twice, [n], tf.int64), []))
         data = data.map(lambda n: transitions(tf.zeros([4]) + tf.cast(n, tf.float32)))
     hooks = [SaveCkptHook(position="after_run"), *([Send()] if sys.argv[2] == "once" else [])]
@@ -395,22 +400,22 @@ SIGNALLED = textwrap.dedent(
 )
 
 
-def signalled(folder, how):
+def run_signal_script(folder, mode):
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__)), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", SIGNALLED, str(folder), how]
+    command = [sys.executable, "-c", SIGNAL_SCRIPT, str(folder), mode]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.slow
-def test_a_signal_ends_the_run_at_the_boundary_and_it_is_saved(tmp_path):
-    done = signalled(tmp_path, "once")
+def test_signal_ends_the_run_after_the_call_and_saves_a_checkpoint(tmp_path):
+    done = run_signal_script(tmp_path, "once")
     assert done.stdout.split() == ["5", "SIGTERM", "True", "True"], done.stderr
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"{5:010d}"]
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_the_process_also_while_the_graph_waits(tmp_path):
-    done = signalled(tmp_path, "twice")
+def test_second_signal_ends_the_process_while_the_graph_waits(tmp_path):
+    done = run_signal_script(tmp_path, "twice")
     assert done.returncode == 128 + signal.SIGINT and done.stdout == ""
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
@@ -418,7 +423,7 @@ def test_a_second_signal_ends_the_process_also_while_the_graph_waits(tmp_path):
 # --- Evaluations
 
 
-def test_the_best_is_saved_with_the_state_of_all_hooks_and_exported(tmp_path):
+def test_best_checkpoint_is_saved_with_hook_states_and_exported(tmp_path):
     returns = iter([1.0, 5.0, 3.0, 4.0])
     agent = MeanAgent(rate=1.0)
     data = tf.data.Dataset.range(100).map(lambda n: transitions([tf.cast(n, tf.float32) / 8]))
@@ -441,9 +446,9 @@ def test_the_best_is_saved_with_the_state_of_all_hooks_and_exported(tmp_path):
         assert saved.action(time_step).action.numpy() == estimate
     with Learner(tmp_path, MeanAgent(), batches(), hooks=hooks) as learner:
         assert learner.load_checkpoint() and learner.best_return == 5.0 and learner.evaluated_at == 7
-        learner.start(7)  # nothing to do, and nothing is evaluated again
+        learner.start(7)  # The run is complete, so no policy is evaluated again.
 
 
-def test_without_an_evaluation_there_is_no_best_policy(tmp_path):
+def test_export_best_policy_returns_none_without_evaluations(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches()) as learner:
         assert learner.export_best_policy(tmp_path / "best") is None and not (tmp_path / "best").exists()

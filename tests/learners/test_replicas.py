@@ -1,125 +1,126 @@
-"""Replicas: an agent on two devices learns what it learns on one."""
+"""Replicas: an agent learns the same on two devices as on one."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, columns, two_steps
-from faults import hear, process
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory
+from faults import process, receive
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 
 from rlds2reverb.errors import SpecMismatchError
 
-#: Those whose losses are sums over items: on two halves of a batch their gradients are those on the whole.
-BY_ITEM = ["bc", "iql"]
+#: Agents whose losses are means over items, so that the mean gradient of two half batches is that of the whole one.
+ITEMWISE_AGENTS = ["bc", "iql"]
 
 
 def make(name):
     return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8, 8), seed=1)
 
 
-def batches():
-    return [two_steps(columns(6, seed)) for seed in range(4)]
+def make_batches():
+    return [to_trajectory(make_columns(6, seed)) for seed in range(4)]
 
 
-def dataset():
-    parts = batches()
+def make_dataset():
+    batches = make_batches()
     return tf.data.Dataset.from_generator(
-        lambda: iter(parts), output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, parts[0])
+        lambda: iter(batches), output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, batches[0])
     )
 
 
 def train_on_two_devices(channel, names, root):
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # a second one would take the first one's numbers
+    # Created only once, because a second strategy in the process would reuse the first one's collective keys.
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     for name in names:
         with strategy.scope():
             agent = make(name)
-        with Learner(root / name, agent, dataset(), strategy=strategy) as learner:
+        with Learner(root / name, agent, make_dataset(), strategy=strategy) as learner:
             learner.start(3)
             learner.save_checkpoint()
-            learner.train(batches()[3])
+            learner.train(make_batches()[3])
             assert learner.last_iter == 4
             copies = [[copy.numpy() for copy in variable.values] for variable in agent.variables]
-            td_error = learner.learn_info.get("critic_loss")
-        channel.send((name, copies, td_error))
+            critic_loss = learner.learn_info.get("critic_loss")
+        channel.send((name, copies, critic_loss))
     channel.send("done")
 
 
 @pytest.mark.parametrize(
     "names", [["iql", "td3_bc"], pytest.param(["bc", "rebrac", "cql", "awac"], marks=pytest.mark.slow)]
 )
-def test_two_replicas_learn_what_one_device_learns_and_stay_equal(tmp_path, names):
+def test_two_replicas_stay_equal_and_match_a_single_device(tmp_path, names):
     with process(train_on_two_devices, names, tmp_path) as (_, channel):
-        found = {name: (copies, loss) for name, copies, loss in iter(lambda: hear(channel), "done")}
-    assert list(found) == names
+        results = {name: (copies, loss) for name, copies, loss in iter(lambda: receive(channel), "done")}
+    assert list(results) == names
     for name in names:
-        copies, loss = found[name]
+        copies, loss = results[name]
         for one, two in copies:
             np.testing.assert_array_equal(one, two, err_msg=name)
         agent = make(name)
-        for batch in batches():
+        for batch in make_batches():
             info = agent.train(batch)
-        if name in BY_ITEM:
+        if name in ITEMWISE_AGENTS:
             for (one, _), variable in zip(copies, agent.variables, strict=True):
                 np.testing.assert_allclose(one, variable.numpy(), atol=2e-6, err_msg=name)
         assert loss is None or loss == pytest.approx(float(info.extra["critic_loss"]), rel=0.5)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_replicas_is_one_of_a_single_device(tmp_path):
+def test_checkpoint_of_replicas_loads_on_a_single_device(tmp_path):
     with process(train_on_two_devices, ["iql"], tmp_path) as (_, channel):
-        hear(channel)
-        hear(channel)
+        receive(channel)
+        receive(channel)
     agent = make("iql")
-    with Learner(tmp_path / "iql", agent, dataset()) as learner:
+    with Learner(tmp_path / "iql", agent, make_dataset()) as learner:
         assert learner.load_checkpoint() and learner.last_iter == 3
 
 
 @pytest.mark.parametrize(
     ("strategy", "error", "message"),
     [
-        (lambda: "two", TypeError, "strategy is a str, expected a MirroredStrategy or a OneDeviceStrategy"),
-        (lambda: tf.distribute.OneDeviceStrategy("CPU:0"), ValueError, "outside of the strategy's scope; make it"),
+        (lambda: "two", TypeError, "strategy must be a MirroredStrategy or a OneDeviceStrategy, got a str"),
+        (lambda: tf.distribute.OneDeviceStrategy("CPU:0"), ValueError, "outside the strategy's scope; use"),
     ],
 )
-def test_a_strategy_that_does_not_fit_is_refused(tmp_path, strategy, error, message):
+def test_unsupported_strategy_raises(tmp_path, strategy, error, message):
     with pytest.raises(error, match=message):
-        Learner(tmp_path, make("bc"), dataset(), strategy=strategy())
+        Learner(tmp_path, make("bc"), make_dataset(), strategy=strategy())
 
 
-def test_one_device_of_a_strategy_trains_as_without(tmp_path):
+def test_one_device_strategy_matches_training_without_a_strategy(tmp_path):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         agent = make("iql")
-    with Learner(tmp_path, agent, dataset(), strategy=strategy) as learner:
+    with Learner(tmp_path, agent, make_dataset(), strategy=strategy) as learner:
         learner.start(4)
-    alone = make("iql")
-    for batch in batches():
-        alone.train(batch)
-    for one, two in zip(agent.variables, alone.variables, strict=True):
+    expected = make("iql")
+    for batch in make_batches():
+        expected.train(batch)
+    for one, two in zip(agent.variables, expected.variables, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
 
 
-def share_five_items(channel, root):
+def make_invalid_learners(channel, root):
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         agent = make("bc")
     for size, jit_compile in ((5, False), (4, True)):
-        batch = two_steps(columns(size))
+        batch = to_trajectory(make_columns(size))
         try:
             Learner(root, agent, tf.data.Dataset.from_tensors(batch), strategy=strategy, jit_compile=jit_compile)
         except (SpecMismatchError, ValueError) as error:
             channel.send((type(error).__name__, str(error)))
 
 
-def test_a_batch_that_cannot_be_shared_and_a_compiled_one_are_refused(tmp_path):
-    with process(share_five_items, tmp_path) as (_, channel):
-        assert hear(channel) == (
+def test_indivisible_batch_and_jit_compile_raise_with_two_replicas(tmp_path):
+    with process(make_invalid_learners, tmp_path) as (_, channel):
+        assert receive(channel) == (
             "SpecMismatchError",
-            "a batch has 5 items for 2 replicas, which share it equally; expected a batch_size that 2 divides",
+            "batch_size must be a multiple of the 2 replicas, which share each batch equally, got 5",
         )
-        assert hear(channel) == ("ValueError", "jit_compile is for one replica, the strategy has 2")
+        assert receive(channel) == ("ValueError", "jit_compile requires a single replica, got 2")

@@ -1,10 +1,10 @@
-"""AWAC against a slow version from the paper."""
+"""AWAC against the reference implementation."""
 
-import agent_reference_impls as slow
+import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, columns, transition
+from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
 from rlds2reverb.learners.agents import make_agent
 
 SIZE, HIDDEN = 6, (4, 3)
@@ -18,7 +18,7 @@ def make(**overrides):
 
 
 @pytest.mark.parametrize("is_normalized", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_updates_are_those_of_the_slow_version(is_normalized):
+def test_updates_match_the_reference(is_normalized):
     agent = make(lambda_=0.4, normalize_weights=is_normalized, max_weight=1.0, actor_weight_decay=0.1)
     network, log_std = agent._actor.network.flat, agent._actor.log_std
     rng = np.random.default_rng(5)
@@ -27,42 +27,44 @@ def test_updates_are_those_of_the_slow_version(is_normalized):
     log_std.assign([-0.5, -1.0])
     actor = np.concatenate([network.numpy(), log_std.numpy()]).astype(float)
     critic, target = agent._critic.flat.numpy().astype(float), agent._target_critic.flat.numpy().astype(float)
-    actor_step, critic_step = slow.Adam(3e-4), slow.Adam(3e-4)
+    actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
     train = tf.function(agent.train)
     for step in range(2):
-        data = columns(SIZE, seed=step)
+        data = make_columns(SIZE, seed=step)
         s, end, action = (data[name].astype(float) for name in ("observation", "next_observation", "action"))
         action = (action - CENTRE) / HALF_WIDTH
         noise = [tf.random.stateless_normal([SIZE, ACTION], agent.noise_seed(i)).numpy().astype(float) for i in (0, 1)]
-        info = train(transition(data), tf.constant(WEIGHTS, tf.float32))
+        info = train(to_transition(data), tf.constant(WEIGHTS, tf.float32))
 
         def act(observation, noise, actor=actor):
-            mean = np.tanh(slow.mlp(actor[:-ACTION], ACTOR, observation))
+            mean = np.tanh(reference.mlp(actor[:-ACTION], ACTOR, observation))
             return np.clip(mean + np.exp(actor[-ACTION:]) * noise, -1, 1)
 
-        y = data["reward"] + 0.99 * data["discount"] * np.minimum(*slow.twins(target, CRITIC, end, act(end, noise[0])))
+        y = data["reward"] + 0.99 * data["discount"] * np.minimum(
+            *reference.twin_values(target, CRITIC, end, act(end, noise[0]))
+        )
 
         def critic_loss(w, s=s, action=action, y=y):
-            return sum((WEIGHTS * (q - y) ** 2).mean() for q in slow.twins(w, CRITIC, s, action))
+            return sum((WEIGHTS * (q - y) ** 2).mean() for q in reference.twin_values(w, CRITIC, s, action))
 
-        q = slow.twins(critic, CRITIC, s, action)
-        advantage = np.minimum(*q) - np.minimum(*slow.twins(critic, CRITIC, s, act(s, noise[1])))
+        q = reference.twin_values(critic, CRITIC, s, action)
+        advantage = np.minimum(*q) - np.minimum(*reference.twin_values(critic, CRITIC, s, act(s, noise[1])))
         weight = np.exp(advantage / 0.4)
         if is_normalized:
             weight = weight / weight.mean()
         else:
-            assert 0 < (weight > 1.0).sum() < SIZE, "some weights reach the cap, some do not"
+            assert 0 < (weight > 1.0).sum() < SIZE, "some weights must reach the cap, and some must not"
             weight = np.minimum(weight, 1.0)
 
         def actor_loss(w, s=s, action=action, weight=weight):
-            mean = np.tanh(slow.mlp(w[:-ACTION], ACTOR, s))
-            return -(weight * slow.log_normal(action, mean, w[-ACTION:])).mean()
+            mean = np.tanh(reference.mlp(w[:-ACTION], ACTOR, s))
+            return -(weight * reference.gaussian_log_prob(action, mean, w[-ACTION:])).mean()
 
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4)
         np.testing.assert_allclose(info.extra["td_error"], np.abs(np.subtract(q, y)).mean(axis=0), atol=1e-5)
-        actor = actor_step(actor, slow.gradient(actor_loss, actor) + 0.1 * actor)
-        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        actor = actor_step(actor, reference.gradient(actor_loss, actor) + 0.1 * actor)
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
         target = 0.995 * target + 0.005 * critic
     np.testing.assert_allclose(agent._critic.flat, critic, atol=3e-6)
     np.testing.assert_allclose(agent._target_critic.flat, target, atol=3e-6)
@@ -70,7 +72,7 @@ def test_updates_are_those_of_the_slow_version(is_normalized):
     np.testing.assert_allclose(log_std, actor[-ACTION:], atol=3e-6)
 
 
-def test_normalized_weights_have_mean_one_and_large_advantages_stay_finite():
+def test_weights_are_normalized_and_finite_for_large_advantages():
     weights = make().advantage_weights(tf.constant([0.0, 500.0, 1000.0, 1000.0]))
     np.testing.assert_allclose(weights, [0, 0, 2, 2])
     weights = make(normalize_weights=False).advantage_weights(tf.constant([0.0, 500.0]))

@@ -1,13 +1,13 @@
-"""CQL against a slow version from the paper, and its penalty against that of TF-Agents."""
+"""CQL against the reference implementation, and its penalty against that of TF-Agents."""
 
-import agent_reference_impls as slow
+import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, columns, transition
+from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
 from rlds2reverb.learners.agents import SquashedGaussianActor, conservative_penalty, make_agent
 from rlds2reverb.learners.agents.networks import MLP
-from rlds2reverb.learners.agents.squashed_gaussian import squashed
+from rlds2reverb.learners.agents.squashed_gaussian import squash
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
@@ -22,24 +22,24 @@ def make(**overrides):
     return make_agent("cql", TIME_STEP_SPEC, ACTION_SPEC, **kwargs)
 
 
-def spread(agent):
-    """Larger last layers, so that standard deviations, values and gradients differ."""
+def perturb_weights(agent):
+    """Enlarges the last layers so that standard deviations, values and gradients vary."""
     rng = np.random.default_rng(5)
     for flat in (agent._actor.network.flat, agent._critic.flat, agent._target_critic.flat):
         flat.assign_add(rng.normal(0, 0.2, flat.shape))
 
 
 def gaussian(actor, observation):
-    mean, log_std = np.split(slow.mlp(actor, ACTOR, observation), 2, axis=1)
-    return slow.clip(mean, -9, 9), slow.clip(log_std, -5, 2)
+    mean, log_std = np.split(reference.mlp(actor, ACTOR, observation), 2, axis=1)
+    return reference.clip(mean, -9, 9), reference.clip(log_std, -5, 2)
 
 
 def act(actor, observation, noise):
-    """Actions and log densities as in SAC's eq. 21, the derivative of tanh as it is."""
+    """Returns actions and log densities as in SAC's eq. 21, with the unsimplified derivative of tanh."""
     mean, log_std = gaussian(actor, observation)
     before = mean + np.exp(log_std) * noise
     action = np.tanh(before)
-    return action, slow.log_normal(before, mean, log_std) - np.log(1 - action**2).sum(axis=1)
+    return action, reference.gaussian_log_prob(before, mean, log_std) - np.log(1 - action**2).sum(axis=1)
 
 
 @pytest.mark.parametrize(
@@ -54,58 +54,62 @@ def act(actor, observation, noise):
     ],
     ids=["published", "lagrange", "warm start", "max backup"],
 )
-def test_updates_are_those_of_the_slow_version(overrides):
+def test_updates_match_the_reference(overrides):
     agent = make(**overrides)
-    spread(agent)
+    perturb_weights(agent)
     alpha = overrides.get("min_q_weight", 5.0)
     actor, critic, target = (
         each.flat.numpy().astype(float) for each in (agent._actor.network, agent._critic, agent._target_critic)
     )
     log_temperature = log_weight = 0.0
-    actor_step, temperature_step, critic_step, weight_step = (slow.Adam(rate) for rate in (1e-4, 1e-4, 3e-4, 3e-4))
+    actor_step, temperature_step, critic_step, weight_step = (reference.Adam(rate) for rate in (1e-4, 1e-4, 3e-4, 3e-4))
     train = tf.function(agent.train)
     for step in range(2):
-        data = columns(SIZE, seed=step)
+        data = make_columns(SIZE, seed=step)
         s, end, action = (data[name].astype(float) for name in ("observation", "next_observation", "action"))
         action = (action - CENTRE) / HALF_WIDTH
         noise = tf.random.stateless_normal([2, 1 + SAMPLES, SIZE, ACTION], agent.noise_seed(0)).numpy().astype(float)
         uniform = tf.random.stateless_uniform([SAMPLES, SIZE, ACTION], agent.noise_seed(1), -1, 1).numpy().astype(float)
-        info = train(transition(data), tf.constant(WEIGHTS, tf.float32))
+        info = train(to_transition(data), tf.constant(WEIGHTS, tf.float32))
 
         _, log_prob = act(actor, s, noise[0, 0])
         log_temperature = temperature_step(log_temperature, -(log_prob.mean() - ACTION))
         temperature = np.exp(log_temperature)
 
         def actor_loss(w, step=step, s=s, action=action, noise=noise, critic=critic, temperature=temperature):
-            drawn, log_prob = act(w, s, noise[0, 0])
+            sampled, log_prob = act(w, s, noise[0, 0])
             if step < overrides.get("num_bc_updates", 0):
                 mean, log_std = gaussian(w, s)
-                likelihood = slow.log_normal(np.arctanh(action), mean, log_std) - np.log(1 - action**2).sum(axis=1)
+                likelihood = reference.gaussian_log_prob(np.arctanh(action), mean, log_std) - np.log(1 - action**2).sum(
+                    axis=1
+                )
                 return (temperature * log_prob - likelihood).mean()
-            return (temperature * log_prob - slow.smaller(*slow.twins(critic, CRITIC, s, drawn))).mean()
+            return (
+                temperature * log_prob - reference.minimum(*reference.twin_values(critic, CRITIC, s, sampled))
+            ).mean()
 
         next_action, next_log_prob = act(actor, end, noise[1, 0])
-        value = np.minimum(*slow.twins(target, CRITIC, end, next_action))
+        value = np.minimum(*reference.twin_values(target, CRITIC, end, next_action))
         if overrides.get("max_q_backup"):
-            each = [slow.twins(target, CRITIC, end, act(actor, end, one)[0]) for one in noise[1, 1:]]
+            each = [reference.twin_values(target, CRITIC, end, act(actor, end, one)[0]) for one in noise[1, 1:]]
             value = np.minimum(*(np.max([pair[i] for pair in each], axis=0) for i in (0, 1)))
         if not overrides.get("deterministic_backup", True):
             value = value - temperature * next_log_prob
         y = data["reward"] + 0.99 * data["discount"] * value
-        drawn = [(each, np.full(SIZE, -ACTION * np.log(2))) for each in uniform]
-        drawn += [act(actor, end, each) for each in noise[1, 1:]] + [act(actor, s, each) for each in noise[0, 1:]]
+        samples = [(each, np.full(SIZE, -ACTION * np.log(2))) for each in uniform]
+        samples += [act(actor, end, each) for each in noise[1, 1:]] + [act(actor, s, each) for each in noise[0, 1:]]
 
-        def penalties(w, s=s, action=action, drawn=drawn):
+        def penalties(w, s=s, action=action, samples=samples):
             total = [0, 0]
-            for each, density in drawn:
-                for i, q in enumerate(slow.twins(w, CRITIC, s, each)):
+            for each, density in samples:
+                for i, q in enumerate(reference.twin_values(w, CRITIC, s, each)):
                     total[i] = total[i] + np.exp(q) / np.exp(density)
-            return [np.log(one) - q for one, q in zip(total, slow.twins(w, CRITIC, s, action), strict=True)]
+            return [np.log(one) - q for one, q in zip(total, reference.twin_values(w, CRITIC, s, action), strict=True)]
 
         weight = np.exp(log_weight) * alpha
 
         def critic_loss(w, s=s, action=action, y=y, penalties=penalties, weight=weight):
-            q = slow.twins(w, CRITIC, s, action)
+            q = reference.twin_values(w, CRITIC, s, action)
             return sum(
                 (WEIGHTS * ((one - y) ** 2 + weight * penalty)).mean()
                 for one, penalty in zip(q, penalties(w), strict=True)
@@ -114,29 +118,29 @@ def test_updates_are_those_of_the_slow_version(overrides):
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=2e-5)
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=2e-5)
         np.testing.assert_allclose(info.extra["temperature"], temperature, rtol=1e-6)
-        td = [each - y for each in slow.twins(critic, CRITIC, s, action)]
+        td = [each - y for each in reference.twin_values(critic, CRITIC, s, action)]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), rtol=1e-4)
         if "lagrange_threshold" in overrides:
             gap = np.mean(penalties(critic)) * alpha - overrides["lagrange_threshold"]
             log_weight = weight_step(log_weight, -np.exp(log_weight) * gap)
-        actor = actor_step(actor, slow.gradient(actor_loss, actor))
-        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        actor = actor_step(actor, reference.gradient(actor_loss, actor))
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
         target = 0.995 * target + 0.005 * critic
-    for name, variable, found in [
+    for name, variable, expected in [
         ("actor", agent._actor_optimizer.moments[0][0], actor_step.m),
         ("critic", agent._critic_optimizer.moments[0][0], critic_step.m),
         ("weights of the actor", agent._actor.network.flat, actor),
         ("weights of the critics", agent._critic.flat, critic),
         ("target", agent._target_critic.flat, target),
     ]:
-        np.testing.assert_allclose(variable, found, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(variable, expected, atol=2e-5, err_msg=name)
     np.testing.assert_allclose(agent._log_penalty_weight, log_weight, atol=1e-6)
 
 
-def test_the_penalty_is_that_of_tf_agents_for_the_same_values(monkeypatch):
-    """TF-Agents draws uniform actions and those of pi(s) only, and gives the mean over both critics and the batch.
+def test_penalty_matches_tf_agents(monkeypatch):
+    """TF-Agents samples only uniform actions and those of pi(s), and averages over both critics and the batch.
 
-    The bounds are scalars: with bounds for each action its uniform density counts the actions twice.
+    The bounds are scalars because with bounds per action its uniform density counts the actions twice.
     """
     rng = np.random.default_rng(0)
     q_policy, q_uniform = rng.normal(size=(2, 2, SAMPLES, SIZE)).astype(np.float32)
@@ -144,9 +148,9 @@ def test_the_penalty_is_that_of_tf_agents_for_the_same_values(monkeypatch):
     log_pi = rng.normal(size=(SAMPLES, SIZE)).astype(np.float32)
     agent = object.__new__(cql_sac_agent.CqlSacAgent)
     spec = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, -1.0, 1.0)
-    given = {"num_cql_samples": SAMPLES, "softmax_temperature": 1.0, "debug_summaries": False}
-    given |= {"action_spec": spec, "time_step_spec": TIME_STEP_SPEC, "action_seed_stream": lambda: 0}
-    for name, value in given.items():
+    attributes = {"num_cql_samples": SAMPLES, "softmax_temperature": 1.0, "debug_summaries": False}
+    attributes |= {"action_spec": spec, "time_step_spec": TIME_STEP_SPEC, "action_seed_stream": lambda: 0}
+    for name, value in attributes.items():
         object.__setattr__(agent, f"_{name}", value)
     sampled = tf.zeros([SIZE, SAMPLES, ACTION]), tf.constant(log_pi.T)
     monkeypatch.setattr(
@@ -160,32 +164,32 @@ def test_the_penalty_is_that_of_tf_agents_for_the_same_values(monkeypatch):
     expected = agent._cql_loss(steps, tf.zeros([SIZE, ACTION]))
 
     log_densities = np.concatenate([np.full((SAMPLES, SIZE), -ACTION * np.log(2), np.float32), log_pi])
-    found = conservative_penalty(np.concatenate([q_uniform, q_policy], axis=1), log_densities, q_data)
-    assert found.shape == (2, SIZE)
-    np.testing.assert_allclose(tf.reduce_mean(found), expected, rtol=1e-5)
+    penalty = conservative_penalty(np.concatenate([q_uniform, q_policy], axis=1), log_densities, q_data)
+    assert penalty.shape == (2, SIZE)
+    np.testing.assert_allclose(tf.reduce_mean(penalty), expected, rtol=1e-5)
 
 
-def test_the_penalty_by_hand():
-    """Two actions of density 1/2 and values 0 and log 3: log(2 + 6) - 1."""
-    found = conservative_penalty(
+def test_penalty_matches_a_hand_computed_value():
+    """For two actions with density 1/2 and values 0 and log 3, the penalty is log(2 + 6) - 1."""
+    penalty = conservative_penalty(
         tf.constant([[0.0], [float(np.log(3))]]), tf.fill([2, 1], -np.float32(np.log(2))), tf.constant([1.0])
     )
-    np.testing.assert_allclose(found, [np.log(8) - 1], rtol=1e-6)
+    np.testing.assert_allclose(penalty, [np.log(8) - 1], rtol=1e-6)
 
 
-def test_densities_of_squashed_actions_integrate_to_one_and_are_finite_at_the_bounds():
+def test_squashed_density_integrates_to_one_and_is_finite_at_the_bounds():
     actor = SquashedGaussianActor(MLP([1, 4, 2], seed=0), log_std_bounds=(-1.0, -1.0))
     edges = np.linspace(-1, 1, 20001, dtype=np.float32)[:, None]
     middles = (edges[1:] + edges[:-1]) / 2
     density = tf.exp(actor.log_prob(tf.ones_like(middles), middles))
     np.testing.assert_allclose(tf.reduce_sum(density) * 1e-4, 1, rtol=1e-3)
     assert np.isfinite(actor.log_prob(tf.ones([2, 1]), tf.constant([[-1.0], [1.0]]))).all()
-    action, log_prob = squashed(tf.constant([[9.0]]), tf.constant([[2.0]]), tf.constant([[3.0]]))
+    action, log_prob = squash(tf.constant([[9.0]]), tf.constant([[2.0]]), tf.constant([[3.0]]))
     assert action.numpy() == 1 and np.isfinite(log_prob).all()
 
 
-def test_samples_have_the_mode_as_their_median_and_stay_within_the_bounds():
+def test_samples_have_the_mode_as_median_and_stay_within_the_bounds():
     actor = SquashedGaussianActor(MLP([1, 4, 2], seed=0))
-    drawn = actor.sample(tf.ones([2000, 1]), tf.constant([1, 2])).numpy()
-    assert np.abs(drawn).max() <= 1
-    np.testing.assert_allclose(np.median(drawn), actor.mode(tf.ones([1, 1]))[0, 0], atol=0.05)
+    samples = actor.sample(tf.ones([2000, 1]), tf.constant([1, 2])).numpy()
+    assert np.abs(samples).max() <= 1
+    np.testing.assert_allclose(np.median(samples), actor.mode(tf.ones([1, 1]))[0, 0], atol=0.05)

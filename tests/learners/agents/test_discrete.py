@@ -1,11 +1,11 @@
-"""Discrete agents against TF-Agents' own and slow versions."""
+"""Discrete agents against those of TF-Agents and the reference implementations."""
 
-import agent_reference_impls as slow
+import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, columns, transition, two_steps
-from properties import slow_but
+from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from properties import mark_slow_except
 from rlds2reverb.learners.agents import CategoricalActor, EpsilonGreedyActor, make_agent
 from rlds2reverb.learners.agents.networks import MLP
 from tf_agents.agents.dqn import dqn_agent
@@ -27,18 +27,18 @@ def make(name, spec=SPEC, **overrides):
 
 
 def discrete_columns(size=SIZE, seed=0, spec=SPEC):
-    data, rng = columns(size, seed), np.random.default_rng([seed, 1])
+    data, rng = make_columns(size, seed), np.random.default_rng([seed, 1])
     for name in ("action", "next_action"):
         data[name] = (spec.minimum + rng.integers(0, COUNT, size)).astype(spec.dtype.as_numpy_dtype)
-    data["reward"] *= 3  # both sides of Huber's corner
+    data["reward"] *= 3  # Covers both branches of the Huber loss.
     return data
 
 
 @pytest.mark.parametrize("name", ["dqn", "double_dqn"])
-def test_updates_are_those_of_tf_agents(name):
+def test_updates_match_tf_agents(name):
     agent = make(name, SPEC_FROM_0, learning_rate=1e-2, target_update_period=2)
     networks = [q_network.QNetwork(TIME_STEP_SPEC.observation, SPEC_FROM_0, fc_layer_params=HIDDEN) for _ in range(2)]
-    peer = (dqn_agent.DdqnAgent if name == "double_dqn" else dqn_agent.DqnAgent)(
+    baseline = (dqn_agent.DdqnAgent if name == "double_dqn" else dqn_agent.DqnAgent)(
         TIME_STEP_SPEC,
         SPEC_FROM_0,
         q_network=networks[0],
@@ -50,76 +50,76 @@ def test_updates_are_those_of_tf_agents(name):
     )
     rng = np.random.default_rng(0)
     agent._target_critic.flat.assign_add(rng.normal(0, 0.5, agent._target_critic.flat.shape))
-    for network, ours in zip(networks, (agent._critic, agent._target_critic), strict=True):
-        network.set_weights([part.numpy() for layer in ours.layers()[0] for part in layer])
+    for network, own in zip(networks, (agent._critic, agent._target_critic), strict=True):
+        network.set_weights([part.numpy() for layer in own.layers()[0] for part in layer])
     for step in range(5):
         experience, weights = (
-            transition(discrete_columns(seed=step, spec=SPEC_FROM_0)),
+            to_transition(discrete_columns(seed=step, spec=SPEC_FROM_0)),
             tf.constant(WEIGHTS, tf.float32),
         )
-        found, expected = agent.train(experience, weights), peer.train(experience, weights)
-        np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
-        np.testing.assert_allclose(found.extra["td_error"], np.abs(expected.extra.td_error), atol=2e-5)
-    for network, ours in zip(networks, (agent._critic, agent._target_critic), strict=True):
+        actual, expected = agent.train(experience, weights), baseline.train(experience, weights)
+        np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
+        np.testing.assert_allclose(actual.extra["td_error"], np.abs(expected.extra.td_error), atol=2e-5)
+    for network, own in zip(networks, (agent._critic, agent._target_critic), strict=True):
         flat = np.concatenate([each.ravel() for each in network.get_weights()])
-        np.testing.assert_allclose(ours.flat, flat, atol=2e-5)
+        np.testing.assert_allclose(own.flat, flat, atol=2e-5)
 
 
-def test_discrete_cql_is_the_slow_version():
+def test_discrete_cql_updates_match_the_reference():
     agent = make("discrete_cql", conservative_weight=0.7, learning_rate=1e-2, adam_epsilon=1e-8)
     critic = agent._critic.flat.numpy().astype(float)
-    target, adam = critic, slow.Adam(1e-2)
+    target, adam = critic, reference.Adam(1e-2)
     for step in range(2):
         data = discrete_columns(seed=step)
         chosen = data["action"] - SPEC.minimum
-        value = slow.mlp(target, NETWORK, data["next_observation"].astype(float)).max(axis=1)
+        value = reference.mlp(target, NETWORK, data["next_observation"].astype(float)).max(axis=1)
         y = data["reward"] + 0.99 * data["discount"] * value
 
         def loss(w, data=data, chosen=chosen, y=y):
-            values = slow.mlp(w, NETWORK, data["observation"].astype(float))
+            values = reference.mlp(w, NETWORK, data["observation"].astype(float))
             q = values[np.arange(SIZE), chosen]
-            size = slow.magnitude(q - y)
+            size = reference.absolute(q - y)
             huber = np.where(size.real <= 1, size**2 / 2, size - 0.5)
             return (WEIGHTS * (huber + 0.7 * (np.log(np.exp(values).sum(axis=1)) - q))).mean()
 
-        info = agent.train(transition(data), tf.constant(WEIGHTS, tf.float32))
+        info = agent.train(to_transition(data), tf.constant(WEIGHTS, tf.float32))
         np.testing.assert_allclose(info.loss, loss(critic), rtol=1e-5)
-        critic = adam(critic, slow.gradient(loss, critic))
+        critic = adam(critic, reference.gradient(loss, critic))
     np.testing.assert_allclose(agent._critic.flat, critic, atol=2e-5)
     np.testing.assert_array_equal(agent._target_critic.flat, target.astype(np.float32))
 
 
-def test_discrete_bc_is_the_slow_version():
+def test_discrete_bc_updates_match_the_reference():
     agent = make("discrete_bc")
-    actor, adam = agent._actor.network.flat.numpy().astype(float), slow.Adam(3e-4)
+    actor, adam = agent._actor.network.flat.numpy().astype(float), reference.Adam(3e-4)
     for step in range(2):
         data = discrete_columns(seed=step)
         chosen = data["action"] - SPEC.minimum
 
         def loss(w, data=data, chosen=chosen):
-            p = np.exp(slow.mlp(w, NETWORK, data["observation"].astype(float)))
+            p = np.exp(reference.mlp(w, NETWORK, data["observation"].astype(float)))
             return -(WEIGHTS * np.log(p[np.arange(SIZE), chosen] / p.sum(axis=1))).mean()
 
-        info = agent.train(transition(data), tf.constant(WEIGHTS, tf.float32))
+        info = agent.train(to_transition(data), tf.constant(WEIGHTS, tf.float32))
         np.testing.assert_allclose(info.loss, loss(actor), rtol=1e-5)
         assert "td_error" not in info.extra
-        actor = adam(actor, slow.gradient(loss, actor))
+        actor = adam(actor, reference.gradient(loss, actor))
     np.testing.assert_allclose(agent._actor.network.flat, actor, atol=3e-6)
 
 
-def test_the_discount_of_an_n_step_transition_is_counted_once():
-    """r + gamma * (product of discounts) * max Q: with gamma 0.5 and values of 1 and 2 that is worked by hand."""
+def test_n_step_discount_is_applied_once():
+    """The target is r + gamma * (product of discounts) * max Q, here with gamma 0.5 and values of 1 and 2."""
     agent = make("dqn", discount=0.5)
     flat, target = agent._critic.flat, agent._target_critic.flat
     flat.assign(tf.zeros_like(flat))
     target.assign([*[0.0] * (target.shape[0] - COUNT), 1.0, 2.0, 1.0, 1.0])
     data = {**discrete_columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}
-    info = agent.train(transition(data))
+    info = agent.train(to_transition(data))
     np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5 * 2, 12 + 0.5 * 0.81 * 2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_item_of_weight_zero_moves_nothing(name):
+def test_item_with_weight_zero_does_not_affect_the_update(name):
     data = discrete_columns()
     other = {**data, "reward": data["reward"] + np.float32([0, 0, 0, 5, 0, 0])}
     other["action"] = data["action"].copy()
@@ -127,47 +127,47 @@ def test_an_item_of_weight_zero_moves_nothing(name):
     results = []
     for each in (data, other):
         agent = make(name)
-        agent.train(two_steps(each), tf.constant(WEIGHTS, tf.float32))
+        agent.train(to_trajectory(each), tf.constant(WEIGHTS, tf.float32))
         results.append([variable.numpy() for variable in agent.variables])
     for one, two in zip(*results, strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_restored_agent_goes_on_bit_for_bit(name, tmp_path):
+def test_restored_agent_continues_bit_for_bit(name, tmp_path):
     overrides = {} if name == "discrete_bc" else {"target_update_period": 3}
-    agent, again = make(name, **overrides), make(name, **overrides)
-    experience = transition(discrete_columns())
+    agent, restored = make(name, **overrides), make(name, **overrides)
+    experience = to_transition(discrete_columns())
     for _ in range(2):
         agent.train(experience)
     path = tf.train.Checkpoint(agent=agent).write(str(tmp_path / "half"))
     agent.train(experience)
-    tf.train.Checkpoint(agent=again).read(path).assert_consumed()
-    again.train(experience)
-    for one, two in zip(agent.variables, again.variables, strict=True):
+    tf.train.Checkpoint(agent=restored).read(path).assert_consumed()
+    restored.train(experience)
+    for one, two in zip(agent.variables, restored.variables, strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize("name", ["double_dqn", "discrete_bc"])
-def test_a_step_compiles_under_xla(name):
-    experience = transition(discrete_columns())
+def test_train_step_compiles_with_xla(name):
+    experience = to_transition(discrete_columns())
     plain, compiled = make(name), make(name)
     expected = plain.train(experience)
-    found = tf.function(compiled.train, jit_compile=True)(experience)
-    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
-    assert found.extra.keys() == expected.extra.keys()
+    actual = tf.function(compiled.train, jit_compile=True)(experience)
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
+    assert actual.extra.keys() == expected.extra.keys()
 
 
-@pytest.mark.parametrize("name", slow_but(["double_dqn", "discrete_cql"], NAMES))
+@pytest.mark.parametrize("name", mark_slow_except(["double_dqn", "discrete_cql"], NAMES))
 def test_agents_learn_the_best_action(name):
-    """One step; the reward is 1 for one action, which depends on the sign of the observation, else 0."""
+    """In one-step episodes the reward is 1 for one action, which depends on the observation's sign, and else 0."""
     rng, size = np.random.default_rng(0), 512
     observation = rng.uniform(-1, 1, (size, OBSERVATION)).astype(np.float32)
     best = np.where(observation[:, 0] > 0, 4, 6)
     action = np.where(rng.uniform(size=size) < 0.4, best, rng.integers(3, 3 + COUNT, size))
     data = {**discrete_columns(size), "observation": observation, "action": action.astype(np.int64)}
     data |= {"reward": (action == best).astype(np.float32), "discount": np.zeros(size, np.float32)}
-    agent, experience = make(name, hidden_sizes=(32,), learning_rate=1e-2), transition(data)
+    agent, experience = make(name, hidden_sizes=(32,), learning_rate=1e-2), to_transition(data)
 
     @tf.function
     def run():
@@ -182,7 +182,7 @@ def test_agents_learn_the_best_action(name):
 
 
 @pytest.mark.parametrize("name", ["dqn", pytest.param("discrete_bc", marks=pytest.mark.slow)])
-def test_collect_policies_are_saved_and_stay_within_the_actions(name, tmp_path):
+def test_saved_collect_policy_returns_valid_actions(name, tmp_path):
     agent = make(name, **({"exploration_epsilon": 1.0} if name == "dqn" else {}))
     policy_saver.PolicySaver(agent.collect_policy).save(str(tmp_path))
     policy = tf.saved_model.load(str(tmp_path))
@@ -190,24 +190,24 @@ def test_collect_policies_are_saved_and_stay_within_the_actions(name, tmp_path):
     assert sorted(set(policy.action(step).action.numpy())) == [3, 4, 5, 6]
 
 
-def test_epsilon_is_the_share_of_random_actions():
+def test_epsilon_is_the_probability_of_random_actions():
     network = MLP([1, 4, COUNT], seed=0)
     observation = tf.ones([4000, 1])
     best = EpsilonGreedyActor(network, epsilon=0.0)
     np.testing.assert_array_equal(best.sample(observation, [1, 2]), best.mode(observation))
-    drawn = EpsilonGreedyActor(network, epsilon=0.2).sample(observation, [1, 2])
-    np.testing.assert_allclose(np.mean(drawn != best.mode(observation)), 0.2 * (COUNT - 1) / COUNT, atol=0.02)
+    actions = EpsilonGreedyActor(network, epsilon=0.2).sample(observation, [1, 2])
+    np.testing.assert_allclose(np.mean(actions != best.mode(observation)), 0.2 * (COUNT - 1) / COUNT, atol=0.02)
 
 
-def test_a_categorical_actor_samples_by_its_probabilities():
+def test_categorical_actor_samples_by_its_probabilities():
     actor = CategoricalActor(MLP([1, 4, COUNT], seed=0))
     observation = tf.ones([4000, 1])
-    share = np.bincount(actor.sample(observation, [1, 2]), minlength=COUNT) / 4000
-    found = [float(tf.exp(actor.log_prob(observation[:1], tf.constant([each])))[0]) for each in range(COUNT)]
-    np.testing.assert_allclose(share, found, atol=0.03)
-    assert actor.mode(observation)[0] == np.argmax(found)
+    shares = np.bincount(actor.sample(observation, [1, 2]), minlength=COUNT) / 4000
+    probabilities = [float(tf.exp(actor.log_prob(observation[:1], tf.constant([n])))[0]) for n in range(COUNT)]
+    np.testing.assert_allclose(shares, probabilities, atol=0.03)
+    assert actor.mode(observation)[0] == np.argmax(probabilities)
 
 
-def test_a_continuous_action_is_refused():
-    with pytest.raises(ValueError, match="expected an integer action"):
+def test_continuous_action_raises():
+    with pytest.raises(ValueError, match="actions must be integers"):
         make("dqn", ACTION_SPEC)

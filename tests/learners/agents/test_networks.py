@@ -1,4 +1,4 @@
-import agent_reference_impls as slow
+import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,20 +8,20 @@ SIZES = (3, 5, 4, 2)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_copies_are_networks_of_their_own(layer_norm):
+def test_copies_are_independent_networks(layer_norm):
     network = MLP(SIZES, seed=0, copies=2, layer_norm=layer_norm)
     network.flat.assign_add(0.1 * tf.random.stateless_normal(network.flat.shape, [0, 0]))
     x = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
     halves = np.split(network.flat.numpy().astype(float), 2)
     assert not np.array_equal(*halves)
-    expected = [slow.mlp(half, SIZES, each, layer_norm) for half, each in zip(halves, x, strict=True)]
+    expected = [reference.mlp(half, SIZES, each, layer_norm) for half, each in zip(halves, x, strict=True)]
     x = tf.constant(x)
     np.testing.assert_allclose(network(x), expected, atol=1e-5)
     np.testing.assert_allclose(network(x[0])[0], expected[0], atol=1e-5)
-    np.testing.assert_allclose(network(x[1], only=1), expected[1], atol=1e-5)
+    np.testing.assert_allclose(network(x[1], copy_index=1), expected[1], atol=1e-5)
 
 
-def test_initial_weights():
+def test_initial_weights_follow_the_options():
     weights, bias = MLP((100, 7, 2), seed=0).layers()[0][0]
     assert (
         np.abs(weights).max() <= 0.1 and np.abs(bias).max() <= 0.1 and np.std(weights) == pytest.approx(0.058, rel=0.1)
@@ -33,11 +33,11 @@ def test_initial_weights():
     (_, bias), last = MLP((100, 7, 2), seed=0, hidden_bias=0.1, final_scale=1e-3).layers()[0]
     np.testing.assert_array_equal(bias, np.full(7, np.float32(0.1)))
     assert max(np.abs(each).max() for each in last) <= 1e-3
-    with pytest.raises(ValueError, match=r"expected init 'fan_in' or 'orthogonal', got 'zeros'"):
+    with pytest.raises(ValueError, match=r"init must be 'fan_in' or 'orthogonal', got 'zeros'"):
         MLP((1, 1), seed=0, init="zeros")
 
 
-def test_the_seed_and_the_name_give_the_weights():
+def test_seed_and_name_determine_the_weights():
     def weights(**arguments):
         return MLP(SIZES, **{"seed": 0, "name": "actor", **arguments}).flat.numpy()
 
@@ -46,7 +46,7 @@ def test_the_seed_and_the_name_give_the_weights():
     assert not np.array_equal(weights(), weights(name="critic"))
 
 
-def test_a_target_starts_equal_and_follows_at_its_rate():
+def test_target_starts_equal_and_tracks_at_its_rate():
     network = MLP(SIZES, seed=0)
     target = network.copy()
     start = network.flat.numpy()
@@ -58,29 +58,29 @@ def test_a_target_starts_equal_and_follows_at_its_rate():
     assert not target.trainable_variables
 
 
-def test_adam_follows_half_a_cosine_to_zero():
+def test_adam_decays_the_learning_rate_along_half_a_cosine():
     variable = tf.Variable([1.0, -2.0])
-    adam, expected, oracle = Adam([variable], 0.1, decay_steps=4), np.array([1.0, -2.0]), slow.Adam(0.1)
+    adam, expected, reference_adam = Adam([variable], 0.1, decay_steps=4), np.array([1.0, -2.0]), reference.Adam(0.1)
     for step in range(6):
         gradient = np.array([1.0, step - 3.0])
         adam.apply([tf.constant(gradient, tf.float32)])
-        expected = oracle(expected, gradient, 0.1 * (1 + np.cos(np.pi * min(step / 4, 1))) / 2)
+        expected = reference_adam(expected, gradient, 0.1 * (1 + np.cos(np.pi * min(step / 4, 1))) / 2)
         np.testing.assert_allclose(variable, expected, atol=1e-6)
 
 
 def test_target_actions_have_clipped_noise():
     actor = TanhActor(MLP((3, 2), seed=0, final_scale=1e-3), exploration_noise=0.0)
     observation = tf.zeros([1000, 3])
-    found = actor.smoothed(observation, tf.constant([1, 2]), noise=0.2, clip=0.3) - actor.mode(observation)
-    assert np.abs(found).max() <= 0.3 + 1e-6 and 0.15 < np.std(found) < 0.2
+    noise = actor.sample_smoothed(observation, tf.constant([1, 2]), noise=0.2, clip=0.3) - actor.mode(observation)
+    assert np.abs(noise).max() <= 0.3 + 1e-6 and 0.15 < np.std(noise) < 0.2
     np.testing.assert_array_equal(actor.sample(observation, tf.constant([1, 2])), actor.mode(observation))
 
 
-def test_gaussian_actors_sample_and_their_log_std_is_bounded():
+def test_gaussian_actor_clips_its_log_std():
     actor = GaussianActor(MLP((3, 2), seed=0, final_scale=1e-3), 2, log_std_bounds=(-5.0, -1.0))
     observation = tf.zeros([2000, 3])
     noise = actor.sample(observation, tf.constant([1, 2])) - actor.mode(observation)
     assert np.std(noise) == pytest.approx(np.exp(-1), rel=0.1)
     action = np.full((4, 2), 0.3, np.float32)
-    expected = slow.log_normal(action, actor.mode(tf.zeros([4, 3])).numpy(), np.full(2, -1.0))
+    expected = reference.gaussian_log_prob(action, actor.mode(tf.zeros([4, 3])).numpy(), np.full(2, -1.0))
     np.testing.assert_allclose(actor.log_prob(tf.zeros([4, 3]), action), expected, rtol=1e-5)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, columns, transition, two_steps
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
 from rlds2reverb.learners.agents import AGENTS, make_agent
 from rlds2reverb.learners.agents.spaces import BoundedActions
 
@@ -17,19 +17,19 @@ def values(agent):
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_restored_agent_goes_on_bit_for_bit_and_no_global_seed_matters(name, tmp_path):
-    batches = [two_steps(columns(4, seed)) for seed in range(4)]
-    agent, again = make(name), make(name)
+def test_restored_agent_continues_bit_for_bit_whatever_the_global_seed(name, tmp_path):
+    batches = [to_trajectory(make_columns(4, seed)) for seed in range(4)]
+    agent, restored = make(name), make(name)
     for batch in batches[:2]:
         agent.train(batch)
     path = tf.train.Checkpoint(agent=agent).write(str(tmp_path / "half"))
     for batch in batches[2:]:
         agent.train(batch)
-    tf.train.Checkpoint(agent=again).read(path).assert_consumed()
+    tf.train.Checkpoint(agent=restored).read(path).assert_consumed()
     tf.random.set_seed(99)
     for batch in batches[2:]:
-        again.train(batch)
-    for one, two in zip(values(agent), values(again), strict=True):
+        restored.train(batch)
+    for one, two in zip(values(agent), values(restored), strict=True):
         np.testing.assert_array_equal(one, two)
     assert agent.train_step_counter.numpy() == 4
 
@@ -37,18 +37,18 @@ def test_a_restored_agent_goes_on_bit_for_bit_and_no_global_seed_matters(name, t
 @pytest.mark.parametrize(
     "name", ["iql", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rebrac", "cql", "awac"))]
 )
-def test_a_step_compiles_under_xla(name):
-    batch = two_steps(columns(4))
+def test_train_step_compiles_with_xla(name):
+    batch = to_trajectory(make_columns(4))
     plain, compiled = make(name), make(name)
     expected = plain.train(batch)
-    found = tf.function(compiled.train, jit_compile=True)(batch)
-    np.testing.assert_allclose(found.loss, expected.loss, rtol=0.05)  # the noise of rebrac differs
-    assert found.extra.keys() == expected.extra.keys()
+    actual = tf.function(compiled.train, jit_compile=True)(batch)
+    np.testing.assert_allclose(actual.loss, expected.loss, rtol=0.05)  # The noise of rebrac differs.
+    assert actual.extra.keys() == expected.extra.keys()
 
 
-def test_a_transition_and_a_trajectory_of_the_same_items_are_the_same_batch():
-    data, agent = columns(4), make("iql")
-    one, two = agent.batch(transition(data)), agent.batch(two_steps(data))
+def test_transitions_and_trajectories_of_the_same_items_give_equal_batches():
+    data, agent = make_columns(4), make("iql")
+    one, two = agent.batch(to_transition(data)), agent.batch(to_trajectory(data))
     for name in ("observation", "action", "reward", "discount", "next_observation", "weights"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name), err_msg=name)
     assert one.next_action is None
@@ -56,26 +56,26 @@ def test_a_transition_and_a_trajectory_of_the_same_items_are_the_same_batch():
     np.testing.assert_array_equal(two.next_action_mask, [0, 1, 1, 1])
 
 
-def test_the_discount_of_an_n_step_transition_is_counted_once():
-    """r + gamma * (product of discounts) * V: with gamma 0.5 and a constant V of 1 that is worked by hand."""
+def test_n_step_discount_is_applied_once():
+    """The target is r + gamma * (product of discounts) * V, here with gamma 0.5 and a constant V of 1."""
     agent = make("iql", discount=0.5, target_update_rate=1.0)
     network, critic = agent._value.flat, agent._critic.flat
     network.assign([*[0.0] * (network.shape[0] - 1), 1.0])
     critic.assign(tf.zeros_like(critic))
     agent._value_optimizer._learning_rate = 0.0
-    data = {**columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}
-    info = agent.train(transition(data))
+    data = {**make_columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}
+    info = agent.train(to_transition(data))
     np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5, 12 + 0.5 * 0.81], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_an_item_of_weight_zero_moves_no_critic_but_has_its_td_error(name):
-    data = columns(4)
+def test_item_with_weight_zero_has_a_td_error_but_does_not_affect_critics(name):
+    data = make_columns(4)
     other = {**data, "reward": data["reward"] + [0, 0, 5, 0]}
     results = []
     for each in (data, {key: value.astype(np.float32) for key, value in other.items()}):
         agent = make(name)
-        info = agent.train(two_steps(each), tf.constant([1.0, 1, 0, 1]))
+        info = agent.train(to_trajectory(each), tf.constant([1.0, 1, 0, 1]))
         results.append((values(agent), info))
     for one, two in zip(results[0][0], results[1][0], strict=True):
         np.testing.assert_array_equal(one, two)
@@ -87,24 +87,24 @@ def test_an_item_of_weight_zero_moves_no_critic_but_has_its_td_error(name):
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_equal_weights_scale_the_losses(name):
-    batch = two_steps(columns(4))
+    batch = to_trajectory(make_columns(4))
     loss = "actor_loss" if name == "bc" else "critic_loss"
     one = make(name).train(batch).extra[loss]
     np.testing.assert_allclose(make(name).train(batch, tf.constant(3.0)).extra[loss], 3 * one, rtol=1e-5)
 
 
-def test_rebrac_without_next_actions_is_refused():
-    with pytest.raises(ValueError, match=r"expected experience with next actions .* set critic_penalty=0"):
-        make("rebrac").train(transition(columns(4)))
-    assert np.isfinite(make("rebrac", critic_penalty=0).train(transition(columns(4))).loss)
+def test_rebrac_raises_without_next_actions():
+    with pytest.raises(ValueError, match=r"requires experience with next actions, .* set critic_penalty=0"):
+        make("rebrac").train(to_transition(make_columns(4)))
+    assert np.isfinite(make("rebrac", critic_penalty=0).train(to_transition(make_columns(4))).loss)
 
 
-def test_bc_of_an_unknown_distribution_is_refused():
-    with pytest.raises(ValueError, match=r"expected distribution 'deterministic' or 'gaussian', got 'cauchy'"):
+def test_bc_raises_for_an_unknown_distribution():
+    with pytest.raises(ValueError, match=r"distribution must be 'deterministic' or 'gaussian', got 'cauchy'"):
         make("bc", distribution="cauchy")
 
 
-def test_no_two_draws_have_one_seed():
+def test_noise_seeds_are_unique():
     one, two = make("td3"), make("td3", seed=2)
     seeds = {tuple(agent.noise_seed(draw).numpy()) for agent in (one, two) for draw in (0, 1)}
     one.train_step_counter.assign_add(1)
@@ -119,7 +119,7 @@ def test_initialize_changes_nothing():
         np.testing.assert_array_equal(one, two)
 
 
-def test_agents_are_one_level_below_their_base_or_variants_of_td3():
+def test_agents_derive_directly_from_their_base_or_from_td3():
     for cls in AGENTS.values():
         names = [each.__name__ for each in cls.__mro__]
         assert names[1] == "OfflineAgent" or names[1:3] == ["TD3BCAgent", "OfflineAgent"]
@@ -139,7 +139,7 @@ LEARNING = {
     "name", [pytest.param(name, marks=[] if name == "iql" else pytest.mark.slow) for name in LEARNING]
 )
 def test_agents_learn_the_better_actions_of_random_data(name):
-    """One step, reward -(a - target(s))^2, random actions: the data's mean reward is about -0.75."""
+    """In one-step episodes with reward -(a - target(s))^2, random actions have a mean reward of about -0.75."""
     size, rng = 2000, np.random.default_rng(0)
     observation = rng.uniform(-1, 1, (size, 3)).astype(np.float32)
     unit = rng.uniform(-1, 1, (size, 2)).astype(np.float32)
@@ -153,7 +153,7 @@ def test_agents_learn_the_better_actions_of_random_data(name):
         "next_action": np.zeros((size, 2), np.float32),
     }
     agent = make(name, hidden_sizes=(32, 32), **LEARNING[name])
-    batches = tf.nest.map_structure(lambda x: tf.reshape(x, [10, 200, *x.shape[1:]]), two_steps(data))
+    batches = tf.nest.map_structure(lambda x: tf.reshape(x, [10, 200, *x.shape[1:]]), to_trajectory(data))
 
     @tf.function
     def run():
@@ -161,15 +161,15 @@ def test_agents_learn_the_better_actions_of_random_data(name):
             agent.train(tf.nest.map_structure(lambda x, at=step % 10: x[at], batches))
 
     run()
-    chosen = agent._actor.mode(observation).numpy()
-    found = -np.square(chosen - 0.5 * observation[:, :2]).sum(axis=1).mean()
+    actions = agent._actor.mode(observation).numpy()
+    learned_reward = -np.square(actions - 0.5 * observation[:, :2]).sum(axis=1).mean()
     assert reward.mean() < -0.7
-    assert found > -0.25
+    assert learned_reward > -0.25
 
 
 @pytest.mark.parametrize("name", ["td3_bc", "bc"])
-def test_statistics_of_observations_go_with_the_weights(name, tmp_path):
-    def with_mean(value):
+def test_observation_statistics_are_saved_with_the_weights(name, tmp_path):
+    def make_with_mean(value):
         return make_agent(
             name,
             TIME_STEP_SPEC,
@@ -179,8 +179,8 @@ def test_statistics_of_observations_go_with_the_weights(name, tmp_path):
             observation_std=tf.nest.map_structure(lambda s: np.full(s.shape, 2.0), TIME_STEP_SPEC.observation),
         )
 
-    path = tf.train.Checkpoint(agent=with_mean(3.0)).write(str(tmp_path / "saved"))
-    again = with_mean(0.0)
-    tf.train.Checkpoint(agent=again).read(path).assert_consumed()
-    (mean,) = {tuple(v.numpy()) for v in again.variables if v.name.startswith("observation_mean")}
-    assert set(mean) == {3.0} and not any("observation" in v.name for v in again.trainable_variables)
+    path = tf.train.Checkpoint(agent=make_with_mean(3.0)).write(str(tmp_path / "saved"))
+    restored = make_with_mean(0.0)
+    tf.train.Checkpoint(agent=restored).read(path).assert_consumed()
+    (mean,) = {tuple(v.numpy()) for v in restored.variables if v.name.startswith("observation_mean")}
+    assert set(mean) == {3.0} and not any("observation" in v.name for v in restored.trainable_variables)

@@ -13,12 +13,12 @@ def make(name="td3_bc", **overrides):
     return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8, 8), **overrides)
 
 
-def test_a_saved_policy_acts_alike_and_holds_normalisation_and_scale(tmp_path):
+def test_saved_policy_includes_normalisation_and_action_scale(tmp_path):
     agent = make(observation_mean=[1.0, 2, 3], observation_std=[4.0, 5, 6])
     policy_saver.PolicySaver(agent.policy, batch_size=None).save(str(tmp_path / "policy"))
     loaded = tf.saved_model.load(str(tmp_path / "policy"))
     action = loaded.action(STEPS).action
-    # A graph's operations are fused, which on some processors rounds otherwise.
+    # Fused operations of the saved graph round differently on some processors.
     np.testing.assert_allclose(action, agent.policy.action(STEPS).action, rtol=1e-6)
     observation = (STEPS.observation - [1.0, 2, 3]) / [4.0, 5, 6]
     unit = agent._actor.mode(observation)
@@ -26,15 +26,15 @@ def test_a_saved_policy_acts_alike_and_holds_normalisation_and_scale(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["td3", "iql", "cql"])
-def test_the_collect_policy_adds_noise_within_the_bounds(name):
+def test_collect_policy_adds_noise_within_the_bounds(name):
     agent = make(name)
     greedy, noisy = (policy.action(STEPS, seed=1).action for policy in (agent.policy, agent.collect_policy))
     assert not np.allclose(greedy, noisy)
     assert np.all(noisy >= ACTION_SPEC.minimum) and np.all(noisy <= ACTION_SPEC.maximum)
     assert noisy.dtype == ACTION_SPEC.dtype
-    assert {each.ref() for each in agent.collect_policy.variables()} == {each.ref() for each in agent._actor.variables}
+    assert {v.ref() for v in agent.collect_policy.variables()} == {v.ref() for v in agent._actor.variables}
 
 
-def test_policies_have_no_distribution():
-    with pytest.raises(NotImplementedError, match=r"expected action\(\), got distribution\(\)"):
+def test_distribution_raises():
+    with pytest.raises(NotImplementedError, match=r"do not support distribution\(\); use action\(\)"):
         make().policy.distribution(STEPS)

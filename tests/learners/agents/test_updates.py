@@ -1,6 +1,6 @@
-"""Two updates of each agent are those of slow versions from the papers."""
+"""Updates of each agent against the reference implementations."""
 
-import agent_reference_impls as slow
+import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,9 +11,9 @@ from agent_data import (
     HALF_WIDTH,
     OBSERVATION,
     TIME_STEP_SPEC,
-    columns,
-    transition,
-    two_steps,
+    make_columns,
+    to_trajectory,
+    to_transition,
 )
 from rlds2reverb.learners.agents import make_agent
 
@@ -23,8 +23,8 @@ ACTOR, CRITIC, VALUE = (OBSERVATION, *HIDDEN, ACTION), (OBSERVATION + ACTION, *H
 WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 1.0])
 
 
-def exact(data):
-    """The columns as the paper has them: float64, normalised observations, actions in [-1, 1]."""
+def to_exact(data):
+    """Converts columns to the networks' units: float64, normalised observations, actions in [-1, 1]."""
     data = {name: value.astype(float) for name, value in data.items()}
     for name in ("observation", "next_observation"):
         data[name] = (data[name] - MEAN) / STD
@@ -46,96 +46,96 @@ def make(name, **overrides):
     )
 
 
-def parameters(variable):
+def to_float64(variable):
     return variable.numpy().astype(float)
 
 
-def updates(agent, to_experience, count=2):
-    """Yields the exact columns and TD3's noise before each update, and what the update returns."""
+def run_updates(agent, to_experience, count=2):
+    """Trains the agent, and yields exact columns, TD3's noise and the loss info of each update."""
     train = tf.function(agent.train)
     for step in range(count):
-        data = columns(len(WEIGHTS), seed=step)
+        data = make_columns(len(WEIGHTS), seed=step)
         noise = tf.random.stateless_normal([len(WEIGHTS), ACTION], agent.noise_seed(0)).numpy().astype(float)
-        yield exact(data), noise, train(to_experience(data), tf.constant(WEIGHTS, tf.float32))
+        yield to_exact(data), noise, train(to_experience(data), tf.constant(WEIGHTS, tf.float32))
 
 
-def check(variable, expected):
+def assert_close(variable, expected):
     np.testing.assert_allclose(variable.numpy(), expected, atol=3e-6)
 
 
 def td3_targets(agent, data, noise, actor, critic, layer_norm=False, penalty=0.0):
-    drawn = np.clip(0.2 * noise, -0.5, 0.5)
-    action = np.clip(np.tanh(slow.mlp(actor, agent[0], data["next_observation"])) + drawn, -1, 1)
-    q = np.minimum(*slow.twins(critic, agent[1], data["next_observation"], action, layer_norm))
+    clipped_noise = np.clip(0.2 * noise, -0.5, 0.5)
+    action = np.clip(np.tanh(reference.mlp(actor, agent[0], data["next_observation"])) + clipped_noise, -1, 1)
+    q = np.minimum(*reference.twin_values(critic, agent[1], data["next_observation"], action, layer_norm))
     distance = ((action - data["next_action"]) ** 2).sum(axis=1)
     return data["reward"] + 0.99 * data["discount"] * (q - penalty * distance)
 
 
 @pytest.mark.parametrize(("name", "alpha"), [("td3_bc", 2.5), ("td3", None)])
-def test_td3_bc(name, alpha):
+def test_td3_bc_updates_match_the_reference(name, alpha):
     agent = make(name)
-    actor, critic = parameters(agent._actor_network.flat), parameters(agent._critic.flat)
+    actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
     target_actor, target_critic = actor, critic
-    actor_step, critic_step = slow.Adam(3e-4), slow.Adam(3e-4)
-    for step, (data, noise, info) in enumerate(updates(agent, transition, count=4)):
+    actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
+    for step, (data, noise, info) in enumerate(run_updates(agent, to_transition, count=4)):
         y = td3_targets((ACTOR, CRITIC), data, noise, target_actor, target_critic)
 
         def critic_loss(w, data=data, y=y):
-            q = slow.twins(w, CRITIC, data["observation"], data["action"])
+            q = reference.twin_values(w, CRITIC, data["observation"], data["action"])
             return sum((WEIGHTS * (each - y) ** 2).mean() for each in q)
 
-        td = [each - y for each in slow.twins(critic, CRITIC, data["observation"], data["action"])]
+        td = [each - y for each in reference.twin_values(critic, CRITIC, data["observation"], data["action"])]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), atol=1e-5)
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
-        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
         if step % 2 == 0:
             continue
 
         def actor_loss(w, data=data, critic=critic):
-            action = np.tanh(slow.mlp(w, ACTOR, data["observation"]))
-            q = slow.twins(critic, CRITIC, data["observation"], action)[0]
+            action = np.tanh(reference.mlp(w, ACTOR, data["observation"]))
+            q = reference.twin_values(critic, CRITIC, data["observation"], action)[0]
             if alpha is None:
                 return -q.mean()
-            scale = alpha / np.abs(slow.constant(q)).mean()
+            scale = alpha / np.abs(reference.stop_gradient(q)).mean()
             return -scale * q.mean() + ((action - data["action"]) ** 2).mean()
 
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4, atol=1e-5)
-        actor = actor_step(actor, slow.gradient(actor_loss, actor))
+        actor = actor_step(actor, reference.gradient(actor_loss, actor))
         target_actor = 0.995 * target_actor + 0.005 * actor
         target_critic = 0.995 * target_critic + 0.005 * critic
-    check(agent._critic.flat, critic)
-    check(agent._actor_network.flat, actor)
-    check(agent._target_actor.network.flat, target_actor)
-    check(agent._target_critic.flat, target_critic)
+    assert_close(agent._critic.flat, critic)
+    assert_close(agent._actor_network.flat, actor)
+    assert_close(agent._target_actor.network.flat, target_actor)
+    assert_close(agent._target_critic.flat, target_critic)
     np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_rebrac():
+def test_rebrac_updates_match_the_reference():
     agent = make("rebrac", critic_penalty=0.5)
-    actor, critic = parameters(agent._actor_network.flat), parameters(agent._critic.flat)
+    actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
     target_actor, target_critic = actor, critic
-    actor_step, critic_step = slow.Adam(1e-3), slow.Adam(1e-3)
-    for step, (data, noise, info) in enumerate(updates(agent, two_steps, count=4)):
+    actor_step, critic_step = reference.Adam(1e-3), reference.Adam(1e-3)
+    for step, (data, noise, info) in enumerate(run_updates(agent, to_trajectory, count=4)):
         y = td3_targets((ACTOR, CRITIC), data, noise, target_actor, target_critic, layer_norm=True, penalty=0.5)
 
         def critic_loss(w, data=data, y=y):
-            q = slow.twins(w, CRITIC, data["observation"], data["action"], layer_norm=True)
+            q = reference.twin_values(w, CRITIC, data["observation"], data["action"], layer_norm=True)
             return sum((WEIGHTS * (each - y) ** 2).mean() for each in q)
 
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
-        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
         if step % 2 == 0:
             continue
 
         def actor_loss(w, data=data, critic=critic):
-            action = np.tanh(slow.mlp(w, ACTOR, data["observation"]))
-            q = slow.smaller(*slow.twins(critic, CRITIC, data["observation"], action, layer_norm=True))
+            action = np.tanh(reference.mlp(w, ACTOR, data["observation"]))
+            q = reference.minimum(*reference.twin_values(critic, CRITIC, data["observation"], action, layer_norm=True))
             distance = ((action - data["action"]) ** 2).sum(axis=1)
-            return (0.1 * distance - q / np.abs(slow.constant(q)).mean()).mean()
+            return (0.1 * distance - q / np.abs(reference.stop_gradient(q)).mean()).mean()
 
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4, atol=1e-5)
-        actor = actor_step(actor, slow.gradient(actor_loss, actor))
+        actor = actor_step(actor, reference.gradient(actor_loss, actor))
         target_actor = 0.995 * target_actor + 0.005 * actor
         target_critic = 0.995 * target_critic + 0.005 * critic
     np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
@@ -144,68 +144,72 @@ def test_rebrac():
     np.testing.assert_allclose(agent._target_actor.network.flat, target_actor, atol=1e-5)
 
 
-def test_iql():
+def test_iql_updates_match_the_reference():
     agent = make("iql", num_updates=4, max_weight=0.02)
     network, log_std = agent._actor.network.flat, agent._actor.log_std
-    actor = np.concatenate([parameters(network), parameters(log_std)])
-    critic, value = parameters(agent._critic.flat), parameters(agent._value.flat)
+    actor = np.concatenate([to_float64(network), to_float64(log_std)])
+    critic, value = to_float64(agent._critic.flat), to_float64(agent._value.flat)
     target_critic = critic
-    actor_step, critic_step, value_step = slow.Adam(3e-4), slow.Adam(3e-4), slow.Adam(3e-4)
-    for step, (data, _, info) in enumerate(updates(agent, transition, count=3)):
-        q = np.minimum(*slow.twins(target_critic, CRITIC, data["observation"], data["action"]))
+    actor_step, critic_step, value_step = reference.Adam(3e-4), reference.Adam(3e-4), reference.Adam(3e-4)
+    for step, (data, _, info) in enumerate(run_updates(agent, to_transition, count=3)):
+        q = np.minimum(*reference.twin_values(target_critic, CRITIC, data["observation"], data["action"]))
 
         def value_loss(w, data=data, q=q):
-            u = q - slow.mlp(w, VALUE, data["observation"])[:, 0]
+            u = q - reference.mlp(w, VALUE, data["observation"])[:, 0]
             return (WEIGHTS * np.abs(0.7 - (u.real < 0)) * u**2).mean()
 
         np.testing.assert_allclose(info.extra["value_loss"], value_loss(value), rtol=1e-5)
-        value = value_step(value, slow.gradient(value_loss, value))
-        advantage = q - slow.mlp(value, VALUE, data["observation"])[:, 0]
-        assert 0 < (np.exp(3 * advantage) > 0.02).sum() < len(WEIGHTS), "some weights reach the cap, some do not"
+        value = value_step(value, reference.gradient(value_loss, value))
+        advantage = q - reference.mlp(value, VALUE, data["observation"])[:, 0]
+        assert 0 < (np.exp(3 * advantage) > 0.02).sum() < len(WEIGHTS), (
+            "some weights must reach the cap, and some must not"
+        )
 
         def actor_loss(w, data=data, advantage=advantage):
-            mean = np.tanh(slow.mlp(w[:-ACTION], ACTOR, data["observation"]))
+            mean = np.tanh(reference.mlp(w[:-ACTION], ACTOR, data["observation"]))
             return -(
-                np.minimum(np.exp(3 * advantage), 0.02) * slow.log_normal(data["action"], mean, w[-ACTION:])
+                np.minimum(np.exp(3 * advantage), 0.02) * reference.gaussian_log_prob(data["action"], mean, w[-ACTION:])
             ).mean()
 
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4)
         rate = 3e-4 * (1 + np.cos(np.pi * step / 4)) / 2
-        actor = actor_step(actor, slow.gradient(actor_loss, actor), rate)
-        y = data["reward"] + 0.99 * data["discount"] * slow.mlp(value, VALUE, data["next_observation"])[:, 0]
+        actor = actor_step(actor, reference.gradient(actor_loss, actor), rate)
+        y = data["reward"] + 0.99 * data["discount"] * reference.mlp(value, VALUE, data["next_observation"])[:, 0]
 
         def critic_loss(w, data=data, y=y):
-            both = slow.twins(w, CRITIC, data["observation"], data["action"])
+            both = reference.twin_values(w, CRITIC, data["observation"], data["action"])
             return sum((WEIGHTS * (each - y) ** 2).mean() for each in both)
 
-        td = [each - y for each in slow.twins(critic, CRITIC, data["observation"], data["action"])]
+        td = [each - y for each in reference.twin_values(critic, CRITIC, data["observation"], data["action"])]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), atol=1e-5)
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
-        critic = critic_step(critic, slow.gradient(critic_loss, critic))
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
         target_critic = 0.995 * target_critic + 0.005 * critic
-    check(agent._value.flat, value)
-    check(agent._critic.flat, critic)
-    check(agent._target_critic.flat, target_critic)
-    check(network, actor[:-ACTION])
-    check(log_std, actor[-ACTION:])
+    assert_close(agent._value.flat, value)
+    assert_close(agent._critic.flat, critic)
+    assert_close(agent._target_critic.flat, target_critic)
+    assert_close(network, actor[:-ACTION])
+    assert_close(log_std, actor[-ACTION:])
 
 
 @pytest.mark.parametrize("distribution", ["deterministic", "gaussian"])
-def test_bc(distribution):
+def test_bc_updates_match_the_reference(distribution):
     agent = make("bc", distribution=distribution)
-    variables = agent._optimizer.trained
+    variables = agent._optimizer.trained_variables
     sizes = np.cumsum([each.shape.num_elements() for each in variables])
-    actor = np.concatenate([parameters(each) for each in variables])
-    adam = slow.Adam(3e-4)
-    for data, _, info in updates(agent, transition):
+    actor = np.concatenate([to_float64(each) for each in variables])
+    adam = reference.Adam(3e-4)
+    for data, _, info in run_updates(agent, to_transition):
 
         def loss(w, data=data):
-            mean = np.tanh(slow.mlp(w[: sizes[0]] if distribution == "gaussian" else w, ACTOR, data["observation"]))
+            mean = np.tanh(
+                reference.mlp(w[: sizes[0]] if distribution == "gaussian" else w, ACTOR, data["observation"])
+            )
             if distribution == "gaussian":
-                return -(WEIGHTS * slow.log_normal(data["action"], mean, w[sizes[0] :])).mean()
+                return -(WEIGHTS * reference.gaussian_log_prob(data["action"], mean, w[sizes[0] :])).mean()
             return (WEIGHTS[:, None] * (mean - data["action"]) ** 2).mean()
 
         np.testing.assert_allclose(info.loss, loss(actor), rtol=1e-5)
         assert "td_error" not in info.extra
-        actor = adam(actor, slow.gradient(loss, actor))
-    check(variables[0], actor[: sizes[0]])
+        actor = adam(actor, reference.gradient(loss, actor))
+    assert_close(variables[0], actor[: sizes[0]])

@@ -1,7 +1,7 @@
-"""Hooks from configurations, in DI-engine's two ways, and the order of several."""
+"""Hooks from configurations in DI-engine's two formats, and the order of hooks."""
 
 import pytest
-from rlds2reverb.learners import hooks as hooks_room
+from rlds2reverb.learners import hooks as hooks_package
 from rlds2reverb.learners.hooks import (
     HOOKS,
     LearnerHook,
@@ -25,11 +25,11 @@ class Nothing(LearnerHook):
         pass
 
 
-def described(hooks):
+def describe(hooks):
     return [(type(hook), hook.name, hook.priority, hook.position, hook.every) for hook in hooks]
 
 
-def test_the_shorthand_of_di_engine():
+def test_shorthand_creates_hooks():
     config = {
         "load_ckpt_before_run": "some/path",
         "save_ckpt_after_iter": 500,
@@ -38,7 +38,7 @@ def test_the_shorthand_of_di_engine():
         "log_reduce_after_iter": 20,
     }
     hooks = hooks_from_config(config)
-    assert described(hooks) == [
+    assert describe(hooks) == [
         (LoadCkptHook, "load_ckpt", 20, "before_run", 1),
         (SaveCkptHook, "save_ckpt", 20, "after_iter", 500),
         (SaveCkptHook, "save_ckpt_after_run", 20, "after_run", 10_000),
@@ -50,26 +50,26 @@ def test_the_shorthand_of_di_engine():
     assert latest.load_path == "latest"
 
 
-def test_false_none_and_empty_mean_that_there_is_none():
+def test_false_none_and_empty_values_disable_hooks():
     config = {"save_ckpt_after_iter": False, "log_show_after_iter": None, "load_ckpt_before_run": ""}
     assert hooks_from_config(config) == []
 
 
-def test_true_means_the_default_interval():
+def test_true_selects_the_default_interval():
     (hook,) = hooks_from_config({"save_ckpt_after_iter": True})
     assert hook.every == 10_000
     (hook,) = hooks_from_config({"log_show_after_iter": True})
     assert hook.every == 100
 
 
-def test_the_long_form_of_di_engine():
+def test_long_form_creates_hooks():
     config = {
         "mine": {"name": "saves", "type": "save_ckpt", "priority": 7, "position": "after_run"},
         "log_show": {"ext_args": {"freq": 30}},
         "load_ckpt": {"position": "before_run", "ext_args": {"load_path": "p"}},
     }
     hooks = hooks_from_config(config)
-    assert described(hooks) == [
+    assert describe(hooks) == [
         (SaveCkptHook, "saves", 7, "after_run", 10_000),
         (LogShowHook, "log_show", 20, "after_iter", 30),
         (LoadCkptHook, "load_ckpt", 20, "before_run", 1),
@@ -77,59 +77,59 @@ def test_the_long_form_of_di_engine():
 
 
 @pytest.mark.parametrize(
-    "config, sentence",
+    "config, message",
     [
-        ({"save_ckpt_after_itr": 5}, "there is no hook 'save_ckpt_after_itr'; did you mean 'save_ckpt_after_iter'?"),
-        ({"zzz": 5}, "there is no hook 'zzz'; expected one of load_ckpt_before_run, "),
-        ({"mine": {"type": "save_ckp"}}, "hook 'mine' is of the unknown type 'save_ckp'; did you mean 'save_ckpt'?"),
-        ({"mine": {"type": "log_show", "freq": 3}}, "hook 'mine' has 'freq', expected name, type, priority"),
-        ({"mine": {"type": "log_show", "ext_args": {"often": 3}}}, "'log_show' does not take its arguments: .*often"),
-        ({"load_ckpt": {"position": "after_run"}}, "expected the position 'before_run'"),
-        ({"save_ckpt_after_iter": 0}, "every is 0"),
-        ({"mine": {"type": "save_ckpt", "position": "sometimes"}}, "position is 'sometimes'"),
+        ({"save_ckpt_after_itr": 5}, "unknown hook 'save_ckpt_after_itr'; did you mean 'save_ckpt_after_iter'?"),
+        ({"zzz": 5}, "unknown hook 'zzz'; use one of load_ckpt_before_run, "),
+        ({"mine": {"type": "save_ckp"}}, "hook 'mine' has the unknown type 'save_ckp'; did you mean 'save_ckpt'?"),
+        ({"mine": {"type": "log_show", "freq": 3}}, "hook 'mine' has the unknown key 'freq'; use name, type, priority"),
+        ({"mine": {"type": "log_show", "ext_args": {"often": 3}}}, "'log_show' does not accept its arguments: .*often"),
+        ({"load_ckpt": {"position": "after_run"}}, "position of hook 'load_ckpt' must be 'before_run'"),
+        ({"save_ckpt_after_iter": 0}, "every must be an integer >= 1, got 0"),
+        ({"mine": {"type": "save_ckpt", "position": "sometimes"}}, "position must be one of .*, got 'sometimes'"),
     ],
 )
-def test_mistakes_are_named_with_the_nearest_name(config, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_configuration_raises(config, message):
+    with pytest.raises(ValueError, match=message):
         hooks_from_config(config)
 
 
-def test_a_class_of_ones_own_is_found_by_its_name(monkeypatch):
-    monkeypatch.setattr(hooks_room.configuration, "HOOKS", dict(HOOKS))
+def test_registered_hook_is_created_by_its_name(monkeypatch):
+    monkeypatch.setattr(hooks_package.configuration, "HOOKS", dict(HOOKS))
     assert register_learner_hook("nothing", Nothing) is Nothing
-    register_learner_hook("nothing", Nothing)  # again is no mistake
+    register_learner_hook("nothing", Nothing)  # Registering a class again is allowed.
     (hook,) = hooks_from_config({"mine": {"type": "nothing", "priority": 3}})
-    assert described([hook]) == [(Nothing, "mine", 3, "after_iter", 1)]
-    with pytest.raises(ValueError, match="there is a hook 'log_show' already"):
+    assert describe([hook]) == [(Nothing, "mine", 3, "after_iter", 1)]
+    with pytest.raises(ValueError, match="a different hook is already registered as 'log_show'"):
         register_learner_hook("log_show", Nothing)
-    with pytest.raises(TypeError, match="expected a subclass of LearnerHook"):
+    with pytest.raises(TypeError, match="hook must be a subclass of LearnerHook"):
         register_learner_hook("print", print)
 
 
-def test_merging_is_by_priority_and_keeps_the_order_of_equal_ones():
+def test_merge_hooks_sorts_by_priority_and_is_stable():
     first = [Nothing("a", 20), Nothing("b", 10)]
     second = [Nothing("c", 10), Nothing("d", 20), Nothing("e", 0)]
     assert [hook.name for hook in merge_hooks(first, second)] == ["e", "b", "c", "a", "d"]
 
 
-def test_when_a_hook_is_due():
+def test_hook_is_due_at_multiples_of_its_interval():
     hook = Nothing(every=4)
     assert [done for done in range(13) if hook.is_due(done)] == [4, 8, 12]
     assert [hook.next_due(done) for done in (0, 3, 4, 5)] == [4, 4, 8, 8]
     before = Nothing(position="before_iter", every=4)
     assert [done for done in range(9) if before.is_due(done)] == [0, 4, 8]
-    with pytest.raises(ValueError, match="priority is -1"):
+    with pytest.raises(ValueError, match="priority must be an integer >= 0, got -1"):
         Nothing(priority=-1)
 
 
 class Owner:
-    """What hooks know of a learner."""
+    """The attributes of a learner that these hooks use."""
 
     def __init__(self):
         self.last_iter, self.log_buffer, self.rank = 9, {"loss": 2.0}, 0
 
 
-def test_a_log_is_reduced_by_what_one_gives():
+def test_log_reduce_hook_applies_its_function():
     owner = Owner()
     LogReduceHook()(owner)
     assert owner.log_buffer == {"loss": 2.0}
@@ -137,19 +137,19 @@ def test_a_log_is_reduced_by_what_one_gives():
     assert owner.log_buffer == {"loss": 1.0}
 
 
-def test_other_ranks_neither_save_nor_show():
+def test_hooks_on_other_ranks_neither_save_nor_log():
     owner = Owner()
-    owner.rank = 1  # it has neither save_checkpoint nor show_log
+    owner.rank = 1  # The owner has neither save_checkpoint nor show_log.
     SaveCkptHook()(owner)
     LogShowHook()(owner)
 
 
-def test_a_trigger_gets_the_number_of_iterations_done():
-    seen = []
-    TriggerHook(seen.append, every=10)(Owner())
-    assert seen == [10]
+def test_trigger_hook_passes_the_number_of_iterations():
+    calls = []
+    TriggerHook(calls.append, every=10)(Owner())
+    assert calls == [10]
 
 
-def test_the_constant_of_priorities_is_checked():
-    with pytest.raises(ValueError, match="eps is 0"):
+def test_invalid_priority_constant_raises():
+    with pytest.raises(ValueError, match="eps must be a number in .*, got 0"):
         UpdatePrioritiesHook(None, eps=0)
