@@ -85,7 +85,6 @@ class ReplayServer:
         directory: str | Path,
         *,
         tables: Sequence[TableConfig] | None = None,
-        signature: Nest | None = None,
         port: int | None = None,
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
@@ -99,7 +98,6 @@ class ReplayServer:
         Args:
           directory: path of the directory.
           tables: expected configurations of its tables; None for the stored ones.
-          signature: expected signature of the items; None for the stored one.
           port: as for `ReplayServer`.
           checkpoint_root: as for `ReplayServer`.
           verify: as for `ReplayServer`; applies to the directory as well.
@@ -111,12 +109,11 @@ class ReplayServer:
             as for `ReplayServer`.
           InsufficientMemoryError: if the items need more memory than is free.
           ResourceInUseError: as for `ReplayServer`.
-          SpecMismatchError: as for `ReplayServer`.
         """
         server = cls.__new__(cls)
         server._start(
             tables,
-            signature,
+            None,
             directory=Path(directory),
             port=port,
             checkpoint_root=checkpoint_root,

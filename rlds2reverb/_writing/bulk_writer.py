@@ -79,8 +79,8 @@ class BulkWriter:
         self._encoder = encoder
         self._timeout_secs = timeout_secs
         self._num_batches = 0
-        self._ends_of_writes: deque[int] = deque()
-        self._num_confirmed = 0
+        self._unconfirmed_writes: deque[tuple[int, Any]] = deque()
+        self._confirmed_state: Any = None
         self._item_keys: list[np.ndarray] = []
         self._chunk_keys: list[np.ndarray] = []
         #: Guards the attributes below, which the thread that reads confirmations changes as well.
@@ -101,17 +101,20 @@ class BulkWriter:
         self.close(failed=kind is not None)
 
     @property
-    def num_confirmed(self) -> int:
-        """The number of calls of `write`, counted from the first, whose items are all confirmed."""
+    def confirmed_state(self) -> Any:
+        """The `state` of the last `write` up to which every item is confirmed; None if there is none."""
         with self._changed:
-            first_unconfirmed = self._unconfirmed[0].number if self._unconfirmed else self._num_batches
-        while self._ends_of_writes and self._ends_of_writes[0] <= first_unconfirmed:
-            self._ends_of_writes.popleft()
-            self._num_confirmed += 1
-        return self._num_confirmed
+            num_confirmed = self._unconfirmed[0].number if self._unconfirmed else self._num_batches
+        while self._unconfirmed_writes and self._unconfirmed_writes[0][0] <= num_confirmed:
+            self._confirmed_state = self._unconfirmed_writes.popleft()[1]
+        return self._confirmed_state
 
-    def write(self, blocks: Iterable[ItemBlock]) -> None:
+    def write(self, blocks: Iterable[ItemBlock], state: Any = None) -> None:
         """Sends the items of some episodes; waits while too many bytes are unconfirmed.
+
+        Args:
+          blocks: items to send.
+          state: value of `confirmed_state` once these items and all earlier ones are confirmed.
 
         Raises:
           ServerUnavailableError: if the server confirms nothing within the timeout.
@@ -119,7 +122,7 @@ class BulkWriter:
         """
         for encoded in self._encoder.encode(blocks):
             self._write_batch(encoded)
-        self._ends_of_writes.append(self._num_batches)
+        self._unconfirmed_writes.append((self._num_batches, state))
 
     def _write_batch(self, encoded: EncodedBatch) -> None:
         self._item_keys += encoded.item_keys
@@ -143,7 +146,7 @@ class BulkWriter:
         self._wait(lambda: not self._unconfirmed)
         self._item_keys.clear()
         self._chunk_keys.clear()
-        self._ends_of_writes.clear()
+        self._unconfirmed_writes.clear()
 
     def flush(self) -> None:
         """Waits until everything is confirmed by the server that was running at the beginning.

@@ -82,7 +82,7 @@ class HashedFile:
         self.path = path
         self.size = 0
         self._digest = xxhash.xxh3_128()
-        self._stream = path.open("ab", buffering=0)
+        self.stream = path.open("ab", buffering=0)
 
     @property
     def digest(self) -> str:
@@ -107,15 +107,7 @@ class HashedFile:
         self._digest.update(content)
         self.size += len(content)
         while len(content):
-            content = content[self._stream.write(content) :]
-
-    def sync(self) -> None:
-        """Writes the content from the page cache to the disk."""
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._stream.close()
+            content = content[self.stream.write(content) :]
 
 
 class DirectoryDestination:
@@ -210,7 +202,7 @@ class DirectoryDestination:
                 self._tables = self._thread.submit(table_records, self._configs, self._signature)
                 for name in _FILES:
                     self._files[name] = file = HashedFile(self._partial / name)
-                    self._resources.callback(file.close)
+                    self._resources.enter_context(file.stream)
                     file.restore(*(state["files"][name] if state else (0, "")))
             except CorruptFileError as error:
                 raise CheckpointError(f"{error}; {advice}") from error
@@ -289,7 +281,7 @@ class DirectoryDestination:
         while self._queued:
             self._queued.popleft().result()
         for file in self._files.values():
-            file.sync()
+            os.fsync(file.stream.fileno())
         files = {name: [file.size, file.digest] for name, file in self._files.items()}
         save_json(self._journal, {**state.as_dict(), "run": self._description, "files": files})
         self._part_begin = self._num_bytes

@@ -60,8 +60,8 @@ class ReverbWriter:
         self.state_id = server_state_id(self._client.server_address, timeout_secs=timeout_secs)
         self._table_names = tuple(table_names)
         self._structure, self._squeeze = structure, squeeze
-        #: The number of completed calls of `write`.
-        self.num_confirmed = 0
+        #: The `state` of the last completed `write`; None if there is none.
+        self.confirmed_state: Any = None
         self._timeout_secs = timeout_secs
         self._writer: Any = None
         self._max_length = 0
@@ -77,8 +77,8 @@ class ReverbWriter:
         if failed and self._writer is not None:
             never_delete(self._writer)
 
-    def write(self, blocks: Iterable[ItemBlock]) -> None:
-        """Writes the items of some episodes and waits until the server has them.
+    def write(self, blocks: Iterable[ItemBlock], state: Any = None) -> None:
+        """Writes the items of some episodes, waits until the server has them, and sets `confirmed_state`.
 
         Raises:
           ServerUnavailableError: if the server does not accept them in time (they may still arrive later), or was
@@ -98,7 +98,7 @@ class ReverbWriter:
             if is_late:
                 raise ServerUnavailableError(reason) from None
             raise
-        self.num_confirmed += 1
+        self.confirmed_state = state
 
     def flush(self) -> None:
         """Checks that the server was not restarted; `write` has waited for the items already.

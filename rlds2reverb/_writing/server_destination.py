@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -46,9 +45,6 @@ class ServerDestination:
         """
         self._client, self._writer, self._journal = client, writer, journal
         self._tables, self._first, self._timeout_secs = tables, first, timeout_secs
-        self._unconfirmed: deque[TransferState] = deque()
-        self._num_confirmed = 0
-        self._confirmed: TransferState | None = None
         self._last_save = time.monotonic()
 
     def __enter__(self) -> ServerDestination:
@@ -58,18 +54,13 @@ class ServerDestination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and kind is not ServerRestartedError:
-            self._update_confirmed()
             self._save()
         self._writer.close(failed=kind is not None)
 
-    def _update_confirmed(self) -> None:
-        while self._num_confirmed < self._writer.num_confirmed:
-            self._confirmed = self._unconfirmed.popleft()
-            self._num_confirmed += 1
-
     def _save(self) -> None:
-        if self._confirmed is not None:
-            self._journal.save(self._confirmed, self._writer.state_id)
+        state = self._writer.confirmed_state
+        if state is not None:
+            self._journal.save(state, self._writer.state_id)
             self._last_save = time.monotonic()
 
     def open(self, *, resume: bool) -> TransferState | None:
@@ -117,9 +108,7 @@ class ServerDestination:
         Raises:
           ServerUnavailableError, ServerRestartedError: as for the writer's `write`.
         """
-        self._writer.write(blocks)
-        self._unconfirmed.append(state)
-        self._update_confirmed()
+        self._writer.write(blocks, state)
         if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
             self._save()
 

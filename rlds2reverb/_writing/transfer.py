@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import Any, Protocol
 
 from rlds2reverb import fields
@@ -34,7 +33,7 @@ Progress = Callable[[str, Episode], None]
 
 @dataclass(frozen=True)
 class TransferState:
-    """How far a transfer has got, for a run that continues it.
+    """The progress of a transfer, for a run that continues it.
 
     Attributes:
       seen: number of episodes of the source that were read, written or not.
@@ -82,7 +81,7 @@ def capacity_error(num_items: int, max_items: int) -> ValueError:
 
 
 class Destination(Protocol):
-    """Where items are written. A context manager that remembers how far the transfer has got."""
+    """A place to write items to, which remembers the progress of the transfer."""
 
     def open(self, *, resume: bool) -> TransferState | None:
         """Begins; with `resume`, returns the state after the last `write` of an earlier run that is safe, if any."""
@@ -92,12 +91,6 @@ class Destination(Protocol):
 
     def finish(self, state: TransferState) -> None:
         """Waits until everything is safe."""
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 @dataclass
