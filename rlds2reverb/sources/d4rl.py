@@ -304,10 +304,10 @@ def _find_discontinuities(
     """Returns the discontinuities of a block, counted from its first row; -1 is the last row of the previous block."""
     if NEXT_OBSERVATIONS not in block:
         return []
-    found = differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], ignore=ends).tolist()
+    rows = differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], ignore=ends).tolist()
     if previous is not None and len(differing_rows(previous[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
-        found.insert(0, -1)
-    return list(found)
+        rows.insert(0, -1)
+    return list(rows)
 
 
 def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:

@@ -71,18 +71,18 @@ def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
 
 def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
     """Combines the statistics of the earlier transforms with those of one more."""
-    summed = {**before, **fitted}
+    combined = {**before, **fitted}
     notes = [*before.get("notes", []), *fitted.get("notes", [])]
     if "dropped_fields" in before and "dropped_fields" in fitted:
-        summed["dropped_fields"] = before["dropped_fields"] + fitted["dropped_fields"]
+        combined["dropped_fields"] = before["dropped_fields"] + fitted["dropped_fields"]
     if "action_limit" in before and "action_limit" in fitted:
-        summed["action_limit"] = min(before["action_limit"], fitted["action_limit"])
+        combined["action_limit"] = min(before["action_limit"], fitted["action_limit"])
     if "reward_scale" in before and "reward_scale" in fitted:
         # ((r - b) * a - d) * c = (r - (b + d / a)) * (a * c)
         scale, shift = before["reward_scale"], fitted["reward_shift"]
         if scale:
-            summed["reward_scale"] = scale * fitted["reward_scale"]
-            summed["reward_shift"] = before["reward_shift"] + shift / scale
+            combined["reward_scale"] = scale * fitted["reward_scale"]
+            combined["reward_shift"] = before["reward_shift"] + shift / scale
         else:
             notes.append("rewards were scaled by 0; reward_scale and reward_shift describe only the later transforms")
     if "observation_std" in before and "observation_std" in fitted:
@@ -90,10 +90,10 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
         first, second = before["observation_eps"], fitted["observation_eps"]
         means = before["observation_mean"], fitted["observation_mean"]
         stds = before["observation_std"], fitted["observation_std"]
-        summed["observation_mean"] = _map_leaves(lambda m, n, s: m + n * (s + first), *means, stds[0])
-        summed["observation_std"] = _map_leaves(lambda s, t: (s + first) * (t + second), *stds)
-        summed["observation_eps"] = 0.0
-    return {**summed, "notes": notes} if notes else summed
+        combined["observation_mean"] = _map_leaves(lambda m, n, s: m + n * (s + first), *means, stds[0])
+        combined["observation_std"] = _map_leaves(lambda s, t: (s + first) * (t + second), *stds)
+        combined["observation_eps"] = 0.0
+    return {**combined, "notes": notes} if notes else combined
 
 
 def _map_leaves(function: Callable[..., np.ndarray], *nests: Any) -> Any:
