@@ -30,14 +30,14 @@ class ColumnAdder(abc.ABC):
     RLDS episode, `{'steps': dataset of steps}`, or a dict of columns `[N, ...]`; its last row holds the final
     observation. Episodes without steps yield no items.
 
-    An adder works in two stages, rows and items. A subclass overrides `row_spec`, and the methods of one column:
+    An adder works in two stages. A subclass overrides `row_spec`, and the methods of one column of this table:
 
         stage                     one episode per call    many episodes per call
         columns [N, ...] to rows  make_rows               make_batch_rows
         number of rows to items   cut_items               cut_batch_items
 
-    The single-episode methods are the simplest. If episodes are short, most of the time is spent on calls, and the
-    batch methods are much faster; the single-episode ones are then derived from them. Without `cut_items` and
+    The methods for one episode are simpler. Those for many episodes are much faster if episodes are short, because
+    most of the time is spent on calls; the others are then derived from them. Without `cut_items` or
     `cut_batch_items`, all rows of an episode are one item, and other adders can follow in `compose`. For example,
     an adder that clips rewards:
 

@@ -75,9 +75,9 @@ def rlds_dataset(episodes: list[dict], example: dict | None = None) -> tf.data.D
 
 def assert_equal_nests(got: object, expected: object) -> None:
     """Asserts that two nests have the same leaves in the same order: dtypes, shapes and bits."""
-    got_leaves, wanted_leaves = tree.flatten(got), tree.flatten(expected)
-    assert len(got_leaves) == len(wanted_leaves)
-    for have, want in zip(got_leaves, wanted_leaves, strict=True):
+    got_leaves, expected_leaves = tree.flatten(got), tree.flatten(expected)
+    assert len(got_leaves) == len(expected_leaves)
+    for have, want in zip(got_leaves, expected_leaves, strict=True):
         have, want = np.asarray(have), np.asarray(want)
         assert have.dtype == want.dtype and have.shape == want.shape, (have.dtype, have.shape, want.dtype, want.shape)
         assert have.tobytes() == want.tobytes(), (have, want)

@@ -103,8 +103,8 @@ def sample_dataset(
     """Returns an endless dataset of batches of a table's items.
 
     Several servers contribute equally in the long run, as long as all keep up; if one does not, the others make up
-    for it. A single batch holds whatever arrived first, so a server may contribute none of its items or all of them.
-    The importance weights account for the actual contributions. A batch without items of some server (one of the
+    for it. A single batch holds whatever arrived first, so a server may contribute all of its items or none. The
+    importance weights account for the actual contributions. A batch without items of some server (one of the
     first batches, or if that server is much slower) represents the tables of the others only. Use `mixed_dataset` to
     fix the contributions to every batch.
 
@@ -159,15 +159,16 @@ def sample_dataset(
         raise ValueError(f"batch_size must be at least the number of servers, {num_servers}, got {batch_size}")
     for server in tables.unreachable:
         on_server_lost(tables.addresses[server], "it does not answer")
+    num_chunks = choose_num_chunks(batch_size, num_servers)
     chunks = _sample_chunks(
         tables,
-        batch_size // choose_num_chunks(batch_size, num_servers),
+        batch_size // num_chunks,
         max_in_flight=max_in_flight,
         num_workers=num_workers,
         timeout_secs=timeout_secs,
         on_server_lost=on_server_lost,
     )
-    batches = _join_chunks(chunks, choose_num_chunks(batch_size, num_servers)).enumerate()
+    batches = _join_chunks(chunks, num_chunks).enumerate()
     compute_weights = _make_weight_function(tables, beta, min_priority)
     finished = batches.map(
         lambda number, batch: _finish_batch(number, batch[0], batch[1], batch_size, tables.packing, compute_weights)

@@ -58,7 +58,7 @@ def columns_dataset(many):
     return tf.data.Dataset.from_generator(lambda: iter(many), output_signature=signature)
 
 
-def items_of(adder, many):
+def make_items(adder, many):
     out = []
     for index, steps in enumerate(many):
         items = adder(Episode(steps, index))
@@ -97,7 +97,7 @@ def test_columns_and_rlds_episodes_give_equal_items_in_order(adder):
     got = list(from_rlds.as_numpy_iterator())
     assert_all_equal(list(from_columns.as_numpy_iterator()), got)
     if not adder.crosses_episodes:
-        assert_all_equal(got, items_of(adder, many))
+        assert_all_equal(got, make_items(adder, many))
     assert adder.crosses_episodes or len(adder(Episode(many[2], 2))) == 0
 
 
@@ -120,10 +120,10 @@ def test_episode_without_rows_for_the_last_adder_has_no_item(last):
 @pytest.mark.parametrize("adder", [ADDERS[0], ADDERS[-1]], ids=repr)
 def test_used_adder_can_be_pickled(adder):
     many = make_episodes()
-    expected = items_of(adder, many)
+    expected = make_items(adder, many)
     other = pickle.loads(pickle.dumps(adder))
     assert other == adder and repr(other) == repr(adder)
-    assert_all_equal(items_of(other, many), expected)
+    assert_all_equal(make_items(other, many), expected)
 
 
 # --- violations that check_adder detects

@@ -37,7 +37,7 @@ def make_steps(terminated, value=(10, 20, 30, 40), reward=(1, 2, 3, 0)):
     return steps if value is None else {**steps, "value": np.array(value, np.float32)}
 
 
-def rows_of(adder, steps):
+def compute_columns(adder, steps):
     items = adder(Episode(steps, 0))
     assert items.starts.tolist() == [0] and items.lengths.tolist() == [len(steps["is_first"])] and not items.squeeze
     return items.columns
@@ -56,7 +56,7 @@ def rows_of(adder, steps):
 )
 def test_advantages_by_hand_at_both_ends(terminated, advantage, returns):
     steps = make_steps(terminated)
-    columns = rows_of(GAE(gamma=0.5, lambda_=0.5), steps)
+    columns = compute_columns(GAE(gamma=0.5, lambda_=0.5), steps)
     assert columns["advantage"].tolist() == advantage and columns["return_"].tolist() == returns
     assert columns["advantage"].dtype == columns["return_"].dtype == np.float32
     assert_equal_nests({name: columns[name] for name in steps}, steps)
@@ -80,7 +80,7 @@ def test_advantages_match_the_double_loop(adders, length, terminal, seed, dtype)
     steps["discount"] = generator.choice([0, 0.5, 1, 1], length).astype(np.float32)
     values = np.sin(steps["observation"][:, 0])
     for (gamma, lambda_), adder in adders.items():
-        columns = rows_of(adder, steps)
+        columns = compute_columns(adder, steps)
         expected = np.array(slow_gae(steps, values, gamma, lambda_))
         np.testing.assert_allclose(columns["advantage"], expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(columns["return_"][:-1], expected[:-1] + values[:-1], rtol=1e-4, atol=1e-5)
@@ -93,14 +93,14 @@ def test_column_function_and_keras_model_give_equal_advantages(terminated):
     model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
     model.set_weights([np.array([[10.0]], np.float32), np.array([-90.0], np.float32)])
     steps = make_steps(terminated)
-    expected = rows_of(GAE(0.5, 0.5), steps)["advantage"]
+    expected = compute_columns(GAE(0.5, 0.5), steps)["advantage"]
     as_rows = {**steps, "value": steps["value"][:, None]}
-    np.testing.assert_array_equal(rows_of(GAE(0.5, 0.5), as_rows)["advantage"], expected)
+    np.testing.assert_array_equal(compute_columns(GAE(0.5, 0.5), as_rows)["advantage"], expected)
     by_function = GAE(0.5, 0.5, value_fn=lambda observations: (observations - 9) * 10)
-    np.testing.assert_array_equal(rows_of(by_function, make_steps(terminated, None))["advantage"], expected)
+    np.testing.assert_array_equal(compute_columns(by_function, make_steps(terminated, None))["advantage"], expected)
     steps = {**make_steps(terminated, None), "observation": steps["observation"][:, None]}
     by_model = GAE(0.5, 0.5, value_fn=model)
-    np.testing.assert_allclose(rows_of(by_model, steps)["advantage"], expected, rtol=1e-6)
+    np.testing.assert_allclose(compute_columns(by_model, steps)["advantage"], expected, rtol=1e-6)
     (item,) = rlds_dataset([steps]).apply(by_model).as_numpy_iterator()
     np.testing.assert_allclose(item["advantage"], expected, rtol=1e-6)
 
@@ -112,12 +112,12 @@ def test_value_fn_is_called_once_per_episode():
         tf.py_function(lambda batch: seen.append(batch.numpy().tolist()), [observations], [])
         return observations
 
-    rows_of(GAE(0.9, 0.9, values), make_steps(True, None))
+    compute_columns(GAE(0.9, 0.9, values), make_steps(True, None))
     assert seen == [[10, 11, 12, 13]]
 
 
 def test_value_fn_takes_precedence_over_the_column():
-    columns = rows_of(GAE(1, 0, value_fn=lambda observations: observations * 0), make_steps(True))
+    columns = compute_columns(GAE(1, 0, value_fn=lambda observations: observations * 0), make_steps(True))
     assert columns["advantage"].tolist() == [1, 2, 3, 0]
 
 
@@ -125,25 +125,25 @@ def test_value_fn_takes_precedence_over_the_column():
 def test_both_fields_have_the_dtype_of_the_rewards(dtype, expected):
     steps = make_steps(True)
     steps["reward"] = steps["reward"].astype(dtype)
-    columns = rows_of(GAE(0.5, 0.5), steps)
+    columns = compute_columns(GAE(0.5, 0.5), steps)
     assert columns["advantage"].dtype == columns["return_"].dtype == expected
     assert columns["advantage"].tolist() == [1 - 0.75 - 27 / 16, -3 - 27 / 4, -27, 0]
 
 
 def test_last_reward_and_terminal_value_are_ignored():
-    plain = rows_of(GAE(0.9, 0.9), make_steps(True))["advantage"]
+    plain = compute_columns(GAE(0.9, 0.9), make_steps(True))["advantage"]
     for steps in (
         make_steps(True, reward=(1, 2, 3, 1e6)),
         make_steps(True, (10, 20, 30, 1e6)),
         make_steps(True, (10, 20, 30, np.nan)),
     ):
-        np.testing.assert_array_equal(rows_of(GAE(0.9, 0.9), steps)["advantage"], plain)
+        np.testing.assert_array_equal(compute_columns(GAE(0.9, 0.9), steps)["advantage"], plain)
 
 
 def test_single_step_has_no_advantage():
     steps = tree.map_structure(lambda column: column[-1:], make_steps(False))
     steps["is_first"] = np.array([True])
-    columns = rows_of(GAE(0.9, 0.9), steps)
+    columns = compute_columns(GAE(0.9, 0.9), steps)
     assert columns["advantage"].tolist() == columns["return_"].tolist() == [0]
 
 
@@ -157,7 +157,7 @@ def test_advantages_do_not_depend_on_neighbouring_episodes():
     adder = GAE(0.5, 0.5)
     got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
     for item, steps in zip(got, many, strict=True):
-        assert_equal_nests(item, rows_of(adder, steps))
+        assert_equal_nests(item, compute_columns(adder, steps))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_value_fn_without_one_value_per_step_raises(value_fn, message):
 @pytest.mark.parametrize(("gamma", "expected"), [(1, [6, 5, 3, 0]), (0.5, [2.75, 3.5, 3, 0]), (0, [1, 2, 3, 0])])
 def test_returns_to_go_by_hand_at_both_ends(terminated, gamma, expected):
     steps = make_steps(terminated, None, reward=(1, 2, 3, 1e6))
-    columns = rows_of(ReturnToGo(gamma), steps)
+    columns = compute_columns(ReturnToGo(gamma), steps)
     assert columns["return_to_go"].tolist() == expected and columns["return_to_go"].dtype == np.float32
     assert_equal_nests({name: columns[name] for name in steps}, steps)
 
@@ -227,15 +227,15 @@ def test_returns_to_go_by_hand_at_both_ends(terminated, gamma, expected):
 def test_returns_to_go_ignore_discounts():
     """Chen et al. (2021), sec. 3: the sum of the future rewards."""
     steps = {**make_steps(True, None), "discount": np.array([1, 0, 0.5, 1], np.float32)}
-    assert rows_of(ReturnToGo(), steps)["return_to_go"].tolist() == [6, 5, 3, 0]
+    assert compute_columns(ReturnToGo(), steps)["return_to_go"].tolist() == [6, 5, 3, 0]
 
 
 def test_returns_to_go_of_integers_are_float32_and_of_single_step_0():
     steps = make_steps(True, None)
     steps["reward"] = steps["reward"].astype(np.int32)
-    column = rows_of(ReturnToGo(), steps)["return_to_go"]
+    column = compute_columns(ReturnToGo(), steps)["return_to_go"]
     assert (column.dtype, column.tolist()) == (np.float32, [6, 5, 3, 0])
-    assert rows_of(ReturnToGo(), episode(1, terminal=False))["return_to_go"].tolist() == [0]
+    assert compute_columns(ReturnToGo(), episode(1, terminal=False))["return_to_go"].tolist() == [0]
 
 
 def test_returns_to_go_raise_for_unsuitable_steps(monkeypatch):

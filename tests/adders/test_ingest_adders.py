@@ -88,7 +88,7 @@ def address(sources):
 
 
 def convert_dataset(adder, source):
-    """The adder's own items, of a data set."""
+    """Returns the items of the adder's dataset."""
     return list(source.to_rlds().apply(adder).as_numpy_iterator())
 
 

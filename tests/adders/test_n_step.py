@@ -34,7 +34,7 @@ def slow_n_step(steps, n, gamma, *, grow=False, power="m-1"):
     return out
 
 
-def items_of(adder, steps):
+def make_items(adder, steps):
     items = adder(Episode(steps, 0))
     assert items.squeeze and items.starts.tolist() == list(range(len(items))) and set(items.lengths.tolist()) <= {1}
     return items.columns
@@ -63,7 +63,7 @@ def numbers(columns, *names):
     [("terminated", [0.25, 0, 0, 0]), ("truncated", [0.25, 0.25, 0.5, 1])],
 )
 def test_windows_shrink_and_only_truncation_keeps_the_bootstrap(end, discount):
-    columns = items_of(NStep(3, 0.5), make_steps(ENDS[end]))
+    columns = make_items(NStep(3, 0.5), make_steps(ENDS[end]))
     assert numbers(columns, "observation", "action", "next_observation") == [
         [10, 11, 12, 13],
         [20, 21, 22, 23],
@@ -74,7 +74,7 @@ def test_windows_shrink_and_only_truncation_keeps_the_bootstrap(end, discount):
 
 
 def test_discount_includes_the_last_gamma_with_discount_power_m():
-    columns = items_of(NStep(3, 0.5, discount_power="m"), make_steps(False))
+    columns = make_items(NStep(3, 0.5, discount_power="m"), make_steps(False))
     assert numbers(columns, "discount", "value_gamma") == [[0.125, 0.125, 0.25, 0.5]] * 2
 
 
@@ -119,14 +119,14 @@ def test_grow_at_start_matches_acme(n, gamma, steps, expected):
     """The numbers are those of Acme's tests: acme/adders/reverb/test_cases.py, OneStepFinalReward, TwoStep,
     ThreeStepDiscounted, ThreeStepVaryingReward, SingleTransitionEpisode, EpisodeShorterThanN.
     """
-    columns = items_of(NStep(n, gamma, grow_at_start=True), steps)
+    columns = make_items(NStep(n, gamma, grow_at_start=True), steps)
     got = np.stack([columns[name] for name in ("observation", "reward", "discount", "next_observation")], axis=1)
     np.testing.assert_allclose(got, np.array(expected), rtol=1e-6)
 
 
 def test_extra_fields_are_present_at_both_steps():
     value = {"mean": np.arange(30, 34, dtype=np.float64), "parts": np.arange(8, dtype=np.int32).reshape(4, 2)}
-    columns = items_of(NStep(2, 0.9), make_steps(False, value=value))
+    columns = make_items(NStep(2, 0.9), make_steps(False, value=value))
     assert columns["value"]["mean"].tolist() == [30, 31, 32, 33]
     assert columns["next_value"]["mean"].tolist() == [32, 33, 0, 0]  # The final step has no value.
     assert columns["next_value"]["parts"].tolist() == [[4, 5], [6, 7], [0, 0], [0, 0]]
@@ -140,18 +140,18 @@ def test_extra_fields_are_present_at_both_steps():
 def test_float_rewards_keep_their_dtype_and_integers_become_float32(dtype, expected):
     steps = make_steps(True)
     steps["reward"] = steps["reward"].astype(dtype)
-    reward = items_of(NStep(3, 0.5), steps)["reward"]
+    reward = make_items(NStep(3, 0.5), steps)["reward"]
     assert (reward.dtype, reward.tolist()) == (expected, [3, 6, 8, 8])
 
 
 def test_float64_rewards_are_summed_in_float64():
     steps = make_steps(True)
     steps["reward"] = np.array([1, 1e-12, 1e-12, 0, 0])
-    assert items_of(NStep(3, 1.0), steps)["reward"].tolist() == [1 + 2e-12, 2e-12, 1e-12, 0]
+    assert make_items(NStep(3, 1.0), steps)["reward"].tolist() == [1 + 2e-12, 2e-12, 1e-12, 0]
 
 
 def test_nested_observations_and_actions_are_nested_in_the_items():
-    columns = items_of(NStep(2, 0.9), episode(4, terminal=True, nested=True))
+    columns = make_items(NStep(2, 0.9), episode(4, terminal=True, nested=True))
     assert columns["observation"]["state"][:, 0].tolist() == [10, 11, 12]
     assert columns["next_observation"]["state"][:, 0].tolist() == [12, 13, 13]
     assert columns["next_observation"]["image"].shape == (3, 3, 2) and columns["action"]["move"].tolist() == [
@@ -184,7 +184,7 @@ def test_vector_rewards_are_summed_by_component(terminated):
     one = make_steps(terminated)["reward"]
     steps = {**make_steps(terminated), "reward": one[:, None] * SCALES}
     for grow in (False, True):
-        columns = items_of(NStep(3, 0.5, grow), steps)
+        columns = make_items(NStep(3, 0.5, grow), steps)
         expected = [expected_for_component(one * scale, steps["discount"], terminated, grow=grow) for scale in SCALES]
         np.testing.assert_allclose(columns["reward"], np.stack([reward for reward, _ in expected], 1))
         np.testing.assert_allclose(columns["discount"], expected[0][1])  # A discount keeps its own shape.
@@ -193,12 +193,12 @@ def test_vector_rewards_are_summed_by_component(terminated):
 def test_vector_discounts_apply_by_component():
     steps = {**make_steps(False), "discount": HALVES}
     steps["reward"] = np.stack([steps["reward"], -steps["reward"]], 1)
-    columns = items_of(NStep(3, 0.5), steps)
+    columns = make_items(NStep(3, 0.5), steps)
     for at in range(2):
         reward, discount = expected_for_component(steps["reward"][:, at], HALVES[:, at], False)
         np.testing.assert_allclose(columns["reward"][:, at], reward)
         np.testing.assert_allclose(columns["discount"][:, at], discount)
-    single = items_of(NStep(3, 0.5), {**steps, "reward": make_steps(False)["reward"]})  # One reward, two discounts.
+    single = make_items(NStep(3, 0.5), {**steps, "reward": make_steps(False)["reward"]})  # One reward, two discounts.
     np.testing.assert_allclose(single["reward"], np.stack([columns["reward"][:, 0], -columns["reward"][:, 1]], 1))
     np.testing.assert_allclose(single["discount"], columns["discount"])
 
@@ -206,14 +206,14 @@ def test_vector_discounts_apply_by_component():
 def test_nested_rewards_or_discounts_are_combined_by_part():
     one = make_steps(True)["reward"]
     rewards = {"task": one, "shaping": {"near": one[:, None] * SCALES, "calm": one.astype(np.int32)}}
-    columns = items_of(NStep(3, 0.5), {**make_steps(True), "reward": rewards})
+    columns = make_items(NStep(3, 0.5), {**make_steps(True), "reward": rewards})
     tree.assert_same_structure(columns["reward"], columns["discount"])
     reward, discount = expected_for_component(one, make_steps(True)["discount"], True)
     np.testing.assert_allclose(columns["reward"]["task"], reward)
     np.testing.assert_allclose(columns["reward"]["shaping"]["near"], reward[:, None] * SCALES)
     np.testing.assert_allclose(columns["reward"]["shaping"]["calm"], reward)
     assert all(leaf.tolist() == discount.tolist() for leaf in tree.flatten(columns["discount"]))
-    other = items_of(NStep(3, 0.5), {**make_steps(True), "discount": {"a": HALVES[:, 0], "b": HALVES[:, 1]}})
+    other = make_items(NStep(3, 0.5), {**make_steps(True), "discount": {"a": HALVES[:, 0], "b": HALVES[:, 1]}})
     for at, name in enumerate("ab"):
         reward, discount = expected_for_component(one, HALVES[:, at], True)
         np.testing.assert_allclose((other["reward"][name], other["discount"][name]), (reward, discount))
@@ -243,11 +243,14 @@ def test_as_transition_matches_tf_agents_inside_an_episode():
     rows = trajectory_columns(steps)
     frames = tree.map_structure(lambda column: tf.constant(np.stack([column[0:4], column[1:5]])), rows)
     expected = convert(frames)
-    got = convert(adder.as_transition(tree.map_structure(lambda column: column[:2], items_of(adder, steps))))
+    got = convert(adder.as_transition(tree.map_structure(lambda column: column[:2], make_items(adder, steps))))
     assert_equal_nests(got.action_step, expected.action_step)
     assert_equal_nests(got.time_step.observation, expected.time_step.observation)
     assert_equal_nests(got.next_time_step[1:], expected.next_time_step[1:])
-    assert got.next_time_step.discount.numpy().tolist() == [0.25, 0.25]  # gamma^2; the agent adds the third power.
+    assert got.next_time_step.discount.numpy().tolist() == [
+        0.25,
+        0.25,
+    ]  # gamma^2; the agent multiplies by the third gamma.
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_as_transition_matches_tf_agents_inside_an_episode():
 )
 def test_as_transition_discounts_correctly_at_either_end(end, types, discounts):
     adder = NStep(3, 0.5)
-    items = items_of(adder, make_steps(ENDS[end], policy_info=np.arange(4)))
+    items = make_items(adder, make_steps(ENDS[end], policy_info=np.arange(4)))
     transition = tf.function(adder.as_transition)(items)
     data_converter.AsTransition(data_context(), squeeze_time_dim=True)(
         transition._replace(action_step=transition.action_step._replace(info=()))
@@ -274,7 +277,7 @@ def test_as_transition_discounts_correctly_at_either_end(end, types, discounts):
 def test_as_transition_raises_for_discount_power_m_or_missing_fields():
     adder = NStep(3, 0.5, discount_power="m")
     with pytest.raises(ValueError, match="discount_power must be 'm-1' for agents of TF-Agents, got 'm'"):
-        adder.as_transition(items_of(adder, make_steps(True)))
+        adder.as_transition(make_items(adder, make_steps(True)))
     with pytest.raises(ValueError, match="NStep.as_transition requires the field 'next_observation' in the items, got"):
         NStep(3, 0.5).as_transition({name: np.ones(2) for name in ("observation", "action", "reward", "discount")})
 
@@ -299,7 +302,7 @@ def test_items_match_the_double_loop(steps, n, gamma, grow, own_power):
     power = "m" if own_power else "m-1"
     tf.config.run_functions_eagerly(True)
     try:
-        columns = items_of(NStep(n, gamma, grow, power), steps)
+        columns = make_items(NStep(n, gamma, grow, power), steps)
     finally:
         tf.config.run_functions_eagerly(False)
     expected = slow_n_step(steps, n, gamma, grow=grow, power=power)
@@ -314,7 +317,7 @@ def test_items_match_the_double_loop(steps, n, gamma, grow, own_power):
 
 @pytest.mark.parametrize("n", [4, 1000, 2**40])
 def test_n_beyond_the_end_is_monte_carlo(n):
-    columns = items_of(NStep(n, 0.5), make_steps(True))
+    columns = make_items(NStep(n, 0.5), make_steps(True))
     assert columns["reward"].tolist() == [4, 6, 8, 8] and not columns["discount"].any()
 
 
@@ -325,7 +328,7 @@ def test_items_do_not_depend_on_neighbouring_episodes():
     adder = NStep(3, 0.5, grow_at_start=True)
     got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
     expected = [
-        tree.map_structure(lambda column, t=t: np.asarray(column[t]), items_of(adder, steps))
+        tree.map_structure(lambda column, t=t: np.asarray(column[t]), make_items(adder, steps))
         for steps in many
         for t in range(len(adder(Episode(steps, 0))))
     ]
@@ -349,7 +352,7 @@ def test_tf_agents_agrees_inside_an_episode_but_not_at_a_truncated_end(end):
     """In tensorflow/agents issue 939, a window of frames that crosses the end of an episode includes rewards, discounts
     and the observation of the next one.
     """
-    columns = items_of(NStep(3, 0.5), make_steps(ENDS[end]))
+    columns = make_items(NStep(3, 0.5), make_steps(ENDS[end]))
     items = list(zip(*numbers(columns, "reward", "discount", "next_observation"), strict=True))
     other = {
         **make_steps(True),

@@ -13,7 +13,7 @@ from rlds2reverb.adders import NStep, ReturnToGo, StepContextWindows, check_adde
 from rlds2reverb.episodes import Episode
 
 
-def items_of(adder, steps):
+def make_items(adder, steps):
     items = adder(Episode(steps, 0))
     return [
         tree.map_structure(lambda column, a=begin, n=length: column[a : a + n], items.columns)
@@ -48,18 +48,18 @@ def test_windows_by_hand(terminal):
     """Five actions give 0 1 2, 1 2 3, 2 3 4, - 3 4, - - 4; the final observation is in no window."""
     steps = episode(6, terminal=terminal, nested=True)
     expected = [[0, 1, 2], [1, 2, 3], [2, 3, 4], [None, 3, 4], [None, None, 4]]
-    assert_windows(items_of(StepContextWindows(3), steps), steps, expected)
+    assert_windows(make_items(StepContextWindows(3), steps), steps, expected)
     assert slow_windows(5, 3) == expected
 
 
 def test_returns_to_go_cover_the_whole_episode():
-    items = items_of(compose(ReturnToGo(), StepContextWindows(2)), episode(4, terminal=True))  # rewards 100, 101, 102
+    items = make_items(compose(ReturnToGo(), StepContextWindows(2)), episode(4, terminal=True))  # rewards 100, 101, 102
     assert [item["return_to_go"].tolist() for item in items] == [[303, 203], [203, 102], [0, 102]]
     assert [item["timestep"].tolist() for item in items] == [[0, 1], [1, 2], [0, 2]]
 
 
 def test_every_n_step_row_counts_as_an_action():
-    items = items_of(compose(NStep(2, 1.0), StepContextWindows(2)), episode(4, terminal=True))
+    items = make_items(compose(NStep(2, 1.0), StepContextWindows(2)), episode(4, terminal=True))
     assert [item["reward"].tolist() for item in items] == [[201, 203], [203, 102], [0, 102]]
 
 
@@ -69,7 +69,7 @@ def test_windows_match_the_slow_loop(num_rows, length):
     steps = episode(num_rows, terminal=True)
     tf.config.run_functions_eagerly(True)
     try:
-        items = items_of(StepContextWindows(length), steps)
+        items = make_items(StepContextWindows(length), steps)
     finally:
         tf.config.run_functions_eagerly(False)
     assert_windows(items, steps, slow_windows(num_rows - 1, length))

@@ -42,7 +42,7 @@ def make_steps(length, start=1, *, terminal=True):
     return {**steps, "observation": steps["observation"][:, 0], "reward": steps["observation"][:, 0] + 100}
 
 
-def items_of(adder, steps):
+def make_items(adder, steps):
     items = adder(Episode(steps, 0))
     return [
         tree.map_structure(lambda column, a=begin, n=length: column[a : a + n], items.columns)
@@ -85,7 +85,7 @@ def test_each_end_by_hand(end, terminal):
         (2, SHORT[end]),
     ):
         steps = make_steps(num_rows, terminal=terminal)
-        items = items_of(StepWindows(3, 2, end), steps)
+        items = make_items(StepWindows(3, 2, end), steps)
         assert observations(items) == expected
         for item in items:
             real = item["mask"]
@@ -98,14 +98,14 @@ def test_action_taken_excludes_the_final_observation_and_padding():
     """Their actions are zeros that nobody took, so behavioural cloning must ignore them."""
     for end, expected in (("write", [[1, 1], [1, 0]]), ("zero_pad", [[1, 1], [1, 0]]), ("truncate", [[1, 1], [1, 0]])):
         for terminal in (True, False):
-            items = items_of(StepWindows(2, end=end), make_steps(4, terminal=terminal))
+            items = make_items(StepWindows(2, end=end), make_steps(4, terminal=terminal))
             assert [item["action_taken"].tolist() for item in items] == [[bool(n) for n in row] for row in expected]
     for end in ("zero_pad", "null_padding", "last"):
-        (item,) = items_of(StepWindows(4, end=end), make_steps(3))
+        (item,) = make_items(StepWindows(4, end=end), make_steps(3))
         assert item["action_taken"].tolist() == [True, True, False, False]
         assert item["mask"].tolist() == [True, True, True, False]
         assert (item["is_last"] & item["mask"]).tolist() == [False, False, True, False]
-    (rows,) = items_of(compose(NStep(2, 0.9), StepWindows(4, end="zero_pad")), make_steps(4))
+    (rows,) = make_items(compose(NStep(2, 0.9), StepWindows(4, end="zero_pad")), make_steps(4))
     assert rows["action_taken"].tolist() == rows["mask"].tolist() == [True, True, True, False]
 
 
@@ -119,13 +119,13 @@ def test_period_above_the_length_raises():
 
 
 def test_windows_are_adjacent_without_a_period():
-    assert observations(items_of(StepWindows(2), make_steps(4))) == [[1, 2], [3, 4]]
-    assert observations(items_of(StepWindows(2, end="truncate"), make_steps(5))) == [[1, 2], [3, 4], [5]]
+    assert observations(make_items(StepWindows(2), make_steps(4))) == [[1, 2], [3, 4]]
+    assert observations(make_items(StepWindows(2, end="truncate"), make_steps(5))) == [[1, 2], [3, 4], [5]]
 
 
 def test_padding_is_zero_except_flags_with_null_padding():
     for end, flag in (("zero_pad", False), ("null_padding", True), ("last", False)):
-        (item,) = items_of(StepWindows(4, end=end), make_steps(2, terminal=False))
+        (item,) = make_items(StepWindows(4, end=end), make_steps(2, terminal=False))
         assert item["is_last"].tolist() == [False, True, flag, flag]
         assert item["is_terminal"].tolist() == [False, False, flag, flag]
         rest = tree.map_structure(lambda column: column[2:], {**item, "is_last": (), "is_terminal": ()})
@@ -134,7 +134,7 @@ def test_padding_is_zero_except_flags_with_null_padding():
 
 def test_nested_rows_keep_their_nests_and_dtypes():
     steps = episode(3, terminal=True, nested=True)
-    items = items_of(StepWindows(2, end="zero_pad"), steps)
+    items = make_items(StepWindows(2, end="zero_pad"), steps)
     assert items[1]["observation"]["image"].shape == (2, 3, 2) and items[1]["observation"]["image"].dtype == np.uint8
     assert items[1]["action"]["move"].tolist() == [12, 0]
 
@@ -170,7 +170,7 @@ def test_other_ends_do_not_cross_episodes():
     for end in ("write", "last", "truncate"):
         adder = StepWindows(3, 2, end)
         got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
-        expected = [item for steps in many for item in items_of(adder, steps)]
+        expected = [item for steps in many for item in make_items(adder, steps)]
         for item, want in zip(got, expected, strict=True):
             assert_equal_nests(item, want)
 
@@ -181,7 +181,7 @@ def test_other_ends_do_not_cross_episodes():
 def run_eagerly(adder, steps):
     tf.config.run_functions_eagerly(True)
     try:
-        return items_of(adder, steps)
+        return make_items(adder, steps)
     finally:
         tf.config.run_functions_eagerly(False)
 

@@ -44,7 +44,7 @@ class Transitions:
         return tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), trajectory_spec(step_spec))
 
 
-def signature_of(adder, source, layout, *, squeeze=False):
+def make_signature(adder, source, layout, *, squeeze=False):
     spec = adder.item_spec(source.step_spec)
     return packed_signature(Packing(spec, squeeze)) if layout == "packed" else spec
 
@@ -66,7 +66,7 @@ def chance_of_worse(counts, expected, degrees):
 
 @pytest.mark.parametrize("layout", ["columns", "packed"])
 def test_batch_has_the_same_nest_in_both_layouts(layout):
-    with ReplayServer([CONFIG], signature_of(TrajectoryWindows(), SOURCE, layout)) as server:
+    with ReplayServer([CONFIG], make_signature(TrajectoryWindows(), SOURCE, layout)) as server:
         ingest(SOURCE, server.address, "items", layout=layout)
         sample = next(iter(sample_dataset(server.address, "items", 8, max_in_flight=8).as_numpy_iterator()))
     assert sample.info.key.shape == (8,) and np.all(sample.info.probability == 1 / 29)
@@ -81,7 +81,7 @@ def test_batch_has_the_same_nest_in_both_layouts(layout):
 @pytest.mark.parametrize("layout", ["columns", "packed"])
 def test_episodes_are_padded_with_zeros_and_masked(layout, num_servers):
     with contextlib.ExitStack() as stack:
-        signature = signature_of(TrajectoryEpisodes(), EPISODES, layout)
+        signature = make_signature(TrajectoryEpisodes(), EPISODES, layout)
         servers = [stack.enter_context(ReplayServer([CONFIG], signature)) for _ in range(num_servers)]
         for server in servers:
             ingest(EPISODES, server.address, "items", adder=TrajectoryEpisodes(), layout=layout)
@@ -102,7 +102,7 @@ def test_episodes_are_padded_with_zeros_and_masked(layout, num_servers):
 @pytest.mark.parametrize("layout", ["columns", "packed"])
 def test_transitions_have_no_time_axis(layout):
     adder = Transitions()
-    with ReplayServer([CONFIG], signature_of(adder, SOURCE, layout, squeeze=True)) as server:
+    with ReplayServer([CONFIG], make_signature(adder, SOURCE, layout, squeeze=True)) as server:
         ingest(SOURCE, server.address, "items", adder=adder, layout=layout)
         sample = next(sample_dataset(server.address, "items", 4).as_numpy_iterator())
     rows = trajectory_columns(SOURCE.first_episode.steps)
@@ -291,7 +291,7 @@ def test_table_without_samples_raises_after_the_timeout(min_size):
 @pytest.mark.parametrize("layout", ["columns", pytest.param("packed", marks=pytest.mark.slow)])
 def test_empty_queue_does_not_hang(layout):
     queue = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
-    with ReplayServer([queue], signature_of(TrajectoryWindows(), SOURCE, layout)) as server:
+    with ReplayServer([queue], make_signature(TrajectoryWindows(), SOURCE, layout)) as server:
         ingest(SOURCE, server.address, "items", layout=layout)
         samples = sample_dataset(server.address, "items", 1, max_in_flight=1, num_workers=1, timeout_secs=0.5)
         got = [float(sample.data.observation["state"][0, 0, 0]) for sample in samples.take(29)]
@@ -370,9 +370,7 @@ def test_inconsistent_servers_raise(served):
             sample_dataset([served.address, other.address], "items", 8)
     for kind in ("fifo", "lifo", "min_heap", "max_heap"):
         with ReplayServer([TableConfig("items", Selector(kind))], NUMBER) as other:
-            message = (
-                f"sampled at random at {served.address} but in a fixed order at {other.address}, for which no"
-            )
+            message = f"sampled at random at {served.address} but in a fixed order at {other.address}, for which no"
             for servers in ([served.address, other.address], [other.address, served.address]):
                 with pytest.raises(ValueError, match=f"table 'items' is {message}"):
                     sample_dataset(servers, "items", 8)
