@@ -68,7 +68,7 @@ def demo(file: Path, num_batches: int) -> None:
     out.print(f"   return {mean} on average, from {low} to {high}")
     with _serve_dataset(source) as (server, report):
         out.print("\n[bold]2  Writing to Reverb[/]")
-        out.print(f"   {report.items:,} items of two steps in the prioritized table 'replay' on {server.address}")
+        out.print(f"   {report.items:,} transitions in the prioritized table 'replay' on {server.address}")
         out.print(f"   {format_number(round(report.steps_per_second))} steps/s, including checks")
         out.print("\n[bold]3  Reading back and training[/]")
         rows = _FileRows(file)

@@ -85,10 +85,10 @@ def doctor(port: int, quick: bool, timeout: float, as_json: bool) -> int:
     reachable from other machines. The exit code is 1 if anything is broken, else 0.
     """
     findings = []
-    for finding in _findings(port, quick=quick, timeout_secs=timeout):
+    for finding in _run_checks(port, quick=quick, timeout_secs=timeout):
         findings.append(finding)
         if not as_json:
-            _print(finding)
+            _print_finding(finding)
     broken = [finding for finding in findings if finding.state == "broken"]
     if as_json:
         output.print_json({"healthy": not broken, "findings": [asdict(finding) for finding in findings]})
@@ -104,7 +104,7 @@ def doctor(port: int, quick: bool, timeout: float, as_json: bool) -> int:
     return 1 if broken else 0
 
 
-def _findings(port: int, *, quick: bool, timeout_secs: float) -> Iterator[Finding]:
+def _run_checks(port: int, *, quick: bool, timeout_secs: float) -> Iterator[Finding]:
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("python", _check_python),
         ("requirements", _check_pins),
@@ -122,7 +122,7 @@ def _findings(port: int, *, quick: bool, timeout_secs: float) -> Iterator[Findin
         yield from _try_libraries(timeout_secs)
 
 
-def _print(finding: Finding) -> None:
+def _print_finding(finding: Finding) -> None:
     out = output.console()
     seen = f"[bold]{output.plain(finding.what)}[/]: {output.plain(finding.seen)}"
     out.print(f"{_MARKS[finding.state]}  {seen}", soft_wrap=True)

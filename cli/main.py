@@ -114,7 +114,7 @@ def _explain(error: BaseException) -> tuple[int | None, str]:
     """Returns the exit code of an error, or None if it is a bug in rlds2reverb, and the message for the user."""
     if isinstance(error, click.UsageError):
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
-        return USER_ERROR, f"{error.format_message()}{hint}"
+        return USER_ERROR, f"{error.format_message().rstrip('.')}{hint}"
     if isinstance(error, Terminated):
         return TEMPORARY_FAILURE, "stopped by SIGTERM; run the same command again to continue"
     if isinstance(error, (click.Abort, KeyboardInterrupt)):

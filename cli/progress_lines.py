@@ -30,11 +30,9 @@ class ProgressLines:
         left = (self._total - done) / rate if rate else 0.0
         parts = [f"{done:>9,} of {self._total:,}", f"loss {numbers.get('loss', float('nan')):.4g}"]
         if rate:
-            parts += [
-                f"{rate:,.0f} steps/s",
-                f"data wait {numbers['data_wait_share']:.0%}",
-                f"{left / 60:.1f} min left",
-            ]
+            parts += [f"{rate:,.0f} steps/s", f"data wait {numbers['data_wait_share']:.0%}"]
+        if rate and done < self._total:
+            parts.append(f"{left:.0f} s left" if left < 60 else f"{left / 60:.1f} min left")
         if self._score and sys.stderr.isatty():  # Elsewhere the score is on a previous line.
             parts.insert(2, self._score)
         self._show("   ".join(parts), keep=False)

@@ -610,7 +610,9 @@ class _Training:
         from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
 
         name = self.options["environment"] or _guess_environment(str(self.options["source"]))
-        if name is None or name == _NO_ENVIRONMENT:
+        if name == _NO_ENVIRONMENT:
+            return None
+        if name is None:
             output.say(
                 "no evaluation; pass --env ID, such as --env Hopper-v5, to evaluate (requires pip install '.[eval]')"
             )

@@ -51,10 +51,7 @@ def test_train_writes_a_run_and_the_same_command_continues_it(hopper, root, caps
     command = ("--algo", "td3_bc", "--data", hopper, "--run-dir", root, *SMALL)
     code, out, err = call(capsys, *command, "--steps", 40)
     assert code == 0 and out.startswith(f"td3_bc trained in {root}\n  updates         40\n") and "978.3" in out
-    assert (
-        err.splitlines()[0]
-        == "no evaluation; pass --env ID, such as --env Hopper-v5, to evaluate (requires pip install '.[eval]')"
-    )
+    assert "evaluat" not in err
     assert any(line.strip().startswith("40 of 40   loss ") for line in err.splitlines())
     names = {path.name for path in root.iterdir() if not path.name.startswith(".")}
     assert names == {"config.json", "repeat.txt", "progress.csv", "train", "checkpoints", "policy"}
@@ -257,13 +254,14 @@ def test_the_environment_is_derived_from_the_name_of_the_dataset(hopper, tmp_pat
     code, out, err = call(capsys, *options, "--data", hopper, "--run-dir", tmp_path / "run")
     assert code == 0 and "evaluating in Hopper-v5, derived from the name of the dataset (--env none" in err
     assert "last score" in out and (tmp_path / "run" / "curve.png").is_file()
-    other = tmp_path / "halfcheetah_medium.hdf5"
-    other.symlink_to(hopper)
-    code, out, err = call(capsys, *options, "--data", other, "--run-dir", tmp_path / "other")
-    assert (
-        code == 0
-        and "no evaluation, pass --env to choose an environment: the dataset's actions have shape (3,), but" in err
-    )
+    for name, message in (
+        ("halfcheetah_medium", "no evaluation, pass --env to choose an environment: the dataset's actions have shape"),
+        ("logs", "no evaluation; pass --env ID, such as --env Hopper-v5, to evaluate (requires pip install '.[eval]')"),
+    ):
+        (tmp_path / f"{name}.hdf5").symlink_to(hopper)
+        data = ("--data", tmp_path / f"{name}.hdf5", "--run-dir", tmp_path / name)
+        code, out, err = call(capsys, *SMALL[2:], "--algo", "bc", "--steps", 2, *data)
+        assert code == 0 and message in err
 
 
 def test_a_diverging_run_fails_with_one_sentence(hopper, tmp_path, capsys):
