@@ -51,7 +51,7 @@ class Proxy:
 
 
 @contextmanager
-def proxied(port: int) -> Iterator[Proxy]:
+def run_proxy(port: int) -> Iterator[Proxy]:
     """Runs a proxy of a port."""
     proxy = Proxy(port)
     try:

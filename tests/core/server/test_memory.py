@@ -27,9 +27,9 @@ def test_free_memory_is_plausible():
     assert 1 << 20 < free_memory_bytes() < 1 << 50
 
 
-@pytest.mark.parametrize(("num_bytes", "said"), [(2.1e9, "2.1 GB"), (4_560_000, "4.6 MB")])
-def test_bytes_in_words(num_bytes, said):
-    assert format_bytes(num_bytes) == said
+@pytest.mark.parametrize(("num_bytes", "text"), [(2.1e9, "2.1 GB"), (4_560_000, "4.6 MB")])
+def test_format_bytes_chooses_the_unit(num_bytes, text):
+    assert format_bytes(num_bytes) == text
 
 
 def test_too_little_memory_raises_unless_forced(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import portpicker
 import pytest
+from faults import DAMAGES, damage_file
 from reference_impls import episode
 
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
@@ -102,25 +103,12 @@ def test_signature_that_differs_from_the_stored_one_raises(root):
         assert size(server) == 4
 
 
-def damage_flip(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-DAMAGES = {
-    "flipped": damage_flip,
-    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-3]),
-    "empty": lambda file: file.write_bytes(b""),
-    "missing": lambda file: file.unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
 @pytest.mark.parametrize("name", ["tables", "items", "chunks"])
 def test_damaged_file_raises_before_the_server_starts(root, damage, name):
     (checkpoint,) = (root / "checkpoints").iterdir()
-    DAMAGES[damage](checkpoint / f"{name}.tfrecord")
+    file = checkpoint / f"{name}.tfrecord"
+    file.unlink() if damage == "missing" else damage_file(file, damage)
     with pytest.raises(CheckpointError, match=f"{name}.tfrecord is (damaged|missing)"):
         ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root)
 

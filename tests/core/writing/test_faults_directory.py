@@ -422,7 +422,7 @@ def test_other_arguments_raise_for_a_finished_directory(finished, expected, opti
 # --- a conversion fails
 
 
-class BrokenSource(Exception):
+class BrokenSourceError(Exception):
     """The error of a source in these tests."""
 
 
@@ -478,8 +478,8 @@ def test_permanent_error_says_that_the_partial_directory_is_removed(tmp_path):
 @pytest.mark.usefixtures("small_parts")
 def test_temporary_error_says_that_the_run_can_continue(tmp_path, expected):
     kept = f"gone; {tmp_path}/data.partial is kept; call again with the same arguments to continue$"
-    with pytest.raises(BrokenSource, match=kept):
-        ingest(make_failing_source(BrokenSource("gone"), 90), tmp_path / "data")
+    with pytest.raises(BrokenSourceError, match=kept):
+        ingest(make_failing_source(BrokenSourceError("gone"), 90), tmp_path / "data")
     assert [path.name for path in tmp_path.iterdir()] == ["data.partial"]
     assert ingest(make_episodes(), tmp_path / "data").resumed_episodes > 0
     assert hash_files(tmp_path / "data") == expected
@@ -494,8 +494,8 @@ def test_interrupted_run_resumes(tmp_path, expected):
 
 
 def test_error_before_the_first_part_leaves_nothing(tmp_path):
-    with pytest.raises(BrokenSource, match=f"^gone; {tmp_path}/data.partial was removed$"):
-        ingest(make_failing_source(BrokenSource("gone"), 90), tmp_path / "data")
+    with pytest.raises(BrokenSourceError, match=f"^gone; {tmp_path}/data.partial was removed$"):
+        ingest(make_failing_source(BrokenSourceError("gone"), 90), tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
 
 

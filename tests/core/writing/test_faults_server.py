@@ -85,7 +85,7 @@ def duration_secs(tmp_path_factory):
     return min(durations)
 
 
-# --- the ingester is killed
+# --- the run is killed
 
 
 @pytest.mark.parametrize("held_at", [("check", 50), ("try", 0), ("write", 0), ("write", 55), ("write", 99)])
@@ -212,15 +212,15 @@ def test_journal_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
 def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, stoppable):
     server_pid, to_server, port = stoppable
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
-    with process(convert, port, options, [("write", 50)]) as (ingester, channel):
+    with process(convert, port, options, [("write", 50)]) as (run, channel):
         assert [receive(channel), receive(channel)] == ["begun", "held"]
         os.kill(server_pid, signal.SIGSTOP)  # So that the run waits for it.
         channel.send("continue")
         assert not channel.poll(0.5)
-        os.kill(ingester.pid, signal.SIGSTOP)
+        os.kill(run.pid, signal.SIGSTOP)
         assert not channel.poll(3)
         os.kill(server_pid, signal.SIGCONT)
-        os.kill(ingester.pid, signal.SIGCONT)
+        os.kill(run.pid, signal.SIGCONT)
         assert receive(channel)["restarts"] == 0
     to_server.send("checkpoint")
     assert read_checkpoint(receive(to_server)) == expected
@@ -332,11 +332,11 @@ def test_server_killed_during_a_checkpoint_starts_from_the_previous_one(tmp_path
 def test_server_killed_at_20_random_times_gets_every_item_once(tmp_path, expected, duration_secs):
     num_recovered = 0
     for number, secs in enumerate(random_times(20, duration_secs, seed=2)):
-        num_recovered += recovers(tmp_path / f"root{number}", tmp_path, secs, expected)
+        num_recovered += kill_and_restart(tmp_path / f"root{number}", tmp_path, secs, expected)
     assert num_recovered >= 3
 
 
-def recovers(root, journals, secs, expected):
+def kill_and_restart(root, journals, secs, expected):
     """Kills and restarts the server during a run; returns whether the run continued by itself."""
     with process(serve_table, root) as (first, to_first):
         port = receive(to_first)
@@ -350,7 +350,7 @@ def recovers(root, journals, secs, expected):
             first.join()
             with process(serve_table, root, port) as (_, to_second):
                 assert receive(to_second) == port
-                recovered = finishes_after_a_restart(channel)
+                recovered = finishes_after_restart(channel)
                 if not recovered:  # It had finished, or raised an error.
                     run_ingest(port, state_home=journals)
                 to_second.send("checkpoint")
@@ -358,7 +358,7 @@ def recovers(root, journals, secs, expected):
                 return recovered
 
 
-def finishes_after_a_restart(channel):
+def finishes_after_restart(channel):
     try:
         return receive(channel)["restarts"] > 0
     except ServerUnavailableError:
@@ -373,14 +373,14 @@ def replace_server(tmp_path, held_at, new_server, **options):
     """Kills the server at an episode of a stage, starts a new one on its port, and yields the run and both channels."""
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
-        with process(convert, port, {"state_home": tmp_path, **options}, [held_at]) as (ingester, channel):
+        with process(convert, port, {"state_home": tmp_path, **options}, [held_at]) as (run, channel):
             assert [receive(channel), receive(channel)] == ["begun", "held"]
             first.kill()
             first.join()
             with process(new_server, tmp_path / "new", port) as (_, to_second):
                 assert receive(to_second) == port
                 channel.send("continue")
-                yield ingester, channel, to_second
+                yield run, channel, to_second
 
 
 def make_signature():
@@ -406,11 +406,11 @@ OTHER_SPECS = {
 def test_restarted_server_with_another_signature_raises(tmp_path, held_at, field):
     spec, message = OTHER_SPECS[field]
     new_server = partial(serve_table, signature=make_signature()._replace(**{field: spec}))
-    with replace_server(tmp_path, held_at, new_server) as (ingester, channel, to_second):
+    with replace_server(tmp_path, held_at, new_server) as (run, channel, to_second):
         with pytest.raises(SpecMismatchError, match=message):
             receive(channel)
-        ingester.join(15)
-        assert ingester.exitcode == 0
+        run.join(15)
+        assert run.exitcode == 0
         to_second.send("checkpoint")
         assert read_checkpoint(receive(to_second)) == ({}, {})
 
@@ -447,11 +447,11 @@ def test_reverb_writer_raises_if_the_server_was_restarted(tmp_path, held_at, tim
         "convert again into empty tables"
     )
     options = {"writer": "reverb", "source": make_episodes(20), "timeout_secs": timeout_secs}
-    with replace_server(tmp_path, held_at, serve_table, **options) as (ingester, channel, _):
+    with replace_server(tmp_path, held_at, serve_table, **options) as (run, channel, _):
         with pytest.raises(ServerUnavailableError, match=message):
             receive(channel)
-        ingester.join(15)
-        assert ingester.exitcode == 0
+        run.join(15)
+        assert run.exitcode == 0
 
 
 def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_path):
@@ -476,14 +476,14 @@ def stoppable(tmp_path):
 def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expected, stoppable, stage):
     pid, to_server, port = stoppable
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
-    with process(convert, port, options, [(stage, 50)]) as (ingester, channel):
+    with process(convert, port, options, [(stage, 50)]) as (run, channel):
         assert [receive(channel), receive(channel)] == ["begun", "held"]
         os.kill(pid, signal.SIGSTOP)
         channel.send("continue")
         with pytest.raises(ServerUnavailableError, match="localhost:"):
             receive(channel)
-        ingester.join(15)
-        assert ingester.exitcode == 0
+        run.join(15)
+        assert run.exitcode == 0
     os.kill(pid, signal.SIGCONT)
     run_ingest(port, **options)
     to_server.send("checkpoint")

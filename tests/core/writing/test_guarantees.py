@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reverb
 from faults import make_episodes
-from proxies import proxied
+from proxies import run_proxy
 from reference_impls import episode
 
 from rlds2reverb._encoding.encoder import Encoder
@@ -30,7 +30,7 @@ from rlds2reverb.trajectory_items import TrajectoryWindows
 NUM_ITEMS = 100 * 149
 
 
-class Stopped(Exception):
+class StopRunError(Exception):
     """Interrupts a run."""
 
 
@@ -42,7 +42,7 @@ def small_steps(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def info_of(server):
+def table_info(server):
     return table_infos(connect(server.address))["replay"]
 
 
@@ -51,20 +51,20 @@ def stop_at(number, server):
 
     def progress(stage, at):
         if (stage, at.index) == ("write", number):
-            while info_of(server).current_size < (number - 25) * 149:
+            while table_info(server).current_size < (number - 25) * 149:
                 time.sleep(0.01)
-            raise Stopped
+            raise StopRunError
 
     return progress
 
 
 def begin_run(server, number):
-    with pytest.raises(Stopped):
+    with pytest.raises(StopRunError):
         ingest(make_episodes(), server.address, progress=stop_at(number, server))
 
 
 def test_batches_lost_with_a_connection_are_sent_again():
-    with ReplayServer([TableConfig()]) as server, proxied(server.port) as proxy:
+    with ReplayServer([TableConfig()]) as server, run_proxy(server.port) as proxy:
 
         def break_connection(stage, at):
             if (stage, at.index) == ("write", 40):
@@ -72,7 +72,7 @@ def test_batches_lost_with_a_connection_are_sent_again():
 
         report = ingest(make_episodes(), proxy.port, progress=break_connection)
         assert (proxy.num_broken, report.items, report.restarts) == (1, NUM_ITEMS, 0)
-        assert info_of(server).current_size == NUM_ITEMS
+        assert table_info(server).current_size == NUM_ITEMS
 
 
 def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
@@ -80,14 +80,14 @@ def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
         begin_run(server, 40)
         server.checkpoint()
-        num_kept = info_of(server).current_size
+        num_kept = table_info(server).current_size
         begin_run(server, 80)
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root", port=server.port) as server:
-        assert info_of(server).current_size == num_kept
+        assert table_info(server).current_size == num_kept
         others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
         assert ingest(others, server.address).items == 60 * 149
         ingest(make_episodes(), server.address)
-        assert info_of(server).current_size == NUM_ITEMS + 60 * 149
+        assert table_info(server).current_size == NUM_ITEMS + 60 * 149
 
 
 def test_table_with_missing_items_gets_them_again():
@@ -98,7 +98,7 @@ def test_table_with_missing_items_gets_them_again():
         with ServerConnection(server.address) as connection:
             connection.delete("replay", [newest], timeout_secs=10)
         ingest(make_episodes(), server.address)
-        assert info_of(server).current_size == NUM_ITEMS
+        assert table_info(server).current_size == NUM_ITEMS
 
 
 def test_journal_contains_only_confirmed_items():
@@ -143,7 +143,7 @@ def test_restart_after_the_last_item_raises_on_flush(kind):
         else:
             writer = ReverbWriter(server.address, ["replay"], {"x": np.zeros(1, np.float32)}, squeeze=True)
         writer.write([block])
-        while info_of(server).current_size < 5:
+        while table_info(server).current_size < 5:
             time.sleep(0.01)
     with ReplayServer([TableConfig()], port=server.port):
         with pytest.raises((ServerRestartedError, ServerUnavailableError), match="was restarted"):
