@@ -52,9 +52,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the journal is written before the server confirms",
-        "rlds2reverb/_writing/server_destination.py",
-        "while self._num_confirmed < self._writer.num_confirmed:",
-        "while self._unconfirmed:",
+        "rlds2reverb/_writing/bulk_writer.py",
+        "while self._unconfirmed_writes and self._unconfirmed_writes[0][0] <= num_confirmed:",
+        "while self._unconfirmed_writes:",
         GUARANTEES,
     ),
     Mutation(
