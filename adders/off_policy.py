@@ -63,8 +63,8 @@ def v_trace(
       bootstrap_value: see `returns.td_errors`.
       next_values: see `returns.td_errors`.
       is_last: see `returns.generalized_advantage_estimation`; after such a transition, v is the next value.
-      gamma: in [0, 1].
-      lambda_: in [0, 1].
+      gamma: the agent's discount factor, in [0, 1].
+      lambda_: the weight of longer returns, in [0, 1].
       clip_rho: upper limit of rho, at least clip_c. Larger values move the fixed point closer to the value of pi.
       clip_c: upper limit of the traces, at least 0. Smaller values reduce the variance and slow down learning, without
         changing the fixed point.
@@ -121,8 +121,8 @@ def retrace(
       next_values: `[T]`, the mean of Q(s_{t+1}, .) over the actions of pi.
       ratios: `[T]`, at least 0; `ratios[t]` belongs to the action taken at s_t, so `ratios[0]` is unused.
       is_last: see `returns.lambda_returns`.
-      gamma: in [0, 1].
-      lambda_: in [0, 1].
+      gamma: the agent's discount factor, in [0, 1].
+      lambda_: the weight of longer returns, in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:

@@ -84,7 +84,7 @@ def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0
 
     Args:
       rewards: float `[T]`.
-      gamma: in [0, 1].
+      gamma: the agent's discount factor, in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
@@ -125,7 +125,7 @@ def td_errors(
       is_last: bool `[T]`, True if the transition is the last of its episode, where windows of n steps end; requires
         `next_values`. Makes no difference for one step.
       n: number of steps, at least 1.
-      gamma: in [0, 1].
+      gamma: the agent's discount factor, in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
@@ -192,8 +192,8 @@ def generalized_advantage_estimation(
       next_values: see `td_errors`.
       is_last: bool `[T]`, True if the transition is the last of its episode, so that later steps are ignored; requires
         `next_values`. Only needed for truncations inside the chunk.
-      gamma: in [0, 1].
-      lambda_: in [0, 1].
+      gamma: the agent's discount factor, in [0, 1].
+      lambda_: the weight of longer returns, in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
@@ -235,8 +235,8 @@ def lambda_returns(
       next_values: `[T]`, V(s_1) .. V(s_T).
       is_last: bool `[T]`, True if the transition is the last of its episode, where G_{t+1} is V(s_{t+1}). Only needed
         for truncations inside the chunk.
-      gamma: in [0, 1].
-      lambda_: in [0, 1].
+      gamma: the agent's discount factor, in [0, 1].
+      lambda_: the weight of longer returns, in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:
@@ -281,7 +281,7 @@ def n_step_returns(
       n: number of steps, at least 1.
       is_last: bool `[T]`, True if the transition is the last of its episode, where windows end. Only needed for
         truncations inside the chunk.
-      gamma: in [0, 1].
+      gamma: the agent's discount factor, in [0, 1].
       time_axis: 0, or 1 for `[B, T]`.
 
     Returns:

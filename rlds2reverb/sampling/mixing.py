@@ -42,10 +42,10 @@ def mixed_dataset(
     here and no other dataset takes its place. (The servers within a dataset still make up for each other.)
 
     Args:
-      datasets: by name, functions that return a dataset for its number of items per batch: `sample_dataset` with a
-        server and a table.
+      datasets: dict from names to functions that return a dataset for its number of items per batch, such as
+        `sample_dataset` with a server and a table.
       batch_size: number of items per batch.
-      weights: by name, the fraction of each dataset, above 0; they must add up to 1.
+      weights: dict from the same names to the fraction of each dataset, above 0; they must add up to 1.
       prefetch: number of batches to prepare ahead, in addition to those of the datasets.
 
     Returns:
