@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import h5py
 import numpy as np
+from rich.console import Console
 
 from rlds2reverb._text import format_number
 from rlds2reverb.errors import SourceError
@@ -49,7 +50,7 @@ def demo(file: Path, num_batches: int) -> None:
     The demo writes FILE into a prioritized table of a Reverb server on a free port. It compares every batch sampled
     from the table with the file, then trains TF-Agents' BehavioralCloningAgent on it.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     out = output.console()
     import_quietly("reverb", "tf_agents.trajectories")
     make_train_step = _import_agent()
@@ -59,28 +60,38 @@ def demo(file: Path, num_batches: int) -> None:
             f"the demo requires a D4RL file, but {file.name} is a {source.kind} file; "
             "use 'rlds2reverb train' for other formats"
         )
-    summary = summarize(source)
-    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.unterminated:,} without an end"
-    out.print(f"\n[bold]1  Dataset[/]   {output.plain(file.name)}")
-    out.print(f"   {summary.episodes:,} episodes ({ends}), {summary.transitions:,} transitions")
-    returns = summary.returns
-    mean, low, high = (format_number(value) for value in (returns.mean, returns.min, returns.max))
-    out.print(f"   return {mean} on average, from {low} to {high}")
+    _print_dataset(out, file, source)
     with _serve_dataset(source) as (server, report):
         out.print("\n[bold]2  Writing to Reverb[/]")
         out.print(f"   {report.items:,} transitions in the prioritized table 'replay' on {server.address}")
         out.print(f"   {format_number(round(report.steps_per_second))} steps/s, including checks")
         out.print("\n[bold]3  Reading back and training[/]")
-        rows = _FileRows(file)
-        losses = []
+        rows, losses = _FileRows(file), []
         train = make_train_step(source)
-        for index, batch in enumerate(_batches(server.address, num_batches)):
+        for index, batch in enumerate(_sample_batches(server.address, num_batches)):
             rows.require_equal(batch)
             losses.append(train(batch))
             if (index + 1) % max(1, num_batches // 4) == 0:
                 out.print(f"   batch {index + 1:>5,}   loss {losses[-1]:.4f}")
-    first, last = float(np.mean(losses[:5])), float(np.mean(losses[-20:]))
     out.print()
+    _print_result(rows, losses, time.perf_counter() - start)
+    out.print("\nNext steps:")
+    out.print(f"  rlds2reverb inspect {output.plain(str(file))}")
+    out.print("  rlds2reverb train --help")
+    out.print("  rlds2reverb convert --help")
+
+
+def _print_dataset(out: Console, file: Path, source: Source) -> None:
+    summary = summarize(source)
+    ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.unterminated:,} unterminated"
+    mean, low, high = map(format_number, (summary.returns.mean, summary.returns.min, summary.returns.max))
+    out.print(f"\n[bold]1  Dataset[/]   {output.plain(file.name)}")
+    out.print(f"   {summary.episodes:,} episodes ({ends}), {summary.transitions:,} transitions")
+    out.print(f"   return {mean} on average, from {low} to {high}")
+
+
+def _print_result(rows: _FileRows, losses: list[float], secs: float) -> None:
+    first, last = float(np.mean(losses[:5])), float(np.mean(losses[-20:]))
     output.print_facts(
         "Result",
         [
@@ -88,16 +99,13 @@ def demo(file: Path, num_batches: int) -> None:
             ("coverage", f"{rows.num_seen:,} of the {rows.num_rows:,} rows of the file"),
             ("loss", f"{first:.4f} -> {last:.4f}   {_sparkline(losses)}"),
             ("baseline", f"{rows.mean_action_loss:.4f}, the loss of always choosing the mean action"),
-            ("time", f"{time.perf_counter() - began:.0f} s"),
+            ("time", f"{secs:.0f} s"),
         ],
     )
     if not last < first:
         raise ValueError(
             f"the loss must decrease, got {first:.4f} at the start and {last:.4f} at the end; use more --num-batches"
         )
-    out.print("\nNext steps:")
-    for command in ("inspect", "convert --help", "train --help"):
-        out.print(f"  rlds2reverb {command.replace('inspect', f'inspect {output.plain(str(file))}')}")
 
 
 @contextmanager
@@ -112,7 +120,7 @@ def _serve_dataset(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]
         yield server, ingest(source, server.address)
 
 
-def _batches(address: str, num_batches: int) -> Iterator[Any]:
+def _sample_batches(address: str, num_batches: int) -> Iterator[Any]:
     import reverb
     from tf_agents.trajectories.trajectory import Trajectory
 

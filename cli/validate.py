@@ -152,7 +152,7 @@ def _print(source: str, findings: _Findings) -> None:
     counts = [output.count(findings.episodes, "episode"), output.count(findings.steps, "step")]
     counts.append(output.count(findings.num_problems, "problem"))
     counts += [
-        output.count(len(found), noun) for noun, found in (("warning", findings.warnings), ("note", notes)) if found
+        output.count(len(texts), noun) for noun, texts in (("warning", findings.warnings), ("note", notes)) if texts
     ]
     verdict = "INVALID" if findings.num_problems else "valid, with notes" if notes else "valid"
     print(f"{source}: {verdict} ({', '.join(counts)})")

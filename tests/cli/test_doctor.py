@@ -79,14 +79,14 @@ def test_extras_and_markers_are_followed_as_by_an_installer(monkeypatch, tmp_pat
     distribution(tmp_path, "deep", "4")
     distribution(tmp_path, "also", "1")
     monkeypatch.syspath_prepend(tmp_path)
-    found = list(pins.iterate_pins("root", extras=frozenset({"given"})))
-    assert [(pin.name, pin.specifier, pin.version, pin.holds) for pin in found] == [
+    requirements = list(pins.iterate_pins("root", extras=frozenset({"given"})))
+    assert [(pin.name, pin.specifier, pin.version, pin.holds) for pin in requirements] == [
         ("left", "", "2", True),
         ("also", "", "1", True),
         ("deep", ">=5", "4", False),
         ("root", "", "1", True),
     ]
-    assert found[2].needed_by == "left 2"
+    assert requirements[2].needed_by == "left 2"
 
 
 BROKEN_LIBRARIES = {

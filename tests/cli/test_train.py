@@ -216,9 +216,9 @@ def clear_gin():
 def test_a_preset_sets_the_run_unless_the_command_line_does(hopper, tmp_path, capsys, clear_gin):
     recipe = ("--preset", "rebrac-antmaze-umaze", "--set", "hidden_sizes=(8, 8)", "--batch-size", 8)
     code, _, _ = call(capsys, "--algo", "rebrac", "--data", hopper, "--run-dir", tmp_path, "--steps", 2, *recipe)
-    found = load_run(tmp_path).configuration
+    configuration = load_run(tmp_path).configuration
     assert code == 0
-    assert (found["gamma"], found["reward"], found["batch_size"]) == (0.999, "scale:100", 8)
+    assert (configuration["gamma"], configuration["reward"], configuration["batch_size"]) == (0.999, "scale:100", 8)
 
 
 def test_a_config_that_sets_what_the_run_determines_is_rejected(hopper, tmp_path, capsys, clear_gin):
