@@ -31,8 +31,7 @@ class Contents:
     Attributes:
       config: configuration of the buffer.
       holder: name of the buffer in messages, such as "buffer 'demo'".
-      spec: spec of the elements; None before the first one.
-      store: data of the elements; None before the first one.
+      store: data of the elements; None before the first one if no spec was passed.
       elements: bookkeeping of the elements.
       generator: random generator used for sampling.
       sample_count: number of elements sampled up to now.
@@ -44,7 +43,6 @@ class Contents:
     def __init__(self, config: BufferConfig, holder: str, mmap_dir: Path | None, generator: np.random.Generator):
         """Creates empty contents; `mmap_dir` is that of `rows.RowRing`."""
         self.config, self.holder, self.generator, self._mmap_dir = config, holder, generator, mmap_dir
-        self.spec: ItemSpec | None = None
         self.store: Store | None = None
         self.elements = ElementTable(
             config.max_size,
@@ -63,6 +61,11 @@ class Contents:
 
     # --- spec
 
+    @property
+    def spec(self) -> ItemSpec | None:
+        """Spec of the elements; None if there is no store yet."""
+        return None if self.store is None else self.store.spec
+
     def make_spec(self, example: Any) -> ItemSpec:
         """Returns the spec of elements like an example; see `ItemSpec.from_example`."""
         has_time = self.config.has_time_axis
@@ -75,15 +78,13 @@ class Contents:
     def set_spec(self, example: Any) -> None:
         """Sets the spec, or checks that it matches a restored one."""
         spec = self.make_spec(example)
-        if self.spec is None:
-            self.spec = spec
+        if self.store is None:
+            self.store = Store(spec, self.config.max_size, self._mmap_dir)
             return
-        spec = spec.apply_widening(self.spec)
+        spec = spec.apply_widening(self.store.spec)
         advice = "pass the spec of the checkpoint, or use a new checkpoint_root"
-        require_match(spec.rows, self.spec.rows, holder=self.holder, advice=advice, root="item")
-        self.spec = replace(self.spec, rows=spec.rows)  # Takes the caller's named tuple classes.
-        if self.store is not None:
-            self.store.spec = self.spec
+        require_match(spec.rows, self.store.spec.rows, holder=self.holder, advice=advice, root="item")
+        self.store.spec = replace(self.store.spec, rows=spec.rows)  # Takes the caller's named tuple classes.
 
     # --- adding and updating elements
 
@@ -109,9 +110,8 @@ class Contents:
             validation.require_push_rate(self.holder, self.push_count, self.sample_count, len(priorities), max_rate)
         if self.store is None:
             self.store = Store(rows.spec, self.config.max_size, self._mmap_dir)
-        elif rows.spec is not self.spec:
+        elif rows.spec is not self.store.spec:
             self.store.widen(rows.spec)
-        self.spec = rows.spec
         self.store.write(self.push_count, rows, starts)
         numbers = self.elements.add(priorities, collect_iters, self._count_windows(rows.lengths))
         self.highest_priority = max(self.highest_priority, float(priorities.max()))
@@ -151,12 +151,12 @@ class Contents:
           priorities: float64 `[M]`.
 
         Returns:
-          float64, the new priorities of the elements that are there.
+          float64, the new priorities of the elements that are still there.
         """
-        there = self.elements.contains(numbers)
-        if not there.all():
-            self.ignored_count += int(np.count_nonzero(~there))
-            numbers, priorities = numbers[there], priorities[there]
+        exists = self.elements.contains(numbers)
+        if not exists.all():
+            self.ignored_count += int(np.count_nonzero(~exists))
+            numbers, priorities = numbers[exists], priorities[exists]
         if len(numbers):
             highest = max(self.highest_priority * (self.config.priority_decay or 1.0), float(priorities.max()))
             # New elements get the highest priority and must be possible to sample.
@@ -207,10 +207,10 @@ class Contents:
         if store is None:
             return [], None, None
         lengths = store.get_lengths(numbers)
-        if window is None:
-            columns, mask = store.read(numbers)
-        else:
-            columns, mask = store.read(numbers, self.generator.integers(np.maximum(lengths - window, 0) + 1), window)
+        offsets: np.ndarray | int = (
+            0 if window is None else self.generator.integers(np.maximum(lengths - window, 0) + 1)
+        )
+        columns, mask = store.read(numbers, offsets, window or store.spec.length)
         if not self.config.has_mask:
             return columns, None, None
         if mask is None:
@@ -223,15 +223,10 @@ class Contents:
         Raises:
           ValueError: if there is no spec yet.
         """
-        spec, config = self.spec, self.config
-        if spec is None:
+        if self.store is None:
             raise ValueError(f"{self.holder} has no elements yet; push first, or pass its spec")
-        time = (config.window or spec.length or 0,) if spec.has_time_axis else ()
-        shapes = [(0, *time, *(size or 0 for size in leaf.shape)) for leaf in spec.leaves]
-        columns = [np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, spec.leaves, strict=True)]
-        mask = np.zeros((0, *time), bool) if config.has_mask else None
         info = [np.zeros(0, dtype) for dtype in ("i8", "i8", "f8", "f8", "i8", "i8", "i8", "i4")]
-        return Sample(spec, columns, mask, None, BatchInfo(*info))
+        return Sample(self.spec, *self._read(np.zeros(0, np.int64)), BatchInfo(*info))
 
     # --- state
 
@@ -278,7 +273,7 @@ class Contents:
     def _restore_elements(
         self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], previous_spec: ItemSpec | None
     ) -> None:
-        """Restores spec, store and table; takes the named tuple classes of the previous spec if it is the same."""
+        """Restores store and table; takes the named tuple classes of the previous spec if it is the same."""
         push_count, max_size = int(header["push_count"]), self.config.max_size
         lengths = np.ones(max_size, np.int64)
         if header["spec"] is not None:
@@ -287,10 +282,9 @@ class Contents:
                 rows = previous_spec.rows
             has_time = self.config.has_time_axis
             length = self.config.length if has_time else 1
-            self.spec = ItemSpec(rows, self.holder, has_time, length, frozenset(header["widening"]))
-            if "ring" in arrays:
-                self.store = Store.load(self.spec, max_size, self._mmap_dir, arrays, push_count)
-                lengths = self.store.get_lengths(np.arange(max_size))
+            spec = ItemSpec(rows, self.holder, has_time, length, frozenset(header["widening"]))
+            self.store = Store.load(spec, max_size, self._mmap_dir, arrays, push_count)
+            lengths = self.store.get_lengths(np.arange(max_size))
         is_long_enough = (lengths >= self.config.min_length)[: min(push_count, max_size)]
         kept = {**arrays, "alive": arrays["alive"] & is_long_enough}
         self.elements.load(push_count, kept, self._count_windows(lengths))

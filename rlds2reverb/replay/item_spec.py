@@ -145,7 +145,7 @@ class ItemSpec:
         except _Mismatch:
             for number, item in enumerate(items):
                 self._raise_mismatch(item, f"item {number}")
-            raise self._make_mixed_error(len(columns), "item") from None
+            raise self.make_widening_error(len(columns), "item") from None
         if not self.has_time_axis:
             return ItemRows(columns, np.ones(len(items), np.int64), self._widen_to(columns))
         for number, item_lengths in enumerate(zip(*lengths, strict=True)):
@@ -180,7 +180,7 @@ class ItemSpec:
                 arrays.append(self._cast(len(arrays), value))
         except _Mismatch:
             self._raise_mismatch(take_first(map_structure(_to_array, fields)), f"{root}[0]")
-            raise self._make_mixed_error(len(arrays), root) from None
+            raise self.make_widening_error(len(arrays), root) from None
         sizes = sorted({array.shape[:num_axes] for array in arrays})
         if len(sizes) > 1 or (self.has_time_axis and sizes[0][1] != (self.length or max(sizes[0][1], 1))):
             expected = ", ".join(str(size) for size in ("N", self.length or "T")[:num_axes])
@@ -203,12 +203,12 @@ class ItemSpec:
             raise SpecMismatchError(f"the steps must have {lengths.sum()} rows, got {len(rows.lengths)}")
         return ItemRows(rows.columns, lengths, self._widen_to(rows.columns))
 
-    def make_widening_error(self, leaf_index: int) -> SpecMismatchError:
-        """Returns the error for a float in a leaf whose stored integers float64 cannot represent."""
+    def make_widening_error(self, leaf_index: int, root: str) -> SpecMismatchError:
+        """Returns the error for a leaf with floats and with integers that float64 cannot represent."""
         path, _ = leaves(self.rows)[leaf_index]
         return SpecMismatchError(
-            f"{path_name(path, 'item')} is a float, but {self.holder} has int64 values above 2^53 there, which float64 "
-            "cannot represent; set the spec of the buffer"
+            f"{path_name(path, root)} has both floats and integers above 2^53, but {self.holder} has one dtype for "
+            "both, and float64 would change the integers; cast them before the push, or set the spec of the buffer"
         )
 
     def apply_widening(self, restored: ItemSpec) -> ItemSpec:
@@ -297,14 +297,6 @@ class ItemSpec:
                 raise SpecMismatchError(
                     f"{name} is {have.description}, but {self.holder} expects {describe(want)}; {_ADVICE}"
                 )
-
-    def _make_mixed_error(self, leaf_index: int, root: str) -> SpecMismatchError:
-        """Returns the error for a leaf whose values match one by one, but not together."""
-        path, _ = leaves(self.rows)[leaf_index]
-        return SpecMismatchError(
-            f"{path_name(path, root)} has both floats and integers above 2^53, but {self.holder} expects one dtype; "
-            f"{_ADVICE}"
-        )
 
 
 def get_fields(item: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Store:
         for index, (own, new) in enumerate(zip(self.spec.leaves, spec.leaves, strict=True)):
             if own != new:
                 if not is_lossless(self.ring.columns[index][: self.ring.num_used], new.dtype):
-                    raise self.spec.make_widening_error(index)
+                    raise self.spec.make_widening_error(index, "item")
                 dtypes[index] = new.dtype
         self.ring.widen(dtypes)
         self.spec = spec

@@ -8,7 +8,15 @@ import pytest
 from numbered_items import get_number, item, items
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.replay import Listener
+from rlds2reverb.replay import (
+    AdvancedReplayBuffer,
+    BufferConfig,
+    EpisodeReplayBuffer,
+    Listener,
+    NaiveReplayBuffer,
+    SequenceReplayBuffer,
+    make_buffer,
+)
 
 # --- push and sample
 
@@ -29,6 +37,22 @@ def test_sampled_item_equals_pushed_item_bit_for_bit(make):
         (sampled["inner"]["done"], pushed["inner"]["done"]),
     ]:
         assert got.dtype == want.dtype and got.shape == want.shape and np.array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "buffer_class"),
+    [
+        ("naive", NaiveReplayBuffer),
+        ("advanced", AdvancedReplayBuffer),
+        ("episode", EpisodeReplayBuffer),
+        ("sequence", SequenceReplayBuffer),
+    ],
+)
+def test_make_buffer_returns_the_class_of_the_kind(kind, buffer_class):
+    with make_buffer("demo", BufferConfig(kind=kind, length=2 if kind == "sequence" else None)) as buffer:
+        assert type(buffer) is buffer_class
+        buffer.append({"x": np.zeros(2)})
+        assert len(buffer) == buffer.count() == 1
 
 
 def test_sampled_items_can_be_pushed_again(make):
@@ -135,11 +159,11 @@ def test_use_counts_every_occurrence_of_an_element(make):
 def test_element_is_removed_after_its_last_use(make):
     buffer = make(max_use=2)
     buffer.extend(items(*range(10)))
-    seen = [get_number(s) for _ in range(4) for s in buffer.sample(5, 0) or []]
-    assert max(np.bincount(seen)) <= 2
-    left = sum(2 - seen.count(n) for n in range(10))
-    assert len(buffer) == sum(seen.count(n) < 2 for n in range(10))
-    assert left == 20 - len(seen)
+    sampled = [get_number(s) for _ in range(4) for s in buffer.sample(5, 0) or []]
+    assert max(np.bincount(sampled)) <= 2
+    left = sum(2 - sampled.count(n) for n in range(10))
+    assert len(buffer) == sum(sampled.count(n) < 2 for n in range(10))
+    assert left == 20 - len(sampled)
 
 
 def test_elements_are_sampled_exactly_max_use_times(make):

@@ -155,8 +155,8 @@ def test_stale_elements_removed_earlier_are_not_removed_again(make):
     buffer.extend([item(n, collect_iter=0) for n in range(4)])
     (used,) = sample_numbers(buffer, 1, 0)
     buffer.extend([item(4, collect_iter=0), item(5, collect_iter=9)])  # They replace 0 and 1.
-    there = {2, 3, 4, 5} - {used}
-    assert len(buffer) == len(there)
+    remaining = {2, 3, 4, 5} - {used}
+    assert len(buffer) == len(remaining)
     assert not buffer.sample_check(2, 9) and len(buffer) == 1
     assert sample_numbers(buffer, 1, 9) == [5]
 
@@ -166,13 +166,13 @@ def test_select_numbers_matches_list_slicing_after_removals():
     for size, num_pushed in ((40, 25), (40, 90), (7, 7)):
         table = ElementTable(size, alpha=0.6, max_use=None, max_staleness=None)
         table.add(np.ones(num_pushed), np.full(num_pushed, -1))
-        there = list(range(num_pushed))[-size:]
-        while there:
+        remaining = list(range(num_pushed))[-size:]
+        while remaining:
             for _ in range(30):
                 ends = [None if rng.random() < 0.2 else int(rng.integers(-50, 50)) for _ in range(2)]
                 positions = slice(*ends, int(rng.choice([-3, -1, 1, 2])))
-                assert table.select_numbers(positions).tolist() == there[positions]
-            removed = rng.choice(there, min(3, len(there)), replace=False)
+                assert table.select_numbers(positions).tolist() == remaining[positions]
+            removed = rng.choice(remaining, min(3, len(remaining)), replace=False)
             table.remove(removed)
-            there = [number for number in there if number not in removed]
+            remaining = [number for number in remaining if number not in removed]
         assert table.select_numbers().tolist() == []

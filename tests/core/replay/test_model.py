@@ -62,7 +62,7 @@ class Comparison(RuleBasedStateMachine):
         self.config, self.folder = config, tempfile.TemporaryDirectory()
         self.mmap_dir = Path(self.folder.name) / "data" if on_disk else None
         self.buffer = self.create_buffer()
-        self.there, self.pushed, self.sampled, self.ignored = [], 0, 0, 0  # The oldest one is first.
+        self.elements, self.pushed, self.sampled, self.ignored = [], 0, 0, 0  # The oldest one is first.
         self.highest, self.beta, self.removed = 1.0, config.beta, []
         self.saved = {}
         self.push(new, False)
@@ -82,8 +82,8 @@ class Comparison(RuleBasedStateMachine):
         return 1.0 if self.config.kind == "naive" else (p**self.config.alpha if p > 0 else 0.0)
 
     def remove(self, reason, must_leave):
-        self.removed += [(e["number"], reason) for e in self.there if must_leave(e)]
-        self.there = [e for e in self.there if not must_leave(e)]
+        self.removed += [(e["number"], reason) for e in self.elements if must_leave(e)]
+        self.elements = [e for e in self.elements if not must_leave(e)]
 
     @rule(new=PUSHED, as_columns=st.booleans())
     def some_more(self, new, as_columns):
@@ -114,7 +114,7 @@ class Comparison(RuleBasedStateMachine):
         for priority, iteration in new:
             self.highest = max(self.highest, priority or 0.0)
             priority = self.highest if priority is None else priority
-            self.there.append({"number": self.pushed, "priority": priority, "iter": iteration, "use": 0})
+            self.elements.append({"number": self.pushed, "priority": priority, "iter": iteration, "use": 0})
             self.pushed += 1
         kept = self.pushed - self.config.max_size
         self.remove("full", lambda e: e["number"] < kept)
@@ -135,14 +135,14 @@ class Comparison(RuleBasedStateMachine):
             return
         if learner_iter is not None and config.max_staleness is not None:
             self.remove("stale", lambda e: e["iter"] is not None and learner_iter - e["iter"] >= config.max_staleness)
-        left = {e["number"]: 0 if not self.power(e) else self.left(e, size) for e in self.there}
-        refused = len(self.there) < max(size * config.sample_min_limit_ratio, 1 if config.with_replacement else size)
+        left = {e["number"]: 0 if not self.power(e) else self.left(e, size) for e in self.elements}
+        refused = len(self.elements) < max(size * config.sample_min_limit_ratio, 1 if config.with_replacement else size)
         refused |= sum(map(bool, left.values())) < (1 if config.with_replacement else size)
         if config.max_use is not None:
-            refused |= sum(config.max_use - e["use"] for e in self.there if self.power(e)) < size
-        least = config.push_sample_rate_limit[0]
-        refused |= bool(least) and self.pushed < least * (self.sampled + size)
-        allowed = [e["number"] for e in (self.there if sample_range is None else self.there[sample_range])]
+            refused |= sum(config.max_use - e["use"] for e in self.elements if self.power(e)) < size
+        min_rate = config.push_sample_rate_limit[0]
+        refused |= bool(min_rate) and self.pushed < min_rate * (self.sampled + size)
+        allowed = [e["number"] for e in (self.elements if sample_range is None else self.elements[sample_range])]
         refused |= sum(left[n] for n in allowed) < size
         call = self.buffer.sample_batch if as_columns else self.buffer.sample
         result = call(size, learner_iter, sample_range)
@@ -163,10 +163,10 @@ class Comparison(RuleBasedStateMachine):
         return uses if self.config.with_replacement else min(uses, 1)
 
     def check(self, items, allowed, left, learner_iter):
-        by_number = {e["number"]: e for e in self.there}
+        by_number = {e["number"]: e for e in self.elements}
         powers = [self.power(by_number[s["number"]]) for s in items]
         everyone = (
-            [p for p in map(self.power, self.there) if p > 0]
+            [p for p in map(self.power, self.elements) if p > 0]
             if self.config.weight_normalization == "buffer"
             else powers
         )
@@ -197,15 +197,15 @@ class Comparison(RuleBasedStateMachine):
         priorities = [priority for _, priority in pairs]
         ids = np.array(numbers) if as_numbers else [f"demo_{n}" for n in numbers]
         count = self.buffer.update({"replay_unique_id": ids, "priority": priorities})
-        by_number = {e["number"]: e for e in self.there}
-        found = [(by_number[n], p) for n, p in zip(numbers, priorities, strict=True) if n in by_number]
-        assert count == len(found)
-        self.ignored += len(numbers) - len(found)
-        for element, priority in found:
+        by_number = {e["number"]: e for e in self.elements}
+        updates = [(by_number[n], p) for n, p in zip(numbers, priorities, strict=True) if n in by_number]
+        assert count == len(updates)
+        self.ignored += len(numbers) - len(updates)
+        for element, priority in updates:
             element["priority"] = priority + self.config.priority_eps
-        if found:
+        if updates:
             lowered = self.highest * (self.config.priority_decay or 1.0)
-            self.highest = max(lowered, max(p for _, p in found), self.config.min_positive_priority)
+            self.highest = max(lowered, max(p for _, p in updates), self.config.min_positive_priority)
 
     @rule()
     def clear(self):
@@ -214,7 +214,7 @@ class Comparison(RuleBasedStateMachine):
         self.highest = 1.0
 
     def state(self):
-        return [dict(e) for e in self.there], self.pushed, self.sampled, self.ignored, self.highest, self.beta
+        return [dict(e) for e in self.elements], self.pushed, self.sampled, self.ignored, self.highest, self.beta
 
     @rule(way=st.sampled_from(["dict", "files"]))
     def save(self, way):
@@ -225,7 +225,7 @@ class Comparison(RuleBasedStateMachine):
     def restore(self, way, into_new):
         if way not in self.saved:
             return
-        state, (there, *numbers) = self.saved[way]
+        state, (elements, *numbers) = self.saved[way]
         if into_new:
             self.compare_listeners()
             self.buffer, self.removed = self.create_buffer(), []
@@ -233,7 +233,7 @@ class Comparison(RuleBasedStateMachine):
             self.buffer.load_state_dict(state)
         else:
             self.buffer.load_data(state.parent)
-        self.there = [dict(e) for e in there]
+        self.elements = [dict(e) for e in elements]
         self.pushed, self.sampled, self.ignored, self.highest, self.beta = numbers
 
     def compare_listeners(self):
@@ -244,11 +244,11 @@ class Comparison(RuleBasedStateMachine):
         if not hasattr(self, "buffer"):
             return
         buffer = self.buffer
-        assert (len(buffer), buffer.push_count) == (len(self.there), self.pushed)
+        assert (len(buffer), buffer.push_count) == (len(self.elements), self.pushed)
         assert (buffer.sample_count, buffer.ignored_count) == (self.sampled, self.ignored)
         assert math.isclose(buffer.highest_priority, self.highest) and math.isclose(buffer.beta, self.beta)
         assert math.isclose(
-            buffer.contents.elements.sum_tree.root, sum(map(self.power, self.there)), rel_tol=1e-12, abs_tol=0
+            buffer.contents.elements.sum_tree.root, sum(map(self.power, self.elements)), rel_tol=1e-12, abs_tol=0
         )
         self.compare_listeners()
 

@@ -160,8 +160,8 @@ def test_source_is_stored_as_transitions(make, source):
 def test_source_is_stored_as_episodes_and_as_sequences(make, source):
     whole = make(EpisodeReplayBuffer, with_replacement=False)
     assert whole.extend_episodes(source) == 3
-    found = {s["replay_unique_id"]: s["observation"]["x"].tolist() for s in whole.sample(3)}
-    assert found == {"demo_0": [10, 11, 12], "demo_1": [20, 21, 22, 23], "demo_2": [30, 31]}
+    values = {s["replay_unique_id"]: s["observation"]["x"].tolist() for s in whole.sample(3)}
+    assert values == {"demo_0": [10, 11, 12], "demo_1": [20, 21, 22, 23], "demo_2": [30, 31]}
     parts = make(SequenceReplayBuffer, length=3, with_replacement=False)
     assert parts.extend_episodes(source) == 3
     assert sorted(s["observation"]["x"].tolist() for s in parts.sample(3)) == [[10, 11, 12], [20, 21, 22], [21, 22, 23]]

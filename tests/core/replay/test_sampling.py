@@ -14,8 +14,8 @@ def test_missing_priority_is_the_highest_up_to_now(make):
     buffer.append(item(0))
     buffer.extend([item(1, priority=0.25), item(2, priority=None), item(3, priority=5.0), item(4)])
     buffer.append(item(5))
-    found = {get_number(s): s["priority"] for _ in range(40) for s in buffer.sample(6, 0)}
-    assert found == {0: 1.0, 1: 0.25, 2: 1.0, 3: 5.0, 4: 5.0, 5: 5.0} and buffer.highest_priority == 5.0
+    priorities = {get_number(s): s["priority"] for _ in range(40) for s in buffer.sample(6, 0)}
+    assert priorities == {0: 1.0, 1: 0.25, 2: 1.0, 3: 5.0, 4: 5.0, 5: 5.0} and buffer.highest_priority == 5.0
 
 
 def test_update_changes_priorities_of_existing_elements(make):
@@ -23,8 +23,8 @@ def test_update_changes_priorities_of_existing_elements(make):
     ids = buffer.extend(items(*range(5)))
     assert buffer.update({"replay_unique_id": [ids[0], ids[3], ids[4]], "priority": np.array([9.0, 2.0, 3.0])}) == 2
     assert buffer.highest_priority == 3.0
-    found = {get_number(s): s["priority"] for _ in range(20) for s in buffer.sample(3, 0)}
-    assert found == {2: 1.0, 3: 2.5, 4: 3.5}
+    priorities = {get_number(s): s["priority"] for _ in range(20) for s in buffer.sample(3, 0)}
+    assert priorities == {2: 1.0, 3: 2.5, 4: 3.5}
     assert buffer.update({"replay_unique_id": [ids[4]] * 2, "priority": [7.0, 1.0]}) == 2
     assert {s["priority"] for _ in range(20) for s in buffer.sample(3, 0) if get_number(s) == 4} == {1.5}
     assert buffer.update({"replay_unique_id": ids}) == 0

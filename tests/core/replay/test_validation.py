@@ -186,6 +186,29 @@ def test_buffer_requires_a_config_of_its_kind_and_a_name(make):
     assert NaiveReplayBuffer("demo").config == BufferConfig(kind="naive")
 
 
+def test_update_requires_a_dict_or_the_info_of_a_batch(make):
+    buffer = make()
+    buffer.extend(items(0, 1))
+    batch = buffer.sample_batch(2)
+    message = "info must be the info of a batch, or a dict with 'replay_unique_id' and 'priority', got"
+    for info, got in ((["demo_0"], "list"), (batch, "a Batch; pass its info"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"{message} {got}"):
+            buffer.update(info, priority=[1.0, 1.0])
+
+
+def test_sample_with_replacement_can_exceed_the_number_of_elements(make):
+    buffer = make(max_size=50, sample_min_limit_ratio=0)
+    buffer.extend(items(*range(50)))
+    assert len(buffer.sample(200)) == 200
+    limited = make(max_size=50, sample_min_limit_ratio=0, max_use=3)
+    with pytest.raises(ValueError, match="can never return a sample of 200 with max_use 3 and max_size 50"):
+        limited.sample(200)
+    default = make(max_size=300)
+    default.extend(items(*range(50)))
+    reason = "buffer 'demo' has 50 elements, but a sample of 200 requires 200 (sample_min_limit_ratio=1); push more"
+    assert default.sample_check(200) == (False, reason)
+
+
 # --- rates
 
 
