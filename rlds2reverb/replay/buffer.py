@@ -186,7 +186,7 @@ class ReplayBuffer:
         Args:
           items: dicts of fields (numbers, lists of numbers, arrays, tensors, or nested structures of them). Optional
             keys are `priority`, a finite number from 0 to 1e12 (default: the highest up to now; 0 is never sampled),
-            and `collect_iter`. docs/replay.md lists the casts to the dtypes of the first item.
+            and `collect_iter`. docs/replay_buffers.md lists the casts to the dtypes of the first item.
 
         Returns:
           The `replay_unique_id` of each element, `NAME_NUMBER`, where the number counts from the first push; empty for
