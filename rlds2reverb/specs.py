@@ -117,7 +117,7 @@ def require_match(got: Nest, expected: Nest, *, holder: str, advice: str, root: 
       got: actual nest of specs (or arrays).
       expected: expected nest of specs; `None` in a shape matches any size.
       holder: name of whatever has the expected spec, such as "table 'replay'", for the message.
-      advice: what the user can do to fix the mismatch.
+      advice: suggestion for the user, which ends the message.
       root: name of the nest in the message.
 
     Raises:

@@ -17,8 +17,8 @@ from rlds2reverb.trajectories import DISCOUNT_SOURCES
 from rlds2reverb.trajectory_items import PADDINGS, TrajectoryEpisodes, TrajectoryWindows
 
 
-def make_episodes(many):
-    return [Episode(steps, index) for index, steps in enumerate(many)]
+def make_episodes(all_steps):
+    return [Episode(steps, index) for index, steps in enumerate(all_steps)]
 
 
 def indices(batches):
@@ -29,8 +29,8 @@ def test_small_consecutive_episodes_of_one_spec_are_joined():
     three, nested = episode(3, terminal=True), episode(2, terminal=False, nested=True)
     empty = {name: column[:0] for name, column in three.items()}
     uneven = {**three, "reward": three["reward"][:2]}
-    many = make_episodes([three, three, empty, three, uneven, three, nested, nested])
-    assert indices(batch_episodes(many)) == [[0, 1], [2], [3], [4], [5], [6, 7]]
+    all_steps = make_episodes([three, three, empty, three, uneven, three, nested, nested])
+    assert indices(batch_episodes(all_steps)) == [[0, 1], [2], [3], [4], [5], [6, 7]]
 
 
 def test_batches_respect_the_size_limit():
@@ -60,11 +60,11 @@ def test_batch_concatenates_the_steps_of_its_episodes():
     ],
 )
 def test_one_invalid_episode_makes_a_batch_invalid(position, field, step, value):
-    many = [episode(3, terminal=False) for _ in range(3)]
-    assert EpisodeBatch(make_episodes(many)).is_valid(make_step_spec(many[0]))
-    many[position][field][step] = value
-    assert find_problems(Episode(many[position], 0))
-    assert not EpisodeBatch(make_episodes(many)).is_valid()
+    all_steps = [episode(3, terminal=False) for _ in range(3)]
+    assert EpisodeBatch(make_episodes(all_steps)).is_valid(make_step_spec(all_steps[0]))
+    all_steps[position][field][step] = value
+    assert find_problems(Episode(all_steps[position], 0))
+    assert not EpisodeBatch(make_episodes(all_steps)).is_valid()
 
 
 def test_different_spec_makes_a_batch_invalid():
@@ -74,12 +74,12 @@ def test_different_spec_makes_a_batch_invalid():
 
 @examples(50)
 @given(episodes(max_episodes=6))
-def test_fingerprint_does_not_depend_on_batching(many):
+def test_fingerprint_does_not_depend_on_batching(all_steps):
     together, alone = Fingerprint(), Fingerprint()
-    for batch in batch_episodes(make_episodes(many)):
+    for batch in batch_episodes(make_episodes(all_steps)):
         together.add_batch(batch)
-    for one in make_episodes(many):
-        alone.add(one)
+    for single in make_episodes(all_steps):
+        alone.add(single)
     assert together.hexdigest() == alone.hexdigest()
 
 
@@ -94,11 +94,11 @@ WINDOWS = st.builds(
 
 @examples(150)
 @given(episodes(max_episodes=6), st.one_of(WINDOWS, st.builds(TrajectoryEpisodes, st.sampled_from(DISCOUNT_SOURCES))))
-def test_items_of_a_batch_match_those_of_each_episode(many, adder):
-    for batch in batch_episodes(one for one in make_episodes(many) if one.num_steps):
+def test_items_of_a_batch_match_those_of_each_episode(all_steps, adder):
+    for batch in batch_episodes(single for single in make_episodes(all_steps) if single.num_steps):
         items = adder.convert_batch(batch)
-        for position, one in enumerate(batch.episodes):
-            got, expected = items.episode_items(position), adder(one)
+        for position, single in enumerate(batch.episodes):
+            got, expected = items.episode_items(position), adder(single)
             assert_equal_nests(got.columns, expected.columns)
             tree.map_structure(
                 np.testing.assert_array_equal, (got.starts, got.lengths), (expected.starts, expected.lengths)

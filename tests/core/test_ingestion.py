@@ -1,4 +1,4 @@
-"""Tests of `ingest`: items are ingest_and_read bit for bit, and errors are raised before the first item is written."""
+"""Tests of `ingest`: items are stored bit for bit, and errors are raised before the first item is written."""
 
 import itertools
 import json
@@ -103,26 +103,26 @@ def test_shipped_datasets_are_stored_bit_for_bit(data, name, max_episodes):
     expected = list(windows(map(trajectory_columns, selected), 2, 1))
     assert report.items == len(items) == len(expected) > 0
     assert report.steps == sum(len(steps["is_first"]) for steps in selected)
-    for got, want in zip(items, expected, strict=True):
-        assert_equal_nests(got, want)
+    for item, expected_item in zip(items, expected, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 @given(episodes(), st.integers(1, 4), st.integers(1, 3))
 @examples(25)
-def test_generated_episodes_are_stored_bit_for_bit(many, length, stride):
-    report, items = ingest_and_read(many, length=length, stride=stride)
-    expected = list(windows(map(trajectory_columns, many), length, stride))
+def test_generated_episodes_are_stored_bit_for_bit(all_steps, length, stride):
+    report, items = ingest_and_read(all_steps, length=length, stride=stride)
+    expected = list(windows(map(trajectory_columns, all_steps), length, stride))
     assert len(items) == len(expected) == report.items
-    for got, want in zip(items, expected, strict=True):
-        assert_equal_nests(got, want)
+    for item, expected_item in zip(items, expected, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 def test_items_match_the_naive_loop():
-    many = [episode(3, terminal=True), episode(2, terminal=False, start=30)]
-    _, items = ingest_and_read(many, length=1)
-    for got, want in zip(items, naive_trajectories(many, "product"), strict=True):
-        for name, value in want.items():
-            np.testing.assert_array_equal(getattr(got, name)[0], value)
+    all_steps = [episode(3, terminal=True), episode(2, terminal=False, start=30)]
+    _, items = ingest_and_read(all_steps, length=1)
+    for item, expected_item in zip(items, naive_trajectories(all_steps, "product"), strict=True):
+        for name, value in expected_item.items():
+            np.testing.assert_array_equal(getattr(item, name)[0], value)
 
 
 def test_several_tables_receive_the_same_items():
@@ -132,8 +132,8 @@ def test_several_tables_receive_the_same_items():
         report = ingest([episode(3, terminal=True)], server.address, ["items", "more"])
         items, more = read_items(server.address, "items"), read_items(server.address, "more")
     assert (report.tables, report.items) == (("items", "more"), 2)
-    for got, want in zip(items, more, strict=True):
-        assert_equal_nests(got, want)
+    for item, expected_item in zip(items, more, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 def test_items_have_the_given_priority():
@@ -214,11 +214,11 @@ def test_unstorable_episodes_are_skipped_when_problems_are_kept():
 
 
 def test_different_spec_raises_before_anything_is_written():
-    other = episode(3, terminal=True)
-    other["reward"] = other["reward"].astype(np.float64)
+    float64 = episode(3, terminal=True)
+    float64["reward"] = float64["reward"].astype(np.float64)
     with make_server([episode(2, terminal=True)]) as server:
         with pytest.raises(InvalidEpisodeError, match=r"step\['reward'\] is float64 \[\], but the first episode"):
-            ingest([episode(2, terminal=True), other], server.address, "items")
+            ingest([episode(2, terminal=True), float64], server.address, "items")
         assert server.client.server_info(timeout=10)["items"].current_size == 0
 
 
@@ -361,10 +361,10 @@ def test_source_damaged_in_the_middle_raises(data):
 
 
 def test_rlds_dataset_is_stored_like_a_list_of_episodes():
-    many = [episode(4, terminal=True, nested=True), episode(2, terminal=False, nested=True)]
-    from_dataset, from_list = ingest_and_read(rlds_dataset(many))[1], ingest_and_read(many)[1]
-    for got, want in zip(from_dataset, from_list, strict=True):
-        assert_equal_nests(got, want)
+    all_steps = [episode(4, terminal=True, nested=True), episode(2, terminal=False, nested=True)]
+    from_dataset, from_list = ingest_and_read(rlds_dataset(all_steps))[1], ingest_and_read(all_steps)[1]
+    for item, expected_item in zip(from_dataset, from_list, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 # --- resuming
@@ -399,13 +399,13 @@ def test_complete_directory_raises_when_the_dataset_has_grown(tmp_path):
 
 
 def test_complete_directory_raises_when_the_items_differ(tmp_path):
-    many = [episode(9, terminal=True)]
-    ingest(many, tmp_path / "out", adder=LastRows(2))
+    all_steps = [episode(9, terminal=True)]
+    ingest(all_steps, tmp_path / "out", adder=LastRows(2))
     with pytest.raises(
         CheckpointError,
         match="out exists already, written with different arguments: the first episode had different items",
     ):
-        ingest(many, tmp_path / "out", adder=LastRows(5))
+        ingest(all_steps, tmp_path / "out", adder=LastRows(5))
 
 
 def test_directory_without_items_raises(tmp_path):
@@ -465,22 +465,22 @@ def small_table(**limiter):
 
 
 def test_too_many_items_raise_before_the_first_is_written():
-    many = [episode(7, terminal=True, start=10 * n) for n in range(2)]  # 12 items
-    with make_server(many, config=small_table()) as server:
+    all_steps = [episode(7, terminal=True, start=10 * n) for n in range(2)]  # 12 items
+    with make_server(all_steps, config=small_table()) as server:
         with pytest.raises(ValueError, match=r"at least 12 items, but the smallest table holds 10; .*allow_eviction"):
-            ingest(many, server.address, "items")
+            ingest(all_steps, server.address, "items")
         info = server.client.server_info(timeout=10)["items"]
         assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (0, 0)
-        assert ingest(many[:1], server.address, "items").table_sizes == {"items": 6}
+        assert ingest(all_steps[:1], server.address, "items").table_sizes == {"items": 6}
 
 
 def test_allowed_eviction_warns():
-    many = [episode(7, terminal=True, start=10 * n) for n in range(2)]
-    with make_server(many, config=small_table()) as server:
+    all_steps = [episode(7, terminal=True, start=10 * n) for n in range(2)]
+    with make_server(all_steps, config=small_table()) as server:
         with pytest.warns(
             RuntimeWarning, match="has 12 items, but the smallest table holds 10: at least 2 of them will be evicted"
         ):
-            report = ingest(many, server.address, "items", options=IngestOptions(allow_eviction=True))
+            report = ingest(all_steps, server.address, "items", options=IngestOptions(allow_eviction=True))
         assert (report.items, report.table_sizes, len(report.warnings)) == (12, {"items": 10}, 1)
         assert ("table sizes", "items: 10 items") in report.facts()
 

@@ -18,17 +18,17 @@ ITEMS = TrajectoryWindows()(EPISODE)
 
 def test_priority_is_a_number_or_a_function_of_items():
     assert compute_priorities(2.0, EPISODE, ITEMS).tolist() == [2, 2]
-    assert compute_priorities(lambda one, items: 3, EPISODE, ITEMS).tolist() == [3, 3]
-    assert compute_priorities(lambda one, items: items.starts + 1, EPISODE, ITEMS).tolist() == [1, 2]
+    assert compute_priorities(lambda episode, items: 3, EPISODE, ITEMS).tolist() == [3, 3]
+    assert compute_priorities(lambda episode, items: items.starts + 1, EPISODE, ITEMS).tolist() == [1, 2]
 
 
 def test_invalid_priorities_raise():
     with pytest.raises(ValueError, match="the priorities of episode 0 do not match its 2 items"):
-        compute_priorities(lambda one, items: [1, 2, 3], EPISODE, ITEMS)
+        compute_priorities(lambda episode, items: [1, 2, 3], EPISODE, ITEMS)
     with pytest.raises(ValueError, match="the priorities of episode 0 do not match"):
-        compute_priorities(lambda one, items: "high", EPISODE, ITEMS)
+        compute_priorities(lambda episode, items: "high", EPISODE, ITEMS)
     with pytest.raises(ValueError, match=r"the priority of item 1 of episode 0 must be a finite number .*, got nan"):
-        compute_priorities(lambda one, items: [1, np.nan], EPISODE, ITEMS)
+        compute_priorities(lambda episode, items: [1, np.nan], EPISODE, ITEMS)
 
 
 def test_by_return_is_linear_and_clipped():
@@ -63,7 +63,11 @@ def test_each_item_keeps_its_priority_in_the_table(writer):
     config = TableConfig("items", Selector("max_heap"), Selector("fifo"), max_times_sampled=1)
     with ReplayServer([config], TrajectoryWindows().item_spec(source.step_spec)) as server:
         ingest(
-            source, server.address, "items", priority=lambda one, items: [2, 7, 5], options=IngestOptions(writer=writer)
+            source,
+            server.address,
+            "items",
+            priority=lambda episode, items: [2, 7, 5],
+            options=IngestOptions(writer=writer),
         )
         samples = list(server.client.sample("items", 3, emit_timesteps=False))
     assert [sample.info.priority for sample in samples] == [7, 5, 2]

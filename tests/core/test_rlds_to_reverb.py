@@ -51,39 +51,40 @@ def test_trajectories_match_tf_agents_on_shipped_data(data, name):
     assert rlds_to_reverb.create_trajectory_data_spec(dataset) == reference.create_trajectory_data_spec(dataset)
     got, expected = trajectories(rlds_to_reverb, dataset), trajectories(reference, dataset)
     assert len(got) == len(expected) > 0
-    for have, want in zip(got, expected, strict=True):
-        assert type(have) is type(want)
-        assert_equal_nests(have, want)
+    for item, expected_item in zip(got, expected, strict=True):
+        assert type(item) is type(expected_item)
+        assert_equal_nests(item, expected_item)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # TF-Agents processes one step at a time.
 @given(episodes(nested=False))
 @examples(12)
-def test_trajectories_match_tf_agents_on_generated_episodes(many):
-    dataset = rlds_dataset(many)
+def test_trajectories_match_tf_agents_on_generated_episodes(all_steps):
+    dataset = rlds_dataset(all_steps)
     for arguments in ((), (reward_and_next,)):
-        for have, want in zip(
+        for item, expected_item in zip(
             trajectories(rlds_to_reverb, dataset, *arguments), trajectories(reference, dataset, *arguments), strict=True
         ):
-            assert_equal_nests(have, want)
+            assert_equal_nests(item, expected_item)
 
 
 @pytest.mark.slow
 @given(episodes(), st.sampled_from(DISCOUNT_SOURCES))
 @examples(20)
-def test_trajectories_match_the_naive_loop_on_nested_episodes(many, source):
-    got = trajectories(rlds_to_reverb, rlds_dataset(many), discount_source=source)
-    expected = naive_trajectories(many, source)
-    assert len(got) == len(expected) == sum(len(steps["is_first"]) for steps in many)
-    for have, want in zip(got, expected, strict=True):
-        assert (have.step_type, have.next_step_type, have.discount) == (
-            want["step_type"],
-            want["next_step_type"],
-            want["discount"],
+def test_trajectories_match_the_naive_loop_on_nested_episodes(all_steps, source):
+    got = trajectories(rlds_to_reverb, rlds_dataset(all_steps), discount_source=source)
+    expected = naive_trajectories(all_steps, source)
+    assert len(got) == len(expected) == sum(len(steps["is_first"]) for steps in all_steps)
+    for item, expected_item in zip(got, expected, strict=True):
+        assert (item.step_type, item.next_step_type, item.discount) == (
+            expected_item["step_type"],
+            expected_item["next_step_type"],
+            expected_item["discount"],
         )
         assert_equal_nests(
-            (have.observation, have.action, have.reward), (want["observation"], want["action"], want["reward"])
+            (item.observation, item.action, item.reward),
+            (expected_item["observation"], expected_item["action"], expected_item["reward"]),
         )
 
 
@@ -122,11 +123,11 @@ def test_broken_steps_raise_tf_agents_messages(data, name):
 
 
 def test_nested_observations_and_actions_stay_single_steps():
-    many = [episode(3, terminal=True, nested=True)]
-    got = trajectories(rlds_to_reverb, rlds_dataset(many))
+    all_steps = [episode(3, terminal=True, nested=True)]
+    got = trajectories(rlds_to_reverb, rlds_dataset(all_steps))
     assert got[1].observation["image"].shape == (3, 2) and got[1].observation["state"].tolist() == [11, -11]
     assert got[1].action["move"] == 11 and got[1].action["turn"].shape == (2,)
-    assert trajectories(reference, rlds_dataset(many))[1].observation["image"].shape == (2, 3, 2)
+    assert trajectories(reference, rlds_dataset(all_steps))[1].observation["image"].shape == (2, 3, 2)
 
 
 def test_spec_includes_the_policy_info():
@@ -294,19 +295,19 @@ def test_push_stores_the_same_items_as_tf_agents(observer, fast):
     expected_count, (expected,) = push(reference, dataset, OBSERVERS[observer])
     assert got_count == expected_count == 14
     assert len(got) == len(expected) > 0
-    for have, want in zip(got, expected, strict=True):
-        assert_equal_nests(have, want)
+    for item, expected_item in zip(got, expected, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 @pytest.mark.slow
 @given(episodes(), st.sampled_from(sorted(OBSERVERS)))
 @examples(10)
-def test_fast_push_stores_the_observers_items_for_any_data(many, observer):
-    _, (got,) = push(rlds_to_reverb, rlds_dataset(many), OBSERVERS[observer], fast=True)
-    _, (expected,) = push(rlds_to_reverb, rlds_dataset(many), OBSERVERS[observer])
+def test_fast_push_stores_the_observers_items_for_any_data(all_steps, observer):
+    _, (got,) = push(rlds_to_reverb, rlds_dataset(all_steps), OBSERVERS[observer], fast=True)
+    _, (expected,) = push(rlds_to_reverb, rlds_dataset(all_steps), OBSERVERS[observer])
     assert len(got) == len(expected)
-    for have, want in zip(got, expected, strict=True):
-        assert_equal_nests(have, want)
+    for item, expected_item in zip(got, expected, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 def test_fast_push_stores_the_episodes_before_an_invalid_one(data):
@@ -339,10 +340,10 @@ def test_fast_push_raises_when_the_observer_is_not_supported():
 
 
 def test_push_writes_to_several_tables():
-    _, (one, two) = push(rlds_to_reverb, rlds_dataset(EPISODES), OBSERVERS["pairs"], names=("one", "two"))
-    assert len(one) == len(two) == 10
-    for have, want in zip(one, two, strict=True):
-        assert_equal_nests(have, want)
+    _, (items, copies) = push(rlds_to_reverb, rlds_dataset(EPISODES), OBSERVERS["pairs"], names=("one", "two"))
+    assert len(items) == len(copies) == 10
+    for item, expected_item in zip(items, copies, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 def test_pushed_nested_data_match_the_source():

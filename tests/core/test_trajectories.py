@@ -63,9 +63,9 @@ def test_unknown_discount_source_raises():
 
 
 @given(episodes(), st.sampled_from(DISCOUNT_SOURCES))
-def test_columns_match_the_naive_loop(many, source):
-    expected = naive_trajectories(many, source)
-    got = [trajectory_columns(steps, discount_source=source) for steps in many]
+def test_columns_match_the_naive_loop(all_steps, source):
+    expected = naive_trajectories(all_steps, source)
+    got = [trajectory_columns(steps, discount_source=source) for steps in all_steps]
     for name in ("step_type", "next_step_type", "discount", "reward"):
         values = np.concatenate([getattr(columns, name) for columns in got])
         np.testing.assert_array_equal(values, [row[name] for row in expected])

@@ -53,12 +53,12 @@ def test_padding_consists_of_boundary_rows_of_zeros():
 
 
 @given(episodes(max_episodes=1, max_length=9), st.integers(1, 4), st.integers(1, 4))
-def test_windows_match_a_double_loop(many, length, stride):
-    items = TrajectoryWindows(length, stride)(Episode(many[0], 0))
-    num_rows = len(many[0]["is_first"])
+def test_windows_match_a_double_loop(all_steps, length, stride):
+    items = TrajectoryWindows(length, stride)(Episode(all_steps[0], 0))
+    num_rows = len(all_steps[0]["is_first"])
     expected = [begin for begin in range(0, num_rows, stride) if begin + length <= num_rows]
     assert items.starts.tolist() == expected and set(items.lengths.tolist()) <= {length}
-    tree.map_structure(np.testing.assert_array_equal, items.columns, trajectory_columns(many[0]))
+    tree.map_structure(np.testing.assert_array_equal, items.columns, trajectory_columns(all_steps[0]))
 
 
 @pytest.mark.parametrize("adder", [TrajectoryWindows(3), TrajectoryWindows(3, padding="tile"), TrajectoryEpisodes()])

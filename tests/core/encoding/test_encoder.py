@@ -67,9 +67,9 @@ class RandomRanges:
         return item_signature(trajectory_spec(step_spec), None)
 
 
-def convert(many, adder, *, packed=False, priority=1.0):
+def convert(all_steps, adder, *, packed=False, priority=1.0):
     """Returns the conversion of episodes to items, and the blocks of items."""
-    source = load(many)
+    source = load(all_steps)
     conversion = make_conversion(source, adder, priority, on_invalid="keep", layout="packed" if packed else "columns")
     return conversion, [block for batch in batch_episodes(source) for block in conversion.convert(batch)]
 
@@ -107,8 +107,8 @@ def assert_items_are(batches, expected, tables, *, squeeze=False, one_slice=True
                 decoded[table].append(item_columns(item, chunks))
     for got in decoded.values():
         assert len(got) == len(expected)
-        for have, want in zip(got, expected, strict=True):
-            assert_same_columns(have, want)
+        for item, expected_item in zip(got, expected, strict=True):
+            assert_same_columns(item, expected_item)
     keys.require_unique([item_keys for batch in batches for item_keys in batch.item_keys])
     keys.require_unique([batch.chunk_keys for batch in batches])
 
@@ -118,31 +118,32 @@ def assert_items_are(batches, expected, tables, *, squeeze=False, one_slice=True
 
 @given(episodes(max_length=12), ADDERS, OPTIONS, TABLES, st.booleans())
 @examples(80)
-def test_encoded_items_match_the_adders_items_bit_for_bit(many, adder, options, tables, packed):
-    conversion, blocks = convert(many, adder, packed=packed)
+def test_encoded_items_match_the_adders_items_bit_for_bit(all_steps, adder, options, tables, packed):
+    conversion, blocks = convert(all_steps, adder, packed=packed)
     expected = list(naive_items(blocks, conversion.squeeze))
     assert_items_are(encode_all(conversion, blocks, tables, **options), expected, tables, squeeze=conversion.squeeze)
 
 
 @given(episodes(max_length=12), ADDERS, OPTIONS, st.integers(1, 400), st.integers(1, 400), st.booleans())
 @examples(60)
-def test_items_are_the_same_in_small_batches_and_chunks(many, adder, options, batch_bytes, chunk_bytes, compressed):
-    conversion, blocks = convert(many, adder)
+def test_items_are_the_same_in_small_batches_and_chunks(
+    all_steps, adder, options, batch_bytes, chunk_bytes, compressed
+):
+    conversion, blocks = convert(all_steps, adder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "_MAX_BATCH_BYTES", batch_bytes)
         patch.setattr(encoder, "_MAX_SHARED_CHUNK_BYTES", chunk_bytes)
         patch.setattr(encoder, "_MIN_COMPRESSED_ROW_BYTES", 1 if compressed else 10**9)
         got = encode_all(conversion, blocks, **options)
-    expected = list(
-        naive_items(blocks, conversion.squeeze)
-    )  # Chunks this small are not shared, so that items have several.
+    # Chunks this small are not shared, so that items have several.
+    expected = list(naive_items(blocks, conversion.squeeze))
     assert_items_are(got, expected, ["one"], squeeze=conversion.squeeze, one_slice=False)
 
 
 @given(episodes(max_length=12), ADDERS, OPTIONS, TABLES, st.integers(1, 300))
 @examples(60)
-def test_items_too_large_for_a_chunk_are_spread_over_several(many, adder, options, tables, max_chunk_bytes):
-    conversion, blocks = convert(many, adder)
+def test_items_too_large_for_a_chunk_are_spread_over_several(all_steps, adder, options, tables, max_chunk_bytes):
+    conversion, blocks = convert(all_steps, adder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "_MAX_CHUNK_BYTES", max_chunk_bytes)
         got = encode_all(conversion, blocks, tables, **options)
@@ -152,9 +153,9 @@ def test_items_too_large_for_a_chunk_are_spread_over_several(many, adder, option
 
 @given(episodes(max_length=6), ADDERS)
 @examples(30)
-def test_packed_row_is_the_concatenated_bytes_of_its_columns(many, adder):
-    conversion, blocks = convert(many, adder, packed=True)
-    _, unpacked = convert(many, adder)
+def test_packed_row_is_the_concatenated_bytes_of_its_columns(all_steps, adder):
+    conversion, blocks = convert(all_steps, adder, packed=True)
+    _, unpacked = convert(all_steps, adder)
     for block, plain in zip(blocks, unpacked, strict=True):
         for row in range(len(block.columns[0])):
             assert block.columns[0][row].tobytes() == b"".join(column[row].tobytes() for column in plain.columns)
@@ -165,11 +166,11 @@ def test_packed_row_is_the_concatenated_bytes_of_its_columns(many, adder):
 
 
 def test_images_are_compressed_losslessly():
-    many = [episode(9, terminal=True), episode(4, terminal=False, start=30)]
-    for steps in many:
+    all_steps = [episode(9, terminal=True), episode(4, terminal=False, start=30)]
+    for steps in all_steps:
         place = np.arange(len(steps["reward"]), dtype=np.uint8)
         steps["observation"] = np.tile(place[:, None, None, None], (1, 32, 32, 3))
-    conversion, blocks = convert(many, TrajectoryWindows(2))
+    conversion, blocks = convert(all_steps, TrajectoryWindows(2))
     got = encode_all(conversion, blocks)
     assert_items_are(got, list(naive_items(blocks, False)), ["one"])
     for chunk in decode_chunks(got[0]).values():
@@ -185,10 +186,10 @@ def test_rows_without_items_are_not_stored_in_chunks():
 
 
 def test_columns_without_elements_are_encoded():
-    many = [episode(3, terminal=True)]
-    many[0]["observation"] = np.zeros((3, 0, 2), np.float64)
+    all_steps = [episode(3, terminal=True)]
+    all_steps[0]["observation"] = np.zeros((3, 0, 2), np.float64)
     for packed in (False, True):
-        conversion, blocks = convert(many, TrajectoryWindows(2), packed=packed)
+        conversion, blocks = convert(all_steps, TrajectoryWindows(2), packed=packed)
         assert_items_are(encode_all(conversion, blocks), list(naive_items(blocks, False)), ["one"])
 
 
@@ -236,9 +237,9 @@ def test_chunk_length_items_share_a_chunk(chunk_length):
 
 
 def test_shared_chunk_stays_below_the_size_limit():
-    many = long_float_episodes(60)
-    many[0]["observation"] = np.random.default_rng(0).normal(size=(60, 1000))
-    conversion, blocks = convert(many, TrajectoryWindows(8))
+    all_steps = long_float_episodes(60)
+    all_steps[0]["observation"] = np.random.default_rng(0).normal(size=(60, 1000))
+    conversion, blocks = convert(all_steps, TrajectoryWindows(8))
     chunks = [chunk for batch in encode_all(conversion, blocks) for chunk in decode_chunks(batch).values()]
     assert max(chunk.data_uncompressed_size for chunk in chunks) <= encoder._MAX_SHARED_CHUNK_BYTES
 
@@ -266,8 +267,8 @@ def test_items_keep_priorities_and_are_numbered_across_batches():
     def priority(episode, items):
         return episode.index * 100 + items.starts
 
-    many = [episode(5, terminal=True), episode(30, terminal=True), episode(3, terminal=False)]
-    conversion, blocks = convert(many, TrajectoryWindows(2), priority=priority)
+    all_steps = [episode(5, terminal=True), episode(30, terminal=True), episode(3, terminal=False)]
+    conversion, blocks = convert(all_steps, TrajectoryWindows(2), priority=priority)
     encoder = Encoder(conversion.specs, ["a", "b"], number_items=True)
     got = [batch for block in blocks for batch in encoder.encode([block])]
     expected = [100 * at + row for at, count in enumerate([4, 29, 2]) for row in range(count)]
@@ -334,9 +335,9 @@ def test_few_rows_are_repeated_for_items_of_any_size(length, shape):
 
 @examples(30)
 @given(episodes(max_episodes=6), ADDERS, OPTIONS, st.booleans())
-def test_batch_of_episodes_is_encoded_like_each_episode(many, adder, options, packed):
-    conversion, together = convert(many, adder, packed=packed)
-    alone = [block for e in load(many) for block in conversion.convert(EpisodeBatch([e]))]
+def test_batch_of_episodes_is_encoded_like_each_episode(all_steps, adder, options, packed):
+    conversion, together = convert(all_steps, adder, packed=packed)
+    alone = [block for e in load(all_steps) for block in conversion.convert(EpisodeBatch([e]))]
     got, expected = (encode_all(conversion, blocks, ("one", "two"), **options) for blocks in (together, alone))
     assert sorted_messages(got, "chunks") == sorted_messages(expected, "chunks")
     assert sorted_messages(got, "items") == sorted_messages(expected, "items")

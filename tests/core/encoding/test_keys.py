@@ -26,9 +26,9 @@ from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 MASK = (1 << 64) - 1
 
 
-def encode_keys(many, adder=None, tables=("replay",), *, packed=False, **options):
+def encode_keys(all_steps, adder=None, tables=("replay",), *, packed=False, **options):
     """Returns the keys of the items of each table, and those of the chunks."""
-    source = load(many)
+    source = load(all_steps)
     conversion = make_conversion(
         source, adder or TrajectoryWindows(), 1.0, on_invalid="keep", layout="packed" if packed else "columns"
     )
@@ -237,9 +237,9 @@ def test_three_million_keys_are_unique():
         for table in ("one", "two", "three")
         for number in range(1000)
     ]
-    many = keys.make_keys(np.repeat(np.array(seeds, np.uint64), 1000), np.tile(place, len(seeds)))
-    assert len(many) == 3_000_000 and many.min() >= keys.MIN_KEY and many.max() < keys.KEY_LIMIT
-    keys.require_unique([many])
+    item_keys = keys.make_keys(np.repeat(np.array(seeds, np.uint64), 1000), np.tile(place, len(seeds)))
+    assert len(item_keys) == 3_000_000 and item_keys.min() >= keys.MIN_KEY and item_keys.max() < keys.KEY_LIMIT
+    keys.require_unique([item_keys])
 
 
 def test_require_unique_raises_on_repetitions_across_arrays():

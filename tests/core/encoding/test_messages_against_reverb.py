@@ -35,8 +35,8 @@ class Steps:
 
 def make_images():
     """Returns two episodes with compressible images, and with float64, bool and empty fields."""
-    many = [episode(7, terminal=True), episode(5, terminal=False, start=40)]
-    for steps in many:
+    all_steps = [episode(7, terminal=True), episode(5, terminal=False, start=40)]
+    for steps in all_steps:
         position = steps["reward"].astype(np.uint8)
         steps["observation"] = {
             "image": np.tile(position[:, None, None, None], (1, 16, 16, 3)),
@@ -44,7 +44,7 @@ def make_images():
             "touch": steps["observation"] > 0,
             "nothing": np.zeros((len(position), 0), np.int16),
         }
-    return many
+    return all_steps
 
 
 def make_nested():
@@ -73,16 +73,18 @@ def priority(episode, items):
 def fill_server(writer, folder):
     fifo = Selector("fifo")
     tables = [
-        TableConfig(name, fifo, fifo, max_times_sampled=1).build(adder.item_spec(load(many()).step_spec))
-        for name, (many, adder) in CASES.items()
+        TableConfig(name, fifo, fifo, max_times_sampled=1).build(adder.item_spec(load(make_episodes()).step_spec))
+        for name, (make_episodes, adder) in CASES.items()
     ]
     server = reverb.Server(tables, port=None, checkpointer=reverb.checkpointers.DefaultCheckpointer(str(folder)))
-    for name, (many, adder) in CASES.items():
+    for name, (make_episodes, adder) in CASES.items():
         with pytest.MonkeyPatch.context() as patch:
             if name == "large":  # Several chunks per item, and several messages per batch.
                 patch.setattr(encoder, "_MAX_CHUNK_BYTES", 500)
                 patch.setattr(encoder, "_MAX_REQUEST_BYTES", 1000)
-            report = ingest(many(), server, name, adder=adder, priority=priority, options=IngestOptions(writer=writer))
+            report = ingest(
+                make_episodes(), server, name, adder=adder, priority=priority, options=IngestOptions(writer=writer)
+            )
         assert (report.writer, report.warnings) == (writer, ())
     return server
 
@@ -119,18 +121,18 @@ def stored(tmp_path_factory):
 
 
 def expected_items(name):
-    many, adder = CASES[name]
-    for read in load(many()):
-        items = adder(read)
-        yield from zip(priority(read, items), items.starts, items.lengths, strict=True)
+    make_episodes, adder = CASES[name]
+    for source_episode in load(make_episodes()):
+        items = adder(source_episode)
+        yield from zip(priority(source_episode, items), items.starts, items.lengths, strict=True)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_writers_store_the_same_items(stored, name):
     reference, bulk = (stored[writer].samples[name] for writer in WRITERS)
     assert len(bulk) == len(reference) == len(list(expected_items(name))) > 0
-    for got, want in zip(bulk, reference, strict=True):
-        assert_equal_nests(got, want)
+    for item, expected_item in zip(bulk, reference, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -138,21 +140,21 @@ def test_both_writers_store_the_same_item_metadata(stored, name):
     reference, bulk = (stored[writer].items[name] for writer in WRITERS)
     expected = [each for each, _, _ in expected_items(name)]
     assert [item.priority for item in bulk] == [item.priority for item in reference] == expected
-    for got, want in zip(bulk, reference, strict=True):
-        assert (got.table, got.times_sampled) == (want.table, want.times_sampled) == (name, 0)
-        assert got.HasField("inserted_at") and want.HasField("inserted_at")
-        columns, own = want.flat_trajectory.columns, got.flat_trajectory.columns
+    for item, expected_item in zip(bulk, reference, strict=True):
+        assert (item.table, item.times_sampled) == (expected_item.table, expected_item.times_sampled) == (name, 0)
+        assert item.HasField("inserted_at") and expected_item.HasField("inserted_at")
+        columns, own = expected_item.flat_trajectory.columns, item.flat_trajectory.columns
         assert [column.squeeze for column in own] == [column.squeeze for column in columns]
         lengths = [[sum(part.length for part in column.chunk_slices) for column in side] for side in (own, columns)]
         assert lengths[0] == lengths[1] and len(set(lengths[0])) == 1
-        assert {field.name for field, _ in got.ListFields()} == {field.name for field, _ in want.ListFields()}
+        assert {field.name for field, _ in item.ListFields()} == {field.name for field, _ in expected_item.ListFields()}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_writers_store_the_same_data_in_chunks(stored, name):
     reference, bulk = (stored[writer] for writer in WRITERS)
-    for got, want in zip(bulk.items[name], reference.items[name], strict=True):
-        assert_same_columns(item_columns(got, bulk.chunks), item_columns(want, reference.chunks))
+    for item, expected_item in zip(bulk.items[name], reference.items[name], strict=True):
+        assert_same_columns(item_columns(item, bulk.chunks), item_columns(expected_item, reference.chunks))
 
 
 @pytest.mark.parametrize("writer", WRITERS)

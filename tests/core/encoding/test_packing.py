@@ -157,25 +157,25 @@ def test_find_packing_raises_when_the_name_is_damaged(damage):
 
 
 def test_packed_items_are_sampled_bit_for_bit():
-    many = [episode(6, terminal=True, nested=True), episode(3, terminal=False, start=50, nested=True)]
+    all_steps = [episode(6, terminal=True, nested=True), episode(3, terminal=False, start=50, nested=True)]
     signature = packed_signature(Packing(trajectory_item_spec(3), squeeze=False))
     fifo = Selector("fifo")
     server = reverb.Server([TableConfig("items", fifo, fifo, max_times_sampled=1).build(signature)], port=None)
-    report = ingest(many, server, "items", adder=TrajectoryWindows(3), layout="packed")
+    report = ingest(all_steps, server, "items", adder=TrajectoryWindows(3), layout="packed")
     address = f"localhost:{server.port}"
     dataset = reverb.TrajectoryDataset.from_table_signature(address, "items", 1, rate_limiter_timeout_ms=200)
     packing = find_packing(server.localhost_client().server_info(timeout=10)["items"].signature)
     got = [unpack(sample.data, packing) for sample in dataset]
     server.stop()
-    rows = [trajectory_columns(steps) for steps in many]
+    rows = [trajectory_columns(steps) for steps in all_steps]
     expected = [
         tree.map_structure(lambda column, b=begin: column[b : b + 3], columns)
         for columns in rows
         for begin in range(len(columns.step_type) - 2)
     ]
     assert report.items == len(got) == len(expected) == 5
-    for have, want in zip(got, expected, strict=True):
-        assert_equal_nests(have, want)
+    for item, expected_item in zip(got, expected, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 def test_ingest_raises_when_the_tables_packing_differs():
