@@ -13,37 +13,30 @@ import tree
 from rlds2reverb._arguments import require_count
 
 
-def setup_dataloader(
-    get_data: Callable[[int], Any], batch_size: int, chunk_size: int | None = None, num_workers: int = 0
-) -> Dataloader:
-    """Returns an iterator over batches of the elements that a callable returns, after DI-engine's AsyncDataLoader.
-
-    Args:
-      get_data: function that takes a number of elements and returns a list of that many nests of arrays or numbers;
-        it returns None or a shorter list when the data are exhausted.
-      batch_size: number of elements in a batch, at least 1.
-      chunk_size: number of elements per call of `get_data`, which must divide `batch_size`; None for a whole batch.
-      num_workers: number of threads that call `get_data`, each up to two batches ahead; 0 to call it on demand.
-
-    Returns:
-      An iterator over stacked batches, nests of arrays `[batch_size, ...]`; an incomplete last batch is dropped.
-      Chunks keep the order in which they were requested, whatever the number of threads. An exception of `get_data`
-      is raised in place of its batch. Close the iterator, or use it in a `with` block.
-
-    Raises:
-      ValueError: if a number is out of range, or chunk_size does not divide batch_size; during iteration, if
-        `get_data` returns more elements than requested.
-    """
-    return Dataloader(get_data, batch_size, chunk_size, num_workers)
-
-
 class Dataloader(Iterator[Any]):
-    """An iterator over batches; see `setup_dataloader`."""
+    """An iterator over batches of the elements that a callable returns, after DI-engine's AsyncDataLoader.
+
+    Batches are stacked nests of arrays `[batch_size, ...]`; an incomplete last batch is dropped. Chunks keep the order
+    in which they were requested, whatever the number of threads. An exception of `get_data` is raised in place of its
+    batch. Close the iterator, or use it in a `with` block.
+    """
 
     def __init__(
         self, get_data: Callable[[int], Any], batch_size: int, chunk_size: int | None = None, num_workers: int = 0
     ):
-        """See `setup_dataloader`."""
+        """Starts the threads.
+
+        Args:
+          get_data: function that takes a number of elements and returns a list of that many nests of arrays or numbers;
+            it returns None or a shorter list when the data are exhausted. During iteration, a longer list raises
+            `ValueError`.
+          batch_size: number of elements in a batch, at least 1.
+          chunk_size: number of elements per call of `get_data`, which must divide `batch_size`; None for a whole batch.
+          num_workers: number of threads that call `get_data`, each up to two batches ahead; 0 to call it on demand.
+
+        Raises:
+          ValueError: if a number is out of range, or chunk_size does not divide batch_size.
+        """
         require_count("batch_size", batch_size)
         require_count("num_workers", num_workers, 0)
         chunk_size = batch_size if chunk_size is None else chunk_size
@@ -97,3 +90,7 @@ class Dataloader(Iterator[Any]):
         if len(elements) > self._chunk_size:
             raise ValueError(f"get_data must return at most {self._chunk_size} elements, got {len(elements)}")
         return elements
+
+
+#: DI-engine's name.
+setup_dataloader = Dataloader

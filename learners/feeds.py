@@ -30,7 +30,7 @@ class Feed(Protocol):
         """Returns the experience of an iteration, and its `SampleInfo` or (); TensorFlow traces this method."""
 
 
-class StreamingDataset:
+class StreamingDataset(Feed):
     """The batches of a `tf.data.Dataset` in order, such as those of `sample_dataset(...)`."""
 
     def __init__(self, dataset: tf.data.Dataset | tf.data.Iterator):
@@ -79,7 +79,7 @@ def split_experience_and_info(batch: Any) -> tuple[Nest, Any]:
 _SALT = 0x52_45_53_49
 
 
-class InMemoryDataset:
+class InMemoryDataset(Feed):
     """Items held as tensors on the device, and sampled uniformly with replacement inside the graph.
 
     The sample of an iteration depends only on the seed and the iteration's number, so a resumed run samples the same
