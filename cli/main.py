@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import sys
@@ -22,6 +23,7 @@ from rlds2reverb.errors import (
     TrainingDivergedError,
 )
 
+from .argument_names import name_options
 from .output import fail, print_json
 from .quiet import silence_logs
 
@@ -104,10 +106,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code, message = _explain(error)
         if code is None:
             raise
+    message = name_options(message, _find_command(arguments))
     fail(message)
     if "--json" in arguments:
         print_json({"error": message, "exit_code": code})
     return code
+
+
+def _find_command(arguments: Sequence[str]) -> click.Command | None:
+    """Returns the command of a command line, or None if it cannot be imported."""
+    name = next((each for each in arguments if not each.startswith("-")), "")
+    with contextlib.suppress(ImportError):
+        return cli.get_command(click.Context(cli), name)
+    return None
 
 
 def _explain(error: BaseException) -> tuple[int | None, str]:

@@ -16,6 +16,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from rlds2reverb._text import WIDTH, format_facts, format_number
 
+from .argument_names import name_options
+
 if TYPE_CHECKING:
     from rlds2reverb.episodes import Episode
     from rlds2reverb.sources import Source
@@ -60,7 +62,9 @@ def say(sentence: str) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Prints a warning on stderr."""
+    """Prints a warning on stderr, with options named where the library names arguments."""
+    context = click.get_current_context(silent=True)
+    sentence = name_options(sentence, context.command if context else None)
     Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[yellow]warning:[/] {plain(sentence)}")
 
 

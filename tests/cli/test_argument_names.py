@@ -1,0 +1,34 @@
+"""Messages of the library, in which the command line names its options."""
+
+import click
+import pytest
+from rlds2reverb.cli.argument_names import name_options
+
+COMMAND = click.Command(
+    "x",
+    params=[
+        click.Option(["--download"], is_flag=True),
+        click.Option(["--max-episode-steps"]),
+        click.Option(["--extra-field", "extra_fields"]),
+        click.Option(["--steps"]),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("pass download=True to download it", "pass --download to download it"),
+        ("pass max_episode_steps=N (the limit)", "pass --max-episode-steps N (the limit)"),
+        ("max_episode_steps must be >= 1, got 0", "--max-episode-steps must be >= 1, got 0"),
+        (
+            "drop it from extra_fields, or pass extra_fields=['a', 'b']",
+            "drop it from --extra-field, or pass --extra-field ['a', 'b']",
+        ),
+        ("other_name=1 and steps are not options here", "other_name=1 and steps are not options here"),
+        ("step['max_episode_steps'], a/max_episode_steps and max_episode_steps()",) * 2,
+    ],
+)
+def test_name_options_replaces_argument_names(message, expected):
+    assert name_options(message, COMMAND) == expected
+    assert name_options(message, None) == message
