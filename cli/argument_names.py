@@ -6,10 +6,11 @@ import re
 
 import click
 
-#: `name=value` with a word, a list or a dotted number as its value; or a name of several words.
-_ARGUMENT = re.compile(
-    r"(?<![\w.\"'\[-])([a-z]\w*)=(\[[^\]]*\]|[\w.]+)|(?<![\w.\"'\[/-])([a-z]+(?:_[a-z]+)+)(?![\w.\"'\]/(=])"
-)
+#: `name=value`, where the value is a word, a number or a list.
+_WITH_VALUE = r"(?<![\w.\"'\[-])(?P<name>[a-z]\w*)=(?P<value>\[[^\]]*\]|[\w.]+)"
+#: A name of several words that is no key, path or call.
+_BARE = r"(?<![\w.\"'\[/-])(?P<bare>[a-z]+(?:_[a-z]+)+)(?![\w.\"'\]/(=])"
+_ARGUMENT = re.compile(f"{_WITH_VALUE}|{_BARE}")
 
 
 def name_options(message: str, command: click.Command | None) -> str:

@@ -202,7 +202,9 @@ def test_checkpoint_of_a_different_run_raises_unless_allowed(tmp_path):
     with make_learner(tmp_path, identity={"data": "abc"}, hooks=[SaveCkptHook(position="after_run")]) as learner:
         learner.start(2)
     with make_learner(tmp_path, identity={"data": "xyz"}) as learner:
-        with pytest.raises(CheckpointError, match="belongs to a different run: data was abc, is now xyz; use a different run_dir"):
+        with pytest.raises(
+            CheckpointError, match="belongs to a different run: data was abc, is now xyz; use a different run_dir"
+        ):
             learner.load_checkpoint()
         assert learner.last_iter == 0
         assert learner.load_checkpoint(allow_config_mismatch=True) and learner.last_iter == 2
@@ -297,7 +299,10 @@ def test_killed_runs_end_with_the_weights_of_an_undisturbed_run(tmp_path):
     undisturbed = process(tmp_path / "one", "undisturbed")
     undisturbed.communicate(timeout=280)
     random, begins = np.random.default_rng(), []
-    for kill_after in (*random.integers(4, 20, 2), 1000):  # Lines of output, each at a random moment of an iteration or checkpoint.
+    for kill_after in (
+        *random.integers(4, 20, 2),
+        1000,
+    ):  # Lines of output, each at a random moment of an iteration or checkpoint.
         run = process(tmp_path / "two", "killed")
         for number, line in enumerate(run.stdout):
             begins += [int(line.split()[1])] if line.startswith("from") else []

@@ -211,7 +211,10 @@ def test_repeat_command_defaults_to_this_process(tmp_path, monkeypatch):
 
 
 def test_write_config_raises_for_values_that_are_not_json(tmp_path):
-    with RunDirectory(tmp_path) as run, pytest.raises(TypeError, match=r"configuration\['net'\]\['f'\]\[1\] must be .*, got <"):
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(TypeError, match=r"configuration\['net'\]\['f'\]\[1\] must be .*, got <"),
+    ):
         run.write_config({"net": {"f": [1, object()]}})
     assert list(tmp_path.iterdir()) == []
 
@@ -262,7 +265,9 @@ def test_steps_must_be_non_negative_integers(tmp_path):
 
 
 def test_load_run_raises_for_other_directories(tmp_path):
-    with pytest.raises(ValueError, match=r"must be the run_dir of a training run, but has none of config.json, progress.csv"):
+    with pytest.raises(
+        ValueError, match=r"must be the run_dir of a training run, but has none of config.json, progress.csv"
+    ):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CorruptFileError, match="config.json is not valid JSON"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import DAMAGES, damage_file, files, process, receive, wrap_calls
+from faults import DAMAGES, damage_file, hash_files, process, receive, wrap_calls
 from reference_impls import episode
 
 from rlds2reverb._encoding import tfrecords
@@ -145,15 +145,17 @@ def test_damaged_manifest_is_rewritten(one, content):
 def test_damaged_checkpoint_is_set_aside_and_the_previous_served(two, name, damage):
     file = newest(two) / f"{name}.tfrecord"
     file.unlink() if damage == "missing" else damage_file(file, damage)
-    moved = files(file.parent)
-    with pytest.warns(RuntimeWarning, match=rf"{name}.tfrecord is (damaged|missing).*moved to .*set_aside\); started from"):
+    moved = hash_files(file.parent)
+    with pytest.warns(
+        RuntimeWarning, match=rf"{name}.tfrecord is (damaged|missing).*moved to .*set_aside\); started from"
+    ):
         assert size(two) == 4
-    assert files(two / "set_aside" / file.parent.name) == moved
+    assert hash_files(two / "set_aside" / file.parent.name) == moved
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fill(two, 9)
         assert size(two) == 12
-    assert files(two / "set_aside" / file.parent.name) == moved
+    assert hash_files(two / "set_aside" / file.parent.name) == moved
     assert (two / "manifests" / f"{file.parent.name}.json").is_file()
 
 
@@ -183,20 +185,20 @@ def test_root_is_unchanged_when_no_checkpoint_is_valid(fixture, request):
     root = request.getfixturevalue(fixture)
     for file in root.glob("*/*/items.tfrecord"):
         damage_file(file, "flipped")
-    before = files(root)
+    before = hash_files(root)
     with pytest.raises(
         CheckpointError, match=f"{re.escape(str(newest(root)))}/items.tfrecord is damaged: its content does not match"
     ):
         size(root)
-    assert files(root) == before
+    assert hash_files(root) == before
 
 
 def test_damaged_checkpoint_raises_without_keep_previous(two):
     damage_file(newest(two) / "items.tfrecord", "flipped")
-    before = files(two)
+    before = hash_files(two)
     with pytest.raises(CheckpointError, match=r"items.tfrecord is damaged"):
         size(two, keep_previous=False)
-    assert files(two) == before
+    assert hash_files(two) == before
 
 
 def test_only_one_checkpoint_is_kept_without_keep_previous(tmp_path):
@@ -278,7 +280,11 @@ def test_require_consistent_detects_every_damage(one, name, damage):
         ("items", lambda found: [*found[1:], found[1]], "it contains an item twice"),
         ("tables", lambda found: [], "table 'replay' should have 0 items, but has 4"),
         ("items", lambda found: [], "table 'replay' should have 4 items, but has 0"),
-        ("chunks", lambda found: found[1:], r"(refers to a missing chunk|a chunk of item \d+ of table 'replay' is missing)"),
+        (
+            "chunks",
+            lambda found: found[1:],
+            r"(refers to a missing chunk|a chunk of item \d+ of table 'replay' is missing)",
+        ),
         ("items", lambda found: [b"\xff", *found[1:]], r"items.tfrecord is damaged \(Error parsing message"),
     ],
 )
