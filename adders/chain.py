@@ -31,8 +31,8 @@ def compose(*adders: ColumnAdder) -> ColumnAdder:
     If `InitialPriorities` is among several, the items come with their priorities; see there.
 
     Raises:
-      ValueError: if there are no adders, one other than the last must be last, or there are two InitialPriorities.
-      TypeError: if one is not a `ColumnAdder`.
+      ValueError: If there are no adders, one other than the last must be last, or there are two InitialPriorities.
+      TypeError: If one is not a `ColumnAdder`.
     """
     if not adders:
         raise ValueError("compose requires at least one adder, got none")

@@ -65,7 +65,7 @@ class ColumnAdder(abc.ABC):
         """Returns the `tf.TensorSpec`s of one row, given those of one step.
 
         Raises:
-          ValueError: if a field is missing or of the wrong kind.
+          ValueError: If a field is missing or of the wrong kind.
         """
 
     def make_rows(self, columns: Nest) -> Nest:
@@ -115,7 +115,7 @@ class ColumnAdder(abc.ABC):
           step_spec: nest of specs of one step: `Source.step_spec`, or the `element_spec` of a dataset of steps.
 
         Raises:
-          ValueError: if a field is missing or of the wrong kind.
+          ValueError: If a field is missing or of the wrong kind.
         """
         row = self.row_spec(_to_tensor_spec(step_spec))
         if self.squeeze:
@@ -135,8 +135,8 @@ class ColumnAdder(abc.ABC):
         """Returns the items of a dataset of episodes, or of one episode.
 
         Raises:
-          ValueError: if a field is missing or of the wrong kind.
-          TypeError: for anything else.
+          ValueError: If a field is missing or of the wrong kind.
+          TypeError: For anything else.
         """
         if isinstance(episodes, Episode):
             return self._convert_episode(episodes)
@@ -145,7 +145,7 @@ class ColumnAdder(abc.ABC):
         raise TypeError(f"expected a tf.data.Dataset of episodes or an Episode, got {type(episodes).__name__}")
 
     def convert_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
-        """See `rlds2reverb.items.EpisodeBatchAdder`."""
+        """Implements `rlds2reverb.items.EpisodeBatchAdder`."""
         if self.crosses_episodes or not self.supports_batches:
             return None
         columns = tree.map_structure(tf.convert_to_tensor, batch.steps)
@@ -228,7 +228,7 @@ def _get_graph(adder: ColumnAdder, columns: Nest, kind: str) -> Any:
     The same graph serves every episode, so that the results do not depend on the order of episodes.
 
     Raises:
-      ValueError: if a field is missing or of the wrong kind.
+      ValueError: If a field is missing or of the wrong kind.
     """
     described = repr([(path, column.shape[1:], column.dtype.name) for path, column in tree.flatten_with_path(columns)])
     key: Any = (adder, repr(adder), kind, described)
@@ -263,7 +263,7 @@ def episode_columns(episodes: tf.data.Dataset) -> tf.data.Dataset:
       episodes: a dataset of RLDS episodes, `{'steps': dataset of steps}`, or of columns, which is returned as it is.
 
     Raises:
-      ValueError: if it is neither.
+      ValueError: If it is neither.
     """
     spec = episodes.element_spec
     steps = spec.get(fields.STEPS) if isinstance(spec, dict) else None

@@ -34,8 +34,8 @@ def check_adder(adder: ColumnAdder, episodes: Any) -> int:
       The number of items.
 
     Raises:
-      AssertionError: at the first violation, naming the episode and item.
-      SpecMismatchError: if spec and items differ, naming the field.
+      AssertionError: At the first violation, naming the episode and item.
+      SpecMismatchError: If spec and items differ, naming the field.
     """
     source = load(episodes)
     spec = adder.item_spec(source.step_spec)

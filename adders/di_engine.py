@@ -46,7 +46,7 @@ class Adder:
         """Sets the arguments of `get_train_sample`, so that it can be called with the data alone.
 
         Raises:
-          ValueError: if unroll_len is below 1 or last_fn_type is unknown.
+          ValueError: If unroll_len is below 1 or last_fn_type is unknown.
         """
         _require_chunk_arguments(unroll_len, last_fn_type)
         cut = functools.partial(
@@ -75,8 +75,8 @@ class Adder:
           The removed transitions, in the order of time.
 
         Raises:
-          ValueError: if return_num exceeds traj_len, or a number is out of its range.
-          TypeError: if data is not a deque.
+          ValueError: If return_num exceeds traj_len, or a number is out of its range.
+          TypeError: If data is not a deque.
         """
         if not isinstance(data, deque):
             raise TypeError(f"data must be a deque, got {type(data).__name__}")
@@ -119,7 +119,7 @@ class Adder:
           A list of shallow copies with `adv`, float, of the shape of a value.
 
         Raises:
-          ValueError: if there are no transitions, a key is missing, or a number is out of its range.
+          ValueError: If there are no transitions, a key is missing, or a number is out of its range.
         """
         require_number("gamma", gamma, 0, 1)
         require_number("gae_lambda", gae_lambda, 0, 1)
@@ -175,7 +175,7 @@ class Adder:
           bootstrap_value: the value of the final observation, required if the trajectory is truncated.
 
         Raises:
-          ValueError: as `get_gae`; or if a trajectory that continues has a single transition, or bootstrap_value is
+          ValueError: As `get_gae`; or if a trajectory that continues has a single transition, or bootstrap_value is
             missing.
         """
         trajectory = _list_transitions(data, "value")
@@ -220,7 +220,7 @@ class Adder:
           A list of shallow copies.
 
         Raises:
-          ValueError: if there are no transitions, a key is missing, or a number is out of its range.
+          ValueError: If there are no transitions, a key is missing, or a number is out of its range.
         """
         require_count("nstep", nstep)
         require_number("gamma", gamma, 0, 1)
@@ -260,7 +260,7 @@ class Adder:
           stays None.
 
         Raises:
-          ValueError: if there are no transitions, unroll_len is below 1, last_fn_type is unknown, or the transitions
+          ValueError: If there are no transitions, unroll_len is below 1, last_fn_type is unknown, or the transitions
             (including the null one) have different fields or nests.
         """
         _require_chunk_arguments(unroll_len, last_fn_type)
@@ -402,7 +402,7 @@ def _replace_none(trajectory: Sequence[Transition]) -> list[Transition]:
     """Replaces None in a field with zeros if another transition has a value there.
 
     Raises:
-      ValueError: if transitions have different fields or nests.
+      ValueError: If transitions have different fields or nests.
     """
     names = list(trajectory[0])
     for number, transition in enumerate(trajectory):

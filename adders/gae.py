@@ -47,13 +47,13 @@ class GAE(ColumnAdder):
         require_number("lambda_", self.lambda_, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
+        """Implements `ColumnAdder.row_spec`."""
         spec = tf.TensorSpec((), require_scalar_rewards(step_spec, "GAE"))
         require_values(step_spec, self.value_fn, "GAE")
         return add_field_specs(step_spec, "GAE", **{ADVANTAGE: spec, RETURN: spec})
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.make_batch_rows`."""
+        """Implements `ColumnAdder.make_batch_rows`."""
         left = count_steps_left(num_steps)
         rewards, discounts = get_rewards_and_discounts(columns)
         values = compute_values(columns, self.value_fn)

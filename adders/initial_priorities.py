@@ -94,14 +94,14 @@ class InitialPriorities(ColumnAdder):
         require_number("eta", self.eta, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
+        """Implements `ColumnAdder.row_spec`."""
         require_scalar_rewards(step_spec, "InitialPriorities")
         if self.kind in ("td", "max"):
             require_values(step_spec, self.value_fn, f"InitialPriorities({self.kind!r})")
         return add_field_specs(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.make_batch_rows`."""
+        """Implements `ColumnAdder.make_batch_rows`."""
         return {**columns, PRIORITY: self._compute_step_priorities(columns, num_steps)}, num_steps
 
     @property
@@ -135,10 +135,10 @@ class InitialPriorities(ColumnAdder):
         return tf.cast(tf.abs(errors) + self.eps, tf.float32)
 
     def __call__(self, episodes: Any, items: Items | None = None) -> Any:
-        """See `ColumnAdder.__call__`. With an episode and its items, returns their priorities, float64 `[M]`.
+        """Implements `ColumnAdder.__call__`. With an episode and its items, returns their priorities, float64 `[M]`.
 
         Raises:
-          ValueError: if the items were made without this object, or with a different one.
+          ValueError: If the items were made without this object, or with a different one.
         """
         if items is None:
             return super().__call__(episodes)
@@ -179,7 +179,7 @@ class PrioritizedItems(Items):
     computed_by: InitialPriorities | None = None
 
     def select(self, rows: slice, items: slice) -> PrioritizedItems:
-        """See `Items.select`."""
+        """Implements `Items.select`."""
         some = super().select(rows, items)
         priorities = self.priorities[items]
         return PrioritizedItems(some.columns, some.starts, some.lengths, some.squeeze, priorities, self.computed_by)

@@ -69,7 +69,7 @@ class NStep(ColumnAdder):
         require_one_of("discount_power", self.discount_power, ("m-1", "m"))
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
+        """Implements `ColumnAdder.row_spec`."""
         require_fields(step_spec, (fields.OBSERVATION, fields.ACTION), "NStep")
         require_rewards(step_spec, "NStep")
         rewards, discounts = _match_nests(step_spec[fields.REWARD], step_spec[fields.DISCOUNT])
@@ -86,7 +86,7 @@ class NStep(ColumnAdder):
         }
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.make_batch_rows`."""
+        """Implements `ColumnAdder.make_batch_rows`."""
         left = count_steps_left(num_steps)
         starts = tf.where(left > 0)[:, 0]
         n = tf.constant(min(self.n, MAX_STEPS), tf.int64)
@@ -148,7 +148,7 @@ class NStep(ColumnAdder):
           items: nest of tensors or arrays `[B, ...]`, with the fields of an item.
 
         Raises:
-          ValueError: if discount_power is 'm', whose discounts include the agent's gamma, or a field is missing.
+          ValueError: If discount_power is 'm', whose discounts include the agent's gamma, or a field is missing.
         """
         if self.discount_power == "m":
             raise ValueError(
@@ -179,7 +179,7 @@ class NStep(ColumnAdder):
         return tf.constant(self.gamma, tf.float64) ** tf.cast(power, tf.float64)
 
     def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `ColumnAdder.cut_batch_items`; every row is an item."""
+        """Implements `ColumnAdder.cut_batch_items`; every row is an item."""
         total = tf.reduce_sum(num_rows)
         return tf.range(total), tf.ones([total], tf.int64), num_rows
 

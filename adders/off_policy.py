@@ -74,7 +74,7 @@ def v_trace(
       `VTrace`, both of the dtype of the rewards. No gradient is stopped.
 
     Raises:
-      ValueError: if shapes or dtypes differ, a number is out of its range, not exactly one of the two values is
+      ValueError: If shapes or dtypes differ, a number is out of its range, not exactly one of the two values is
         passed, or is_last without next_values.
     """
     require_number("gamma", gamma, 0, 1)
@@ -129,7 +129,7 @@ def retrace(
       `[T]`, dtype of the rewards. No gradient is stopped.
 
     Raises:
-      ValueError: if shapes or dtypes differ, or gamma or lambda_ are outside [0, 1].
+      ValueError: If shapes or dtypes differ, or gamma or lambda_ are outside [0, 1].
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)

@@ -21,7 +21,7 @@ def add_mask_specs(row_spec: Nest, adder: str) -> Nest:
     """Returns the spec of a row including its masks.
 
     Raises:
-      ValueError: if the rows are not a dict, or already have a field with the name of a mask.
+      ValueError: If the rows are not a dict, or already have a field with the name of a mask.
     """
     for name in (MASK, ACTION_TAKEN):
         if not isinstance(row_spec, dict) or name in row_spec:

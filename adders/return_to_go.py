@@ -39,12 +39,12 @@ class ReturnToGo(ColumnAdder):
         require_number("gamma", self.gamma, 0, 1)
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
+        """Implements `ColumnAdder.row_spec`."""
         dtype = require_scalar_rewards(step_spec, "ReturnToGo")
         return add_field_specs(step_spec, "ReturnToGo", **{RETURN_TO_GO: tf.TensorSpec((), dtype)})
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.make_batch_rows`."""
+        """Implements `ColumnAdder.make_batch_rows`."""
         left = count_steps_left(num_steps)
         rewards, _ = get_rewards_and_discounts(columns)
         is_last = mark_last_transitions(left, rewards)

@@ -59,7 +59,7 @@ def discounted_returns(
       `[T]`, dtype of the rewards. Empty for an empty episode.
 
     Raises:
-      ValueError: if shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are passed.
+      ValueError: If shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are passed.
     """
     require_number("gamma", gamma, 0, 1)
     rewards, discounts = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts)
@@ -91,7 +91,7 @@ def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0
       `[T]`, dtype of the rewards.
 
     Raises:
-      ValueError: if gamma is outside [0, 1] or the rewards are not floats.
+      ValueError: If gamma is outside [0, 1] or the rewards are not floats.
     """
     return discounted_returns(rewards, tf.ones_like(rewards), gamma=gamma, time_axis=time_axis)
 
@@ -132,7 +132,7 @@ def td_errors(
       `[T]`, dtype of the rewards.
 
     Raises:
-      ValueError: if shapes or dtypes differ, n is below 1, gamma is outside [0, 1], not exactly one of the two
+      ValueError: If shapes or dtypes differ, n is below 1, gamma is outside [0, 1], not exactly one of the two
         values is passed, or is_last without next_values.
     """
     require_count("n", n)
@@ -200,7 +200,7 @@ def generalized_advantage_estimation(
       `[T]`, dtype of the rewards. No gradient is stopped.
 
     Raises:
-      ValueError: if shapes or dtypes differ, gamma or lambda_ are outside [0, 1], not exactly one of the two
+      ValueError: If shapes or dtypes differ, gamma or lambda_ are outside [0, 1], not exactly one of the two
         values is passed, or is_last without next_values.
     """
     require_number("gamma", gamma, 0, 1)
@@ -243,7 +243,7 @@ def lambda_returns(
       `[T]`, dtype of the rewards.
 
     Raises:
-      ValueError: if shapes or dtypes differ, or gamma or lambda_ are outside [0, 1].
+      ValueError: If shapes or dtypes differ, or gamma or lambda_ are outside [0, 1].
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
@@ -288,7 +288,7 @@ def n_step_returns(
       R and D, each `[T]`, dtype of the rewards.
 
     Raises:
-      ValueError: if shapes or dtypes differ, n is below 1, or gamma is outside [0, 1].
+      ValueError: If shapes or dtypes differ, n is below 1, or gamma is outside [0, 1].
     """
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)

@@ -50,16 +50,16 @@ class StepContextWindows(ColumnAdder):
 
     @property
     def item_length(self) -> int | None:
-        """See `ColumnAdder.item_length`."""
+        """Implements `ColumnAdder.item_length`."""
         return self.length
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
+        """Implements `ColumnAdder.row_spec`."""
         added = {TIMESTEP: tf.TensorSpec((), tf.int32), MASK: tf.TensorSpec((), tf.bool)}
         return add_field_specs(step_spec, "StepContextWindows", **added)
 
     def make_rows(self, columns: Nest) -> Nest:
-        """See `ColumnAdder.make_rows`: the steps, if there is a full window, then each padded window on its own."""
+        """Implements `ColumnAdder.make_rows`: all steps if there is a full window, then each padded window."""
         num_rows = tf.shape(tree.flatten(columns)[0])[0]
         # Every row of NStep has an action that was taken.
         num_actions = num_rows - 1 if fields.IS_LAST in columns else num_rows
@@ -81,7 +81,7 @@ class StepContextWindows(ColumnAdder):
         return {**tree.map_structure(take, columns), TIMESTEP: tf.maximum(steps, 0), MASK: mask}
 
     def cut_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `ColumnAdder.cut_items`."""
+        """Implements `ColumnAdder.cut_items`."""
         # If there is a full window, there are at least `length` steps and (length - 1) * length rows of padded windows.
         num_rows = tf.cast(num_rows, tf.int64)
         has_full = num_rows >= self.length**2

@@ -46,15 +46,15 @@ class StepEpisodes(ColumnAdder):
 
     @property
     def item_length(self) -> int | None:
-        """See `ColumnAdder.item_length`."""
+        """Implements `ColumnAdder.item_length`."""
         return None if self.padding == "none" else self.max_length
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
+        """Implements `ColumnAdder.row_spec`."""
         return add_mask_specs(step_spec, "StepEpisodes")
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.make_batch_rows`."""
+        """Implements `ColumnAdder.make_batch_rows`."""
         message = (
             f"an episode has more rows than max_length, {self.max_length}; raise max_length, or cut episodes with "
             "StepWindows"

@@ -87,15 +87,15 @@ class StepWindows(ColumnAdder):
 
     @property
     def item_length(self) -> int | None:
-        """See `ColumnAdder.item_length`."""
+        """Implements `ColumnAdder.item_length`."""
         return None if self.end == "truncate" else self.length
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        """See `ColumnAdder.row_spec`."""
+        """Implements `ColumnAdder.row_spec`."""
         return add_mask_specs(step_spec, "StepWindows")
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """See `ColumnAdder.make_batch_rows`."""
+        """Implements `ColumnAdder.make_batch_rows`."""
         padded = num_steps
         if self.end in ("zero_pad", "null_padding"):
             padded = (self._count_starts(num_steps) - 1) * self._stride + self.length
@@ -106,7 +106,7 @@ class StepWindows(ColumnAdder):
         return pad_and_mask(columns, num_steps, none, missing, mark_ended=self.end == "null_padding")
 
     def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `ColumnAdder.cut_batch_items`."""
+        """Implements `ColumnAdder.cut_batch_items`."""
         last = num_rows - self.length
         if self.end == "truncate":
             num_items = self._count_starts(num_rows)
@@ -170,7 +170,7 @@ class StepWindows(ColumnAdder):
           time_axis: index of the time axis, 0 or 1.
 
         Raises:
-          ValueError: if n is below 1, nothing of the windows would be left, they do not have `length` rows, or
+          ValueError: If n is below 1, nothing of the windows would be left, they do not have `length` rows, or
             observation, action or reward is missing.
         """
         require_count("n", n)

@@ -81,7 +81,7 @@ def select_next_values(
     """Returns the value after each step: `next_values`, or the next step's own value and finally the bootstrap value.
 
     Raises:
-      ValueError: unless exactly one of the two is passed, which must be `next_values` if there is `is_last`.
+      ValueError: Unless exactly one of the two is passed, which must be `next_values` if there is `is_last`.
     """
     if (bootstrap_value is None) == (next_values is None):
         raise ValueError(

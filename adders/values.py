@@ -35,7 +35,7 @@ def compute_values(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
     """Returns the values `[N]` in the dtype of the returns, including that of the final observation.
 
     Raises:
-      ValueError: if the function does not return one value per observation.
+      ValueError: If the function does not return one value per observation.
     """
     values = columns[VALUE] if value_fn is None else _call_value_fn(value_fn, columns[fields.OBSERVATION])
     if values.shape.rank == 2 and values.shape[1] == 1:

@@ -47,7 +47,7 @@ def parse_reward(text: str) -> Transform:
     """Returns the reward transform for the name of a recipe or `scale:SCALE[:SHIFT]`.
 
     Raises:
-      ValueError: if the text is neither.
+      ValueError: If the text is neither.
     """
     if text in REWARD_RECIPES:
         return REWARD_RECIPES[text]

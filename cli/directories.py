@@ -27,7 +27,7 @@ def describe(path: str, *, verify: bool) -> dict[str, Any]:
       verify: whether to read all its files and compare their sha256 checksums.
 
     Raises:
-      CheckpointError: if it is damaged.
+      CheckpointError: If it is damaged.
     """
     import_quietly("reverb")
     from rlds2reverb._server.checkpoint_root import CheckpointRoot

@@ -49,7 +49,7 @@ def iterate_pins(root: str, *, extras: frozenset[str] = frozenset()) -> Iterator
     `tensorflow-cpu` counts as `tensorflow` if only the former is installed.
 
     Raises:
-      PackageNotFoundError: if `root` is not installed.
+      PackageNotFoundError: If `root` is not installed.
     """
     importlib.metadata.distribution(root)
     queue = deque([(root, extras)])

@@ -131,8 +131,8 @@ def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = Non
       checkpoint_secs: interval between checkpoints while waiting; None for none.
 
     Raises:
-      StorageFullError: if there was no space for the last checkpoint when a second signal came.
-      CheckpointError: if the last checkpoint could not be written for another reason when a second signal came.
+      StorageFullError: If there was no space for the last checkpoint when a second signal came.
+      CheckpointError: If the last checkpoint could not be written for another reason when a second signal came.
     """
     from rlds2reverb._server.clients import table_infos
 

@@ -66,8 +66,8 @@ def read_behaviour(source: Source) -> Behaviour:
     """Reads a dataset once and computes its statistics.
 
     Raises:
-      SpecMismatchError: if its actions are a nest, or its observations are not numbers.
-      SourceError: if it has no transitions or no rewards.
+      SpecMismatchError: If its actions are a nest, or its observations are not numbers.
+      SourceError: If it has no transitions or no rewards.
     """
     fingerprint, returns, actions = Fingerprint(), [], []
     sums: list[Any] = []
@@ -120,7 +120,7 @@ def make_specs(
     within these bounds or will be clipped, else the minimum and maximum of the data. Integers start at 0.
 
     Raises:
-      SpecMismatchError: if the environment's actions have a different shape.
+      SpecMismatchError: If the environment's actions have a different shape.
     """
     spec = source.step_spec
     observation = to_tensor_spec(spec["observation"])
@@ -205,9 +205,9 @@ def describe_table(server: Any, action_space: Any = None) -> ServedTable:
     """Returns the table of a server with transitions of `NStep` or trajectories of `TrajectoryWindows(2)`.
 
     Raises:
-      SourceError: if the table is empty, or if there are several and none is named 'replay'.
-      SpecMismatchError: if the items are of a different kind.
-      ServerUnavailableError: if the server does not answer.
+      SourceError: If the table is empty, or if there are several and none is named 'replay'.
+      SpecMismatchError: If the items are of a different kind.
+      ServerUnavailableError: If the server does not answer.
     """
     client = connect(server)
     infos, where = table_infos(client), client.server_address
@@ -255,7 +255,7 @@ def require_matching_items(adder: Any, algo: str, served: ServedTable) -> bool:
       Whether all sampled items have the same priority.
 
     Raises:
-      SpecMismatchError: if the items do not match.
+      SpecMismatchError: If the items do not match.
     """
     if isinstance(adder, TrajectoryWindows) and not served.has_trajectories:
         raise SpecMismatchError(

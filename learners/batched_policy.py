@@ -18,7 +18,7 @@ def load_policy(path: str | Path) -> Any:
       path: directory of the SavedModel.
 
     Raises:
-      ValueError: if there is no SavedModel, or it does not contain a policy.
+      ValueError: If there is no SavedModel, or it does not contain a policy.
     """
     import tensorflow as tf
 
@@ -42,8 +42,8 @@ class BatchedPolicy:
           batch_size: number of rows in a batch.
 
         Raises:
-          TypeError: if `policy` is not a policy.
-          SpecMismatchError: if the policy was saved for a different batch size.
+          TypeError: If `policy` is not a policy.
+          SpecMismatchError: If the policy was saved for a different batch size.
         """
         import tensorflow as tf
 

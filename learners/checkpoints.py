@@ -62,8 +62,8 @@ class Checkpoints:
           is_best: whether it is the best so far; the best is kept until a better one is saved.
 
         Raises:
-          CheckpointError: if a weight is not finite; nothing is written.
-          StorageFullError: if the disk is full; earlier checkpoints are kept.
+          CheckpointError: If a weight is not finite; nothing is written.
+          StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
         not_finite = [each.name for each in _float_variables(self._state) if not np.isfinite(each.numpy()).all()]
         if not_finite:
@@ -93,7 +93,7 @@ class Checkpoints:
         """Returns the newest valid checkpoint, or the one at `path`; None if there is none. `restore` loads it.
 
         Raises:
-          CheckpointError: if the checkpoint at `path` is missing or damaged, or all checkpoints are damaged.
+          CheckpointError: If the checkpoint at `path` is missing or damaged, or all checkpoints are damaged.
         """
         if path is not None:
             return _verify(Path(path))
@@ -113,7 +113,7 @@ class Checkpoints:
         """Restores the trackables from a checkpoint.
 
         Raises:
-          CheckpointError: if the checkpoint does not contain all of them because it belongs to a different agent.
+          CheckpointError: If the checkpoint does not contain all of them because it belongs to a different agent.
         """
         try:
             self._state.read(str(checkpoint.path / _PREFIX)).assert_existing_objects_matched()

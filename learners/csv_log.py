@@ -30,7 +30,7 @@ class CsvLog:
           path: path of the file, in an existing directory. Only one process may write it at a time.
 
         Raises:
-          CorruptFileError: if the file is not such a log.
+          CorruptFileError: If the file is not such a log.
         """
         self._path = path
         self._columns, rows = _parse(path)
@@ -45,8 +45,8 @@ class CsvLog:
           values: numbers by column, or None for an empty cell. Columns that are not named are empty in this row.
 
         Raises:
-          TypeError: if a value is not a number.
-          StorageFullError: if the disk is full; the file is left unchanged.
+          TypeError: If a value is not a number.
+          StorageFullError: If the disk is full; the file is left unchanged.
         """
         row = {STEP: str(int(step)), **{name: _format(name, value) for name, value in values.items()}}
         new = [name for name in row if name not in self._columns]
@@ -91,7 +91,7 @@ def read_csv_log(path: Path) -> dict[str, np.ndarray]:
       last one is returned.
 
     Raises:
-      CorruptFileError: if the file is not such a log.
+      CorruptFileError: If the file is not such a log.
     """
     names, rows = _parse(path)
     if not names:

@@ -75,7 +75,7 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
       metric: 'return', 'score', or 'auto' for scores if all runs have some and returns otherwise.
 
     Raises:
-      ValueError: if there are no runs, if no run has evaluations, or if a run has no scores and `metric` is 'score'.
+      ValueError: If there are no runs, if no run has evaluations, or if a run has no scores and `metric` is 'score'.
     """
     require_one_of("metric", metric, ("auto", "return", "score"))
     if not runs:

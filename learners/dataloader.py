@@ -35,7 +35,7 @@ class Dataloader(Iterator[Any]):
           num_workers: number of threads that call `get_data`, each up to two batches ahead; 0 to call it on demand.
 
         Raises:
-          ValueError: if a number is out of range, or chunk_size does not divide batch_size.
+          ValueError: If a number is out of range, or chunk_size does not divide batch_size.
         """
         require_count("batch_size", batch_size)
         require_count("num_workers", num_workers, 0)

@@ -110,10 +110,10 @@ class Evaluator:
             limit.
 
         Raises:
-          ImportError: if Gymnasium or a dependency of the environment is not installed.
-          ValueError: if there is no such environment, if the numbers of episodes and seeds differ, or if the reference
+          ImportError: If Gymnasium or a dependency of the environment is not installed.
+          ValueError: If there is no such environment, if the numbers of episodes and seeds differ, or if the reference
             returns are equal.
-          TypeError: if `make_env` does not return an environment, or a space is not supported.
+          TypeError: If `make_env` does not return an environment, or a space is not supported.
         """
         self.seeds = _resolve_seeds(num_episodes, seeds)
         if max_episode_steps is not None:
@@ -146,8 +146,8 @@ class Evaluator:
           policy: see `evaluate`.
 
         Raises:
-          TypeError: if `policy` is not a policy.
-          SpecMismatchError: if the specs do not match; the message names the first field that differs.
+          TypeError: If `policy` is not a policy.
+          SpecMismatchError: If the specs do not match; the message names the first field that differs.
         """
         self._get_batched(policy)
 
@@ -158,7 +158,7 @@ class Evaluator:
           spec: nest of specs of a policy's observations.
 
         Raises:
-          SpecMismatchError: if the specs do not match; the message names the first field that differs.
+          SpecMismatchError: If the specs do not match; the message names the first field that differs.
         """
         _require_observations(self.observation_spec, spec, self.name)
 
@@ -173,10 +173,10 @@ class Evaluator:
           policy: TF-Agents `TFPolicy`, or the return value of `load_policy`.
 
         Raises:
-          TypeError, SpecMismatchError: see `require_match`.
-          ValueError: if an action or a reward is not finite, if the environment does not have a discrete action, or if
+          TypeError, SpecMismatchError: See `require_match`.
+          ValueError: If an action or a reward is not finite, if the environment does not have a discrete action, or if
             an observation is not representable in the policy's dtype; the message names episode and step.
-          RuntimeError: if an episode without a time limit does not end.
+          RuntimeError: If an episode without a time limit does not end.
         """
         batched = self._get_batched(policy)
         with contextlib.ExitStack() as stack:
@@ -340,7 +340,7 @@ def read_reference_returns(path: str | Path, environment: str) -> tuple[float, f
     as the entry `measured` of a larger document.
 
     Raises:
-      ValueError: if the file has a different format, or does not contain both returns for this environment.
+      ValueError: If the file has a different format, or does not contain both returns for this environment.
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ class StreamingDataset(Feed):
             over one. With an iterator that is part of the checkpoint, a run resumes with the next batch.
 
         Raises:
-          TypeError: if `dataset` is neither.
+          TypeError: If `dataset` is neither.
         """
         if not isinstance(dataset, (tf.data.Dataset, tf.data.Iterator)):
             raise TypeError(
@@ -55,7 +55,7 @@ class StreamingDataset(Feed):
         self.has_info = hasattr(info, "key")
 
     def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
-        """See `Feed.next`; returns the next batch of the dataset, whatever the iteration is."""
+        """Implements `Feed.next`; returns the next batch of the dataset, whatever the iteration is."""
         if self._iterator is None:
             with tf.init_scope():
                 self._iterator = iter(self._dataset)
@@ -106,7 +106,7 @@ class InMemoryDataset(Feed):
             the items already are experience.
 
         Raises:
-          ValueError: if there are no items, if they differ in length, or if a number is out of range.
+          ValueError: If there are no items, if they differ in length, or if a number is out of range.
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
@@ -129,7 +129,7 @@ class InMemoryDataset(Feed):
         )
 
     def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
-        """See `Feed.next`."""
+        """Implements `Feed.next`."""
         indices = self.sample_indices(iteration)
         rows = indices if self._starts is None else tf.gather(self._starts, indices)
         if self._length is not None:
@@ -176,7 +176,7 @@ def collect_items(item_groups: Iterable[Items]) -> Items:
       item_groups: items of each episode, such as `map(adder, source)`.
 
     Raises:
-      SourceError: if there is no episode.
+      SourceError: If there is no episode.
     """
     groups = list(item_groups)
     if not groups:
@@ -200,7 +200,7 @@ def require_experience(spec: Nest, agent: Any) -> None:
       agent: a `TFAgent`.
 
     Raises:
-      SpecMismatchError: if a field differs; the message lists every such field, its spec and the expected one.
+      SpecMismatchError: If a field differs; the message lists every such field, its spec and the expected one.
     """
     expected = agent.collect_data_spec
     if isinstance(spec, Transition):

@@ -106,10 +106,10 @@ class Learner:
             with `logging`.
 
         Raises:
-          ResourceInUseError: if another learner uses the directory.
-          SpecMismatchError: if the data do not match the agent; the message names each field.
-          TypeError: if the dataset or the strategy has an unsupported type.
-          ValueError: if a number is out of range, if the agent was created outside the strategy's scope, or if
+          ResourceInUseError: If another learner uses the directory.
+          SpecMismatchError: If the data do not match the agent; the message names each field.
+          TypeError: If the dataset or the strategy has an unsupported type.
+          ValueError: If a number is out of range, if the agent was created outside the strategy's scope, or if
             `jit_compile` is combined with several replicas.
         """
         require_count("steps_per_call", steps_per_call)
@@ -184,7 +184,7 @@ class Learner:
         """Adds a hook; see `LearnerHook`.
 
         Raises:
-          TypeError: if it is not a `LearnerHook`.
+          TypeError: If it is not a `LearnerHook`.
         """
         if not isinstance(hook, LearnerHook):
             raise TypeError(f"hook must be a LearnerHook, got {hook!r}")
@@ -194,7 +194,7 @@ class Learner:
         """Calls the hooks that are due at a position, in order of priority.
 
         Raises:
-          ValueError: if there is no such position.
+          ValueError: If there is no such position.
         """
         require_one_of("position", position, POSITIONS)
         for hook in self._hooks:
@@ -212,7 +212,7 @@ class Learner:
           The scalars of the iteration: `loss` and the agent's others.
 
         Raises:
-          TrainingDivergedError: if the loss or a weight is not finite.
+          TrainingDivergedError: If the loss or a weight is not finite.
         """
         experience, info = split_experience_and_info(batch)
         self.call_hook("before_iter")
@@ -239,9 +239,9 @@ class Learner:
           num_iterations: total number of iterations, at least 1.
 
         Raises:
-          TrainingDivergedError: if a loss or a weight is not finite; the message names the iteration and its items.
-          ValueError: if the dataset ends.
-          Exception: any error of a hook, the dataset or the agent, which is also written to `exception.txt` in
+          TrainingDivergedError: If a loss or a weight is not finite; the message names the iteration and its items.
+          ValueError: If the dataset ends.
+          Exception: Any error of a hook, the dataset or the agent, which is also written to `exception.txt` in
             `run_dir`.
         """
         require_count("num_iterations", num_iterations)
@@ -349,7 +349,7 @@ class Learner:
         """Writes a checkpoint and returns it; None if this iteration's was already written.
 
         Raises:
-          CheckpointError, StorageFullError: see `Checkpoints.save`.
+          CheckpointError, StorageFullError: See `Checkpoints.save`.
         """
         if self._saved_at == self._done:
             return None
@@ -374,7 +374,7 @@ class Learner:
             different data.
 
         Raises:
-          CheckpointError: if the checkpoint is missing or damaged, or belongs to a different run.
+          CheckpointError: If the checkpoint is missing or damaged, or belongs to a different run.
         """
         checkpoint = self._checkpoints.open(path)
         if checkpoint is None:

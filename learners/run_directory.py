@@ -58,8 +58,8 @@ class RunDirectory:
           run_dir: path of the directory.
 
         Raises:
-          ResourceInUseError: if another learner uses it; the message names the process.
-          CorruptFileError: if a log in it is damaged.
+          ResourceInUseError: If another learner uses it; the message names the process.
+          CorruptFileError: If a log in it is damaged.
         """
         self.path = Path(run_dir)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class RunDirectory:
           command: the command line that repeats the run; None for the one that started this process.
 
         Raises:
-          TypeError: if a value cannot be represented in JSON.
+          TypeError: If a value cannot be represented in JSON.
         """
         command = shlex.join(["rlds2reverb", *sys.argv[1:]]) if command is None else command
         document = {
@@ -131,7 +131,7 @@ class RunDirectory:
             seconds since the previous row.
 
         Raises:
-          TypeError: if a value is not a number.
+          TypeError: If a value is not a number.
         """
         require_count(STEP, step, 0)
         self._progress.append(step, values)
@@ -229,8 +229,8 @@ def load_run(path: str | Path) -> Run:
     """Loads a run directory, including that of a run still in progress.
 
     Raises:
-      ValueError: if it is not a run directory.
-      CorruptFileError: if a file in it is damaged.
+      ValueError: If it is not a run directory.
+      CorruptFileError: If a file in it is damaged.
     """
     folder = Path(path)
     names = (_CONFIG, _PROGRESS, _EVALUATIONS, _PRIORITIES)

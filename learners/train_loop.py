@@ -102,7 +102,7 @@ class TrainLoop:
           strategy: distribution strategy whose replicas share each batch; None for a single device.
 
         Raises:
-          SpecMismatchError: if the batches cannot be split equally between the replicas.
+          SpecMismatchError: If the batches cannot be split equally between the replicas.
         """
         self._agent, self._feed, self._strategy = agent, feed, strategy
         self._num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -124,7 +124,7 @@ class TrainLoop:
         """Runs iterations, and stops early after the first with a non-finite loss or weight.
 
         Raises:
-          ValueError: if the dataset ends.
+          ValueError: If the dataset ends.
         """
         self.prepare()
         try:

@@ -27,7 +27,7 @@ def load_json(path: Path) -> dict[str, Any] | None:
     """Returns the content that `save_json` wrote last, or None if there is no such file.
 
     Raises:
-      CorruptFileError: if the file has changed since.
+      CorruptFileError: If the file has changed since.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a sealed folder, after comparing all of its files with their checksums.
 
     Raises:
-      CorruptFileError: if the manifest or a file is missing or damaged.
+      CorruptFileError: If the manifest or a file is missing or damaged.
     """
     manifest = load_json(folder / MANIFEST)
     if manifest is None:
@@ -141,7 +141,7 @@ class SealedFolders:
           fill: function that writes files into a directory and returns what the manifest records besides checksums.
 
         Raises:
-          StorageFullError: if the disk is full; all complete folders are kept.
+          StorageFullError: If the disk is full; all complete folders are kept.
         """
         path = self.path(number)
         partial = path.with_suffix(_PARTIAL)

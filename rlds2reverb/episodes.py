@@ -102,7 +102,7 @@ def from_transitions(
       on the terminal step itself. A truncated episode keeps 1 everywhere.
 
     Raises:
-      SpecMismatchError: if the dtype or shape of the final observation differs from the others.
+      SpecMismatchError: If the dtype or shape of the final observation differs from the others.
     """
     num_transitions = len(rewards)
     if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
@@ -200,7 +200,7 @@ def make_single_transition_episodes(
       first_index: index of the first episode.
 
     Raises:
-      SpecMismatchError: if the dtypes or shapes of the next observations differ from those of the observations.
+      SpecMismatchError: If the dtypes or shapes of the next observations differ from those of the observations.
     """
     got, expected = make_step_spec(next_observations), make_step_spec(observations)
     advice = "convert them to the same dtype and shape"

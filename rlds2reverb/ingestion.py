@@ -125,22 +125,22 @@ def ingest(
       An `IngestReport`. Its warnings and notes are also issued as Python warnings of the type `IngestWarning`.
 
     Raises:
-      InvalidEpisodeError: if an episode is invalid and on_invalid is 'error'; nothing is written.
-      SourceError: if the source cannot be opened or read.
-      SpecMismatchError: if the items do not match the signature of a table, or an episode does not match the first
+      InvalidEpisodeError: If an episode is invalid and on_invalid is 'error'; nothing is written.
+      SourceError: If the source cannot be opened or read.
+      SpecMismatchError: If the items do not match the signature of a table, or an episode does not match the first
         one; or if a table without a signature already contains items with other columns (if the stored items cannot
         be inspected, the report has a warning instead).
-      ServerUnavailableError: if the server does not answer or accept items in time; the journal keeps what it
+      ServerUnavailableError: If the server does not answer or accept items in time; the journal keeps what it
         confirmed.
-      ServerRestartedError: if the server is restarted repeatedly.
-      ResumeError: if the dataset differs from that of the run to resume.
-      CorruptFileError: if the journal of that run is damaged.
-      CheckpointError: if the directory exists, or an unfinished run in it is damaged or had other arguments.
-      StorageFullError: if the disk is full; the data written so far are kept for `resume`.
-      ResourceInUseError: if another process runs the same transfer.
-      InsufficientMemoryError: if the server is on this machine and the memory is insufficient.
-      KeyCollisionError: if two items have the same key by chance.
-      ValueError: if an argument is out of range, a table does not exist, or a table cannot hold all items (see
+      ServerRestartedError: If the server is restarted repeatedly.
+      ResumeError: If the dataset differs from that of the run to resume.
+      CorruptFileError: If the journal of that run is damaged.
+      CheckpointError: If the directory exists, or an unfinished run in it is damaged or had other arguments.
+      StorageFullError: If the disk is full; the data written so far are kept for `resume`.
+      ResourceInUseError: If another process runs the same transfer.
+      InsufficientMemoryError: If the server is on this machine and the memory is insufficient.
+      KeyCollisionError: If two items have the same key by chance.
+      ValueError: If an argument is out of range, a table does not exist, or a table cannot hold all items (see
         `IngestOptions.allow_eviction`).
     """
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))

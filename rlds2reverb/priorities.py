@@ -37,7 +37,7 @@ def compute_priorities(priority: Priority, episode: Episode, items: Items) -> np
     """Returns the priorities of an episode's items, float64 `[M]`.
 
     Raises:
-      ValueError: if a priority is not a finite number in [0, 1e12], or their number does not match the items; the
+      ValueError: If a priority is not a finite number in [0, 1e12], or their number does not match the items; the
         message names the episode.
     """
     values = priority(episode, items) if callable(priority) else priority

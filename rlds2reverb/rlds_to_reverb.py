@@ -61,7 +61,7 @@ def create_trajectory_data_spec(
       and the other fields as in the steps.
 
     Raises:
-      ValueError: if there are no steps, or a step is missing a field.
+      ValueError: If there are no steps, or a step is missing a field.
     """
     return rlds_trajectory_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
 
@@ -91,7 +91,7 @@ def convert_rlds_to_trajectories(
       Dataset of `Trajectory` with the spec returned by `create_trajectory_data_spec`.
 
     Raises:
-      ValueError: if there are no steps, a step is missing a field, or discount_source is unknown.
+      ValueError: If there are no steps, a step is missing a field, or discount_source is unknown.
       tf.errors.InvalidArgumentError: during iteration, if a terminal step is not the last of its episode, a mid step
         is followed by a first step, or a last step is not followed by a first step. The message names the episode and
         the step; no trajectory of that episode is yielded.
@@ -133,11 +133,11 @@ def push_rlds_to_reverb(
       The number of trajectories passed to the observer, or written in its place.
 
     Raises:
-      SpecMismatchError: if the table's signature does not match the data's spec. The message is TF-Agents'; `details`
+      SpecMismatchError: If the table's signature does not match the data's spec. The message is TF-Agents'; `details`
         and the cause name the difference.
-      ValueError: if validate is unknown; if `fast` is set and the observer's settings are not supported; or as in
+      ValueError: If validate is unknown; if `fast` is set and the observer's settings are not supported; or as in
         `convert_rlds_to_trajectories`.
-      ServerUnavailableError: if `fast` is set and the server does not accept items in time.
+      ServerUnavailableError: If `fast` is set and the server does not accept items in time.
       tf.errors.InvalidArgumentError: as in `convert_rlds_to_trajectories`.
     """
     require_one_of("validate", validate, VALIDATE_MODES)

@@ -121,7 +121,7 @@ def require_match(got: Nest, expected: Nest, *, holder: str, advice: str, root: 
       root: name of the nest in the message.
 
     Raises:
-      SpecMismatchError: if they differ; the message names the missing and unexpected paths, or the first path with a
+      SpecMismatchError: If they differ; the message names the missing and unexpected paths, or the first path with a
         different dtype or shape.
     """
     got_leaves, expected_leaves = leaves(got), leaves(expected)

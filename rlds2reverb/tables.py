@@ -215,7 +215,7 @@ class TableConfig:
         """Restores a config from the result of `as_dict`.
 
         Raises:
-          ValueError: if a value is missing, unknown or out of range.
+          ValueError: If a value is missing, unknown or out of range.
         """
         try:
             parts = {

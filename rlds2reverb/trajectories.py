@@ -87,7 +87,7 @@ def trajectory_columns(steps: dict[str, Nest], *, discount_source: DiscountSourc
       fields as in `steps`.
 
     Raises:
-      ValueError: if discount_source is unknown.
+      ValueError: If discount_source is unknown.
     """
     require_discount_source(discount_source)
     current_types = step_types(steps[fields.IS_FIRST], steps[fields.IS_LAST], np.where)

@@ -320,7 +320,7 @@ def unshare_mounts() -> None:
     """Gives this process its own mounts, which end with it: in a new user namespace if permitted, otherwise as root.
 
     Raises:
-      OSError: if neither is permitted.
+      OSError: If neither is permitted.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()

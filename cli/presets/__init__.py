@@ -50,7 +50,7 @@ def read_configs(paths: Sequence[Path]) -> dict[str, Any]:
     """Reads gin files, which may also set hyperparameters of agents; returns the options of `train` that they set.
 
     Raises:
-      ValueError: if a file cannot be read or sets an unknown parameter.
+      ValueError: If a file cannot be read or sets an unknown parameter.
     """
     for path in paths:
         try:

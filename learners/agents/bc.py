@@ -52,7 +52,7 @@ class BCAgent(OfflineAgent):
           exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
 
         Raises:
-          ValueError: if `distribution` has a different value.
+          ValueError: If `distribution` has a different value.
         """
         if distribution not in ("deterministic", "gaussian"):
             raise ValueError(f"distribution must be 'deterministic' or 'gaussian', got {distribution!r}")

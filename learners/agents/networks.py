@@ -46,7 +46,7 @@ class MLP(tf.Module):
           name: name of the module and its variable.
 
         Raises:
-          ValueError: if `init` has a different value.
+          ValueError: If `init` has a different value.
         """
         super().__init__(name=name)
         if init not in ("fan_in", "orthogonal"):

@@ -94,7 +94,7 @@ class ReBRACAgent(TD3BCAgent):
         """Returns the target values y, float32 [B].
 
         Raises:
-          ValueError: if `critic_penalty` is not 0 and the experience contains no next actions.
+          ValueError: If `critic_penalty` is not 0 and the experience contains no next actions.
         """
         action = self._target_actor.sample_smoothed(
             batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip

@@ -53,8 +53,8 @@ def make_agent(name: str, time_step_spec: Any, action_spec: Any, **overrides: An
         `observation_std` and `seed`.
 
     Raises:
-      ValueError: if there is no such agent.
-      TypeError: if the agent has no such hyperparameter.
+      ValueError: If there is no such agent.
+      TypeError: If the agent has no such hyperparameter.
     """
     if name not in AGENTS:
         raise ValueError(f"agent must be one of {', '.join(sorted(AGENTS))}, got {name!r}{_suggest(name, AGENTS)}")

@@ -23,7 +23,7 @@ class Observations(tf.Module):
           std: nest of positive divisors like `spec`, such as TD3+BC's standard deviation + 1e-3; required with `mean`.
 
         Raises:
-          ValueError: if only one of `mean` and `std` is set, if they do not match `spec`, or if `std` is not positive.
+          ValueError: If only one of `mean` and `std` is set, if they do not match `spec`, or if `std` is not positive.
         """
         super().__init__(name="observations")
         self._spec = spec
@@ -76,7 +76,7 @@ class BoundedActions(tf.Module):
           spec: float BoundedTensorSpec of shape [A] with finite bounds.
 
         Raises:
-          ValueError: if the spec is a nest, or does not have finite bounds, a float dtype and one dimension.
+          ValueError: If the spec is a nest, or does not have finite bounds, a float dtype and one dimension.
         """
         super().__init__(name="actions")
         spec = _single_spec(spec)
@@ -117,7 +117,7 @@ class DiscreteActions(tf.Module):
           spec: integer BoundedTensorSpec of shape [].
 
         Raises:
-          ValueError: if the spec is a nest, not an integer scalar, or not bounded.
+          ValueError: If the spec is a nest, not an integer scalar, or not bounded.
         """
         super().__init__(name="actions")
         spec = _single_spec(spec)

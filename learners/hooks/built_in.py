@@ -141,7 +141,7 @@ class UpdatePrioritiesHook(LearnerHook):
         """Starts to write the priorities in the learner's `priority_info`, if there are any.
 
         Raises:
-          ServerUnavailableError: if the previous priorities could not be written.
+          ServerUnavailableError: If the previous priorities could not be written.
         """
         self.flush()
         if learner.priority_info:
@@ -152,7 +152,7 @@ class UpdatePrioritiesHook(LearnerHook):
         """Waits until all priorities are written.
 
         Raises:
-          ServerUnavailableError: if they could not be written.
+          ServerUnavailableError: If they could not be written.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -271,11 +271,11 @@ class EarlyStopHook(LearnerHook):
             learner.stop(f"{self.metric} has not improved in {self.patience} checks")
 
     def state_dict(self) -> dict[str, Any]:
-        """See `LearnerHook.state_dict`."""
+        """Implements `LearnerHook.state_dict`."""
         return {"best": self._best, "num_without_gain": self._num_without_gain}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `LearnerHook.load_state_dict`."""
+        """Implements `LearnerHook.load_state_dict`."""
         self._best, self._num_without_gain = state["best"], state["num_without_gain"]
 
 

@@ -38,8 +38,8 @@ def register_learner_hook(name: str, hook: HookT) -> HookT:
     """Registers a hook class for configurations, and returns it.
 
     Raises:
-      TypeError: if `hook` is not a subclass of `LearnerHook`.
-      ValueError: if a different class is registered under the name.
+      TypeError: If `hook` is not a subclass of `LearnerHook`.
+      ValueError: If a different class is registered under the name.
     """
     if not (isinstance(hook, type) and issubclass(hook, LearnerHook)):
         raise TypeError(f"hook must be a subclass of LearnerHook, got {hook!r}")
@@ -61,7 +61,7 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
     defaults to the key, and `freq` in `ext_args` sets `every`.
 
     Raises:
-      ValueError: if a name or type is unknown; the message suggests the nearest one. Also if a hook does not accept its
+      ValueError: If a name or type is unknown; the message suggests the nearest one. Also if a hook does not accept its
         arguments.
     """
     hooks = []

@@ -55,7 +55,7 @@ class LearnerHook(Hook):
         """Sets when the hook is called.
 
         Raises:
-          ValueError: if the position is unknown, or a number is out of range.
+          ValueError: If the position is unknown, or a number is out of range.
         """
         super().__init__(name, priority)
         require_one_of("position", position, POSITIONS)

@@ -109,7 +109,7 @@ class Encoder:
           number_items: whether to store the order of items in `inserted_at`, for a checkpoint.
 
         Raises:
-          ValueError: if chunk_length is out of range.
+          ValueError: If chunk_length is out of range.
         """
         if chunk_length is not None:
             require_count("chunk_length", chunk_length, 1, MAX_CHUNK_LENGTH)

@@ -88,7 +88,7 @@ def find_packing(signature: Nest) -> Packing | None:
     """Returns the packing of a table's items, or None if they are not packed.
 
     Raises:
-      ValueError: if the signature is that of a packed table, but its description is damaged.
+      ValueError: If the signature is that of a packed table, but its description is damaged.
     """
     name = getattr(signature, "name", None) or ""
     if not name.startswith(_PREFIX):

@@ -105,7 +105,7 @@ def read_stream(stream: BinaryIO, path: Path) -> Iterator[bytes]:
     """Yields the records of an open file, which may be a decompressing stream.
 
     Raises:
-      ValueError: at the first record whose length or checksum is wrong; the message names the path.
+      ValueError: At the first record whose length or checksum is wrong; the message names the path.
     """
     num_read = 0
     while head := stream.read(HEADER_BYTES):

@@ -25,7 +25,7 @@ def require_consistent(checkpoint: Path) -> None:
     chunks that its columns refer to. Files are TFRecords, either plain or compressed with zlib as Reverb does.
 
     Raises:
-      CheckpointError: naming the first unreadable file, or the first incomplete table or item.
+      CheckpointError: Naming the first unreadable file, or the first incomplete table or item.
     """
     expected: dict[str, int] = {}
     for table in _messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint):

@@ -91,7 +91,7 @@ class CheckpointRoot:
           create: whether to create missing directories; if False, nothing is changed.
 
         Raises:
-          CheckpointError: if the directory holds foreign entries, or Reverb would not find it.
+          CheckpointError: If the directory holds foreign entries, or Reverb would not find it.
         """
         if create:
             require_plain(path)
@@ -123,7 +123,7 @@ class CheckpointRoot:
         """Stores the table configurations, or compares them with those that the checkpoints were written with.
 
         Raises:
-          CheckpointError: if a configuration differs.
+          CheckpointError: If a configuration differs.
         """
         stored = self.tables()
         if stored is None or self.latest() is None:
@@ -144,7 +144,7 @@ class CheckpointRoot:
         """Returns the tables that the checkpoints were written with, or None if there are no checkpoints.
 
         Raises:
-          CheckpointError: if the file with the configurations is damaged.
+          CheckpointError: If the file with the configurations is damaged.
         """
         stored = _load(self._config)
         if stored is None:
@@ -211,7 +211,7 @@ class CheckpointRoot:
           A sentence that names the checkpoints not used, or None if there are none.
 
         Raises:
-          CheckpointError: if no checkpoint is valid, or if the newest is not and `fall_back` is False.
+          CheckpointError: If no checkpoint is valid, or if the newest is not and `fall_back` is False.
         """
         interrupted = [f"{path} was interrupted while it was written" for path in self._interrupted()]
         damaged: dict[Path, CheckpointError] = {}
@@ -290,7 +290,7 @@ class CheckpointRoot:
           digests: checksums that the caller knows already, by file name.
 
         Raises:
-          CheckpointError: if the checkpoint is not in this root, or not complete.
+          CheckpointError: If the checkpoint is not in this root, or not complete.
         """
         if checkpoint.parent.resolve() != self.checkpoints.resolve() or not _is_complete(checkpoint):
             raise CheckpointError(f"Reverb reported a checkpoint at {checkpoint}, but there is no complete one")
@@ -315,7 +315,7 @@ class CheckpointRoot:
         """Checks that the newest checkpoint is complete and, by default, that it matches its manifest.
 
         Raises:
-          CheckpointError: naming the first file that is missing, empty or damaged.
+          CheckpointError: Naming the first file that is missing, empty or damaged.
         """
         checkpoint = self.latest()
         if checkpoint is None:

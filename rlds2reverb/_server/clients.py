@@ -29,8 +29,8 @@ def connect(server: Server) -> reverb.Client:
       server: an address 'HOST:PORT', a port on this machine, a `ReplayServer`, or Reverb's own `Client` or `Server`.
 
     Raises:
-      ValueError: if a string is not an address.
-      TypeError: if it is something else.
+      ValueError: If a string is not an address.
+      TypeError: If it is something else.
     """
     server = getattr(server, "client", server)  # A ReplayServer, whose module imports this one.
     if isinstance(server, reverb.Client):
@@ -59,7 +59,7 @@ def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[st
     reconnect to a server that was restarted.
 
     Raises:
-      ServerUnavailableError: if there is no answer within the timeout.
+      ServerUnavailableError: If there is no answer within the timeout.
     """
     require_timeout(timeout_secs)
     with ServerConnection(client.server_address) as connection:
@@ -70,8 +70,8 @@ def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None
     """Checks that a table exists and accepts items of a signature.
 
     Raises:
-      ValueError: if there is no such table.
-      SpecMismatchError: if its signature differs, naming the field.
+      ValueError: If there is no such table.
+      SpecMismatchError: If its signature differs, naming the field.
     """
     if name not in info:
         raise ValueError(f"the server has no table {name!r}; it has {', '.join(sorted(info)) or 'none'}")

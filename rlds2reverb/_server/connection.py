@@ -72,7 +72,7 @@ class ServerConnection:
         """Returns an identifier of the server process's current run; it changes with every start.
 
         Raises:
-          ServerUnavailableError: if the server does not answer in time.
+          ServerUnavailableError: If the server does not answer in time.
         """
         state_id = self._server_info(timeout_secs).tables_state_id
         return f"{state_id.high:016x}{state_id.low:016x}"
@@ -81,7 +81,7 @@ class ServerConnection:
         """Returns what the server reports about its tables, by name.
 
         Raises:
-          ServerUnavailableError: if the server does not answer in time.
+          ServerUnavailableError: If the server does not answer in time.
         """
         infos = self._server_info(timeout_secs).table_info
         return {info.name: to_table_info(info) for info in infos}
@@ -116,7 +116,7 @@ class ServerConnection:
           timeout_secs: seconds to wait for the answer.
 
         Raises:
-          ServerUnavailableError: if there is no answer in time.
+          ServerUnavailableError: If there is no answer in time.
         """
         request = encode_priority_updates(table, keys, priorities)
         self._mutate(request, timeout_secs, "update priorities")
@@ -125,7 +125,7 @@ class ServerConnection:
         """Removes items; ignores keys that are not in the table.
 
         Raises:
-          ServerUnavailableError: if there is no answer in time.
+          ServerUnavailableError: If there is no answer in time.
         """
         request = MutatePrioritiesRequest(table=table, delete_keys=keys)
         self._mutate(request.SerializeToString(), timeout_secs, "delete items")

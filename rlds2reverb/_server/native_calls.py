@@ -40,7 +40,7 @@ class NativeCalls:
         After `shut_down` only the main thread can begin a call; other threads block here until the interpreter ends.
 
         Raises:
-          SystemExit: if that takes too long, so that the thread releases its locks.
+          SystemExit: If that takes too long, so that the thread releases its locks.
         """
         with self._changed:
             if not self._is_shut_down or threading.current_thread() is threading.main_thread():
@@ -88,7 +88,7 @@ def call_with_deadline(timeout_secs: float, call: Callable[[], Any], what: str) 
       what: what the call waits for, for the error message.
 
     Raises:
-      ServerUnavailableError: if the call did not return in time.
+      ServerUnavailableError: If the call did not return in time.
     """
     outcome: dict[str, Any] = {}
 

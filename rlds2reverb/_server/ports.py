@@ -35,8 +35,8 @@ def reserve_port(port: int) -> Iterator[None]:
     """Keeps other rlds2reverb servers off a port. Reverb itself would let two servers share it and split the traffic.
 
     Raises:
-      ResourceInUseError: if the port is in use.
-      ValueError: if it is not a port.
+      ResourceInUseError: If the port is in use.
+      ValueError: If it is not a port.
     """
     _USED_PORTS.add(port)
     with FileLock(user_directory() / f"port-{port}.lock", f"port {port}", "choose another port, or stop that server"):

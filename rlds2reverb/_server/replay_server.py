@@ -63,10 +63,10 @@ class ReplayServer:
             damaged. The root then takes the space of two checkpoints, as it does in any case while one is written.
 
         Raises:
-          ResourceInUseError: if the port or the checkpoint root is in use.
-          CheckpointError: if the checkpoint root has foreign files, is damaged, or is for different tables.
-          SpecMismatchError: if a restored table has a different signature.
-          ValueError: if there are no tables.
+          ResourceInUseError: If the port or the checkpoint root is in use.
+          CheckpointError: If the checkpoint root has foreign files, is damaged, or is for different tables.
+          SpecMismatchError: If a restored table has a different signature.
+          ValueError: If there are no tables.
         """
         self._start(
             tables,
@@ -105,10 +105,10 @@ class ReplayServer:
           keep_previous: as for `ReplayServer`.
 
         Raises:
-          CheckpointError: if the directory is missing, damaged, not written by `ingest`, or has different tables; or
+          CheckpointError: If the directory is missing, damaged, not written by `ingest`, or has different tables; or
             as for `ReplayServer`.
-          InsufficientMemoryError: if the items need more memory than is free.
-          ResourceInUseError: as for `ReplayServer`.
+          InsufficientMemoryError: If the items need more memory than is free.
+          ResourceInUseError: As for `ReplayServer`.
         """
         server = cls.__new__(cls)
         server._start(
@@ -194,10 +194,10 @@ class ReplayServer:
         """Writes a checkpoint and its manifest, and returns the checkpoint's directory.
 
         Raises:
-          ValueError: if the server has no checkpoint root.
-          CheckpointError: if the root has foreign files, or the checkpoint is missing afterwards.
-          ServerUnavailableError: if it takes longer than the timeout.
-          StorageFullError: if the disk is full; the previous checkpoint is kept.
+          ValueError: If the server has no checkpoint root.
+          CheckpointError: If the root has foreign files, or the checkpoint is missing afterwards.
+          ServerUnavailableError: If it takes longer than the timeout.
+          StorageFullError: If the disk is full; the previous checkpoint is kept.
         """
         if self._root is None:
             raise ValueError("the server was started without a checkpoint root; pass checkpoint_root=DIRECTORY")
@@ -232,7 +232,7 @@ def read_tables(directory: Path) -> list[TableConfig]:
     """Returns the tables of a directory that `ingest` wrote.
 
     Raises:
-      CheckpointError: if the directory is missing or damaged.
+      CheckpointError: If the directory is missing or damaged.
     """
     if not directory.is_dir():
         raise CheckpointError(

@@ -19,7 +19,7 @@ def user_directory() -> Path:
     """Creates and returns this user's directory for locks and temporary folders.
 
     Raises:
-      ResourceInUseError: if another user created it, who could then change its contents.
+      ResourceInUseError: If another user created it, who could then change its contents.
     """
     directory = Path(tempfile.gettempdir()) / f"rlds2reverb-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)

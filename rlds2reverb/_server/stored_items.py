@@ -56,7 +56,7 @@ def require_stored_items_match(
       A sentence for each table that contains items and could not be checked.
 
     Raises:
-      SpecMismatchError: if an item differs, naming the first column.
+      SpecMismatchError: If an item differs, naming the first column.
     """
     warnings = []
     for name in tables:

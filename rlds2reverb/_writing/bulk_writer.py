@@ -70,8 +70,8 @@ class BulkWriter:
           timeout_secs: seconds to wait for each confirmation.
 
         Raises:
-          ServerUnavailableError: if the server does not answer in time.
-          ValueError: if the timeout is out of range.
+          ServerUnavailableError: If the server does not answer in time.
+          ValueError: If the timeout is out of range.
         """
         require_timeout(timeout_secs)
         self._client = connect(server)
@@ -117,8 +117,8 @@ class BulkWriter:
           state: value of `confirmed_state` once these items and all earlier ones are confirmed.
 
         Raises:
-          ServerUnavailableError: if the server confirms nothing within the timeout.
-          ServerRestartedError: if the server was restarted.
+          ServerUnavailableError: If the server confirms nothing within the timeout.
+          ServerRestartedError: If the server was restarted.
         """
         for encoded in self._encoder.encode(blocks):
             self._write_batch(encoded)
@@ -141,7 +141,7 @@ class BulkWriter:
         """Waits for all confirmations and forgets what was written, so that the same items can be written again.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: as for `write`.
+          ServerUnavailableError, ServerRestartedError: As for `write`.
         """
         self._wait(lambda: not self._unconfirmed)
         self._item_keys.clear()
@@ -152,8 +152,8 @@ class BulkWriter:
         """Waits until everything is confirmed by the server that was running at the beginning.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: as for `write`.
-          KeyCollisionError: if two items or chunks have the same key.
+          ServerUnavailableError, ServerRestartedError: As for `write`.
+          KeyCollisionError: If two items or chunks have the same key.
         """
         keys.require_unique(self._item_keys)
         keys.require_unique(self._chunk_keys)

@@ -77,7 +77,7 @@ def find_incompatibility(
       A sentence that says what failed, or None if the item was read back bit for bit.
 
     Raises:
-      ServerUnavailableError: if the server no longer answers.
+      ServerUnavailableError: If the server no longer answers.
     """
     reason: str | None = ""
     for _ in range(2):  # A failure while the server is away or restarting says nothing about compatibility.

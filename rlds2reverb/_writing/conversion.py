@@ -57,8 +57,8 @@ class ItemConversion:
         """Returns the items of valid episodes: in one block, or in one block per episode.
 
         Raises:
-          SpecMismatchError: if their columns differ from those of the first episode.
-          ValueError: if a priority is not finite or not in [0, 1e12].
+          SpecMismatchError: If their columns differ from those of the first episode.
+          ValueError: If a priority is not finite or not in [0, 1e12].
         """
         convert_batch = getattr(self.adder, "convert_batch", None)
         items = convert_batch(batch) if convert_batch and len(batch.episodes) > 1 else None
@@ -106,10 +106,10 @@ def make_conversion(
     """Builds the conversion from the first episode to write, and checks that tables can hold its items.
 
     Raises:
-      InvalidEpisodeError: if that episode has problems and they are errors.
-      SourceError: if there is no episode.
-      SpecMismatchError: if a column holds strings, or the adder's items do not match its `item_spec`.
-      ValueError: if a priority is out of range, or a column has an unsupported dtype.
+      InvalidEpisodeError: If that episode has problems and they are errors.
+      SourceError: If there is no episode.
+      SpecMismatchError: If a column holds strings, or the adder's items do not match its `item_spec`.
+      ValueError: If a priority is out of range, or a column has an unsupported dtype.
     """
     first = source.first_episode
     step_spec = make_step_spec(first.steps)

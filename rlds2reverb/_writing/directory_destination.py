@@ -171,9 +171,9 @@ class DirectoryDestination:
         """Creates or opens the partial directory; returns the state after the last part that it contains, if any.
 
         Raises:
-          CheckpointError: if the directory exists, no server would find it, or a partial file is damaged.
-          ResourceInUseError: if another process writes the directory.
-          StorageFullError: if the disk is full.
+          CheckpointError: If the directory exists, no server would find it, or a partial file is damaged.
+          ResourceInUseError: If another process writes the directory.
+          StorageFullError: If the disk is full.
         """
         if os.path.lexists(self.directory) and not _is_empty(self.directory):
             return self._open_complete(resume)
@@ -252,8 +252,8 @@ class DirectoryDestination:
         """Appends the items of some episodes; `open` returns `state` once they are on the disk.
 
         Raises:
-          StorageFullError: if the disk is full.
-          CheckpointError: if the directory is already complete.
+          StorageFullError: If the disk is full.
+          CheckpointError: If the directory is already complete.
         """
         if self._is_complete:
             raise CheckpointError(
@@ -290,9 +290,9 @@ class DirectoryDestination:
         """Assembles the checkpoint root and renames it.
 
         Raises:
-          StorageFullError: if the disk is full.
-          KeyCollisionError: if two items or chunks have the same key.
-          CheckpointError: if there are no items.
+          StorageFullError: If the disk is full.
+          KeyCollisionError: If two items or chunks have the same key.
+          CheckpointError: If there are no items.
         """
         if self._is_complete:
             return

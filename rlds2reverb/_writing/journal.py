@@ -52,7 +52,7 @@ class Journal:
         """Prevents other processes from making the same transfer during the context.
 
         Raises:
-          ResourceInUseError: if another process holds the lock.
+          ResourceInUseError: If another process holds the lock.
         """
         with ExitStack() as stack:
             with self._disable_on_error():
@@ -65,8 +65,8 @@ class Journal:
         """Returns what was saved last, or None if there is nothing.
 
         Raises:
-          CorruptFileError: if the file has changed since it was saved.
-          ResumeError: if the first episode had different items then.
+          CorruptFileError: If the file has changed since it was saved.
+          ResumeError: If the first episode had different items then.
         """
         if not self._is_enabled:
             return None

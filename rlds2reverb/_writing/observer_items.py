@@ -32,9 +32,9 @@ def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: floa
       timeout_secs: seconds to wait for the server.
 
     Raises:
-      ValueError: if the observer is of another type or holds steps of an unfinished episode, or if an episode is
+      ValueError: If the observer is of another type or holds steps of an unfinished episode, or if an episode is
         longer than its `max_sequence_length`.
-      ServerUnavailableError: if the server does not accept items in time.
+      ServerUnavailableError: If the server does not accept items in time.
     """
     settings = _read_settings(observer)
     errors: list[Exception] = []

@@ -51,8 +51,8 @@ class ReverbWriter:
           timeout_secs: seconds to wait for the server to accept items.
 
         Raises:
-          ServerUnavailableError: if the server does not answer in time.
-          ValueError: if the timeout is out of range.
+          ServerUnavailableError: If the server does not answer in time.
+          ValueError: If the timeout is out of range.
         """
         require_timeout(timeout_secs)
         self._client = connect(server)
@@ -81,7 +81,7 @@ class ReverbWriter:
         """Writes the items of some episodes, waits until the server has them, and sets `confirmed_state`.
 
         Raises:
-          ServerUnavailableError: if the server does not accept them in time (they may still arrive later), or was
+          ServerUnavailableError: If the server does not accept them in time (they may still arrive later), or was
             restarted.
         """
         try:
@@ -104,7 +104,7 @@ class ReverbWriter:
         """Checks that the server was not restarted; `write` has waited for the items already.
 
         Raises:
-          ServerUnavailableError: if it was restarted.
+          ServerUnavailableError: If it was restarted.
         """
         if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self.state_id:
             raise self._restart_error()

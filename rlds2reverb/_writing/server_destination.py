@@ -70,8 +70,8 @@ class ServerDestination:
         stored once.
 
         Raises:
-          CorruptFileError: if the journal is damaged.
-          ServerUnavailableError, ServerRestartedError: as for the writer's `write`.
+          CorruptFileError: If the journal is damaged.
+          ServerUnavailableError, ServerRestartedError: As for the writer's `write`.
         """
         if not resume:
             self._journal.delete()
@@ -106,7 +106,7 @@ class ServerDestination:
         """Sends the items of some episodes, and records in the journal what is confirmed.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: as for the writer's `write`.
+          ServerUnavailableError, ServerRestartedError: As for the writer's `write`.
         """
         self._writer.write(blocks, state)
         if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
@@ -116,7 +116,7 @@ class ServerDestination:
         """Waits until everything is confirmed, and deletes the journal.
 
         Raises:
-          ServerUnavailableError, ServerRestartedError: as for the writer's `flush`.
+          ServerUnavailableError, ServerRestartedError: As for the writer's `flush`.
         """
         self._writer.flush()
         self._journal.delete()

@@ -121,7 +121,7 @@ class Transfer:
         """Reads and checks all episodes before anything is written, and caches them if they are small enough.
 
         Raises:
-          InvalidEpisodeError: at the first episode with problems.
+          InvalidEpisodeError: At the first episode with problems.
         """
         cached: list[Episode] = []
         num_bytes = num_steps = 0
@@ -190,7 +190,7 @@ class Transfer:
         """Checks that the dataset begins with what an earlier run wrote, before this run writes anything.
 
         Raises:
-          ResumeError: if it does not.
+          ResumeError: If it does not.
         """
         fingerprint = Fingerprint()
         seen = 0
@@ -204,9 +204,9 @@ class Transfer:
         """Writes everything that an earlier run did not write.
 
         Raises:
-          InvalidEpisodeError: at an episode with problems, if those are errors and `check` was not called.
-          ResumeError: if the dataset is not the one that the earlier run wrote.
-          ValueError: if there are more items than `max_items`.
+          InvalidEpisodeError: At an episode with problems, if those are errors and `check` was not called.
+          ResumeError: If the dataset is not the one that the earlier run wrote.
+          ValueError: If there are more items than `max_items`.
         """
         report = self.report = self.report.reset_counts()
         saved = destination.open(resume=self.resume)

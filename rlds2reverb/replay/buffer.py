@@ -76,10 +76,10 @@ class ReplayBuffer:
           seed: random seed for sampling; a restored buffer continues with the generator of its checkpoint.
 
         Raises:
-          ValueError: if the name is empty or the configuration has another kind.
-          CheckpointError: if all checkpoints are damaged, or the newest belongs to a different buffer or configuration.
-          SpecMismatchError: if the spec does not match the checkpoint.
-          ResourceInUseError: if another buffer uses the checkpoint root.
+          ValueError: If the name is empty or the configuration has another kind.
+          CheckpointError: If all checkpoints are damaged, or the newest belongs to a different buffer or configuration.
+          SpecMismatchError: If the spec does not match the checkpoint.
+          ResourceInUseError: If another buffer uses the checkpoint root.
         """
         self.config = BufferConfig(kind=self.kind or "advanced") if config is None else config
         if self.kind and self.config.kind != self.kind:
@@ -193,11 +193,11 @@ class ReplayBuffer:
           an episode that is too short to be stored.
 
         Raises:
-          SpecMismatchError: if an item does not match the structure, naming the item and the field.
-          TypeError: if an item, or a dict in it, is not a dict with string keys.
-          ValueError: if a field of the first item is not numeric, a priority or a `collect_iter` is out of its range, a
+          SpecMismatchError: If an item does not match the structure, naming the item and the field.
+          TypeError: If an item, or a dict in it, is not a dict with string keys.
+          ValueError: If a field of the first item is not numeric, a priority or a `collect_iter` is out of its range, a
             priority is so low that its power is rounded to 0, or the buffer is closed.
-          RateLimitedError: if the push would exceed `push_sample_rate_limit`.
+          RateLimitedError: If the push would exceed `push_sample_rate_limit`.
         """
         if isinstance(items, Mapping):
             raise TypeError("extend expects several items, got one dict; use append, or extend_columns for columns")
@@ -342,8 +342,8 @@ class ReplayBuffer:
           The number of ids whose elements are still there.
 
         Raises:
-          TypeError: if the info is neither a dict nor the info of a batch.
-          ValueError: if a priority is out of its range (see `extend`), there is not one per id, an id belongs to a
+          TypeError: If the info is neither a dict nor the info of a batch.
+          ValueError: If a priority is out of its range (see `extend`), there is not one per id, an id belongs to a
             different buffer, or a manager sampled the batch; nothing is changed then.
         """
         update = validation.read_update(self._holder, info, priority)
@@ -402,8 +402,8 @@ class ReplayBuffer:
           can share memory.
 
         Raises:
-          ValueError: if the buffer can never return this many, or a number is out of its range.
-          TypeError: if sample_range is not a slice.
+          ValueError: If the buffer can never return this many, or a number is out of its range.
+          TypeError: If sample_range is not a slice.
         """
         sample = self._sample(size, cur_learner_iter, sample_range)
         return None if isinstance(sample, SampleRefusal) else sample.to_dicts(self.name)
@@ -470,7 +470,7 @@ class ReplayBuffer:
           A dataset of `Batch`.
 
         Raises:
-          ValueError: if nothing was pushed and no spec was passed, or the buffer can never return this many.
+          ValueError: If nothing was pushed and no spec was passed, or the buffer can never return this many.
         """
         require_possible(self._holder, self.config, batch_size)
 
@@ -483,7 +483,7 @@ class ReplayBuffer:
         """Returns a batch of no elements, with the structure, dtypes and shapes of other batches.
 
         Raises:
-          ValueError: if nothing was pushed and no spec was passed.
+          ValueError: If nothing was pushed and no spec was passed.
         """
         return self.contents.make_empty_sample().to_batch()
 
@@ -520,8 +520,8 @@ class ReplayBuffer:
         `checkpoint_root` continues from the newest complete checkpoint, even if this process was killed.
 
         Raises:
-          ValueError: if the buffer has no `checkpoint_root`, or is closed.
-          StorageFullError: if the disk is full; earlier checkpoints are kept.
+          ValueError: If the buffer has no `checkpoint_root`, or is closed.
+          StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
         checkpoints = self.checkpoint_folder
         with self.snapshot_lock:
@@ -545,7 +545,7 @@ class ReplayBuffer:
         """Returns the whole state, elements included, as a dict of plain values and arrays.
 
         Raises:
-          ValueError: if the buffer is closed.
+          ValueError: If the buffer is closed.
         """
         with self.snapshot_lock:
             return self.snapshot().state()._asdict()
@@ -554,10 +554,10 @@ class ReplayBuffer:
         """Replaces the state by the result of `state_dict` of a buffer with the same name and configuration.
 
         Raises:
-          CheckpointError: if the state is damaged, or belongs to a different buffer or configuration; nothing is
+          CheckpointError: If the state is damaged, or belongs to a different buffer or configuration; nothing is
             changed then.
-          SpecMismatchError: if the buffer was created with another spec.
-          ValueError: if the buffer is closed.
+          SpecMismatchError: If the buffer was created with another spec.
+          ValueError: If the buffer is closed.
         """
         self.load(self.restore(state))
 
@@ -641,8 +641,8 @@ class SequenceReplayBuffer(ReplayBuffer):
           Their `replay_unique_id`s, in order.
 
         Raises:
-          ValueError: if the period is below 1.
-          SpecMismatchError: if columns have different lengths; see also `extend`.
+          ValueError: If the period is below 1.
+          SpecMismatchError: If columns have different lengths; see also `extend`.
         """
         require_count("period", period)
         numbers = self._add_sequences(episode, period, episode.get(PRIORITY), episode.get(COLLECT_ITER))

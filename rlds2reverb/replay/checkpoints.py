@@ -31,8 +31,8 @@ class CheckpointFolder:
         """Opens the directory, or creates it.
 
         Raises:
-          CheckpointError: if the directory holds anything else.
-          ResourceInUseError: if another buffer has it open.
+          CheckpointError: If the directory holds anything else.
+          ResourceInUseError: If another buffer has it open.
         """
         names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
         foreign = [name for name in names if not name.startswith(_PREFIX) and name != _LOCK]
@@ -61,7 +61,7 @@ class CheckpointFolder:
         """Writes a snapshot as the newest checkpoint, and returns its directory.
 
         Raises:
-          StorageFullError: if the disk is full; earlier checkpoints are kept.
+          StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
         try:
             earlier = self._folders.numbers()
@@ -79,7 +79,7 @@ class CheckpointFolder:
           require_match: function that raises if a header does not belong to the buffer.
 
         Raises:
-          CheckpointError: if all checkpoints are damaged.
+          CheckpointError: If all checkpoints are damaged.
         """
         numbers = self._folders.numbers()
         for number in reversed(numbers):

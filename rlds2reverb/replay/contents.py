@@ -221,7 +221,7 @@ class Contents:
         """Returns a sample of no elements, with the structure, dtypes and shapes of other samples.
 
         Raises:
-          ValueError: if there is no spec yet.
+          ValueError: If there is no spec yet.
         """
         if self.store is None:
             raise ValueError(f"{self.holder} has no elements yet; push first, or pass its spec")
@@ -250,7 +250,7 @@ class Contents:
         Elements that have reached the present `max_use`, and episodes shorter than the present `window`, are left out.
 
         Raises:
-          CheckpointError: if the state is damaged, or belongs to a different buffer or configuration.
+          CheckpointError: If the state is damaged, or belongs to a different buffer or configuration.
         """
         try:
             header, arrays = (state["header"], state["arrays"]) if isinstance(state, Mapping) else state

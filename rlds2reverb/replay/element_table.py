@@ -261,7 +261,7 @@ class ElementTable:
           window_counts: int64 `[max_size]`, only with `has_window_counts`.
 
         Raises:
-          ValueError: if an array has another length.
+          ValueError: If an array has another length.
         """
         size = min(next_number, self.max_size)
         alive, priorities, iters, uses = (np.asarray(state[name]) for name in _STATE_NAMES)

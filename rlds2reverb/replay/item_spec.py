@@ -80,9 +80,9 @@ class ItemSpec:
         """Returns the spec of items like an example, which is an item or a nest of specs (`ArraySpec` or TensorFlow's).
 
         Raises:
-          SpecMismatchError: if a field has no time axis, or a wrong length.
-          TypeError: if the example, or a dict in it, is not a dict with string keys.
-          ValueError: if there are no fields, or a field is neither bools nor numbers.
+          SpecMismatchError: If a field has no time axis, or a wrong length.
+          TypeError: If the example, or a dict in it, is not a dict with string keys.
+          ValueError: If there are no fields, or a field is neither bools nor numbers.
         """
         specs = _make_specs(get_fields(example))
         spec_leaves = leaves(specs)
@@ -132,8 +132,8 @@ class ItemSpec:
         """Converts items to rows, with lossless casts.
 
         Raises:
-          SpecMismatchError: naming the item, its field, what it is and what was expected.
-          TypeError: if an item is not a dict with string keys.
+          SpecMismatchError: Naming the item, its field, what it is and what was expected.
+          TypeError: If an item is not a dict with string keys.
         """
         columns: list[np.ndarray] = []
         lengths: list[list[int]] = []
@@ -161,8 +161,8 @@ class ItemSpec:
         """Converts stacked items, `[N, ...]` or `[N, T, ...]` with a time axis, to rows.
 
         Raises:
-          SpecMismatchError: naming the field; also if the columns have different numbers of items.
-          TypeError: if they are not a dict with string keys.
+          SpecMismatchError: Naming the field; also if the columns have different numbers of items.
+          TypeError: If they are not a dict with string keys.
         """
         fields, num_axes = get_fields(columns), 2 if self.has_time_axis else 1
         arrays: list[np.ndarray] = []
@@ -196,7 +196,7 @@ class ItemSpec:
         """Converts concatenated items to rows: columns `[R, ...]`, and the number of rows of each item.
 
         Raises:
-          SpecMismatchError: naming the field.
+          SpecMismatchError: Naming the field.
         """
         rows = replace(self, has_time_axis=False).convert_columns(columns, "steps")
         if len(rows.lengths) != lengths.sum():
@@ -303,7 +303,7 @@ def get_fields(item: Any) -> dict[str, Any]:
     """Returns the fields of an item, without the reserved keys.
 
     Raises:
-      TypeError: if it is not a mapping with string keys.
+      TypeError: If it is not a mapping with string keys.
     """
     if not isinstance(item, Mapping):
         raise TypeError(f"an item must be a dict of fields, such as {{'obs': array}}, got {type(item).__name__}")
@@ -375,7 +375,7 @@ def _map_values(function: Any, value: Any) -> Any:
     """Maps the leaves of a nest in which a list of numbers is a leaf.
 
     Raises:
-      TypeError: if a dict has keys that are not strings.
+      TypeError: If a dict has keys that are not strings.
     """
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):

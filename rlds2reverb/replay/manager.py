@@ -60,8 +60,8 @@ class BufferManager:
             so that checkpoints include it.
 
         Raises:
-          ValueError: if there is no buffer, a name cannot be the name of a directory, or the ratio is invalid.
-          CheckpointError: if all checkpoints of a buffer are damaged, or belong to a different buffer or configuration.
+          ValueError: If there is no buffer, a name cannot be the name of a directory, or the ratio is invalid.
+          CheckpointError: If all checkpoints of a buffer are damaged, or belong to a different buffer or configuration.
         """
         _require_names(configs)
         self.names = tuple(configs)
@@ -100,9 +100,9 @@ class BufferManager:
         """Appends one item (a mapping) or a list of items to a buffer, and returns their `replay_unique_id`s.
 
         Raises:
-          ValueError: if the name is unknown.
-          TypeError: if the data are neither an item nor a list.
-          SpecMismatchError: if an item does not match the structure of the buffer; none is stored then.
+          ValueError: If the name is unknown.
+          TypeError: If the data are neither an item nor a list.
+          SpecMismatchError: If an item does not match the structure of the buffer; none is stored then.
         """
         if isinstance(data, Mapping):
             return [self[buffer_name].append(data)]
@@ -146,7 +146,7 @@ class BufferManager:
           `sample_batch` explain; nothing is changed then except that stale items are removed.
 
         Raises:
-          ValueError: if a buffer is unknown, the ratio or a size is invalid, or a buffer in the ratio can never return
+          ValueError: If a buffer is unknown, the ratio or a size is invalid, or a buffer in the ratio can never return
             the whole batch.
         """
         if isinstance(batch_size, Mapping):
@@ -264,9 +264,9 @@ class BufferManager:
           A dataset of `Batch`, as `sample_batch` returns it.
 
         Raises:
-          ValueError: if a buffer is unknown, the ratio or the size is invalid, a share yields no item, or a buffer has
+          ValueError: If a buffer is unknown, the ratio or the size is invalid, a share yields no item, or a buffer has
             no elements yet.
-          SpecMismatchError: if the items of the buffers differ, naming the field.
+          SpecMismatchError: If the items of the buffers differ, naming the field.
         """
         require_count("batch_size", batch_size)
         _, counts = self._select_owners(batch_size, sample_ratio, True)
@@ -296,8 +296,8 @@ class BufferManager:
           priority: priorities that replace those in the info.
 
         Raises:
-          TypeError: if the info is neither a dict nor the info of a batch.
-          ValueError: if the buffer of an id is unknown, there are no ids, or a priority is invalid; nothing is changed
+          TypeError: If the info is neither a dict nor the info of a batch.
+          ValueError: If the buffer of an id is unknown, there are no ids, or a priority is invalid; nothing is changed
             then. A batch that was sampled from a buffer directly can be passed only to the `update` of that buffer.
         """
         update = validation.read_update("a manager", info, priority)
@@ -343,9 +343,9 @@ class BufferManager:
         """Replaces the states of all buffers, or of none, by the result of `state_dict`.
 
         Raises:
-          CheckpointError: if a state is damaged, or belongs to a different buffer or configuration; nothing is changed
+          CheckpointError: If a state is damaged, or belongs to a different buffer or configuration; nothing is changed
             then.
-          ValueError: if the names of the buffers differ; nothing is changed then.
+          ValueError: If the names of the buffers differ; nothing is changed then.
         """
         if set(state) != set(self.names):
             raise ValueError(f"the state must have the buffers {_join(self.names)}, got {_join(state)}")
@@ -366,8 +366,8 @@ class BufferManager:
         are one checkpoint behind.
 
         Raises:
-          ValueError: if there is no checkpoint root.
-          StorageFullError: see `ReplayBuffer.checkpoint`.
+          ValueError: If there is no checkpoint root.
+          StorageFullError: See `ReplayBuffer.checkpoint`.
         """
         if self._root is None:
             raise ValueError("the manager has no checkpoint_root; create it with one")

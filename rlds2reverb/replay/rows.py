@@ -34,7 +34,7 @@ class RowRing:
           mmap_dir: directory of the files; None for memory.
 
         Raises:
-          OSError: if there is not enough space in the directory.
+          OSError: If there is not enough space in the directory.
         """
         self.capacity, self._mmap_dir = capacity, mmap_dir
         #: Number of rows ever written.

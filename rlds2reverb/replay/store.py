@@ -45,7 +45,7 @@ class Store:
         """Restores the store that `arrays` was called on after `push_count` pushes.
 
         Raises:
-          KeyError, ValueError: if an array is missing or has another length.
+          KeyError, ValueError: If an array is missing or has another length.
         """
         num_written, capacity = (int(number) for number in arrays["ring"])
         store = cls(spec, max_size, mmap_dir, capacity=capacity)
@@ -69,7 +69,7 @@ class Store:
         """Changes to a wider spec.
 
         Raises:
-          SpecMismatchError: if a stored number would change; nothing is changed then.
+          SpecMismatchError: If a stored number would change; nothing is changed then.
         """
         dtypes = {}
         for index, (own, new) in enumerate(zip(self.spec.leaves, spec.leaves, strict=True)):

@@ -40,8 +40,8 @@ def read_item_options(items: Sequence[Any]) -> tuple[np.ndarray | None, np.ndarr
       which they were collected, int64 `[N]`, -1 if unknown.
 
     Raises:
-      TypeError: if an item is not a mapping.
-      ValueError: if a priority is not a finite number from 0 to 1e12, or an iteration is not an integer >= -1.
+      TypeError: If an item is not a mapping.
+      ValueError: If a priority is not a finite number from 0 to 1e12, or an iteration is not an integer >= -1.
     """
     if set(map(type, items)) != {dict}:
         for item in items:
@@ -158,8 +158,8 @@ def read_update(holder: str, info: Mapping[str, Any] | BatchInfo, priority: Any)
     """Returns the arguments of an update in a uniform type.
 
     Raises:
-      TypeError: if the info is neither a mapping nor the info of a batch.
-      ValueError: if there are no ids, or not one number as the priority of each id.
+      TypeError: If the info is neither a mapping nor the info of a batch.
+      ValueError: If there are no ids, or not one number as the priority of each id.
     """
     if isinstance(info, BatchInfo):
         info = info._asdict()
@@ -189,7 +189,7 @@ def read_ids(name: str, ids: Any) -> np.ndarray:
     """Returns element numbers, int64 `[M]`, for ids of a buffer: strings `NAME_NUMBER`, or integers.
 
     Raises:
-      ValueError: if one is not an id of the buffer.
+      ValueError: If one is not an id of the buffer.
     """
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
         return ids.reshape(-1).astype(np.int64)

@@ -141,9 +141,9 @@ def sample_dataset(
       Items of varying length are padded with zeros to the longest of the batch; see `info.mask`.
 
     Raises:
-      ServerUnavailableError: if no server answers in time.
-      SpecMismatchError: if the tables of several servers have different signatures.
-      ValueError: if the table does not exist or has no signature, only some of several tables sample at random, or a
+      ServerUnavailableError: If no server answers in time.
+      SpecMismatchError: If the tables of several servers have different signatures.
+      ValueError: If the table does not exist or has no signature, only some of several tables sample at random, or a
         number is out of its range.
     """
     require_count("batch_size", batch_size)

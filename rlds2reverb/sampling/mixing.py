@@ -55,9 +55,9 @@ def mixed_dataset(
       maximum there (or in its tables, with `min_priority`); it does not compensate for `weights`.
 
     Raises:
-      SpecMismatchError: if the items of the datasets differ, naming the field and both datasets.
-      TypeError: if a dataset is not a function.
-      ValueError: if the names in `weights` and `datasets` differ, the weights do not add up to 1, one is too small
+      SpecMismatchError: If the items of the datasets differ, naming the field and both datasets.
+      TypeError: If a dataset is not a function.
+      ValueError: If the names in `weights` and `datasets` differ, the weights do not add up to 1, one is too small
         for a single item, or a number is out of its range; and whatever a dataset raises.
     """
     require_count("prefetch", prefetch)
@@ -81,7 +81,7 @@ def allocate_items(batch_size: int, weights: Mapping[str, float]) -> dict[str, i
         count_i = floor(weight_i * B), plus one for the datasets with the largest weight_i * B - floor(weight_i * B)
 
     Raises:
-      ValueError: if a dataset gets no item, or the batch size is not an integer of at least 1.
+      ValueError: If a dataset gets no item, or the batch size is not an integer of at least 1.
     """
     require_count("batch_size", batch_size)
     counts = apportion(batch_size, weights.values())

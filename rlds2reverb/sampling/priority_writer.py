@@ -39,7 +39,7 @@ class PriorityWriter:
             in time while another one does. If None, an error is raised instead.
 
         Raises:
-          ValueError: if the timeout is out of its range, an address is invalid, or the names of tables and datasets
+          ValueError: If the timeout is out of its range, an address is invalid, or the names of tables and datasets
             differ.
         """
         require_timeout(timeout_secs)
@@ -77,9 +77,9 @@ class PriorityWriter:
           priorities: numbers `[B]`, finite and in [0, 1e12]; an item with priority 0 is never sampled again.
 
         Raises:
-          ValueError: if the numbers of priorities and items differ, a priority is out of its range, an item belongs to
+          ValueError: If the numbers of priorities and items differ, a priority is out of its range, an item belongs to
             an unknown server or dataset, or only one of the batch and this writer is mixed. Nothing is sent then.
-          ServerUnavailableError: if a server does not accept the priorities in time, or its connection breaks, and
+          ServerUnavailableError: If a server does not accept the priorities in time, or its connection breaks, and
             there is no `on_server_lost` or no other server.
         """
         keys, values = np.asarray(info.key, np.uint64), np.asarray(priorities, np.float64)

@@ -49,9 +49,9 @@ class ServerTables:
         """Queries all servers at the same time.
 
         Raises:
-          ServerUnavailableError: if none answers in time.
-          SpecMismatchError: if the tables have different signatures.
-          ValueError: if there is no server or a duplicate, the table or its signature is missing on one, or one samples
+          ServerUnavailableError: If none answers in time.
+          SpecMismatchError: If the tables have different signatures.
+          ValueError: If there is no server or a duplicate, the table or its signature is missing on one, or one samples
             at random and another in a fixed order.
         """
         clients = tuple(connect_all(servers))

@@ -27,7 +27,7 @@ def as_columns(nest: Any, where: str) -> Any:
       Arrays in native byte order: bool, integers, floats of at most 64 bits, or strings as objects.
 
     Raises:
-      SourceError: if a leaf is not such an array, or has no leading axis.
+      SourceError: If a leaf is not such an array, or has no leading axis.
     """
     if isinstance(nest, Mapping):
         return {name: as_columns(inner, f"{where}[{name!r}]") for name, inner in nest.items()}
@@ -52,7 +52,7 @@ def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarra
     """Returns a column of zeros and ones as bool `[T]`; a second axis of size 1 is dropped.
 
     Raises:
-      SourceError: if it has any other shape or contains any other value, naming the row.
+      SourceError: If it has any other shape or contains any other value, naming the row.
     """
     if column.shape[1:] not in ((), (1,)):
         raise SourceError(f"{where} must have one flag per row, got shape {column.shape}")
@@ -98,7 +98,7 @@ def make_log_episode(
       extras: additional columns `[T, ...]`.
 
     Raises:
-      SourceError: if rewards are not one number per row, there are no observations, or the columns do not match.
+      SourceError: If rewards are not one number per row, there are no observations, or the columns do not match.
     """
     rewards = require_log_columns(where, observations, actions, rewards=rewards, next_observations=next_observations)
     final = None

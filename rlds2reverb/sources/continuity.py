@@ -87,7 +87,7 @@ class ContinuityCheck:
         """Counts the discontinuities of an episode that has `num_rows` rows in the source.
 
         Raises:
-          SourceError: if more than `MAX_SHARE` of the source's rows are discontinuities.
+          SourceError: If more than `MAX_SHARE` of the source's rows are discontinuities.
         """
         self._num_read += num_rows
         if not episode.discontinuities:
@@ -100,7 +100,7 @@ class ContinuityCheck:
         """Checks the share again after all rows have been read.
 
         Raises:
-          SourceError: if more than `MAX_SHARE` of them are discontinuities.
+          SourceError: If more than `MAX_SHARE` of them are discontinuities.
         """
         self._require_few(self._num_read)
 

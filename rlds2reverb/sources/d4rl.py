@@ -95,7 +95,7 @@ def open_d4rl(
       limits: maximum sizes of the columns.
 
     Raises:
-      SourceError: if the file is refused (see `hdf5`), a column is missing, columns differ in length, there are no
+      SourceError: If the file is refused (see `hdf5`), a column is missing, columns differ in length, there are no
         rows, or flags are not 0 or 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
         rows are discontinuities.
     """
@@ -157,7 +157,7 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
     """Returns the data's own key for each of `KEYS` that it contains, and `infos/NAME` for each extra field.
 
     Raises:
-      SourceError: if there are `dones` instead of `terminals`, or an extra field has the name of a step field.
+      SourceError: If there are `dones` instead of `terminals`, or an extra field has the name of a step field.
     """
     require_new_names(extra_fields, where)
     available = set(available)

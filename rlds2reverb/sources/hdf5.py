@@ -49,7 +49,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Opens an HDF5 file for reading.
 
     Raises:
-      SourceError: if it is empty, truncated, or not an HDF5 file; inside the block, if HDF5 finds damage later.
+      SourceError: If it is empty, truncated, or not an HDF5 file; inside the block, if HDF5 finds damage later.
     """
     if not path.is_file():
         raise SourceError(f"{path.name} is not a regular file")
@@ -81,7 +81,7 @@ def open_column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.D
     """Returns the numeric dataset `name` of an open file, or None if there is none.
 
     Raises:
-      SourceError: if it is a link, is stored in other files, is not a numeric dataset, or exceeds a limit.
+      SourceError: If it is a link, is stored in other files, is not a numeric dataset, or exceeds a limit.
     """
     where = f"{Path(file.filename).name}: '{name}'"
     node: h5py.Group = file
@@ -105,7 +105,7 @@ def open_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
     """Returns the member `name` of a group, or None if it has no such member.
 
     Raises:
-      SourceError: if it is a link of any kind, cannot be opened, or has a type that NumPy does not support.
+      SourceError: If it is a link of any kind, cannot be opened, or has a type that NumPy does not support.
     """
     where = f"{Path(group.file.filename).name}: '{group.name.strip('/')}/{name}'".replace("'/", "'")
     link = group.get(name, getlink=True)
@@ -130,7 +130,7 @@ def list_names(group: h5py.Group) -> list[str]:
     """Returns the names of a group's members.
 
     Raises:
-      SourceError: if one is not UTF-8.
+      SourceError: If one is not UTF-8.
     """
     names = list(group)
     for name in names:

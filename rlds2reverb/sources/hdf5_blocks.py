@@ -40,7 +40,7 @@ def read_blocks(
       bounds: start and stop of each block; each block starts where the previous one stops.
 
     Raises:
-      OSError: if a chunk of an HDF5 file cannot be read or unpacked.
+      OSError: If a chunk of an HDF5 file cannot be read or unpacked.
     """
     readers = {name: _make_reader(column) for name, column in columns.items()}
     with ThreadPoolExecutor(1) as thread:

@@ -64,12 +64,12 @@ def load(
       A `Source`, an iterable of episodes.
 
     Raises:
-      FileNotFoundError: if the path does not exist, or the named dataset is not on this machine.
-      SourceError: if the data are damaged, hostile, or in none of these formats, or if `source` is the `HOST:PORT` of a
+      FileNotFoundError: If the path does not exist, or the named dataset is not on this machine.
+      SourceError: If the data are damaged, hostile, or in none of these formats, or if `source` is the `HOST:PORT` of a
         server; while iterating, also if more than 1 % of the rows do not continue in the next one (see
         `independent_rows`).
-      TypeError: if `source` is of any other type, such as a generator, which can be read only once.
-      ValueError: if the arguments contradict each other.
+      TypeError: If `source` is of any other type, such as a generator, which can be read only once.
+      ValueError: If the arguments contradict each other.
     """
     ends = d4rl.EpisodeEnds(max_episode_steps, split_at_discontinuity, independent_rows)
     opened = _open(source, split, extra_fields, ends, data_dir, download=download)

@@ -49,7 +49,7 @@ def from_episodes(
         `[T]` is set. Every row then requires a next observation. Logs are checked while they are read.
 
     Raises:
-      SourceError: if an episode is in neither form, or if `next_observations` does not match the observation of the
+      SourceError: If an episode is in neither form, or if `next_observations` does not match the observation of the
         next row in more than 1 % of the rows.
     """
     if independent_rows:
@@ -76,8 +76,8 @@ def from_function(
       independent_rows: see `from_episodes`.
 
     Raises:
-      TypeError: while iterating, if the function does not return an iterable.
-      SourceError: while iterating, as in `from_episodes`, or if the function returns the same iterator again.
+      TypeError: While iterating, if the function does not return an iterable.
+      SourceError: While iterating, as in `from_episodes`, or if the function returns the same iterator again.
     """
     last_iterator: Iterator[Any] | None = None
 

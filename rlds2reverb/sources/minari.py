@@ -51,9 +51,9 @@ def open_minari(location: str | Path, *, download: bool = False) -> Source:
       download: whether Minari may download a named dataset that is not on this machine.
 
     Raises:
-      SourceError: if `minari`, or for a download `huggingface_hub`, is not installed; if the dataset is damaged or
+      SourceError: If `minari`, or for a download `huggingface_hub`, is not installed; if the dataset is damaged or
         refers to other files.
-      FileNotFoundError: if a named dataset is missing and may not, or cannot, be downloaded.
+      FileNotFoundError: If a named dataset is missing and may not, or cannot, be downloaded.
     """
     if isinstance(location, str) and not download and not is_installed(location):
         raise FileNotFoundError(

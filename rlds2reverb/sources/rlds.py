@@ -38,7 +38,7 @@ def from_rlds_dataset(
     An episode without steps becomes an `Episode` of length 0, so that it can be reported.
 
     Raises:
-      SourceError: if there are no `steps`, or a step is missing a field; while iterating, if a record is damaged.
+      SourceError: If there are no `steps`, or a step is missing a field; while iterating, if a record is damaged.
     """
     _require_step_fields(name, dataset.element_spec)
     return Source(name, "rlds", lambda: _read_episodes(name, dataset), num_episodes=num_episodes)
@@ -94,7 +94,7 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
       split: name of a split, which may be sliced (`train[:10%]`).
 
     Raises:
-      SourceError: if a file is missing, truncated or hostile, the split is unknown, or steps are missing fields.
+      SourceError: If a file is missing, truncated or hostile, the split is unknown, or steps are missing fields.
     """
     require_shards(path, require_harmless(path), split)
     import tensorflow_datasets as tfds
@@ -118,8 +118,8 @@ def open_builder(
       download: whether TFDS may download and prepare a missing dataset.
 
     Raises:
-      SourceError: if the name is not a TFDS name, or matches several datasets; also as `open_directory`.
-      FileNotFoundError: if the dataset is missing and may not, or cannot, be downloaded.
+      SourceError: If the name is not a TFDS name, or matches several datasets; also as `open_directory`.
+      FileNotFoundError: If the dataset is missing and may not, or cannot, be downloaded.
     """
     if not _BUILDER_NAME.fullmatch(name) or ".." in name:
         raise SourceError(

@@ -33,7 +33,7 @@ def rlds_trajectory_spec(
     """Returns the spec of an RLDS dataset's trajectories, including `policy_info`.
 
     Raises:
-      ValueError: with TF-Agents' messages, if there are no steps or a field is missing.
+      ValueError: With TF-Agents' messages, if there are no steps or a field is missing.
     """
     step_spec = _make_step_spec(rlds_data, cast_floats)
     return trajectory_spec(step_spec, _make_policy_info_spec(step_spec, policy_info_fn))

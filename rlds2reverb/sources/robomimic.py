@@ -32,7 +32,7 @@ def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source
     The final observation of each episode is the last row of `next_obs`.
 
     Raises:
-      SourceError: if the file is refused (see `hdf5`) or a demonstration is missing a column.
+      SourceError: If the file is refused (see `hdf5`) or a demonstration is missing a column.
     """
     with hdf5.open_hdf5(path) as file:
         demos = _list_demos(file)

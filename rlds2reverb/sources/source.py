@@ -58,7 +58,7 @@ class Source:
         """The first episode that has steps; each access opens the dataset and closes it again.
 
         Raises:
-          SourceError: if no episode has steps.
+          SourceError: If no episode has steps.
         """
         episodes = self.read()
         with contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ class Source:
         """The shapes and dtypes of one step, taken from the first episode that has steps.
 
         Raises:
-          SourceError: if no episode has steps.
+          SourceError: If no episode has steps.
         """
         return make_step_spec(self.first_episode.steps)
 
@@ -90,8 +90,8 @@ class Source:
         An iteration that stops early keeps its file open until this dataset, and everything made from it, is deleted.
 
         Raises:
-          SourceError: if no episode has steps.
-          SpecMismatchError: while iterating (as `tf.errors.InvalidArgumentError`), if the fields, dtypes or shapes of
+          SourceError: If no episode has steps.
+          SpecMismatchError: While iterating (as `tf.errors.InvalidArgumentError`), if the fields, dtypes or shapes of
             an episode differ from those of the first.
         """
         import tensorflow as tf

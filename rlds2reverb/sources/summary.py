@@ -193,7 +193,7 @@ def summarize(
       on_episode: function called with each episode, to show progress.
 
     Raises:
-      SourceError: if the source cannot be read to its end.
+      SourceError: If the source cannot be read to its end.
     """
     counts = dict.fromkeys(_COUNTS, 0)
     first_discontinuity = ""

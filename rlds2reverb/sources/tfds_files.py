@@ -26,7 +26,7 @@ def require_harmless(path: Path) -> Any:
     """Checks `dataset_info.json` and `features.json` in a directory and returns the former as TFDS's message.
 
     Raises:
-      SourceError: if a file is missing, truncated or not in TFDS's format; if a name or a template points outside of
+      SourceError: If a file is missing, truncated or not in TFDS's format; if a name or a template points outside of
         the directory; if a class is not one of TFDS's features.
     """
     from tensorflow_datasets.core.proto import dataset_info_pb2, feature_pb2
