@@ -210,7 +210,7 @@ def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_pat
         capsys, "convert", path, "--independent-rows", "--max-episode-steps", 3, "--out", tmp_path / "other"
     )
     assert (
-        code == 1 and "independent_rows=True already ends an episode after each row; leave out max_episode_steps" in err
+        code == 1 and "--independent-rows already ends an episode after each row; leave out --max-episode-steps" in err
     )
 
 
@@ -561,7 +561,7 @@ def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_pat
     assert (code, out) == (0, "") and "checkpoint " in err
 
     code, _, err = wait_for(start("serve", "--checkpoint-root", root, "--max-size", 5))
-    assert code == 2 and "max_size of table 'replay' is 2147483647, the requested one 5" in err
+    assert code == 2 and "--max-size of table 'replay' is 2147483647, the requested one 5" in err
 
 
 def test_a_terminal_shows_a_status_line_while_tensorflow_loads(data, tmp_path):
