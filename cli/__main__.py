@@ -1,4 +1,4 @@
-"""`python -m rlds2reverb.cli`."""
+"""The entry point of `python -m rlds2reverb.cli`."""
 
 from . import main
 

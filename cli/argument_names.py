@@ -1,4 +1,4 @@
-"""Names the options of a command where a message of the library names Python arguments."""
+"""Replaces Python arguments in messages of the library by the options of a command."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import click
 
 #: `name=value`, where the value is a word, a number or a list.
 _WITH_VALUE = r"(?<![\w.\"'\[-])(?P<name>[a-z]\w*)=(?P<value>\[[^\]]*\]|[\w.]+)"
-#: A name of several words that is no key, path or call.
+#: A name of several words, such as `max_size`, that is not a key, a path or a call.
 _BARE = r"(?<![\w.\"'\[/-])(?P<bare>[a-z]+(?:_[a-z]+)+)(?![\w.\"'\]/(=])"
 _ARGUMENT = re.compile(f"{_WITH_VALUE}|{_BARE}")
 
 
 def name_options(message: str, command: click.Command | None) -> str:
-    """Returns a message in which arguments are named as options of a command: `--download` for `download=True`.
+    """Returns a message with options of a command in place of arguments: `--download` for `download=True`.
 
     Args:
       message: a message of the library.
       command: the running command; None leaves the message unchanged.
     """
-    parameters = [] if command is None else [each for each in command.params if isinstance(each, click.Option)]
-    options = {each.name: each.opts[0] for each in parameters}
+    parameters = command.params if command else []
+    options = {each.name: each.opts[0] for each in parameters if isinstance(each, click.Option)}
 
     def replace(match: re.Match[str]) -> str:
         name, value, bare = match.groups()
-        if (name or bare) not in options:
+        option = options.get(name or bare)
+        if option is None:
             return match[0]
-        return options[name or bare] if bare or value == "True" else f"{options[name]} {value}"
+        return option if bare or value == "True" else f"{option} {value}"
 
     return _ARGUMENT.sub(replace, message)

@@ -1,4 +1,4 @@
-"""Checks of option values on the command line, which fail under the option's name before TensorFlow is loaded."""
+"""Checks of option values, made before TensorFlow is loaded; an error names the option."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _require_priority(text: str) -> None:
 
 
 def parse_reward(text: str) -> Transform:
-    """Returns the reward transform for the name of a recipe or `scale:SCALE[:SHIFT]`.
+    """Returns the reward transform for the name of a recipe, or for `scale:SCALE[:SHIFT]`.
 
     Raises:
-      ValueError: If the text is neither.
+      ValueError: If the text is neither of these.
     """
     if text in REWARD_RECIPES:
         return REWARD_RECIPES[text]

@@ -26,7 +26,7 @@ from .options import (
     parameter_names,
     reading_options,
     require_item_options,
-    require_table_options,
+    require_server_options,
     require_unused,
     server_options,
     source_options,
@@ -84,7 +84,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     metavar="FILE",
     help="Write the statistics used in preprocessing (means, standard deviations, scales) to a JSON file.",
 )
-@click.option("--append", is_flag=True, help="With --serve: add to the items of the checkpoint.")
+@click.option("--append", is_flag=True, help="With --serve: add to the items that the checkpoint contains.")
 @item_options
 @click.option(
     "--stride",
@@ -99,7 +99,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     type=click.Choice(["none", "short", "tile"]),
     default="none",
     show_default=True,
-    help="Zero padding: short pads episodes that are shorter than an item; tile pads every episode so that an item "
+    help="Zero padding: 'short' pads episodes that are shorter than an item; 'tile' pads every episode so that an item "
     "starts at each step.",
 )
 @click.option(
@@ -123,7 +123,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     type=click.Choice(["error", "skip_episode", "keep"]),
     default="error",
     show_default=True,
-    help="Handling of invalid episodes; error writes nothing at all if there is one.",
+    help="Handling of invalid episodes; with 'error', nothing is written if any episode is invalid.",
 )
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted.")
 @click.option(
@@ -138,7 +138,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     type=click.Choice(["bulk", "reverb"]),
     default="bulk",
     show_default=True,
-    help="reverb: use Reverb's own writer, which is much slower and may store items twice if it is interrupted.",
+    help="'reverb' uses Reverb's own writer, which is much slower and may store items twice if it is interrupted.",
 )
 @click.option(
     "--key-seed",
@@ -180,8 +180,8 @@ def convert(
       rlds2reverb convert hopper_medium-v2.hdf5 --to host:8000 --n-step 3
 
     SRC is a dataset (see rlds2reverb --help). Pass exactly one destination: --out writes a directory that servers
-    start from, --to writes to a running server, and --serve starts a server and keeps it running. --out and --serve
-    create their tables as the table options say.
+    start from, --to writes to a running server, and --serve starts a server and keeps it running. The table options
+    define the tables that --out and --serve create.
 
     An item is what one sample from the table returns; by default it is a transition (two consecutive steps). To
     continue an interrupted conversion, run the same command again. Training needs no conversion: rlds2reverb train
@@ -196,7 +196,7 @@ def convert(
     if out:
         require_unused({"timeout", "writer", "force"}, "requires --to or --serve")
         _require_vacant(out)
-    require_table_options(options)
+    require_server_options(options)
     require_item_options(options)
     with raise_on_sigterm():
         source = open_source(options)
@@ -209,17 +209,17 @@ def convert(
                 if not append:
                     _require_empty(server)
                 _ingest(source, server.address, adder, options, as_json=as_json)
-                _save(statistics, save_statistics)
+                _save_statistics(save_statistics, statistics)
                 if server.has_checkpoints:
                     write_checkpoint(server)
                 serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
         else:
             _ingest(source, out or address, adder, options, as_json=as_json)
-            _save(statistics, save_statistics)
+            _save_statistics(save_statistics, statistics)
 
 
 def _require_vacant(out: Path) -> None:
-    """Raises `click.UsageError` if the path is taken by anything but an empty or a converted directory."""
+    """Raises `click.UsageError` unless the path is free, an empty directory or a converted one."""
     if not os.path.lexists(out) or directories.is_rlds2reverb_directory(out):
         return
     if not out.is_dir() or any(out.iterdir()):
@@ -237,7 +237,7 @@ def _require_empty(server: ReplayServer) -> None:
             )
 
 
-def _save(statistics: dict[str, Any], path: Path | None) -> None:
+def _save_statistics(path: Path | None, statistics: dict[str, Any]) -> None:
     if path:
         path.write_text(json.dumps(statistics, indent=1, allow_nan=False) + "\n")
 
@@ -247,19 +247,18 @@ def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.priorities import ByReturn
 
-    to_directory = isinstance(destination, Path)
-    existed = to_directory and destination.exists()
+    is_directory = isinstance(destination, Path)
+    existed = is_directory and destination.exists()
+    by_return = options["priority"] == "return"
     try:
         with output.StepProgress(source) as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
             report = ingest(
                 source,
                 destination,
-                table_configs(options) if to_directory else table_names(options),
+                table_configs(options) if is_directory else table_names(options),
                 adder=adder,
-                priority=ByReturn.from_episodes(source)
-                if options["priority"] == "return"
-                else float(options["priority"]),
+                priority=ByReturn.from_episodes(source) if by_return else float(options["priority"]),
                 on_invalid=options["on_invalid"],
                 resume=options["resume"],
                 layout=options["layout"],
@@ -284,17 +283,20 @@ def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict
 
 
 def _print(report: IngestReport, destination: Any, options: dict[str, Any], printed_warnings: Sequence[str]) -> None:
-    kind = f"windows of {output.count(options['sequence_length'], 'step')}"
-    if options["whole_episodes"]:
-        kind = "whole episodes"
-    elif options["n_step"] is not None:
-        kind = f"{options['n_step']}-step transitions"
-    elif options["sequence_length"] == 2:
-        kind = "transitions (2 steps each)"
     # The warnings of the source were printed when it was opened.
     facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in printed_warnings]
     facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
-    facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", kind))
+    facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", _describe_items(options)))
     if isinstance(destination, Path):
         facts.append(("next", f"rlds2reverb serve --data {destination}"))
     output.print_facts(f"{report.source} converted", facts)
+
+
+def _describe_items(options: dict[str, Any]) -> str:
+    if options["whole_episodes"]:
+        return "whole episodes"
+    if options["n_step"] is not None:
+        return f"{options['n_step']}-step transitions"
+    if options["sequence_length"] == 2:
+        return "transitions (2 steps each)"
+    return f"windows of {output.count(options['sequence_length'], 'step')}"

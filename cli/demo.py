@@ -1,4 +1,4 @@
-"""`rlds2reverb demo`: converts a D4RL file, trains on it, and compares every number with the file."""
+"""`rlds2reverb demo`: converts a D4RL file, compares the sampled items with the file, and trains on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BARS = "▁▂▃▄▅▆▇█"
     help="Number of batches of 256 transitions to read and train on.",
 )
 def demo(file: Path, num_batches: int) -> None:
-    """Write a D4RL file to Reverb, verify every item, and train on it.
+    """Write a D4RL file to Reverb, compare the items with the file, and train on them.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def demo(file: Path, num_batches: int) -> None:
     out.print()
     _print_result(rows, losses, time.perf_counter() - start)
     out.print("\nNext steps:")
-    out.print(f"  rlds2reverb inspect {output.plain(str(file))}")
+    out.print(f"  rlds2reverb inspect {output.escape_markup(str(file))}")
     out.print("  rlds2reverb train --help")
     out.print("  rlds2reverb convert --help")
 
@@ -85,7 +85,7 @@ def _print_dataset(out: Console, file: Path, source: Source) -> None:
     summary = summarize(source)
     ends = f"{summary.terminals:,} terminal, {summary.timeouts:,} truncated, {summary.unterminated:,} unterminated"
     mean, low, high = map(format_number, (summary.returns.mean, summary.returns.min, summary.returns.max))
-    out.print(f"\n[bold]1  Dataset[/]   {output.plain(file.name)}")
+    out.print(f"\n[bold]1  Dataset[/]   {output.escape_markup(file.name)}")
     out.print(f"   {summary.episodes:,} episodes ({ends}), {summary.transitions:,} transitions")
     out.print(f"   return {mean} on average, from {low} to {high}")
 
@@ -104,7 +104,7 @@ def _print_result(rows: _FileRows, losses: list[float], secs: float) -> None:
     )
     if not last < first:
         raise ValueError(
-            f"the loss must decrease, got {first:.4f} at the start and {last:.4f} at the end; use more --num-batches"
+            f"the loss must decrease, got {first:.4f} at the start and {last:.4f} at the end; increase --num-batches"
         )
 
 
@@ -130,16 +130,16 @@ def _sample_batches(address: str, num_batches: int) -> Iterator[Any]:
 
 
 class _FileRows:
-    """The rows of the file, read with h5py alone, to compare items with."""
+    """The rows of a D4RL file, read with h5py alone, for comparison with items."""
 
     def __init__(self, path: Path):
         with h5py.File(path) as file:
             observations, actions = file["observations"][:], file["actions"][:]
             rewards, terminals = file["rewards"][:].reshape(-1), file["terminals"][:].astype(bool)
-            following = file["next_observations"][:] if "next_observations" in file else _shift(observations, terminals)
+            has_next = "next_observations" in file
+            self._next = file["next_observations"][:] if has_next else _shift(observations, terminals)
         self._index: dict[bytes, list[int]] = {}
-        self._following = following
-        for row, key in enumerate(_keys(observations, actions, rewards)):
+        for row, key in enumerate(_make_keys(observations, actions, rewards)):
             self._index.setdefault(key, []).append(row)
         self._seen = np.zeros(len(rewards), bool)
         self.num_rows, self.num_compared = len(rewards), 0
@@ -153,12 +153,12 @@ class _FileRows:
     def require_equal(self, batch: Any) -> None:
         """Raises `ValueError` unless each item of a batch is a row of the file, with that row's next observation."""
         observation = batch.observation.numpy()
-        keys = _keys(observation[:, 0], batch.action.numpy()[:, 0], batch.reward.numpy()[:, 0])
-        for key, following in zip(keys, observation[:, 1], strict=True):
+        keys = _make_keys(observation[:, 0], batch.action.numpy()[:, 0], batch.reward.numpy()[:, 0])
+        for key, next_observation in zip(keys, observation[:, 1], strict=True):
             rows = self._index.get(key, [])
-            if not any(self._following[row].tobytes() == following.tobytes() for row in rows):
+            if not any(self._next[row].tobytes() == next_observation.tobytes() for row in rows):
                 raise ValueError(
-                    f"an item sampled from the table is not in the file; its next observation is {following}"
+                    f"an item sampled from the table is not in the file; its next observation is {next_observation}"
                 )
             self._seen[rows] = True
             self.num_compared += 1
@@ -166,16 +166,16 @@ class _FileRows:
 
 def _shift(observations: np.ndarray, terminals: np.ndarray) -> np.ndarray:
     """Returns the next observation of each row, which is 0 after a terminal row."""
-    following = np.concatenate([observations[1:], observations[:1] * 0])
-    return np.where(terminals.reshape(-1, 1), np.zeros_like(following), following)
+    shifted = np.concatenate([observations[1:], observations[:1] * 0])
+    return np.where(terminals.reshape(-1, 1), np.zeros_like(shifted), shifted)
 
 
-def _keys(observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> list[bytes]:
+def _make_keys(observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> list[bytes]:
     return [b"".join(part.tobytes() for part in row) for row in zip(observations, actions, rewards, strict=True)]
 
 
 def _import_agent() -> Callable[[Source], Callable[[Any], float]]:
-    """Imports TF-Agents; returns a function that builds an agent for a source and returns its training step."""
+    """Imports TF-Agents; returns a function that builds an agent for a source and returns the agent's training step."""
     with quiet_imports():
         import tensorflow as tf
         from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent

@@ -20,7 +20,7 @@ def is_rlds2reverb_directory(path: str | Path) -> bool:
 
 
 def describe(path: str, *, verify: bool) -> dict[str, Any]:
-    """Returns what such a directory contains, as plain values.
+    """Returns the tables, source, counts and sizes of such a directory as JSON values.
 
     Args:
       path: path of the directory.
@@ -43,14 +43,14 @@ def describe(path: str, *, verify: bool) -> dict[str, Any]:
         "source": data["run"]["source"][0] if "run" in data else None,
         "episodes": state.get("seen"),
         "items": state.get("items"),
-        "bytes": sum(path.stat().st_size for path in checkpoint.iterdir()) if checkpoint else 0,
+        "bytes": sum(file.stat().st_size for file in checkpoint.iterdir()) if checkpoint else 0,
         "memory_bytes": data.get("memory_bytes"),
         "checkpoint": checkpoint.name if checkpoint else None,
     }
 
 
-def facts(description: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the result of `describe` as names and values for people."""
+def make_facts(description: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the result of `describe` as names and values to print."""
     is_converted = bool(description["source"])
     rows = [("kind", "converted dataset" if is_converted else "checkpoints of a server")]
     if is_converted:
@@ -60,8 +60,8 @@ def facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         config = TableConfig.from_dict(table)
         is_limited = config.max_size is not None and config.max_size < MAX_ITEMS
         size = f"at most {config.max_size:,} items" if is_limited else "no limit on items"
-        options = f"sampler {config.sampler}, remover {config.remover}, rate limiter {config.rate_limiter}, {size}"
-        rows.append(("table", f"{config.name}: {options}"))
+        settings = f"sampler {config.sampler}, remover {config.remover}, rate limiter {config.rate_limiter}, {size}"
+        rows.append(("table", f"{config.name}: {settings}"))
     rows.append(("size", f"{format_bytes(description['bytes'])} on disk"))
     if description["memory_bytes"]:
         rows.append(("memory", f"about {format_bytes(description['memory_bytes'])} in the server"))

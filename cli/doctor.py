@@ -1,7 +1,7 @@
-"""`rlds2reverb doctor`: checks the installation and says how to fix it.
+"""`rlds2reverb doctor`: checks the installation and prints how to fix it.
 
-It must run even if other commands cannot, so it imports no module that needs TensorFlow or Reverb, and tries the
-libraries in a subprocess.
+The command must run even if others cannot. It therefore imports no module that requires TensorFlow or Reverb, and tries
+the libraries in a subprocess.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from .output import json_option
 from .quiet import status
 
 _MARKS = {"ok": "[green]ok    [/]", "note": "[yellow]note  [/]", "broken": "[red]broken[/]"}
-_LOCK_FILE = "or install the whole lock file in the checkout: pip install --no-deps -r requirements/py3{}.lock"
 
-#: For each trial, the name of its finding and the command that fixes the library.
+#: The name of the finding of each trial, and the command that repairs the library.
 _TRIALS = {
     "h5py": ("h5py works", "pip install --force-reinstall --no-deps h5py"),
     "tensorflow": ("TensorFlow works", "pip install 'tensorflow==2.15.1' 'numpy<2' 'ml-dtypes~=0.3.1'"),
@@ -41,15 +40,15 @@ class Finding:
     """The result of one check.
 
     Attributes:
-      what: name of the check.
+      name: name of the check.
       state: 'ok', 'note' or 'broken'.
-      seen: the result, such as a version.
-      fix: how to fix it; empty if there is nothing to fix.
+      result: the result, such as a version.
+      fix: the command or advice that fixes the problem; empty if there is none.
     """
 
-    what: str
+    name: str
     state: str
-    seen: str
+    result: str
     fix: str = ""
 
 
@@ -94,13 +93,11 @@ def doctor(port: int, quick: bool, timeout: float, as_json: bool) -> int:
         output.print_json({"healthy": not broken, "findings": [asdict(finding) for finding in findings]})
     elif broken:
         print(
-            f"\n{output.count(len(broken), 'problem')} found; run the commands above, "
-            f"{_LOCK_FILE.format(sys.version_info[1])}"
+            f"\n{output.count(len(broken), 'problem')} found; run the commands above, or install the whole lock file "
+            f"in the checkout: pip install --no-deps -r requirements/py3{sys.version_info[1]}.lock"
         )
     else:
-        print(
-            "\nno problems found" + (" (the libraries were not loaded; leave out --quick to try them)" if quick else "")
-        )
+        print("\nno problems found" + (" (libraries were not loaded; leave out --quick to try them)" if quick else ""))
     return 1 if broken else 0
 
 
@@ -124,21 +121,21 @@ def _run_checks(port: int, *, quick: bool, timeout_secs: float) -> Iterator[Find
 
 def _print_finding(finding: Finding) -> None:
     out = output.console()
-    seen = f"[bold]{output.plain(finding.what)}[/]: {output.plain(finding.seen)}"
-    out.print(f"{_MARKS[finding.state]}  {seen}", soft_wrap=True)
+    line = f"[bold]{output.escape_markup(finding.name)}[/]: {output.escape_markup(finding.result)}"
+    out.print(f"{_MARKS[finding.state]}  {line}", soft_wrap=True)
     if finding.fix:
-        out.print(f"        {output.plain(finding.fix)}", soft_wrap=True)
+        out.print(f"        {output.escape_markup(finding.fix)}", soft_wrap=True)
 
 
 def _check_python() -> Iterator[Finding]:
     version = platform.python_version()
     is_supported = sys.version_info[:2] in ((3, 10), (3, 11)) and sys.platform == "linux"
-    fix = "" if is_supported else "use Python 3.10 or 3.11 on Linux; dm-reverb 0.14.0 has no wheel for anything else"
+    fix = "" if is_supported else "use Python 3.10 or 3.11 on Linux; dm-reverb 0.14.0 has no wheels for anything else"
     yield Finding("python", "ok" if is_supported else "broken", f"{version} on {sys.platform}", fix)
 
 
 def _check_pins() -> Iterator[Finding]:
-    """Yields a finding per requirement of rlds2reverb, and one per violated requirement of another package."""
+    """Yields a finding per requirement of rlds2reverb, and one per violated requirement of its dependencies."""
     from .pins import installed_version, iterate_pins
 
     if installed_version("tensorflow") and installed_version("tensorflow-cpu"):
@@ -148,17 +145,19 @@ def _check_pins() -> Iterator[Finding]:
     optional = {"minari": "minari", "mujoco": "eval"}
     extras = frozenset(extra for name, extra in optional.items() if installed_version(name))
     for pin in iterate_pins("rlds2reverb", extras=extras):
-        is_direct = pin.needed_by.startswith("rlds2reverb ")
+        is_direct = pin.required_by.startswith("rlds2reverb ")
         num_indirect += not is_direct
         version = pin.version or "not installed"
-        if not pin.holds:
+        if not pin.is_satisfied:
             num_violated += not is_direct
-            seen = f"{version}; {pin.needed_by} requires {pin.specifier or 'it'}"
-            yield Finding(pin.name, "broken", seen, f"pip install '{pin.name}{pin.specifier}'")
+            result = f"{version}; {pin.required_by} requires {pin.specifier or 'it'}"
+            yield Finding(pin.name, "broken", result, f"pip install '{pin.name}{pin.specifier}'")
         elif is_direct:
             yield Finding(pin.name, "ok", version)
-    seen = f"{num_violated} of {num_indirect} violated, see above" if num_violated else f"all {num_indirect} satisfied"
-    yield Finding("indirect requirements", "note" if num_violated else "ok", seen)
+    result = f"all {num_indirect} satisfied"
+    if num_violated:
+        result = f"{num_violated} of {num_indirect} violated, see above"
+    yield Finding("indirect requirements", "note" if num_violated else "ok", result)
 
 
 def _check_minari() -> Iterator[Finding]:
@@ -166,10 +165,10 @@ def _check_minari() -> Iterator[Finding]:
 
     version, hub = installed_version("minari"), installed_version("huggingface-hub")
     fix = "" if version and hub else "pip install '.[minari]' in the checkout"
-    seen = version or "not installed; needed to read Minari datasets"
+    result = version or "not installed; needed to read Minari datasets"
     if version and not hub:
-        seen = f"{version} without huggingface-hub; needed to download Minari datasets"
-    yield Finding("minari (optional)", "note" if fix else "ok", seen, fix)
+        result = f"{version} without huggingface-hub; needed to download Minari datasets"
+    yield Finding("minari (optional)", "note" if fix else "ok", result, fix)
 
 
 def _check_evaluation() -> Iterator[Finding]:
@@ -177,38 +176,38 @@ def _check_evaluation() -> Iterator[Finding]:
 
     missing = [name for name in ("gymnasium", "mujoco") if not installed_version(name)]
     fix = "pip install '.[eval]' in the checkout" if missing else ""
-    seen = f"gymnasium {installed_version('gymnasium')}, mujoco {installed_version('mujoco')}"
+    result = f"gymnasium {installed_version('gymnasium')}, mujoco {installed_version('mujoco')}"
     if missing:
-        seen = f"{' and '.join(missing)} not installed; needed to evaluate policies"
-    yield Finding("evaluation (optional)", "note" if missing else "ok", seen, fix)
+        result = f"{' and '.join(missing)} not installed; needed to evaluate policies"
+    yield Finding("evaluation (optional)", "note" if missing else "ok", result, fix)
 
 
 def _try_libraries(timeout_secs: float) -> Iterator[Finding]:
     """Uses the libraries in a subprocess; after a crash, the remaining ones are tried in a new subprocess."""
-    left = list(_TRIALS)
-    while left:
+    names = list(_TRIALS)
+    while names:
         with status("using each library once"):
-            results, end, timed_out = _run_trials(left, timeout_secs)
-        for name, result in zip(left, results, strict=False):
-            yield _make_finding(name, result)
-        left = left[len(results) :]
-        if left:
-            yield _make_finding(left.pop(0), {"error": end})
+            outcomes, end, timed_out = _run_trials(names, timeout_secs)
+        for name, outcome in zip(names, outcomes, strict=False):
+            yield _make_finding(name, outcome)
+        names = names[len(outcomes) :]
+        if names:
+            yield _make_finding(names.pop(0), {"error": end})
         if timed_out:
-            for name in left:
+            for name in names:
                 yield _make_finding(name, {"error": "not tried, because the previous library timed out"})
             return
 
 
-def _make_finding(name: str, result: dict[str, str]) -> Finding:
-    what, fix = _TRIALS[name]
-    if "error" in result:
-        return Finding(what, "broken", result["error"], fix)
-    return Finding(what, "ok", result["seen"])
+def _make_finding(library: str, outcome: dict[str, str]) -> Finding:
+    name, fix = _TRIALS[library]
+    if "error" in outcome:
+        return Finding(name, "broken", outcome["error"], fix)
+    return Finding(name, "ok", outcome["result"])
 
 
 def _run_trials(names: list[str], timeout_secs: float) -> tuple[list[dict[str, str]], str, bool]:
-    """Tries libraries in a subprocess; returns their results, how it ended, and whether it timed out."""
+    """Tries libraries in a subprocess; returns their outcomes, how it ended, and whether it timed out."""
     command = [sys.executable, "-m", "rlds2reverb.cli.trials", *names]
     try:
         # Modules in the current directory must not shadow the installation.
@@ -218,11 +217,11 @@ def _run_trials(names: list[str], timeout_secs: float) -> tuple[list[dict[str, s
     except subprocess.TimeoutExpired as error:
         printed = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
         code, errors = None, ""
-    results = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    outcomes = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     end = f"took longer than {timeout_secs:g} s" if code is None else f"exited with code {code}"
     if code is not None and code < 0:
         end = f"crashed ({signal.Signals(-code).name})"
-    return results, end + (f": {errors.splitlines()[-1]}" if errors else ""), code is None
+    return outcomes, end + (f": {errors.splitlines()[-1]}" if errors else ""), code is None
 
 
 def _check_port(port: int) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlds2reverb.learners.evaluation import Evaluation, Evaluator
     from rlds2reverb.learners.run_directory import Run
 
-#: Training evaluates with seeds from 0 and selects the best policy by those episodes, so `eval` uses different ones.
+#: Training selects the best policy by episodes with seeds from 0, so `eval` uses different seeds.
 _FIRST_SEED = 1000
 _FOLDERS = {"last": "policy", "best": "best_policy"}
 
@@ -29,7 +29,7 @@ _FOLDERS = {"last": "policy", "best": "best_policy"}
     "--policy",
     type=click.Choice(list(_FOLDERS)),
     show_default="both",
-    help="Policy to evaluate: the last one, or the one that was best in training.",
+    help="Policy to evaluate: the last policy, or the best one during training.",
 )
 @click.option(
     "--episodes",
@@ -85,7 +85,7 @@ def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) ->
       rlds2reverb eval runs/iql --policy best --episodes 100 --d4rl-score
 
     RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote (then pass --env). The
-    best policy was selected in training, with other episodes than the ones here.
+    best policy was selected during training, on different episodes.
     """
     run, paths = _find_policies(folder, policy)
     environment = options["environment"] or (run.environment if run else None)
@@ -108,7 +108,7 @@ def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) ->
         )
         return
     range_text = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    print(output.printable(f"{folder}: {environment}, {output.count(len(seeds), 'episode')}, {range_text}"))
+    print(output.escape_controls(f"{folder}: {environment}, {output.count(len(seeds), 'episode')}, {range_text}"))
     print(_format_table(results, behaviour, references))
     for name, _, result in results:
         if result.num_clipped:
@@ -124,11 +124,11 @@ def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[s
         return None, {"policy": folder}
     run = load_run(folder)
     paths = {name: folder / subfolder for name, subfolder in _FOLDERS.items() if policy in (None, name)}
-    saved = {name: path for name, path in paths.items() if (path / "saved_model.pb").is_file()}
-    if not saved:
+    existing = {name: path for name, path in paths.items() if (path / "saved_model.pb").is_file()}
+    if not existing:
         missing = " or ".join(f"{path}/" for path in paths.values())
-        raise ValueError(f"{folder} does not contain {missing} yet; train writes policies when it ends or is stopped")
-    return run, saved
+        raise ValueError(f"there is no {missing} yet; train writes policies when it ends or is stopped")
+    return run, existing
 
 
 def _read_reference_returns(run: Run | None, environment: str, options: dict[str, Any]) -> tuple[float, float] | None:

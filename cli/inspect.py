@@ -43,7 +43,7 @@ _HEADINGS = {
     show_default=True,
     type=checks.seconds,
     metavar="SECONDS",
-    help="Server: maximum wait for its answer.",
+    help="Maximum wait for the answer of a server.",
 )
 @json_option
 def inspect(
@@ -58,7 +58,7 @@ def inspect(
       rlds2reverb inspect localhost:8000
 
     SRC is a dataset (see rlds2reverb --help), a directory that convert --out wrote, or HOST:PORT of a Reverb server. A
-    dataset is read once from end to end; rlds2reverb validate checks it for errors.
+    dataset is read once from end to end, but not checked for errors; use rlds2reverb validate for that.
     """
     src = options["source"]
     if server_address(src) is not None:
@@ -69,7 +69,7 @@ def inspect(
         if as_json:
             output.print_json(description)
         else:
-            output.print_facts(src, directories.facts(description))
+            output.print_facts(src, directories.make_facts(description))
         return
     source = open_source(options)
     with output.StepProgress(source) as progress:
@@ -82,7 +82,7 @@ def inspect(
     if as_json:
         output.print_json(summary.as_dict())
     else:
-        print(output.printable(str(summary)))
+        print(output.escape_controls(str(summary)))
 
 
 def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
@@ -92,25 +92,28 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     from rlds2reverb._server.clients import connect, table_infos
 
     infos = table_infos(connect(address), timeout_secs=timeout)
-    tables = [_table_facts(info) for _, info in sorted(infos.items())]
+    tables = [_describe_table(info) for _, info in sorted(infos.items())]
     if as_json:
         output.print_json({"server": address, "tables": tables})
         return
-    for number, facts in enumerate(tables):
+    for number, table in enumerate(tables):
         if number:
             print()
-        fields = facts.pop("signature")
-        if facts["max_size"] == MAX_ITEMS:
-            facts["max_size"] = "no limit"
-        facts["max_times_sampled"] = facts["max_times_sampled"] or "no limit"
-        rows = [
-            (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()
-        ]
-        rows += [("field", f"{name}  {spec}") for name, spec in (fields or {"any": "(no signature)"}).items()]
-        output.print_facts(f"table {facts['name']!r} of {address}", rows[1:])
+        output.print_facts(f"table {table['name']!r} of {address}", _make_facts(table))
 
 
-def _table_facts(info: Any) -> dict[str, Any]:
+def _make_facts(table: dict[str, Any]) -> list[tuple[str, str]]:
+    no_limit = {"max_size": MAX_ITEMS, "max_times_sampled": 0}
+    rows = []
+    for name, value in table.items():
+        if name not in ("name", "signature"):
+            text = f"{value:,}" if isinstance(value, int) else value
+            rows.append((name.replace("_", " "), "no limit" if value == no_limit.get(name) else text))
+    fields = table["signature"] or {"any": "(no signature)"}
+    return rows + [("field", f"{name}  {spec}") for name, spec in fields.items()]
+
+
+def _describe_table(info: Any) -> dict[str, Any]:
     limiter = info.rate_limiter_info
     signature = None
     if info.signature is not None:
@@ -119,8 +122,8 @@ def _table_facts(info: Any) -> dict[str, Any]:
         "name": info.name,
         "items": info.current_size,
         "max_size": info.max_size,
-        "sampler": _selector_text(info.sampler_options),
-        "remover": _selector_text(info.remover_options),
+        "sampler": _format_selector(info.sampler_options),
+        "remover": _format_selector(info.remover_options),
         "max_times_sampled": info.max_times_sampled,
         "min_size_to_sample": limiter.min_size_to_sample,
         "inserted": limiter.insert_stats.completed,
@@ -130,7 +133,7 @@ def _table_facts(info: Any) -> dict[str, Any]:
     }
 
 
-def _selector_text(options: Any) -> str:
+def _format_selector(options: Any) -> str:
     kind = options.WhichOneof("distribution")
     if kind == "prioritized":
         return f"prioritized:{options.prioritized.priority_exponent:g}"

@@ -29,10 +29,10 @@ from .quiet import silence_logs
 
 OK, USER_ERROR, INVALID_DATA, TEMPORARY_FAILURE, INTERRUPTED = 0, 1, 2, 75, 130
 
-#: Maximum time for the exit handlers of libraries.
+#: Maximum duration of the exit handlers of libraries.
 _CLEANUP_SECS = 3.0
 
-#: The module of each command, which contains a function of the same name as the module.
+#: The module of each command; the command's function has the name of its module.
 _MODULES = {
     "inspect": "inspect",
     "validate": "validate",
@@ -122,7 +122,7 @@ def _find_command(arguments: Sequence[str]) -> click.Command | None:
 
 
 def _explain(error: BaseException) -> tuple[int | None, str]:
-    """Returns the exit code of an error, or None if it is a bug in rlds2reverb, and the message for the user."""
+    """Returns the exit code of an error, or None for a bug in rlds2reverb, and the message for the user."""
     if isinstance(error, click.UsageError):
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
         return USER_ERROR, f"{error.format_message().rstrip('.')}{hint}"
@@ -147,7 +147,7 @@ def _explain(error: BaseException) -> tuple[int | None, str]:
 
 
 def main() -> None:
-    """Runs the console script. Skips destructors at exit, because that of a blocked Reverb writer never returns."""
+    """Runs the console script. Skips destructors at exit, because the one of a blocked Reverb writer never returns."""
     silence_logs()
     code = run()
     sys.stdout.flush()

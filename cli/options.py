@@ -211,13 +211,13 @@ item_options = _combine(
         default="columns",
         show_default=True,
         help="Storage of an item: one column per field, or all fields packed into one column, which halves memory and "
-        "samples faster but can only be read by rlds2reverb.sampling.",
+        "speeds up sampling, but requires rlds2reverb.sampling to read the items.",
     ),
 )
 
 
 def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
-    """Returns the names of the parameters that option decorators add, in their order."""
+    """Returns the names of the parameters that option decorators add, in order."""
 
     def command() -> None: ...
 
@@ -226,14 +226,14 @@ def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
     return [parameter.name for parameter in reversed(getattr(command, "__click_params__", []))]
 
 
-def require_table_options(options: dict[str, Any]) -> None:
+def require_server_options(options: dict[str, Any]) -> None:
     """Raises `click.UsageError` if --checkpoint-every was passed without --checkpoint-root."""
     if options["checkpoint_root"] is None:
         require_unused({"checkpoint_secs"}, "requires --checkpoint-root")
 
 
 def require_item_options(options: dict[str, Any]) -> None:
-    """Raises `click.UsageError` if options were passed that describe different kinds of items."""
+    """Raises `click.UsageError` if the options describe different kinds of items."""
     if options["n_step"] is None:
         require_unused({"gamma"}, "requires --n-step")
     if options["whole_episodes"]:
@@ -244,7 +244,7 @@ def require_item_options(options: dict[str, Any]) -> None:
 
 
 def make_adder(options: dict[str, Any]) -> EpisodeAdder:
-    """Returns the adder that the `item_options` describe; the other item options of `convert` are optional."""
+    """Returns the adder that the `item_options` and, if present, the other item options of `convert` describe."""
     from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 
     discount_source = options.get("discount_source", "product")
@@ -278,7 +278,7 @@ def open_source(options: dict[str, Any]) -> Source:
 
 
 def apply_transform_options(source: Source, options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
-    """Applies the `transform_options` in the order of `--help`; returns the source and the statistics they used."""
+    """Applies the `transform_options` in the order of `--help`; returns the source and the statistics used."""
     transforms: list[Transform] = []
     if options["drop_field"]:
         transforms.append(DropFields(options["drop_field"]))
@@ -296,7 +296,7 @@ def apply_transform_options(source: Source, options: dict[str, Any]) -> tuple[So
 
 
 def table_names(options: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the tables."""
+    """Returns the values of --table, or its default."""
     return tuple(options["table_names"]) or ("replay",)
 
 
@@ -323,13 +323,13 @@ def _stored_table_configs(data: Path, options: dict[str, Any]) -> list[TableConf
     names = [config.name for config in configs]
     if _is_on_command_line("table_names") and names != list(table_names(options)):
         raise click.UsageError(f"{data} contains the tables {', '.join(names)}; leave out --table")
-    # The server compares these with the stored ones, and names any option that differs.
+    # The server compares these values with the stored ones and rejects differences.
     changes = {name: value for name, value in _parse_table_options(options).items() if _is_on_command_line(name)}
     return [replace(config, **changes) for config in configs]
 
 
 def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
-    """Starts the server that the table and server options describe, from the directory `data` if there is one."""
+    """Starts the server that the table and server options describe, from the directory --data if it is set."""
     from rlds2reverb._server.replay_server import ReplayServer
 
     data = options.get("data")

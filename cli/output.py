@@ -48,7 +48,7 @@ def _replace_non_finite(value: Any) -> Any:
 
 def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
     """Prints a title and one line per name and value, with control characters escaped."""
-    print(printable(format_facts(title, facts)), flush=True)
+    print(escape_controls(format_facts(title, facts)), flush=True)
 
 
 def count(number: int, noun: str) -> str:
@@ -62,29 +62,29 @@ def say(sentence: str) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Prints a warning on stderr, with options named where the library names arguments."""
+    """Prints a warning on stderr, with arguments of the library replaced by options of the command."""
     context = click.get_current_context(silent=True)
     sentence = name_options(sentence, context.command if context else None)
-    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[yellow]warning:[/] {plain(sentence)}")
+    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[yellow]warning:[/] {escape_markup(sentence)}")
 
 
 def fail(sentence: str) -> None:
     """Prints an error on stderr."""
-    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[red]error:[/] {plain(sentence)}")
+    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[red]error:[/] {escape_markup(sentence)}")
 
 
-def plain(sentence: str) -> str:
-    """Returns text in which control characters and the markup of rich are escaped."""
-    return escape(printable(sentence))
+def escape_markup(sentence: str) -> str:
+    """Returns text with control characters and rich's markup escaped."""
+    return escape(escape_controls(sentence))
 
 
-def printable(text: str) -> str:
-    """Returns text in which control characters are escaped."""
+def escape_controls(text: str) -> str:
+    """Returns text with control characters other than newlines escaped."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 class StepProgress:
-    """Progress by stage: on a terminal a bar with rate and remaining time, elsewhere a plain line every few seconds."""
+    """Progress by stage: a bar with rate and remaining time on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, source: Source):
         self._rows, self._episodes = source.num_rows, source.num_episodes
@@ -115,18 +115,18 @@ class StepProgress:
             self._bars.stop()
 
     def __call__(self, stage: str, episode: Episode) -> None:
-        """Counts one more episode in a stage."""
+        """Counts an episode in a stage, and shows the progress."""
         now = time.monotonic()
         self._began.setdefault(stage, now)
         self._steps[stage] = self._steps.get(stage, 0) + episode.num_transitions
-        done = episode.index + 1 if self._rows is None else self._steps[stage]
+        completed = episode.index + 1 if self._rows is None else self._steps[stage]
         total = self._episodes if self._rows is None else self._rows
         rate = format_number(round(self._steps[stage] / max(now - self._began[stage], 1e-3)))
         if self._console.is_terminal:
             if stage not in self._tasks:
                 self._tasks[stage] = self._bars.add_task(stage, total=total, rate="")
-            self._bars.update(self._tasks[stage], completed=done, rate=rate)
+            self._bars.update(self._tasks[stage], completed=completed, rate=rate)
         elif now - self._last_line >= _SECS_BETWEEN_LINES:
             self._last_line = now
-            share = f", {100 * done / total:.0f} %" if total else ""
+            share = f", {100 * completed / total:.0f} %" if total else ""
             print(f"{stage}: {self._steps[stage]:,} steps{share}, {rate} steps/s", file=sys.stderr)

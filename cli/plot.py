@@ -53,8 +53,8 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
     standard deviation. Panels below the curves show the share of time spent waiting for data and, if they were
     logged, the priorities.
 
-    The printed table contains the mean ± standard deviation of the last five evaluations of each curve's runs, and
-    the best evaluation of each run, averaged over the runs.
+    The printed table shows, for each curve, the mean ± standard deviation of the last five evaluations of its runs,
+    and the mean of the best evaluation of each run.
     """
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"the file must end with .png, got '{out}'", param_hint="'--out'")
@@ -70,11 +70,11 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
         output.print_json({"out": str(out), "curves": [_as_dict(curve) for curve in curves]})
         return
     headings = ("curve", "runs", "steps", f"last five {curves[0].metric}s", "best")
-    print(output.printable(format_columns(headings, [_row(curve) for curve in curves])))
-    print(output.printable(f"\nwrote {out}"))
+    print(output.escape_controls(format_columns(headings, [_format_row(curve) for curve in curves])))
+    print(output.escape_controls(f"\nwrote {out}"))
 
 
-def _row(curve: Curve) -> tuple[str, ...]:
+def _format_row(curve: Curve) -> tuple[str, ...]:
     mean, std = curve.last
     return (
         curve.label,

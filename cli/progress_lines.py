@@ -1,4 +1,4 @@
-"""Progress lines of a training run."""
+"""Prints the progress of a training run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import sys
 
 
 class ProgressLines:
-    """Prints logged numbers on stderr: on a terminal one line that is overwritten, elsewhere a line per log."""
+    """Prints logged numbers on stderr: one line that is overwritten on a terminal, a line per log elsewhere.
+
+    Args:
+      num_iterations: total number of iterations of the run.
+      quiet: whether to print nothing.
+    """
 
     def __init__(self, num_iterations: int, *, quiet: bool):
-        """Starts without a score.
-
-        Args:
-          num_iterations: number of iterations of the whole run.
-          quiet: whether to print nothing at all.
-        """
         self._total, self._quiet, self._score = num_iterations, quiet, ""
 
     def __call__(self, done: int, numbers: dict[str, float]) -> None:
-        """Prints what was logged after `done` iterations: an evaluation, or losses and rates."""
+        """Prints the numbers logged after `done` iterations: an evaluation, or losses and rates."""
         if self._quiet:
             return
         if "evaluation/mean_return" in numbers:
@@ -27,12 +26,12 @@ class ProgressLines:
             self._show(f"{done:>9,} of {self._total:,}   {self._score}", keep=True)
             return
         rate = numbers.get("steps_per_sec", 0.0)
-        left = (self._total - done) / rate if rate else 0.0
         parts = [f"{done:>9,} of {self._total:,}", f"loss {numbers.get('loss', float('nan')):.4g}"]
         if rate:
             parts += [f"{rate:,.0f} steps/s", f"data wait {numbers['data_wait_share']:.0%}"]
         if rate and done < self._total:
-            parts.append(f"{left:.0f} s left" if left < 60 else f"{left / 60:.1f} min left")
+            secs = (self._total - done) / rate
+            parts.append(f"{secs:.0f} s left" if secs < 60 else f"{secs / 60:.1f} min left")
         if self._score and sys.stderr.isatty():  # Elsewhere the score is on a previous line.
             parts.insert(2, self._score)
         self._show("   ".join(parts), keep=False)

@@ -16,9 +16,9 @@ from rlds2reverb import _logs
 
 
 def silence_logs() -> None:
-    """Drops Python warnings and log lines of other libraries, unless `RLDS2REVERB_LOG=1` is set.
+    """Hides Python warnings and log lines of other libraries, unless `RLDS2REVERB_LOG=1` is set.
 
-    Log lines of their native code are off already: see `rlds2reverb._logs`.
+    `rlds2reverb._logs` has already disabled the log lines of their native code.
     """
     if _logs.library_logs_enabled():
         return
@@ -32,7 +32,7 @@ def silence_logs() -> None:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Hides what packages print on stderr and what they warn about while they are imported."""
+    """Hides the warnings of packages and their output on stderr while they are imported."""
     if _logs.library_logs_enabled():
         yield
         return

@@ -24,7 +24,7 @@ from .options import (
     parameter_names,
     reading_options,
     require_item_options,
-    require_table_options,
+    require_server_options,
     require_unused,
     server_options,
     start_server,
@@ -63,8 +63,8 @@ _HEADINGS = {
     "--signature-from",
     "source",
     metavar="SRC",
-    help="Dataset whose items define the tables' signature; the options below describe them as in convert. Without a "
-    "signature a table accepts items of any shape.",
+    help="Dataset whose items define the tables' signature; the following options define the items, as in convert. "
+    "Without a signature, a table accepts items of any shape.",
 )
 @item_options
 @cast_floats_option
@@ -84,10 +84,10 @@ def serve(cast_floats: bool, **options: Any) -> None:
 
     Reverb listens on all network interfaces without authentication: keep the port behind a firewall.
     """
-    require_table_options(options)
+    require_server_options(options)
     require_item_options(options)
     if options["data"] and options["source"]:
-        raise click.UsageError("pass --data or --signature-from, not both: converted data contain their signature")
+        raise click.UsageError("pass --data or --signature-from, not both; converted data contain their signature")
     if not options["data"]:
         require_unused({"force"}, "requires --data")
     if not options["source"]:
@@ -100,7 +100,7 @@ def serve(cast_floats: bool, **options: Any) -> None:
 
 
 def _report_data(data: Path, checkpoint_root: Path | None) -> None:
-    """Prints how much memory the data need, and whether a checkpoint is served instead of them."""
+    """Prints how much memory the data need, and whether a checkpoint is served instead of the data."""
     from rlds2reverb._server.checkpoint_root import CheckpointRoot
     from rlds2reverb._server.replay_server import read_tables
 
@@ -151,27 +151,27 @@ def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = Non
 
 
 def _wait_for_signal(signals: list[int], secs: float | None) -> bool:
-    """Waits at most `secs` for a signal; returns whether one arrived, and clears the list."""
+    """Waits for a signal, at most `secs`; returns whether one arrived, and clears the list."""
     end = math.inf if secs is None else time.monotonic() + secs
-    while not signals and (left := end - time.monotonic()) > 0:
-        time.sleep(min(left, _MAX_SLEEP_SECS))
+    while not signals and (remaining := end - time.monotonic()) > 0:
+        time.sleep(min(remaining, _MAX_SLEEP_SECS))
     has_arrived = bool(signals)
     signals.clear()
     return has_arrived
 
 
 def write_checkpoint(server: ReplayServer) -> None:
-    """Writes a checkpoint; a failure is only reported, since a later checkpoint may succeed."""
+    """Writes a checkpoint; prints a warning if it fails, because a later checkpoint may succeed."""
     from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 
     try:
         output.say(f"checkpoint {server.checkpoint()}")
     except (CheckpointError, ServerUnavailableError, StorageFullError) as error:
-        output.warn(f"no checkpoint: {_message(error)}")
+        output.warn(f"no checkpoint: {_describe_error(error)}")
 
 
 def _write_last_checkpoint(server: ReplayServer, signals: list[int]) -> None:
-    """Writes the last checkpoint, and tries again until there is space; a signal ends the attempts."""
+    """Writes the last checkpoint, and retries after failures until a signal arrives."""
     from rlds2reverb.errors import CheckpointError, StorageFullError
 
     is_reported = False
@@ -182,7 +182,7 @@ def _write_last_checkpoint(server: ReplayServer, signals: list[int]) -> None:
         except (CheckpointError, StorageFullError) as error:
             if not is_reported:
                 output.warn(
-                    f"{_message(error)}. All items are still in memory, and rlds2reverb tries again every "
+                    f"{_describe_error(error)}. All items are still in memory, and rlds2reverb tries again every "
                     f"{_RETRY_SECS:g} s; Ctrl-C or SIGTERM stops the server without a checkpoint"
                 )
                 is_reported = True
@@ -190,5 +190,5 @@ def _write_last_checkpoint(server: ReplayServer, signals: list[int]) -> None:
                 raise
 
 
-def _message(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

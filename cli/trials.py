@@ -1,4 +1,4 @@
-"""Trials that use each library once. `doctor` runs them in a subprocess, so that a crash becomes a finding.
+"""Trials that use each library once. `doctor` runs them in a subprocess, so that it can report a crash.
 
 python -m rlds2reverb.cli.trials h5py reverb
 """
@@ -52,7 +52,7 @@ def try_tf_agents() -> str:
 
 
 def try_tfds() -> str:
-    """Loads the builders of datasets, and what they need to prepare one."""
+    """Imports TFDS, and the package that it needs to prepare datasets."""
     import importlib_resources
     import tensorflow_datasets as tfds
 
@@ -79,13 +79,13 @@ TRIALS: dict[str, Callable[[], str]] = {
 
 
 def main(names: Sequence[str]) -> None:
-    """Prints one line of JSON per trial as soon as it ends: `{"seen": ...}` or `{"error": ...}`."""
+    """Prints one line of JSON per trial as soon as it ends: `{"result": ...}` or `{"error": ...}`."""
     for name in names:
         try:
-            result = {"seen": TRIALS[name]()}
+            outcome = {"result": TRIALS[name]()}
         except Exception as error:  # A broken installation may raise anything.
-            result = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(result), flush=True)
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(outcome), flush=True)
     os._exit(0)  # Skips destructors, which could crash after successful trials.
 
 

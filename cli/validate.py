@@ -12,6 +12,7 @@ from rlds2reverb.errors import CheckpointError, Problem, SourceError
 from rlds2reverb.specs import Nest
 
 from . import checks, directories, output
+from .main import INVALID_DATA, OK
 from .options import (
     GroupedCommand,
     apply_transform_options,
@@ -23,14 +24,12 @@ from .options import (
 )
 from .output import json_option
 
-INVALID = 2
-
 _HEADINGS = {"Input": parameter_names(reading_options), "Preprocessing": parameter_names(transform_options)}
 
 
 @dataclass
 class _Findings:
-    """Counts, problems and other findings about one dataset."""
+    """The counts, problems and notes of one dataset."""
 
     max_problems: int
     problems: list[Problem] = field(default_factory=list)
@@ -43,7 +42,7 @@ class _Findings:
     first_discontinuity: str = ""
     warnings: tuple[str, ...] = ()
     transform_notes: tuple[str, ...] = ()
-    #: The reason why the dataset could not be read to the end.
+    #: The reason that the dataset could not be read to the end, if any.
     source_error: str | None = None
 
     def add(self, episode: Episode, step_spec: Nest) -> None:
@@ -60,7 +59,7 @@ class _Findings:
 
     @property
     def notes(self) -> list[str]:
-        """The notes about the dataset."""
+        """The notes on lost data and on transforms."""
         notes = make_notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
         return [*notes, *self.transform_notes]
 
@@ -78,7 +77,7 @@ class _Findings:
 )
 @json_option
 def validate(as_json: bool, max_problems: int, **options: Any) -> int:
-    """Check every episode of a dataset and list what is wrong.
+    """Check every episode of a dataset and list the problems.
 
     \b
     Examples:
@@ -86,11 +85,11 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
       rlds2reverb validate lift_ph.hdf5 --cut-at-terminal
       rlds2reverb validate hopper/
 
-    Each problem names its episode, step and field. Warnings concern the dataset as a whole. Notes name what is valid
-    but lost in conversion, such as transitions whose next observation is missing. If SRC is a directory that convert
-    --out wrote, its files are compared with their checksums instead.
+    Each problem names its episode, step and field. Warnings concern the dataset as a whole. Notes report valid data
+    that conversion loses, such as transitions without a next observation. If SRC is a directory that convert --out
+    wrote, its files are compared with their checksums instead.
 
-    The exit code is 2 if there is any problem, else 0.
+    The exit code is 2 if there is a problem, else 0.
     """
     if directories.is_rlds2reverb_directory(options["source"]):
         return _validate_directory(options["source"], as_json=as_json)
@@ -99,7 +98,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
         _print_json(options["source"], findings)
     else:
         _print(options["source"], findings)
-    return INVALID if findings.num_problems else 0
+    return INVALID_DATA if findings.num_problems else OK
 
 
 def _check(options: dict[str, Any], max_problems: int) -> _Findings:
@@ -149,27 +148,27 @@ def _print(source: str, findings: _Findings) -> None:
         notes.insert(0, f"{episodes} {verb} without a terminal or a timeout; treated as truncated")
     for note in notes:
         print(f"note: {note}")
-    counts = [output.count(findings.episodes, "episode"), output.count(findings.steps, "step")]
-    counts.append(output.count(findings.num_problems, "problem"))
-    counts += [
-        output.count(len(texts), noun) for noun, texts in (("warning", findings.warnings), ("note", notes)) if texts
-    ]
+    counts = {"episode": findings.episodes, "step": findings.steps, "problem": findings.num_problems}
+    optional = {"warning": len(findings.warnings), "note": len(notes)}
+    counts.update({noun: number for noun, number in optional.items() if number})
     verdict = "INVALID" if findings.num_problems else "valid, with notes" if notes else "valid"
-    print(f"{source}: {verdict} ({', '.join(counts)})")
+    print(f"{source}: {verdict} ({', '.join(output.count(number, noun) for noun, number in counts.items())})")
 
 
 def _validate_directory(path: str, *, as_json: bool) -> int:
     """Compares the files of a converted directory with their sha256 checksums, and prints what it contains."""
-    error_text, description = "", {}
+    error_message, description = "", {}
     try:
         description = directories.describe(path, verify=True)
     except CheckpointError as error:
-        error_text = str(error)
+        error_message = str(error)
     if as_json:
-        output.print_json({"source": path, "valid": not error_text, "source_error": error_text or None, **description})
-    elif error_text:
-        output.fail(error_text)
+        output.print_json(
+            {"source": path, "valid": not error_message, "source_error": error_message or None, **description}
+        )
+    elif error_message:
+        output.fail(error_message)
         print(f"{path}: INVALID")
     else:
-        output.print_facts(f"{path}: valid, all checksums match", directories.facts(description))
-    return INVALID if error_text else 0
+        output.print_facts(f"{path}: valid, all checksums match", directories.make_facts(description))
+    return INVALID_DATA if error_message else OK

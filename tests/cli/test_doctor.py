@@ -14,7 +14,7 @@ def doctor(capsys, *arguments):
     code = run(["doctor", "--json", *arguments])
     report = json.loads(capsys.readouterr().out)
     assert report["healthy"] == (code == 0)
-    return code, {finding["what"]: finding for finding in report["findings"]}
+    return code, {finding["name"]: finding for finding in report["findings"]}
 
 
 def distribution(folder, name, version, *requires):
@@ -28,9 +28,9 @@ def distribution(folder, name, version, *requires):
 def test_doctor_finds_no_problem_in_this_installation(capsys):
     code, findings = doctor(capsys)
     assert code == 0, findings
-    assert findings["Reverb works"]["seen"] == "wrote an item to a server and read it back"
-    assert {what for what, _ in _TRIALS.values()} <= set(findings)
-    assert "without authentication" in findings["exposure"]["seen"] and findings["exposure"]["fix"]
+    assert findings["Reverb works"]["result"] == "wrote an item to a server and read it back"
+    assert {name for name, _ in _TRIALS.values()} <= set(findings)
+    assert "without authentication" in findings["exposure"]["result"] and findings["exposure"]["fix"]
 
 
 def test_violated_requirements_are_reported_with_a_fix(capsys, monkeypatch):
@@ -38,7 +38,7 @@ def test_violated_requirements_are_reported_with_a_fix(capsys, monkeypatch):
     versions = {"tensorflow-metadata": "1.18.0", "dm-tree": None}
     monkeypatch.setattr(pins, "installed_version", lambda name: versions.get(name, real(name)))
     code, findings = doctor(capsys, "--quick")
-    broken = {what: finding["fix"] for what, finding in findings.items() if finding["state"] == "broken"}
+    broken = {name: finding["fix"] for name, finding in findings.items() if finding["state"] == "broken"}
     assert code == 1
     assert broken == {
         "tensorflow-metadata": "pip install 'tensorflow-metadata<1.18,>=1.15'",
@@ -52,13 +52,13 @@ def test_violated_requirements_are_reported_with_a_fix(capsys, monkeypatch):
 
 
 def test_a_missing_extra_is_a_note_with_a_fix(capsys, monkeypatch):
-    assert doctor(capsys, "--quick")[1]["evaluation (optional)"]["seen"].startswith("gymnasium 1.3.0, mujoco 3.")
+    assert doctor(capsys, "--quick")[1]["evaluation (optional)"]["result"].startswith("gymnasium 1.3.0, mujoco 3.")
     real = pins.installed_version
     monkeypatch.setattr(pins, "installed_version", lambda name: None if name == "mujoco" else real(name))
     code, findings = doctor(capsys, "--quick")
     evaluation = findings["evaluation (optional)"]
     assert code == 0 and evaluation["state"] == "note" and evaluation["fix"].startswith("pip install '.[eval]'")
-    assert evaluation["seen"].startswith("mujoco not installed")
+    assert evaluation["result"].startswith("mujoco not installed")
 
 
 def test_violated_requirements_of_dependencies_are_reported(capsys, monkeypatch, tmp_path):
@@ -66,10 +66,10 @@ def test_violated_requirements_of_dependencies_are_reported(capsys, monkeypatch,
     distribution(tmp_path, "ml_dtypes", "0.5.4")  # The version that current JAX releases install.
     monkeypatch.syspath_prepend(tmp_path)
     code, findings = doctor(capsys, "--quick")
-    broken = {what: finding for what, finding in findings.items() if finding["state"] == "broken"}
+    broken = {name: finding for name, finding in findings.items() if finding["state"] == "broken"}
     assert code == 1 and {"typing-extensions", "ml-dtypes"} == set(broken)
-    assert broken["typing-extensions"]["seen"] == "4.12.2; tf-agents 0.19.0 requires ==4.5.0"
-    assert findings["indirect requirements"]["seen"].startswith("2 of ")
+    assert broken["typing-extensions"]["result"] == "4.12.2; tf-agents 0.19.0 requires ==4.5.0"
+    assert findings["indirect requirements"]["result"].startswith("2 of ")
     assert broken["typing-extensions"]["fix"] == "pip install 'typing-extensions==4.5.0'"
 
 
@@ -80,13 +80,13 @@ def test_extras_and_markers_are_followed_as_by_an_installer(monkeypatch, tmp_pat
     distribution(tmp_path, "also", "1")
     monkeypatch.syspath_prepend(tmp_path)
     requirements = list(pins.iterate_pins("root", extras=frozenset({"given"})))
-    assert [(pin.name, pin.specifier, pin.version, pin.holds) for pin in requirements] == [
+    assert [(pin.name, pin.specifier, pin.version, pin.is_satisfied) for pin in requirements] == [
         ("left", "", "2", True),
         ("also", "", "1", True),
         ("deep", ">=5", "4", False),
         ("root", "", "1", True),
     ]
-    assert requirements[2].needed_by == "left 2"
+    assert requirements[2].required_by == "left 2"
 
 
 BROKEN_LIBRARIES = {
@@ -98,7 +98,7 @@ BROKEN_LIBRARIES = {
 
 @pytest.mark.parametrize("name", BROKEN_LIBRARIES)
 def test_the_report_is_complete_when_a_library_is_broken(name, tmp_path):
-    module, source, seen = BROKEN_LIBRARIES[name]
+    module, source, error = BROKEN_LIBRARIES[name]
     (tmp_path / module).mkdir()
     (tmp_path / module / "__init__.py").write_text(source)
     process = subprocess.run(
@@ -107,10 +107,10 @@ def test_the_report_is_complete_when_a_library_is_broken(name, tmp_path):
         text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    findings = {finding["what"]: finding for finding in json.loads(process.stdout)["findings"]}
+    findings = {finding["name"]: finding for finding in json.loads(process.stdout)["findings"]}
     assert process.returncode == 1 and process.stderr == ""
-    assert {what for what, _ in _TRIALS.values()} | {"python", "indirect requirements", "exposure"} <= set(findings)
-    assert seen in findings["TensorFlow works"]["seen"] and findings["TensorFlow works"]["fix"]
+    assert {name for name, _ in _TRIALS.values()} | {"python", "indirect requirements", "exposure"} <= set(findings)
+    assert error in findings["TensorFlow works"]["result"] and findings["TensorFlow works"]["fix"]
     assert findings["Reverb works"]["state"] == "broken"
 
 

@@ -92,9 +92,9 @@ def test_invalid_runs_are_rejected(trained, tmp_path, capsys):
     assert code == 1 and "must be the run_dir of a training run" in err
     (tmp_path / "config.json").write_text("{}")
     code, _, err = call(capsys, tmp_path)
-    assert code == 1 and f"does not contain {tmp_path}/policy/ or {tmp_path}/best_policy/ yet" in err
+    assert code == 1 and f"there is no {tmp_path}/policy/ or {tmp_path}/best_policy/ yet" in err
     code, _, err = call(capsys, tmp_path, "--policy", "best")
-    assert code == 1 and f"does not contain {tmp_path}/best_policy/ yet" in err
+    assert code == 1 and f"there is no {tmp_path}/best_policy/ yet" in err
     code, _, err = call(capsys, trained, "--env", "Pendulumm-v1")
     assert code == 1 and "Gymnasium has no environment 'Pendulumm-v1'" in err
     (tmp_path / "config.json").write_text("{")
