@@ -1,1 +1,1 @@
-"""A Reverb server: start it, ask it, wait for it, and its checkpoint directory."""
+"""Reverb servers: starting them, connecting to them, and their checkpoints."""

@@ -21,32 +21,33 @@ _BLOCK_BYTES = 1 << 20
 def require_consistent(checkpoint: Path) -> None:
     """Reads every record of a checkpoint, and checks that its tables, items and chunks agree.
 
-    A table's message counts insertions and deletions: their difference is its number of items. Each item needs all
-    chunks that its columns refer to. Files are TFRecords, either plain or compressed with zlib as Reverb does.
+    The number of items of a table must be the difference between its counts of insertions and deletions. Each item
+    needs all chunks that its columns refer to. Files are TFRecords, either plain or compressed with zlib as by Reverb.
 
     Raises:
       CheckpointError: Naming the first unreadable file, or the first incomplete table or item.
     """
-    expected: dict[str, int] = {}
-    for table in _messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint):
-        expected[table.table_name] = table.rate_limiter.insert_count - table.rate_limiter.delete_count
+    expected = {
+        table.table_name: table.rate_limiter.insert_count - table.rate_limiter.delete_count
+        for table in _messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint)
+    }
     chunks = {chunk.chunk_key for chunk in _messages(checkpoint / "chunks.tfrecord", ChunkData)}
-    found: Counter[str] = Counter()
+    num_items: Counter[str] = Counter()
     keys: set[tuple[str, int]] = set()
     for item in _messages(checkpoint / "items.tfrecord", PrioritizedItem):
-        found[item.table] += 1
+        num_items[item.table] += 1
         keys.add((item.table, item.key))
         if any(part.chunk_key not in chunks for column in item.flat_trajectory.columns for part in column.chunk_slices):
             raise CheckpointError(
                 f"{checkpoint} is damaged: item {item.key} of table {item.table!r} refers to a missing chunk"
             )
-    for name in sorted({*expected, *found}):
-        if expected.get(name, 0) != found[name]:
+    for name in sorted({*expected, *num_items}):
+        if expected.get(name, 0) != num_items[name]:
             raise CheckpointError(
                 f"{checkpoint} is damaged: table {name!r} should have {expected.get(name, 0):,} items, "
-                f"but has {found[name]:,}"
+                f"but has {num_items[name]:,}"
             )
-    if len(keys) != found.total():
+    if len(keys) != num_items.total():
         raise CheckpointError(f"{checkpoint} is damaged: it contains an item twice")
 
 
@@ -56,7 +57,7 @@ def _messages(path: Path, kind: Any) -> Iterator[Any]:
         with path.open("rb") as stream:
             plain = tfrecords.is_header(stream.read(tfrecords.HEADER_BYTES))
             stream.seek(0)
-            content = stream if plain else io.BufferedReader(_Inflated(stream), _BLOCK_BYTES)
+            content = stream if plain else io.BufferedReader(_InflatedStream(stream), _BLOCK_BYTES)
             for record in tfrecords.read_stream(content, path):
                 yield kind.FromString(record)
     except FileNotFoundError:
@@ -68,8 +69,8 @@ def _messages(path: Path, kind: Any) -> Iterator[Any]:
         ) from error
 
 
-class _Inflated(io.RawIOBase):
-    """A stream of the decompressed content of a zlib file; raises `ValueError` if the file is truncated or too long."""
+class _InflatedStream(io.RawIOBase):
+    """A stream of the decompressed content of a zlib file; raises `ValueError` if it is truncated or too long."""
 
     def __init__(self, stream: Any):
         self._stream, self._inflate = stream, zlib.decompressobj()

@@ -1,4 +1,4 @@
-"""The checkpoint root: a directory that rlds2reverb creates, owns and verifies, with Reverb's checkpoints inside."""
+"""The checkpoint root: a directory with Reverb's checkpoints that rlds2reverb creates, owns and verifies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def link_or_copy(path: Path, new: Path, *, symlink: bool = False) -> None:
 
 
 def table_records(tables: Sequence[TableConfig], signature: Nest) -> list[Any]:
-    """Returns the `PriorityTableCheckpoint` messages that Reverb itself writes for empty tables, one per table."""
+    """Returns the `PriorityTableCheckpoint` message that Reverb writes for each table while it is empty."""
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         server = reverb.Server(
             [table.build(signature) for table in tables],
@@ -79,16 +79,12 @@ class CheckpointRoot:
 
     `rlds2reverb.json` holds the table configurations, `checkpoints/` is Reverb's own root, and `manifests/` has the
     checksum of each file of each checkpoint. Reverb deletes everything else from its root, so a directory with foreign
-    entries is refused. `previous/` holds the checkpoint before the newest, which Reverb deletes from its own root, and
-    `set_aside/` damaged checkpoints that a server did not start from; only the user deletes those.
+    entries is rejected. `previous/` holds the checkpoint before the newest, which Reverb deletes from its own root.
+    `set_aside/` holds damaged checkpoints that a server did not start from; only the user deletes them.
     """
 
     def __init__(self, path: Path, *, create: bool = True):
-        """Opens the root, or creates it.
-
-        Args:
-          path: path of the root.
-          create: whether to create missing directories; if False, nothing is changed.
+        """Opens the root; with `create`, also creates missing directories.
 
         Raises:
           CheckpointError: If the directory holds foreign entries, or Reverb would not find it.
@@ -119,8 +115,8 @@ class CheckpointRoot:
             if not _CHECKPOINT_NAME.fullmatch(entry.name) or not entry.is_dir():
                 raise CheckpointError(f"{entry} is not a checkpoint; move it away, or Reverb may delete it")
 
-    def require_tables(self, tables: Sequence[TableConfig]) -> None:
-        """Stores the table configurations, or compares them with those that the checkpoints were written with.
+    def store_or_require_tables(self, tables: Sequence[TableConfig]) -> None:
+        """Stores the table configurations or, if there is a checkpoint, requires that they match the stored ones.
 
         Raises:
           CheckpointError: If a configuration differs.
@@ -152,7 +148,7 @@ class CheckpointRoot:
         return [TableConfig.from_dict(values) for values in stored["tables"]]
 
     def start_from(self, other: CheckpointRoot) -> None:
-        """Takes over the newest checkpoint of another root by links; neither root changes the other."""
+        """Links the newest checkpoint of another root into this one; later changes of one do not affect the other."""
         checkpoint = other.latest()
         if checkpoint is None:
             raise CheckpointError(f"{other.path} has no checkpoint; write it again")
@@ -208,7 +204,7 @@ class CheckpointRoot:
           fall_back: whether the previous checkpoint may replace a damaged one.
 
         Returns:
-          A sentence that names the checkpoints not used, or None if there are none.
+          A sentence that names the checkpoints that were skipped, or None if there are none.
 
         Raises:
           CheckpointError: If no checkpoint is valid, or if the newest is not and `fall_back` is False.
@@ -234,11 +230,11 @@ class CheckpointRoot:
             chosen = self._move(chosen, self.checkpoints)
         if not has_manifest:
             self.write_manifest(chosen)
-        not_used = [f"{error} (moved to {self._set_aside})" for error in damaged.values()] + interrupted
-        return f"{'; '.join(not_used)}; started from {chosen}" if not_used else None
+        skipped = [f"{error} (moved to {self._set_aside})" for error in damaged.values()] + interrupted
+        return f"{'; '.join(skipped)}; started from {chosen}" if skipped else None
 
     def _candidates(self) -> list[Path]:
-        """Returns the checkpoints that are or once were complete, the newest first, each once."""
+        """Returns the checkpoints of both folders that are or once were complete, without duplicates, newest first."""
         kept = list(self._previous.iterdir()) if self._previous.is_dir() else []
         paths = {path.name: path for path in kept if _is_complete(path)}
         interrupted = self._interrupted()
@@ -246,7 +242,7 @@ class CheckpointRoot:
         return [paths[name] for name in sorted(paths, reverse=True)]
 
     def _interrupted(self) -> list[Path]:
-        """Returns the checkpoints that never were complete: only complete ones ever get a manifest."""
+        """Returns the checkpoints that were never complete, and thus have no manifest."""
         paths = [path for path in self.checkpoints.iterdir() if not _is_complete(path)]
         return sorted(path for path in paths if not self._manifest_path(path).is_file())
 
@@ -287,7 +283,7 @@ class CheckpointRoot:
         Args:
           checkpoint: directory in `checkpoints`.
           data: further values to record, such as a description of the converted data.
-          digests: checksums that the caller knows already, by file name.
+          digests: checksums that are already known, by file name.
 
         Raises:
           CheckpointError: If the checkpoint is not in this root, or not complete.

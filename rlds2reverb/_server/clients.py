@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +17,9 @@ from rlds2reverb.specs import Nest, require_match
 
 from .connection import ServerConnection
 
+#: Reverb represents an unlimited `max_diff` or `min_diff` of a rate limiter by the largest or lowest float.
+NO_LIMIT = 1e300
+
 _MAX_INFO_SECS = 5.0
 
 Server: TypeAlias = Any
@@ -29,8 +32,8 @@ def connect(server: Server) -> reverb.Client:
       server: an address 'HOST:PORT', a port on this machine, a `ReplayServer`, or Reverb's own `Client` or `Server`.
 
     Raises:
-      ValueError: If a string is not an address.
-      TypeError: If it is something else.
+      ValueError: If `server` is a string that is not an address, or an invalid port.
+      TypeError: If `server` has another type.
     """
     server = getattr(server, "client", server)  # A ReplayServer, whose module imports this one.
     if isinstance(server, reverb.Client):
@@ -47,7 +50,7 @@ def connect(server: Server) -> reverb.Client:
 
 
 def connect_all(servers: Server | Sequence[Server]) -> list[reverb.Client]:
-    """Returns the clients of one server or of several, in order; see `connect`."""
+    """Returns a client for each of one or more servers; see `connect`."""
     is_one = isinstance(servers, str) or not isinstance(servers, Sequence)
     return [connect(server) for server in ([servers] if is_one else servers)]
 
@@ -66,16 +69,16 @@ def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[st
         return connection.table_infos(timeout_secs=timeout_secs)
 
 
-def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None:
+def require_table(infos: Mapping[str, TableInfo], name: str, item_signature: Nest) -> None:
     """Checks that a table exists and accepts items of a signature.
 
     Raises:
       ValueError: If there is no such table.
       SpecMismatchError: If its signature differs, naming the field.
     """
-    if name not in info:
-        raise ValueError(f"the server has no table {name!r}; it has {', '.join(sorted(info)) or 'none'}")
-    signature = info[name].signature
+    if name not in infos:
+        raise ValueError(f"the server has no table {name!r}; it has {', '.join(sorted(infos)) or 'none'}")
+    signature = infos[name].signature
     if signature is None:
         return
     holder = f"table {name!r}"
@@ -95,7 +98,7 @@ def require_table(info: dict[str, Any], name: str, item_signature: Nest) -> None
 
 
 def explain_blocked_inserts(client: reverb.Client, table_names: Sequence[str], waited_secs: float) -> str:
-    """Returns a sentence that says why a server did not accept items: it is gone, or its rate limiter blocks."""
+    """Explains why a server did not accept items: it no longer answers, is slow, or its rate limiter blocks."""
     waited = f"waited {waited_secs:g} s for {client.server_address} to accept items"
     try:
         infos = table_infos(client, timeout_secs=_info_timeout(waited_secs))
@@ -113,7 +116,7 @@ def explain_blocked_inserts(client: reverb.Client, table_names: Sequence[str], w
 
 
 def explain_missing_samples(client: reverb.Client, table: str, waited_secs: float) -> str:
-    """Returns a sentence that says why a table returned no samples: its server is gone, or its rate limiter waits."""
+    """Explains why a table returned no samples: the server or the table is gone, or its rate limiter waits."""
     waited = f"waited {waited_secs:g} s for a sample of table {table!r} at {client.server_address}"
     try:
         info = table_infos(client, timeout_secs=_info_timeout(waited_secs))[table]

@@ -111,15 +111,14 @@ class ServerConnection:
 
         Args:
           table: name of the table.
-          keys: uint64 `[M]`; of a repeated key the last priority counts.
+          keys: uint64 `[M]`; for a repeated key the last priority wins.
           priorities: float64 `[M]`.
           timeout_secs: seconds to wait for the answer.
 
         Raises:
           ServerUnavailableError: If there is no answer in time.
         """
-        request = encode_priority_updates(table, keys, priorities)
-        self._mutate(request, timeout_secs, "update priorities")
+        self._mutate(encode_priority_updates(table, keys, priorities), timeout_secs, "update priorities")
 
     def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
         """Removes items; ignores keys that are not in the table.
@@ -141,7 +140,7 @@ class ServerConnection:
             ) from None
 
     def sample(self, table: str, *, timeout_secs: float) -> Generator[Any, None, None]:
-        """Takes one sample and yields its parts: the first has the `info`, each has some chunks (`data`).
+        """Takes one sample and yields its parts; the first contains the `info`, and each some chunks (`data`).
 
         The server drops the request after the timeout. Closing the generator cancels the call.
 

@@ -1,4 +1,4 @@
-"""Memory: how much a server will need for its items, and how much is free."""
+"""The memory that a server needs for its items, and the memory that is free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PER_ITEM, _PER_COLUMN_OF_ITEM = 680, 160
 
 
 def estimate_server_bytes(*, items: int, chunks: int, chunk_bytes: int, columns: int) -> int:
-    """Returns about how many bytes of memory a server needs.
+    """Estimates the bytes of memory that a server needs.
 
     Args:
       items: number of items in all tables together.
@@ -26,7 +26,7 @@ def estimate_server_bytes(*, items: int, chunks: int, chunk_bytes: int, columns:
 
 
 def free_memory_bytes() -> int:
-    """Returns how much memory this process may still allocate, as limited by the machine and by its control group."""
+    """Returns the memory that this process can still allocate, limited by the machine and by its control group."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     values = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
     return min(values["MemAvailable"], _free_cgroup_bytes())

@@ -13,7 +13,7 @@ _MAX_TICKS_PER_GAP = 3
 class PausableDeadline:
     """A timeout that survives SIGSTOP: a process that continues has about as many seconds left as before the stop.
 
-    The waiting code has to read `remaining_secs` at every tick; of a longer gap only three ticks count.
+    The waiting code must read `remaining_secs` at every tick; a longer gap counts as three ticks.
     """
 
     def __init__(self, timeout_secs: float):

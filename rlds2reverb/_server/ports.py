@@ -1,4 +1,4 @@
-"""Ports: at most one server on each, across all processes of the machine."""
+"""Reservation of ports: each is used by at most one server among all processes of the machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _MAX_TRIES = 100
 
 def pick_port() -> int:
     """Returns a free port that no server of this process has used, unless none is found in 100 tries."""
-    port = portpicker.pick_unused_port()
     for _ in range(_MAX_TRIES):
+        port = portpicker.pick_unused_port()
         if port not in _USED_PORTS:
             break
-        port = portpicker.pick_unused_port()
     return port
 
 
@@ -36,7 +35,7 @@ def reserve_port(port: int) -> Iterator[None]:
 
     Raises:
       ResourceInUseError: If the port is in use.
-      ValueError: If it is not a port.
+      ValueError: If the port is out of range.
     """
     _USED_PORTS.add(port)
     with FileLock(user_directory() / f"port-{port}.lock", f"port {port}", "choose another port, or stop that server"):
@@ -45,7 +44,7 @@ def reserve_port(port: int) -> Iterator[None]:
 
 
 def require_free_port(port: int) -> None:
-    """Raises `ResourceInUseError` if anything listens on a port, on any interface; `ValueError` if it is no port."""
+    """Raises `ResourceInUseError` if a program listens on a port of any interface, `ValueError` if out of range."""
     require_count("port", port, 1, 65535)
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:

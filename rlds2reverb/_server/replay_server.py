@@ -60,7 +60,7 @@ class ReplayServer:
           verify: whether a checkpoint must match its manifest or, without a manifest, be readable from end to end. It
             must be complete in any case.
           keep_previous: whether to keep the checkpoint before the newest, and to start from it if the newest is
-            damaged. The root then takes the space of two checkpoints, as it does in any case while one is written.
+            damaged. The root then always takes the space of two checkpoints, instead of only while one is written.
 
         Raises:
           ResourceInUseError: If the port or the checkpoint root is in use.
@@ -68,16 +68,7 @@ class ReplayServer:
           SpecMismatchError: If a restored table has a different signature.
           ValueError: If there are no tables.
         """
-        self._start(
-            tables,
-            signature,
-            directory=None,
-            port=port,
-            checkpoint_root=checkpoint_root,
-            verify=verify,
-            force=False,
-            keep_previous=keep_previous,
-        )
+        self._start(tables, signature, None, port, checkpoint_root, verify=verify, keep_previous=keep_previous)
 
     @classmethod
     def from_directory(
@@ -111,15 +102,9 @@ class ReplayServer:
           ResourceInUseError: As for `ReplayServer`.
         """
         server = cls.__new__(cls)
+        path = Path(directory)
         server._start(
-            tables,
-            None,
-            directory=Path(directory),
-            port=port,
-            checkpoint_root=checkpoint_root,
-            verify=verify,
-            force=force,
-            keep_previous=keep_previous,
+            tables, None, path, port, checkpoint_root, verify=verify, keep_previous=keep_previous, force=force
         )
         return server
 
@@ -127,13 +112,13 @@ class ReplayServer:
         self,
         tables: Sequence[TableConfig] | None,
         signature: Nest | None,
-        *,
         directory: Path | None,
         port: int | None,
         checkpoint_root: str | Path | None,
+        *,
         verify: bool,
-        force: bool,
         keep_previous: bool,
+        force: bool = False,
     ) -> None:
         if tables is not None and not tables:
             raise ValueError("tables must contain at least one TableConfig, got none")
@@ -153,7 +138,7 @@ class ReplayServer:
                 if root.latest() is None:
                     _load_directory(root, directory, tables, verify=verify, force=force)
             tables = list(root.tables() or [] if tables is None else tables)
-            root.require_tables(tables)
+            root.store_or_require_tables(tables)
             if not verify:
                 root.verify_latest(against_manifest=False)
             #: The checkpoint that the server started from; None if it started empty.
@@ -195,8 +180,8 @@ class ReplayServer:
 
         Raises:
           ValueError: If the server has no checkpoint root.
-          CheckpointError: If the root has foreign files, or the checkpoint is missing afterwards.
-          ServerUnavailableError: If it takes longer than the timeout.
+          CheckpointError: If the root has foreign files, or Reverb cannot write the checkpoint.
+          ServerUnavailableError: If writing takes longer than the timeout.
           StorageFullError: If the disk is full; the previous checkpoint is kept.
         """
         if self._root is None:
@@ -262,6 +247,6 @@ def _load_directory(
     if not force:
         require_memory(written.data().get("memory_bytes", 0), str(directory))
     if tables is not None and written.latest() is not None:
-        written.require_tables(tables)
+        written.store_or_require_tables(tables)
     written.verify_latest(against_manifest=verify)
     root.start_from(written)

@@ -1,4 +1,4 @@
-"""Temporary folders of servers: removed with their server, or by a later server if theirs was killed."""
+"""Temporary folders of servers, removed when the server stops or, if it was killed, when a later one starts."""
 
 from __future__ import annotations
 

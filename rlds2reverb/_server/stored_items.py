@@ -1,4 +1,4 @@
-"""Checks the items in tables without a signature, which accept items of any spec."""
+"""Checks of the items in tables without a signature, which accept items of any spec."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from rlds2reverb._encoding.packing import find_packing
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, require_match
 
+from .clients import NO_LIMIT
 from .connection import ServerConnection
 from .pausable_deadline import PausableDeadline
 
 _MAX_WAIT_SECS = 5.0
 _ATTEMPT_SECS, _RETRY_SECS = 1.0, 0.1
-#: Reverb represents a rate limiter without a limit by the largest float.
-_NO_LIMIT = 1e300
 _ADVICE = (
     "write to an empty table, or cast or reshape the data: a table without a signature accepts both, but then "
     "cannot be sampled"
@@ -33,7 +32,7 @@ _ADVICE = (
 def sampling_has_side_effects(info: TableInfo) -> bool:
     """Returns whether a sample affects other clients: it uses items up, or the rate limiter counts samples."""
     limiter = info.rate_limiter_info
-    is_limited = limiter.max_diff < _NO_LIMIT or limiter.min_diff > -_NO_LIMIT
+    is_limited = limiter.max_diff < NO_LIMIT or limiter.min_diff > -NO_LIMIT
     return bool(is_limited or info.max_times_sampled > 0)
 
 
@@ -99,7 +98,7 @@ def _sample_columns(connection: ServerConnection, table: str, timeout_secs: floa
 
 
 def _read_columns(parts: Iterable[Any]) -> list[ArraySpec] | None:
-    """Returns the specs of the columns of a sample; reads no more than necessary, since an item may be very large."""
+    """Returns the specs of the columns of a sample, reading no more than necessary because items may be very large."""
     columns: Sequence[Any] = ()
     row_specs: dict[int, list[ArraySpec]] = {}
     for part in parts:
@@ -125,14 +124,14 @@ def _column_spec(column: Any, row_specs: Mapping[int, Sequence[ArraySpec]]) -> A
 
 def _require_columns_match(signature: Nest, stored: Sequence[ArraySpec], table: str) -> None:
     specs = tree.flatten(signature)
-    holder = f"table {table!r}, judged by one of its items,"
+    holder = f"table {table!r} (judging by one of its items)"
     may_be_packed = find_packing(signature) is not None or (
         len(stored) == 1 and stored[0].dtype in (np.int32, np.uint8)
     )
     advice = f"{_ADVICE}; if only one of them is packed, use the other layout" if may_be_packed else _ADVICE
     if len(specs) != len(stored):
         raise SpecMismatchError(
-            f"the items have {_describe_all(specs)}, {holder} has {_describe_all(stored)}; {advice}"
+            f"the items have {_describe_all(specs)}, but {holder} has {_describe_all(stored)}; {advice}"
         )
     require_match(
         tree.unflatten_as(signature, [_fill_sizes(*pair) for pair in zip(specs, stored, strict=True)]),
@@ -144,7 +143,7 @@ def _require_columns_match(signature: Nest, stored: Sequence[ArraySpec], table: 
 
 
 def _fill_sizes(spec: Any, stored: ArraySpec) -> ArraySpec:
-    """Returns a spec whose unknown sizes are replaced by those of the stored one."""
+    """Replaces the unknown sizes of a spec by those of the stored one."""
     shape = tuple(spec.shape)
     if len(shape) == len(stored.shape):
         shape = tuple(got if size is None else size for size, got in zip(shape, stored.shape, strict=True))

@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rlds2reverb._arguments import require_timeout
 from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import EncodedBatch, Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
@@ -34,14 +33,14 @@ _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Statu
 
 @dataclass
 class _Batch:
-    """A batch that was sent.
+    """A batch that was sent and is not yet confirmed.
 
     Attributes:
       number: number of batches sent before it.
       requests: its `InsertStreamRequest` messages.
       num_bytes: size of the requests.
       keys: uint64 `[M]`, sorted keys of its items in all tables.
-      num_unconfirmed: number of these items that the server has not confirmed.
+      num_unconfirmed: number of keys that the server has not confirmed.
     """
 
     number: int
@@ -51,7 +50,7 @@ class _Batch:
     num_unconfirmed: int = 0
 
     def confirm(self, confirmed: np.ndarray) -> np.ndarray:
-        """Counts the confirmed keys that belong to the batch, and returns the others."""
+        """Subtracts the confirmed keys that belong to the batch, and returns the others."""
         at = np.minimum(np.searchsorted(self.keys, confirmed), len(self.keys) - 1)
         is_own = self.keys[at] == confirmed
         self.num_unconfirmed -= int(is_own.sum())
@@ -59,7 +58,7 @@ class _Batch:
 
 
 class BulkWriter:
-    """Writes batches of items to a server and tracks which of them are confirmed. Use it as a context manager."""
+    """Writes batches of items to a server and tracks their confirmations. Use it as a context manager."""
 
     def __init__(self, server: Server, encoder: Encoder, *, timeout_secs: float = 30.0):
         """Opens the stream.
@@ -71,9 +70,7 @@ class BulkWriter:
 
         Raises:
           ServerUnavailableError: If the server does not answer in time.
-          ValueError: If the timeout is out of range.
         """
-        require_timeout(timeout_secs)
         self._client = connect(server)
         self._address = self._client.server_address
         self._encoder = encoder
@@ -200,10 +197,7 @@ class BulkWriter:
             self._changed.notify_all()
 
     def _confirm(self, confirmed: Sequence[int]) -> None:
-        """Handles the keys of one response: a few keys, in any order.
-
-        They are collected until they may complete the first batch, and looked up then.
-        """
+        """Collects the keys of one response, and looks them up once they may complete the first batch."""
         with self._changed:
             self._num_responses += 1
             self._deadline.restart()

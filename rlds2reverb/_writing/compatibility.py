@@ -53,14 +53,14 @@ class TrialItem:
         return [int(key) for batch in self.make_encoder(table).encode([self.block]) for key in batch.item_keys[0]]
 
     def find_difference(self, columns: Sequence[np.ndarray]) -> str | None:
-        """Returns how the columns of a sample differ from the item, or None if they are equal bit for bit."""
+        """Describes how the columns of a sample differ from the item; None if they are equal bit for bit."""
         begin, end = int(self.block.starts[0]), int(self.block.starts[0] + self.block.lengths[0])
         expected = [column[begin] if self.squeeze else column[begin:end] for column in self.block.columns]
         if len(columns) != len(expected):
             return f"wrote {len(expected)} columns, but read back {len(columns)}"
-        for number, (got, want) in enumerate(zip(columns, expected, strict=True)):
-            if got.dtype != want.dtype or got.shape != want.shape or got.tobytes() != want.tobytes():
-                return f"column {number} was read back as {got.dtype} {list(got.shape)} with different content"
+        for number, (actual, written) in enumerate(zip(columns, expected, strict=True)):
+            if actual.dtype != written.dtype or actual.shape != written.shape or actual.tobytes() != written.tobytes():
+                return f"column {number} was read back as {actual.dtype} {list(actual.shape)} with different content"
         return None
 
 
@@ -74,7 +74,7 @@ def find_incompatibility(
     temporary server in this process, which shows whether the installed Reverb is compatible.
 
     Returns:
-      A sentence that says what failed, or None if the item was read back bit for bit.
+      A description of the failure, or None if the item was read back bit for bit.
 
     Raises:
       ServerUnavailableError: If the server no longer answers.
@@ -116,7 +116,7 @@ def _find_incompatibility_once(
 
 
 def _is_reachable(client: reverb.Client) -> bool:
-    """Returns whether Reverb's own clients reach the server; see `clients.table_infos`."""
+    """Returns whether Reverb's own clients can reach the server; see `clients.table_infos` for why they may not."""
     try:
         with NATIVE_CALLS.track():
             client.server_info(timeout=_INFO_SECS)

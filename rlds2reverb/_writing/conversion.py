@@ -64,11 +64,12 @@ class ItemConversion:
         items = convert_batch(batch) if convert_batch and len(batch.episodes) > 1 else None
         if items is None:
             return [
-                self._make_block([episode], ItemBatch.from_items(self.adder(episode))) for episode in batch.episodes
+                self._make_checked_block([episode], ItemBatch.from_items(self.adder(episode)))
+                for episode in batch.episodes
             ]
-        return [self._make_block(batch.episodes, items)]
+        return [self._make_checked_block(batch.episodes, items)]
 
-    def _make_block(self, episodes: Sequence[Episode], items: ItemBatch) -> ItemBlock:
+    def _make_checked_block(self, episodes: Sequence[Episode], items: ItemBatch) -> ItemBlock:
         spec = make_step_spec(items.items.columns)
         if spec != self.row_spec:
             holder = f"the first episode (this is episode {episodes[0].index})"

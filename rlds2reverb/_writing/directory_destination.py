@@ -1,10 +1,10 @@
-"""Writes a checkpoint without a server: a directory that `rlds2reverb serve --data`, or a stock server, starts from.
+"""Writes a checkpoint without a server: a directory that `rlds2reverb serve --data` or a plain Reverb server loads.
 
 While a conversion runs, everything is in `<directory>.partial` next to the directory: two large files, which are
 appended to in parts, and a journal that records the sizes up to which they are valid. A killed conversion continues
-after its last part. What is appended depends only on the data, so the result is the same byte for byte. At the end a
-checkpoint root is assembled from the files and renamed. A conversion that fails removes the partial directory, unless
-the same call can continue it.
+after its last part. The appended bytes depend only on the data, so the result is identical. At the end a checkpoint
+root is assembled from the files and renamed. A conversion that fails removes the partial directory, unless the same
+call can continue it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ from rlds2reverb.tables import TableConfig
 
 from .transfer import TransferState
 
-#: The name of a checkpoint that no server wrote: it is always the same, and sorts before all others.
+#: The name of every checkpoint that no server wrote; it sorts before all others.
 CHECKPOINT_NAME = "1970-01-01T00:00:00.000000000+00:00"
 
 _ITEMS, _CHUNKS = "items.tfrecord", "chunks.tfrecord"
@@ -56,7 +55,7 @@ _FILES = (_ITEMS, _CHUNKS, "item_keys", "chunk_keys")
 _PART_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
 _MAX_QUEUED_BATCHES = 3
-#: Errors that the same call raises again, so that the files written before them are useless.
+#: Errors that the same call would raise again, so that its files are useless.
 _PERMANENT = (CheckpointError, InvalidEpisodeError, KeyCollisionError, SpecMismatchError)
 #: The command-line options of the arguments of `ingest`.
 _OPTIONS = {
@@ -147,23 +146,21 @@ class DirectoryDestination:
     def __enter__(self) -> DirectoryDestination:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._thread.shutdown(cancel_futures=True)
         if error is not None and self._is_open:
             self._keep_or_remove(error)
         self._resources.close()
 
     def _keep_or_remove(self, error: BaseException) -> None:
-        """Removes what a failed run has written, unless it can be continued, and says in the message what was done."""
+        """Removes the files of a failed run that cannot be continued; adds the outcome to the error's message."""
         is_permanent = isinstance(error, _PERMANENT) or type(error) is ValueError  # Too many items, a bad priority.
         if is_permanent or not self._journal.is_file():
             shutil.rmtree(self._partial, ignore_errors=True)
             outcome = f"{self._partial} was removed"
         else:
             outcome = f"{self._partial} is kept; call again with the same arguments to continue"
-        # The other errors say what to do themselves.
+        # The messages of the other errors already say what to do.
         if not isinstance(error, (OSError, ResumeError)) and len(error.args) == 1 and isinstance(error.args[0], str):
             error.args = (f"{error.args[0]}; {outcome}",)
 
@@ -198,7 +195,7 @@ class DirectoryDestination:
                     raise CheckpointError(
                         f"{self._partial} contains a conversion with different arguments: {difference}; {advice}"
                     )
-                # This takes a while and does not need the data, which are read meanwhile.
+                # This takes a while and does not need the data, so it runs while they are read.
                 self._tables = self._thread.submit(table_records, self._configs, self._signature)
                 for name in _FILES:
                     self._files[name] = file = HashedFile(self._partial / name)
@@ -217,7 +214,7 @@ class DirectoryDestination:
 
     @contextmanager
     def _full_disk_as_error(self) -> Iterator[None]:
-        """Raises `StorageFullError`, which says whether the same call continues or starts again."""
+        """Converts a full disk to a `StorageFullError` that says whether the same call continues or starts again."""
         try:
             with full_disk_as_error(self._partial):
                 yield
@@ -268,7 +265,7 @@ class DirectoryDestination:
                 self._end_part(state)
 
     def _append(self, batch: EncodedBatch) -> None:
-        """Appends a batch to the files. Runs in the writing thread."""
+        """Appends a batch to the files; runs in the writing thread."""
         for name, groups in ((_CHUNKS, batch.chunks), (_ITEMS, batch.items)):
             for records in groups:
                 for group in _iterate_groups(records):
@@ -317,7 +314,7 @@ class DirectoryDestination:
         shutil.rmtree(path, ignore_errors=True)
         configs = [replace(config, max_size=max(config.capacity, self._encoder.num_items)) for config in self._configs]
         root = CheckpointRoot(path)
-        root.require_tables(configs)
+        root.store_or_require_tables(configs)
         checkpoint = root.checkpoints / CHECKPOINT_NAME
         checkpoint.mkdir()
         for name in (_ITEMS, _CHUNKS):

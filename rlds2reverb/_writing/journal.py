@@ -29,7 +29,7 @@ class SavedState(NamedTuple):
 class Journal:
     """The saved state of one transfer to one server, in `$XDG_STATE_HOME/rlds2reverb` (`~/.local/state/rlds2reverb`).
 
-    It only saves time. If it cannot be written, the transfer continues without it, after one warning.
+    The journal only saves time: if it cannot be written, the transfer continues without it, after one warning.
     """
 
     def __init__(self, description: dict[str, Any], address: str, *, example: int, warn: Callable[[str], None]):
@@ -62,7 +62,7 @@ class Journal:
             yield
 
     def load(self) -> SavedState | None:
-        """Returns what was saved last, or None if there is nothing.
+        """Returns the last saved state, or None if there is none.
 
         Raises:
           CorruptFileError: If the file has changed since it was saved.

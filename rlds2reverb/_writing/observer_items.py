@@ -20,8 +20,10 @@ from rlds2reverb.trajectory_items import TrajectoryWindows
 from .bulk_writer import BulkWriter
 from .compatibility import TrialItem, find_incompatibility
 
+_TIMEOUT_SECS = 30.0
 
-def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: float = 30.0) -> None:
+
+def push_episodes(episodes: Iterable[Nest], observer: Any) -> None:
     """Writes trajectories in bulk, as the items that an observer would make of them.
 
     The observer's tables, lengths, stride, padding and priority apply; the observer itself is not changed.
@@ -29,11 +31,10 @@ def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: floa
     Args:
       episodes: trajectories `[N, ...]`, one whole episode each.
       observer: one of TF-Agents' three Reverb observers.
-      timeout_secs: seconds to wait for the server.
 
     Raises:
-      ValueError: If the observer is of another type or holds steps of an unfinished episode, or if an episode is
-        longer than its `max_sequence_length`.
+      ValueError: If the observer has another type or holds steps of an unfinished episode, or if an episode is longer
+        than the observer's `max_sequence_length`.
       ServerUnavailableError: If the server does not accept items in time.
     """
     settings = _read_settings(observer)
@@ -46,10 +47,10 @@ def push_episodes(episodes: Iterable[Nest], observer: Any, *, timeout_secs: floa
         first_block = next(blocks)
         if len(first_block.starts):
             trial = TrialItem(first_block.slice_items(0, 1), None, specs, squeeze=False)
-            reason = find_incompatibility(observer.py_client, settings.tables, trial, timeout_secs=timeout_secs)
+            reason = find_incompatibility(observer.py_client, settings.tables, trial, timeout_secs=_TIMEOUT_SECS)
             if reason is not None:
                 raise ValueError(f"the server does not support the bulk writer ({reason}); push with fast=False")
-        with BulkWriter(observer.py_client, Encoder(specs, settings.tables), timeout_secs=timeout_secs) as writer:
+        with BulkWriter(observer.py_client, Encoder(specs, settings.tables), timeout_secs=_TIMEOUT_SECS) as writer:
             for group in group_by_size(itertools.chain([first_block], blocks)):
                 writer.write(group)
             writer.flush()

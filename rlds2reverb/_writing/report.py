@@ -33,7 +33,7 @@ class IngestReport:
       bytes: size of the steps.
       resumed_episodes: number of episodes that an earlier run wrote.
       resumed_steps: number of their steps.
-      unterminated: number of episodes that the source stops in without an end, written as truncated.
+      unterminated: number of episodes whose end is missing in the source; written as truncated.
       dropped_last_transition: number of transitions dropped because their truncated episode has no final observation.
       discontinuities: number of rows inside episodes whose `next_observations` differs from the next row's observation.
       first_discontinuity: location of the first one.
@@ -41,7 +41,7 @@ class IngestReport:
       skipped_episodes: number of episodes skipped because of problems.
       kept_problems: number of problems in episodes that were written anyway.
       problems: the first 20 problems.
-      seconds: duration of each stage: 'check' (before anything is written), 'read', 'convert' and 'write'.
+      seconds: seconds spent in each stage: 'check' (before anything is written), 'read', 'convert' and 'write'.
       memory_bytes: estimate of the memory that a server needs for the items; 0 if unknown.
       restarts: how many times the server was restarted, after which everything was sent again.
       writer: 'bulk' or 'reverb'; see `ingestion.IngestOptions`.
@@ -78,13 +78,13 @@ class IngestReport:
 
     @property
     def steps_per_second(self) -> float:
-        """The steps written by this run divided by the seconds of all stages."""
+        """The number of steps that this run wrote, divided by the total seconds of all stages."""
         total = sum(self.seconds.values())
         return (self.steps - self.resumed_steps) / total if total else 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on data that the source contains but the tables do not, and the notes of transforms."""
+        """Sentences about data that are in the source but not in the tables, and the notes of transforms."""
         data_notes = make_notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
         return (*data_notes, *self.statistics.get("notes", ()))
 
@@ -150,7 +150,7 @@ class IngestReport:
                 self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
 
     def reset_counts(self) -> IngestReport:
-        """Returns a report of the same run without counts; keeps what was determined before the first item."""
+        """Returns a report of the same run without counts; keeps the values determined before the first item."""
         return IngestReport(
             source=self.source,
             tables=self.tables,

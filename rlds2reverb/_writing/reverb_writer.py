@@ -14,7 +14,6 @@ import numpy as np
 import reverb
 import tree
 
-from rlds2reverb._arguments import require_timeout
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._internals.reverb import never_delete
 from rlds2reverb._server.clients import Server, connect, explain_blocked_inserts
@@ -52,9 +51,7 @@ class ReverbWriter:
 
         Raises:
           ServerUnavailableError: If the server does not answer in time.
-          ValueError: If the timeout is out of range.
         """
-        require_timeout(timeout_secs)
         self._client = connect(server)
         #: Identifies the run of the server that gets the items.
         self.state_id = server_state_id(self._client.server_address, timeout_secs=timeout_secs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import reverb
 
@@ -50,9 +49,7 @@ class ServerDestination:
     def __enter__(self) -> ServerDestination:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None and kind is not ServerRestartedError:
             self._save()
         self._writer.close(failed=kind is not None)
@@ -87,12 +84,12 @@ class ServerDestination:
         return saved.state if self._has_first_items() else None
 
     def _has_first_items(self) -> bool:
-        """Returns whether the tables have the items of the first episode; those go first if a table is reset or full.
+        """Returns whether the tables still have the first episode's items, which a reset or full table loses first.
 
-        Reverb does not report which keys it has, but an item that is sent again does not count as an insertion.
+        Reverb does not report its keys, but an item that is sent again does not count as an insertion.
         """
         if isinstance(self._writer, ReverbWriter):
-            return True  # Its keys are random, so items that are sent again would be stored twice.
+            return True  # The keys are random, so items that are sent again would be stored twice.
         before = self._count_inserted()
         self._writer.write([self._first])
         self._writer.flush_and_forget()

@@ -39,7 +39,7 @@ class TransferState:
       seen: number of episodes of the source that were read, written or not.
       fingerprint: fingerprint of the written episodes; see `sources.summary.Fingerprint`.
       items: number of written items.
-      episodes_too_short: number of episodes that gave no item.
+      episodes_too_short: number of episodes that are too short for an item.
     """
 
     seen: int
@@ -53,11 +53,16 @@ class TransferState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TransferState:
-        """Returns the state in a dict that has the keys of `as_dict`, and possibly others."""
+        """Creates a state from a dict with the keys of `as_dict`; other keys are ignored."""
         return cls(**{name: values[name] for name in ("seen", "fingerprint", "items", "episodes_too_short")})
 
     def require_same_data(self, seen: int, fingerprint: Fingerprint) -> None:
-        """Raises `ResumeError` unless the first `seen` episodes of a dataset are the ones that this state is for."""
+        """Raises `ResumeError` unless a dataset begins with the episodes that led to this state.
+
+        Args:
+          seen: number of episodes read, at most `self.seen`.
+          fingerprint: fingerprint of these episodes.
+        """
         if seen < self.seen:
             raise changed_data_error(f"it ends after {seen} episodes")
         if fingerprint.hexdigest() != self.fingerprint:
@@ -65,7 +70,7 @@ class TransferState:
 
 
 def changed_data_error(difference: str) -> ResumeError:
-    """Returns the error for a dataset that is not the one that the earlier run wrote."""
+    """Returns the error for a dataset that differs from the one that the earlier run wrote."""
     return ResumeError(
         f"the dataset does not match the one that the earlier run wrote: {difference}; write to an empty table or a "
         "new directory, or without resuming (--no-resume), which keeps the items of both in a table"
@@ -84,13 +89,13 @@ class Destination(Protocol):
     """A place to write items to, which remembers the progress of the transfer."""
 
     def open(self, *, resume: bool) -> TransferState | None:
-        """Begins; with `resume`, returns the state after the last `write` of an earlier run that is safe, if any."""
+        """Opens the destination; with `resume`, returns the last state that an earlier run stored durably, if any."""
 
     def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
-        """Writes the items of some whole episodes; `state` is that of the transfer after them."""
+        """Writes the items of some whole episodes; `state` describes the transfer after them."""
 
     def finish(self, state: TransferState) -> None:
-        """Waits until everything is safe."""
+        """Waits until everything is stored durably."""
 
 
 @dataclass
@@ -126,7 +131,7 @@ class Transfer:
         cached: list[Episode] = []
         num_bytes = num_steps = 0
         with self.report.stage("check"):
-            for batch in batch_episodes(self._read_episodes("check")):
+            for batch in batch_episodes(self._read_to_check()):
                 self._require_valid(batch)
                 for episode in batch.episodes:
                     num_steps += episode.num_steps
@@ -139,9 +144,9 @@ class Transfer:
         if num_bytes <= _MAX_CACHED_BYTES:
             self.source = replace(self.source, read=lambda: iter(cached))
 
-    def _read_episodes(self, stage: str) -> Iterator[Episode]:
+    def _read_to_check(self) -> Iterator[Episode]:
         for episode in self.source:
-            self.progress(stage, episode)
+            self.progress("check", episode)
             yield episode
 
     def _require_valid(self, batch: EpisodeBatch) -> None:
@@ -181,7 +186,7 @@ class Transfer:
         """Reads the whole dataset and returns the number of its items, without writing any."""
         num_items = 0
         with self.report.stage("check"):
-            for episode in self._read_episodes("check"):
+            for episode in self._read_to_check():
                 if not self._is_skipped(self._find_problems(episode)):
                     num_items += len(self.conversion.adder(episode))
         return num_items
@@ -269,7 +274,7 @@ class Transfer:
         return [] if self._is_checked else find_problems(episode, self.conversion.step_spec)
 
     def _is_skipped(self, problems: list[Problem]) -> bool:
-        """Returns whether an episode with these problems is skipped; one that no table can hold always is."""
+        """Returns whether to skip an episode with these problems; if no table can hold it, it is always skipped."""
         if problems and self.on_invalid == "error":
             raise InvalidEpisodeError(problems)
         is_impossible = any(problem.field == fields.STEPS for problem in problems)

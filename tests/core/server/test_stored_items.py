@@ -97,7 +97,7 @@ def test_items_with_the_same_columns_are_added(server, table, arguments):
         (
             "windows",
             {"adder": Float64Rewards()},
-            r"item\['reward'\] is float64 \[2\], but table 'windows', .* expects float32 \[2\]",
+            r"item\['reward'\] is float64 \[2\], but table 'windows' \(judging by one of its items\) expects float32 \[2\]",
         ),
         ("windows", {"adder": TrajectoryWindows(3)}, r"item\['step_type'\] is int32 \[3\], but .* expects int32 \[2\]"),
         (
