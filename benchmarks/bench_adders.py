@@ -4,17 +4,15 @@
 
 Episodes are columns in memory, of HalfCheetah's shape and with a value for each step. Every method passes every
 episode's advantages (or n-step transitions) to the same consumer. The loops over dicts, which follow DI-engine, run in
-NumPy. In a map they first have to create the dicts from the columns, so they are also timed without that step.
+NumPy. In a map they have to create the dicts from the columns first, so they are also timed without that step.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from rlds2reverb.cli.quiet import import_quietly, silence_logs
 
@@ -24,7 +22,7 @@ import_quietly("tf_agents.utils.value_ops")
 import numpy as np
 import tensorflow as tf
 import tree
-from bench_data import make_float_episodes
+from bench_data import make_float_episodes, print_machine
 from rlds2reverb.adders import GAE, NStep, generalized_advantage_estimation
 from rlds2reverb.adders.di_engine import Adder
 from rlds2reverb.adders.steps import get_rewards_and_discounts
@@ -59,13 +57,12 @@ def compute_baseline_advantages(columns: dict) -> tf.Tensor:
 
 
 def add_baseline_advantages(columns: dict) -> dict:
-    """Does the same as `GAE` for one episode, with TF-Agents' function."""
+    """Adds the same columns as `GAE` to one episode, with TF-Agents' function."""
     advantages = tf.pad(compute_baseline_advantages(select_inputs(columns)), [[0, 1]])
     return {**columns, "advantage": advantages, "return_": advantages + columns["value"]}
 
 
 def make_transition_dicts(columns: dict) -> list[dict]:
-    count = len(columns["reward"]) - 1
     return [
         {
             "obs": columns["observation"][step],
@@ -75,18 +72,18 @@ def make_transition_dicts(columns: dict) -> list[dict]:
             "value": columns["value"][step],
             "done": columns["is_terminal"][step + 1],
         }
-        for step in range(count)
+        for step in range(len(columns["reward"]) - 1)
     ]
 
 
 def loop_gae(data: list[dict], last_value: float) -> list[dict]:
-    advantage, following = 0.0, last_value
+    advantage, next_value = 0.0, last_value
     for transition in reversed(data):
         factor = GAMMA * (1 - transition["done"])
-        delta = transition["reward"] + factor * following - transition["value"]
+        delta = transition["reward"] + factor * next_value - transition["value"]
         advantage = delta + LAMBDA * factor * advantage
         transition["adv"] = advantage
-        following = transition["value"]
+        next_value = transition["value"]
     return data
 
 
@@ -127,12 +124,12 @@ def dict_n_step(columns: dict) -> np.ndarray:
     return np.array([transition["reward"] for transition in data], np.float32)
 
 
-def measure(name: str, dataset: tf.data.Dataset, num_episodes: int, runs: int) -> float:
-    """Prints and returns the median time per episode, in seconds."""
+def measure(name: str, results: Iterable[object], num_episodes: int, runs: int) -> float:
+    """Prints and returns the median time per episode of iterating over the results, in seconds."""
 
     def run() -> float:
         began = time.perf_counter()
-        for _ in dataset:
+        for _ in results:
             pass
         return (time.perf_counter() - began) / num_episodes
 
@@ -142,20 +139,14 @@ def measure(name: str, dataset: tf.data.Dataset, num_episodes: int, runs: int) -
     return seconds
 
 
-def measure_loop(name: str, function: Callable[[list[dict]], object], episodes: list[dict], runs: int) -> float:
-    """Prints and returns the median time per episode of a loop over existing dicts without tf.data, in seconds."""
-    data = [make_transition_dicts(steps) for steps in episodes[:20]]
+class LoopResults:
+    """The results of a function for existing dicts of transitions, computed anew in each iteration, without tf.data."""
 
-    def run() -> float:
-        began = time.perf_counter()
-        for transitions_of_episode in data:
-            function(transitions_of_episode)
-        return (time.perf_counter() - began) / len(data)
+    def __init__(self, function: Callable[[list[dict]], object], data: list[list[dict]]):
+        self._function, self._data = function, data
 
-    run()
-    seconds = statistics.median(run() for _ in range(runs))
-    print(f"{name:<60} {1e6 * seconds:>9,.0f} us per episode", flush=True)
-    return seconds
+    def __iter__(self) -> Iterator[object]:
+        return map(self._function, self._data)
 
 
 def main() -> None:
@@ -167,7 +158,7 @@ def main() -> None:
     spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), episodes[0])
     dataset = tf.data.Dataset.from_generator(lambda: iter(episodes), output_signature=spec).cache()
     few = dataset.take(20)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
+    print_machine()
     length = len(episodes[0]["reward"])
     print(f"{len(episodes)} episodes of {length:,} steps; median of {arguments.runs} after a warm-up\n")
     for _ in dataset:
@@ -177,13 +168,13 @@ def main() -> None:
     inputs = dataset.map(select_inputs).cache()
     for _ in inputs:
         pass
-    inputs_floor = measure("identity map", inputs.map(identity), num_episodes, runs)
+    inputs_identity = measure("identity map", inputs.map(identity), num_episodes, runs)
     advantages = measure("generalized_advantage_estimation", inputs.map(compute_advantages), num_episodes, runs)
     name = "TF-Agents' generalized_advantage_estimation (baseline)"
     advantages_baseline = measure(name, inputs.take(20).map(compute_baseline_advantages), 20, runs)
     print("\nepisodes, all columns")
     n_steps = NStep(N, GAMMA)
-    floor = measure("identity map", dataset.map(identity), num_episodes, runs)
+    identity_time = measure("identity map", dataset.map(identity), num_episodes, runs)
     gae = measure("GAE", dataset.map(GAE(GAMMA, LAMBDA).make_rows), num_episodes, runs)
     gae_baseline = measure("the same columns with TF-Agents' function", few.map(add_baseline_advantages), 20, runs)
     gae_loop = measure("GAE as a loop over dicts", few.map(run_in_python(dict_gae)), 20, runs)
@@ -191,15 +182,19 @@ def main() -> None:
     n_step_loop = measure(f"{N}-step transitions as a loop over dicts", few.map(run_in_python(dict_n_step)), 20, runs)
     measure(f"NStep({N}) cut into items, batches of 256", dataset.apply(n_steps).batch(256), num_episodes, runs)
     print("\nexisting dicts, without tf.data")
-    dicts_gae = measure_loop("GAE as a loop over dicts", lambda data: loop_gae(data, 0.0), episodes, runs)
-    dicts_n_step = measure_loop(f"{N}-step transitions as a loop over dicts", loop_n_step, episodes, runs)
-    di_engine = measure_loop("Adder.get_gae", lambda data: Adder.get_gae(data, 0.0, GAMMA, LAMBDA), episodes, runs)
+    data = [make_transition_dicts(steps) for steps in episodes[:20]]
+    results = LoopResults(lambda transitions: loop_gae(transitions, 0.0), data)
+    dicts_gae = measure("GAE as a loop over dicts", results, len(data), runs)
+    results = LoopResults(loop_n_step, data)
+    dicts_n_step = measure(f"{N}-step transitions as a loop over dicts", results, len(data), runs)
+    results = LoopResults(lambda transitions: Adder.get_gae(transitions, 0.0, GAMMA, LAMBDA), data)
+    di_engine = measure("Adder.get_gae", results, len(data), runs)
     ratio = advantages_baseline / advantages
     print(f"\ngeneralized_advantage_estimation: {ratio:.1f}x TF-Agents' (target: 20x), GAE: {gae_baseline / gae:.1f}x")
     print(f"GAE: {gae_loop / gae:.1f}x the loop (target: 3x), NStep: {n_step_loop / n_step:.1f}x (target: 5x)")
     print(f"without creating dicts: GAE {dicts_gae / gae:.1f}x, NStep {dicts_n_step / n_step:.1f}x", end=", ")
     print(f"Adder.get_gae {dicts_gae / di_engine:.1f}x")
-    shares = f"{inputs_floor / advantages:.0%}, {floor / gae:.0%} and {floor / n_step:.0%}"
+    shares = f"{inputs_identity / advantages:.0%}, {identity_time / gae:.0%} and {identity_time / n_step:.0%}"
     print(f"the identity map accounts for {shares} of the times of advantages, GAE and NStep")
 
 

@@ -1,13 +1,22 @@
-"""Episodes for the benchmarks: floats of HalfCheetah's shape, images, and D4RL files."""
+"""Data for the benchmarks: episodes of floats in HalfCheetah's shape, of images, and in D4RL files."""
 
 from __future__ import annotations
 
+import os
+import platform
+from importlib.metadata import version
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 from rlds2reverb.episodes import from_transitions
+
+
+def print_machine() -> None:
+    """Prints the machine and the versions that rates depend on."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "tf-agents", "dm-reverb"))
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {packages}")
 
 
 def make_float_episodes(count: int, length: int = 1000) -> list[dict]:
@@ -28,7 +37,7 @@ def make_image_episodes(count: int, length: int = 200) -> list[dict]:
     random = np.random.default_rng(0)
     shade = np.linspace(0, 200, 64).astype(np.uint8)
     background = np.stack(np.broadcast_arrays(shade[:, None], shade[None], shade[:, None] // 2), axis=-1).copy()
-    out = []
+    episodes = []
     for _ in range(count):
         texture = random.integers(0, 40, (64, 64, 1), np.uint8) * (random.random((64, 64, 1)) < 0.2)
         frames = np.tile(background + texture, (length + 1, 1, 1, 1))
@@ -36,8 +45,8 @@ def make_image_episodes(count: int, length: int = 200) -> list[dict]:
             frames[step, y : y + 8, x : x + 8] = (255, 60, 60)
         actions = random.normal(size=(length, 2)).astype(np.float32)
         rewards = random.normal(size=length).astype(np.float32)
-        out.append(from_transitions(frames, actions, rewards=rewards, terminated=False))
-    return out
+        episodes.append(from_transitions(frames, actions, rewards=rewards, terminated=False))
+    return episodes
 
 
 def write_d4rl(path: Path, episodes: list[dict]) -> None:
@@ -52,5 +61,5 @@ def write_d4rl(path: Path, episodes: list[dict]) -> None:
         "timeouts": ends,
     }
     with h5py.File(path, "w") as file:
-        for name, parts in rows.items():
-            file.create_dataset(name, data=np.concatenate(parts), compression="gzip")
+        for name, columns in rows.items():
+            file.create_dataset(name, data=np.concatenate(columns), compression="gzip")

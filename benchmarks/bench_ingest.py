@@ -3,15 +3,13 @@
     python benchmarks/bench_ingest.py [--runs 5] [--episodes 100]
 
 The data have HalfCheetah's shape: 17 + 6 floats, 1000 transitions per episode. The baselines are slow and therefore
-get fewer of the same episodes, which does not affect their rates. A measurement ends when the server has received all
-items, or when the directory is complete.
+get fewer of the same episodes, which does not affect their rates. A measurement ends as soon as the server has received
+all items or the directory is complete.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import queue
 import shutil
 import tempfile
@@ -31,7 +29,7 @@ import numpy as np
 import reverb
 import tensorflow as tf
 import tree
-from bench_data import make_float_episodes, make_image_episodes, write_d4rl
+from bench_data import make_float_episodes, make_image_episodes, print_machine, write_d4rl
 from rlds2reverb.adders import NStep
 from tf_agents.replay_buffers import reverb_utils
 from tf_agents.replay_buffers import rlds_to_reverb as reference
@@ -71,33 +69,27 @@ def count_steps(episodes: list[dict]) -> int:
     return sum(len(steps["reward"]) for steps in episodes)
 
 
-def time_baseline_push(episodes: list[dict]) -> Callable[[], float]:
-    """Returns a function that times TF-Agents' push through its trajectory observer, as its users call it."""
-    dataset = make_rlds_dataset(episodes)
+def push_with_tf_agents(dataset: tf.data.Dataset, server: ReplayServer) -> None:
+    """Pushes a dataset with TF-Agents' function and its trajectory observer, as its users do."""
     spec = reference.tensor_spec.add_outer_dim(reference.create_trajectory_data_spec(dataset))
-
-    def run() -> float:
-        with start_server(episodes) as server:
-            began = time.perf_counter()
-            observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
-            observer.get_table_signature = lambda: spec  # The observer compares bounds and names, which Reverb drops.
-            reference.push_rlds_to_reverb(dataset, observer)
-            observer.close()
-            seconds = time.perf_counter() - began
-            require_items(server, count_items(episodes))
-        return seconds
-
-    return run
+    observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
+    observer.get_table_signature = lambda: spec  # The observer compares bounds and names, which Reverb drops.
+    reference.push_rlds_to_reverb(dataset, observer)
+    observer.close()
 
 
-def time_push(episodes: list[dict]) -> Callable[[], float]:
+def push_with_rlds2reverb(dataset: tf.data.Dataset, server: ReplayServer) -> None:
+    observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
+    push_rlds_to_reverb(dataset, observer, fast=True)
+
+
+def time_push(push: Callable[[tf.data.Dataset, ReplayServer], None], episodes: list[dict]) -> Callable[[], float]:
     dataset = make_rlds_dataset(episodes)
 
     def run() -> float:
         with start_server(episodes) as server:
             began = time.perf_counter()
-            observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
-            push_rlds_to_reverb(dataset, observer, fast=True)
+            push(dataset, server)
             seconds = time.perf_counter() - began
             require_items(server, count_items(episodes))
         return seconds
@@ -161,7 +153,7 @@ def time_structured_writer(episodes: list[dict], length: int) -> Callable[[], fl
 def encode_requests(episodes: list[dict]) -> Iterator[bytes]:
     source = load(episodes)
     conversion = make_conversion(source, TrajectoryWindows(), 1.0, on_invalid="error", layout="columns")
-    blocks = (block for episodes in batch_episodes(source) for block in conversion.convert(episodes))
+    blocks = (block for batch in batch_episodes(source) for block in conversion.convert(batch))
     for batch in Encoder(conversion.specs, ["replay"]).encode(blocks):
         yield from batch.insert_requests()
 
@@ -187,9 +179,9 @@ def time_only_encode(episodes: list[dict]) -> Callable[[], float]:
 
 
 def time_only_copy(episodes: list[dict]) -> Callable[[], float]:
-    """Returns a function that times copying the same messages over loopback gRPC to a server that discards them.
+    """Returns a function that times copying the messages over loopback gRPC to a server that discards them.
 
-    This is an upper limit on the rate of any writer.
+    Its rate is an upper limit for any writer.
     """
     requests = list(encode_requests(episodes))
 
@@ -213,7 +205,7 @@ def time_only_copy(episodes: list[dict]) -> Callable[[], float]:
 
 
 def time_only_insert(episodes: list[dict]) -> Callable[[], float]:
-    """Returns a function that times sending messages encoded beforehand to Reverb: the cost of the server alone."""
+    """Returns a function that times inserting messages encoded beforehand, which is the cost of the server alone."""
     requests, num_items = list(encode_requests(episodes)), count_items(episodes)
 
     def run() -> float:
@@ -236,7 +228,7 @@ def time_only_insert(episodes: list[dict]) -> Callable[[], float]:
 
 @dataclass
 class Workload:
-    """A workload: its number of steps, a function that returns its duration, and the target ratio to the baseline."""
+    """A workload: a number of steps, a function that returns their duration, and the target ratio to the baseline."""
 
     name: str
     num_steps: int
@@ -245,7 +237,7 @@ class Workload:
 
 
 def compare(runs: int, *workloads: Workload) -> dict[str, float]:
-    """Times workloads in turn in each round, so that load on the machine affects all alike; the first is the baseline.
+    """Times the workloads in turn in each round, so that other load affects all alike; the first is the baseline.
 
     Returns:
       The median steps/s of each workload, by name.
@@ -268,10 +260,9 @@ def main() -> None:
     arguments = parser.parse_args()
     runs, many = arguments.runs, make_float_episodes(arguments.episodes)
     few, steps = many[:5], count_steps(many)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
+    print_machine()
     print(f"{steps:,} steps in {len(many)} episodes, HalfCheetah's shape; the baselines get 5 of them")
-    print(f"one prioritized table; medians of {runs} rounds, each of which measures the baseline and then the others;")
-    print("ratios within a round (minimum to maximum)\n")
+    print(f"one prioritized table; medians of {runs} rounds; ratios within a round (minimum to maximum)\n")
     with tempfile.TemporaryDirectory() as name:
         d4rl, million, folder = Path(name) / "halfcheetah.hdf5", Path(name) / "halfcheetah-million.hdf5", Path(name)
         write_d4rl(d4rl, many)
@@ -280,8 +271,8 @@ def main() -> None:
         print("items of 2 steps; the baseline is TF-Agents' push_rlds_to_reverb with its trajectory observer")
         rates = compare(
             runs,
-            Workload("baseline", count_steps(few), time_baseline_push(few)),
-            Workload("push_rlds_to_reverb(fast=True)", steps, time_push(many), 100),
+            Workload("baseline", count_steps(few), time_push(push_with_tf_agents, few)),
+            Workload("push_rlds_to_reverb(fast=True)", steps, time_push(push_with_rlds2reverb, many), 100),
             Workload("ingest, nested RLDS -> table", steps, time_ingest(make_rlds_dataset(many), many), 100),
             Workload("ingest, D4RL HDF5 -> table", steps, time_ingest(d4rl, many), 150),
             Workload("ingest, D4RL HDF5 -> table, unvalidated", steps, time_ingest(d4rl, many, on_invalid="keep")),
@@ -294,17 +285,17 @@ def main() -> None:
             Workload("only copy these messages over loopback gRPC", steps, time_only_copy(many)),
         )
         share = rates["ingest, D4RL HDF5 -> table"] / rates["only copy these messages over loopback gRPC"]
-        print(f"D4RL HDF5 -> table reaches {share:.0%} of that copy")
-    for name, some, length, target in (
+        print(f"D4RL HDF5 -> table reaches {share:.0%} of the rate of the copy")
+    for name, episodes, length, target in (
         ("items of 5 steps", many, 5, 10),
         ("items of 2 steps with 64x64x3 images", make_image_episodes(100), 2, 3),
     ):
         print(f"\n{name}; the baseline is Reverb's StructuredWriter")
-        ingest_from_memory = time_ingest(some, some, TrajectoryWindows(length))
+        ingest_from_memory = time_ingest(episodes, episodes, TrajectoryWindows(length))
         compare(
             runs,
-            Workload("baseline", count_steps(some[:5]), time_structured_writer(some[:5], length)),
-            Workload("ingest, from memory", count_steps(some), ingest_from_memory, target),
+            Workload("baseline", count_steps(episodes[:5]), time_structured_writer(episodes[:5], length)),
+            Workload("ingest, from memory", count_steps(episodes), ingest_from_memory, target),
         )
     print("\nshort episodes, D4RL HDF5 -> table; the baseline is the same adder with long episodes")
     with tempfile.TemporaryDirectory() as name:

@@ -5,15 +5,13 @@
 The data have HalfCheetah's shape, 17 + 6 floats; batches of 256, networks of 256 x 256. The baseline is TF-Agents'
 agent in TF-Agents' `Learner.run`, on the dataset of its `ReverbReplayBuffer`. It is compared with the same algorithm in
 rlds2reverb's `Learner`: from a Reverb table, with priorities written back, from items in memory, and from a single
-batch in memory, for which it never waits.
+batch in memory, which never makes the learner wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +24,7 @@ import_quietly("tf_agents.agents.cql.cql_sac_agent", "tf_agents.train.learner")
 
 import numpy as np
 import tensorflow as tf
-from bench_data import make_float_episodes
+from bench_data import make_float_episodes, print_machine
 from rlds2reverb.adders import NStep
 from rlds2reverb.learners import InMemoryDataset, Learner, collect_items
 from rlds2reverb.learners.agents import make_agent
@@ -104,14 +102,19 @@ def make_baseline_cql() -> Any:
 BASELINES: dict[str, Callable[[], Any]] = {"td3": make_baseline_td3, "cql": make_baseline_cql}
 
 
+def make_baseline(algo: str) -> Any:
+    agent = BASELINES[algo]()
+    agent.initialize()
+    return agent
+
+
 class Bench:
     """The servers, datasets and learners that are compared."""
 
     def __init__(self, updates: int, resources: contextlib.ExitStack):
         self.updates, self.resources = updates, resources
         self.adder = NStep(1, 0.99)
-        episodes = make_float_episodes(50)
-        self.source = load(episodes)
+        self.source = load(make_float_episodes(50))
         self.items = collect_items(map(self.adder, self.source))
         self.uniform = self._start_server(Selector("uniform"), self.adder, "packed")
         self.prioritized = self._start_server(Selector("prioritized", 0.6), self.adder, "packed")
@@ -128,8 +131,7 @@ class Bench:
         return self.resources.enter_context(tempfile.TemporaryDirectory())
 
     def time_baseline(self, algo: str) -> Callable[[], float]:
-        agent = BASELINES[algo]()
-        agent.initialize()
+        agent = make_baseline(algo)
         buffer = reverb_replay_buffer.ReverbReplayBuffer(
             agent.collect_data_spec, table_name="replay", sequence_length=2, server_address=self.windows.address
         )
@@ -154,17 +156,17 @@ class Bench:
         )
         return self._time(lambda count: learner.start(learner.last_iter + count))
 
-    def samples(self, server: ReplayServer, *, to_transitions: bool = True) -> tf.data.Dataset:
+    def make_samples(self, server: ReplayServer, *, to_transitions: bool = True) -> tf.data.Dataset:
         samples = sample_dataset(server, "replay", BATCH_SIZE, prefetch=4)
         if not to_transitions:
             return samples
         return samples.map(lambda sample: sample._replace(data=self.adder.as_transition(sample.data)))
 
-    def in_memory(self) -> InMemoryDataset:
+    def make_in_memory(self) -> InMemoryDataset:
         return InMemoryDataset(self.items, BATCH_SIZE, to_experience=self.adder.as_transition)
 
-    def one_batch(self) -> tf.data.Dataset:
-        experience, _ = self.in_memory().next(tf.constant(0, tf.int64))
+    def make_one_batch(self) -> tf.data.Dataset:
+        experience, _ = self.make_in_memory().next(tf.constant(0, tf.int64))
         return tf.data.Dataset.from_tensors(experience).repeat()
 
     def _time(self, run: Callable[[int], Any]) -> Callable[[], float]:
@@ -179,7 +181,7 @@ class Bench:
 
 
 def count_td3_flops() -> float:
-    """Returns the floating-point operations of one update; every second one also updates the actor and the targets."""
+    """Returns the floating-point operations of one update; every second update includes the actor and the targets."""
     actor, critic = 17 * 256 + 256 * 256 + 256 * 6, 23 * 256 + 256 * 256 + 256
     forward = 2 * BATCH_SIZE
     targets = forward * (actor + 2 * critic)
@@ -214,7 +216,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--algos", nargs="+", default=["td3", "cql"], choices=sorted(BASELINES))
     arguments = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
+    print_machine()
     print(f"updates/s: medians of {arguments.rounds} rounds of {arguments.updates} updates; ratios within a round\n")
     with contextlib.ExitStack() as resources:
         bench = Bench(arguments.updates, resources)
@@ -225,30 +227,27 @@ def main() -> None:
                 {
                     f"{algo}: TF-Agents' agent and Learner (baseline)": bench.time_baseline(algo),
                     f"{algo}: TF-Agents' agent in Learner, Reverb table": bench.time_learner(
-                        algo, bench.samples(bench.windows, to_transitions=False), agent=initialize(BASELINES[algo]())
+                        algo, bench.make_samples(bench.windows, to_transitions=False), agent=make_baseline(algo)
                     ),
                     f"{algo}: Learner, Reverb table (target: 3x)": bench.time_learner(
-                        algo, bench.samples(bench.uniform)
+                        algo, bench.make_samples(bench.uniform)
                     ),
                     f"{algo}: Learner, prioritized, priorities not written": bench.time_learner(
-                        algo, bench.samples(bench.prioritized)
+                        algo, bench.make_samples(bench.prioritized)
                     ),
                     f"{algo}: Learner, prioritized, priorities written back": bench.time_learner(
-                        algo, bench.samples(bench.prioritized), priorities=writer
+                        algo, bench.make_samples(bench.prioritized), priorities=writer
                     ),
-                    f"{algo}: Learner, one batch in memory": bench.time_learner(algo, bench.one_batch()),
-                    f"{algo}: Learner, InMemoryDataset (target: 4x)": bench.time_learner(algo, bench.in_memory()),
-                    f"{algo}: Learner, InMemoryDataset, XLA": bench.time_learner(algo, bench.in_memory(), jit=True),
+                    f"{algo}: Learner, one batch in memory": bench.time_learner(algo, bench.make_one_batch()),
+                    f"{algo}: Learner, InMemoryDataset (target: 4x)": bench.time_learner(algo, bench.make_in_memory()),
+                    f"{algo}: Learner, InMemoryDataset, XLA": bench.time_learner(
+                        algo, bench.make_in_memory(), jit=True
+                    ),
                 },
             )
             if algo == "td3":
                 limit = measure_flops() / count_td3_flops()
                 print(f"upper limit from a matrix product of these sizes: {limit:,.0f} updates/s\n")
-
-
-def initialize(agent: Any) -> Any:
-    agent.initialize()
-    return agent
 
 
 def compare(rounds: int, workloads: dict[str, Callable[[], float]]) -> None:

@@ -66,13 +66,13 @@ def measure_server(signature: Any, fill: Callable[[str], object], data: Path | N
         process.join(30)
 
 
-def compare(what: str, episodes: list[dict]) -> None:
+def compare(title: str, episodes: list[dict]) -> None:
     signature = TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)
     packed = packed_signature(Packing(signature, squeeze=False))
     row_bytes = sum(column[:1].nbytes for column in tree.flatten(trajectory_columns(episodes[0])))
-    print(f"\n{what}: {row_bytes:,} bytes per step; items of 2 steps")
+    print(f"\n{title}: {row_bytes:,} bytes per step; items of 2 steps")
     baseline = None
-    for name, signature_of_table, fill in (
+    for name, table_signature, fill in (
         (
             "Reverb's StructuredWriter (baseline)",
             signature,
@@ -81,7 +81,7 @@ def compare(what: str, episodes: list[dict]) -> None:
         ("ingest", signature, lambda address: ingest(episodes, address)),
         ("ingest, layout packed", packed, lambda address: ingest(episodes, address, layout="packed")),
     ):
-        size, items = measure_server(signature_of_table, fill)
+        size, items = measure_server(table_signature, fill)
         baseline = baseline or size / items
         ratio = size / items / baseline
         print(f"{name:<40} {size / items:>9,.0f} bytes per item {ratio:>7.2f} of the baseline", flush=True)
@@ -102,21 +102,21 @@ def check_estimate(episodes: list[dict], folder: Path) -> None:
         )
 
 
-def write_rows(path: Path, num_steps: int, *, episode_steps: int | None, following: bool = True) -> None:
+def write_rows(path: Path, num_steps: int, *, episode_steps: int | None, has_next: bool = True) -> None:
     """Writes a D4RL file of random rows; without `episode_steps` no episode ends.
 
     Args:
       path: path of the file.
       num_steps: number of rows.
       episode_steps: rows per episode, or None for a single episode without an end.
-      following: whether the file has `next_observations`.
+      has_next: whether the file has `next_observations`.
     """
     random = np.random.default_rng(0)
     block = 100_000
     last = random.random((1, 17), np.float32)
     with h5py.File(path, "w") as file:
         widths = {"observations": (17,), "actions": (6,), "rewards": ()}
-        if following:
+        if has_next:
             widths["next_observations"] = (17,)
         for name, shape in widths.items():
             file.create_dataset(name, (num_steps, *shape), np.float32, chunks=(1000, *shape))
@@ -143,7 +143,7 @@ def convert(path: Path, destination: Path | str) -> tuple[int, int, Any]:
 
 
 def convert_in_process(path: Path, destination: Path | str) -> tuple[int, int, Any]:
-    """Does the same as `convert` in a separate process."""
+    """Calls `convert` in a separate process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(convert, path, destination).result()
 
@@ -152,19 +152,19 @@ def measure_endless_episode(folder: Path, num_steps: int) -> None:
     path = folder / "endless.hdf5"
     print(f"\na D4RL file of {num_steps:,} rows without an episode end, one episode")
 
-    def show(what: str, start: int, peak: int, report: Any) -> None:
+    def show(name: str, start: int, peak: int, report: Any) -> None:
         factor = (peak - start) / report.bytes
         print(
-            f"{what:<40} {start / 1e6:>6,.0f} MB at the start, {peak / 1e6:>6,.0f} MB peak: {factor:.1f} times the "
+            f"{name:<40} {start / 1e6:>6,.0f} MB at the start, {peak / 1e6:>6,.0f} MB peak: {factor:.1f} times the "
             f"{report.bytes / report.steps:.0f} bytes per step",
             flush=True,
         )
 
-    write_rows(path, num_steps, episode_steps=None, following=False)
+    write_rows(path, num_steps, episode_steps=None, has_next=False)
     show("to a directory", *convert_in_process(path, folder / "endless"))
     measure_server(None, lambda address: show("to a server", *convert_in_process(path, address)))
     write_rows(path, num_steps, episode_steps=None)
-    show("with next_observations, to a directory", *convert_in_process(path, folder / "following"))
+    show("with next_observations, to a directory", *convert_in_process(path, folder / "with-next"))
     path.unlink()
 
 
@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--endless-steps", type=int, default=3_000_000)
     parser.add_argument("--large-steps", type=int, default=10_000_000)
     arguments = parser.parse_args()
+    speed.print_machine()
     compare("floats of HalfCheetah's shape", speed.make_float_episodes(arguments.episodes))
     compare("64x64x3 images", speed.make_image_episodes(max(1, arguments.episodes // 5)))
     folder = Path(tempfile.mkdtemp())

@@ -11,8 +11,6 @@ ratio is the median of the ratios of consecutive runs.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import tempfile
 import threading
@@ -24,14 +22,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.cli.quiet import import_quietly, silence_logs
-
-silence_logs()
-import_quietly("tf_agents.replay_buffers.reverb_utils")
-
+# Imported first because it silences TensorFlow.
+from bench_sample import serve_with_ingest, time_dataset  # isort: skip
 import numpy as np
-from bench_data import make_float_episodes
-from bench_sample import serve_with_ingest, time_dataset
+from bench_data import make_float_episodes, print_machine
 
 from rlds2reverb import TrajectoryWindows, load, sample_dataset, trajectory_columns
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
@@ -56,27 +50,27 @@ class PlainBuffer:
         self.highest = 1.0
 
     def extend(self, items: list[dict[str, Any]]) -> None:
-        places = (self.next + np.arange(len(items))) % self.size
-        for place, item in zip(places, items, strict=True):
+        slots = (self.next + np.arange(len(items))) % self.size
+        for slot, item in zip(slots, items, strict=True):
             for name, column in self.columns.items():
-                column[place] = item[name]
-        self.set(places, np.full(len(items), self.highest))
+                column[slot] = item[name]
+        self.set_priorities(slots, np.full(len(items), self.highest))
         self.next = (self.next + len(items)) % self.size
         self.count = min(self.count + len(items), self.size)
 
-    def set(self, places: np.ndarray, priorities: np.ndarray) -> None:
-        nodes = places + self.half
+    def set_priorities(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        nodes = slots + self.half
         self.sums[nodes] = self.mins[nodes] = priorities**ALPHA
         while nodes[0] > 1:
             nodes = np.unique(nodes >> 1)
             self.sums[nodes] = self.sums[2 * nodes] + self.sums[2 * nodes + 1]
             self.mins[nodes] = np.minimum(self.mins[2 * nodes], self.mins[2 * nodes + 1])
 
-    def update(self, places: np.ndarray, priorities: np.ndarray) -> None:
-        self.set(places, priorities + 0.01)
+    def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        self.set_priorities(slots, priorities + 0.01)
         self.highest = max(self.highest, priorities.max())
 
-    def draw(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def sample_slots(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         mass = np.random.random(size) * self.sums[1]
         nodes = np.ones(size, np.int64)
         while nodes[0] < self.half:
@@ -88,17 +82,17 @@ class PlainBuffer:
         return nodes - self.half, weights
 
     def sample(self, size: int) -> list[dict[str, Any]]:
-        places, weights = self.draw(size)
+        slots, weights = self.sample_slots(size)
         items = []
-        for place, weight in zip(places.tolist(), weights.tolist(), strict=True):
-            item = {name: column[place].copy() for name, column in self.columns.items()}
-            item.update(IS=weight, index=place)
+        for slot, weight in zip(slots.tolist(), weights.tolist(), strict=True):
+            item = {name: column[slot].copy() for name, column in self.columns.items()}
+            item.update(IS=weight, index=slot)
             items.append(item)
         return items
 
     def sample_columns(self, size: int) -> dict[str, np.ndarray]:
-        places, weights = self.draw(size)
-        return {**{name: column[places] for name, column in self.columns.items()}, "IS": weights, "index": places}
+        slots, weights = self.sample_slots(size)
+        return {**{name: column[slots] for name, column in self.columns.items()}, "IS": weights, "index": slots}
 
 
 def make_transitions(count: int) -> dict[str, np.ndarray]:
@@ -125,10 +119,10 @@ def make_config(size: int) -> BufferConfig:
 def measure_rate(call: Callable[[], Any], secs: float) -> float:
     """Returns the number of calls per second."""
     count, began = 0, time.perf_counter()
-    while (passed := time.perf_counter() - began) < secs:
+    while (elapsed := time.perf_counter() - began) < secs:
         call()
         count += 1
-    return count / passed
+    return count / elapsed
 
 
 def compare(
@@ -151,11 +145,11 @@ def print_row(name: str, pairs: list[tuple[float, float]], target: str) -> float
 @contextmanager
 def run_busy_thread() -> Iterator[None]:
     """Runs a Python thread that never waits."""
-    ended = threading.Event()
+    stop = threading.Event()
 
     def work() -> None:
         number = 0
-        while not ended.is_set():
+        while not stop.is_set():
             for _ in range(1000):
                 number += 1
 
@@ -164,7 +158,7 @@ def run_busy_thread() -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        stop.set()
         thread.join()
 
 
@@ -175,7 +169,7 @@ def make_buffers(size: int, columns: dict[str, np.ndarray]) -> tuple[AdvancedRep
     for name, column in columns.items():
         baseline.columns[name][:] = column
     baseline.count = size
-    baseline.set(np.arange(size), priorities)
+    baseline.set_priorities(np.arange(size), priorities)
     return buffer, baseline
 
 
@@ -217,8 +211,8 @@ def compare_with_cpprb(
     baseline = cpprb.PrioritizedReplayBuffer(size, env, alpha=ALPHA)
     baseline.add(**{name: column.reshape(size, -1) for name, column in columns.items()})
     random, priorities = np.random.default_rng(3), np.random.default_rng(4).uniform(0.1, 2.0, 256)
-    some = {name: column[:64] for name, column in columns.items()}
-    flat = {name: column.reshape(64, -1) for name, column in some.items()}
+    pushed = {name: column[:64] for name, column in columns.items()}
+    pushed_to_baseline = {name: column.reshape(64, -1) for name, column in pushed.items()}
 
     def update() -> None:
         ids = buffer.push_count - 1 - random.integers(size, size=256)
@@ -238,11 +232,11 @@ def compare_with_cpprb(
         )
     compare("update of 256", update, update_baseline, runs, secs)
     name = "64 transitions as columns"
-    compare(name, lambda: buffer.extend_columns(some), lambda: baseline.add(**flat), runs, secs)
+    compare(name, lambda: buffer.extend_columns(pushed), lambda: baseline.add(**pushed_to_baseline), runs, secs)
 
 
 def measure_longest_wait(buffer: AdvancedReplayBuffer) -> tuple[float, float, float]:
-    """Returns the longest duration of a sample during a save and without one, and the duration of the save."""
+    """Returns the longest duration of a sample during a save and without a save, and the duration of the save."""
 
     def find_longest(is_over: Callable[[], bool]) -> float:
         longest = 0.0
@@ -290,7 +284,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1500)
     arguments = parser.parse_args()
     runs, secs = arguments.runs, arguments.secs
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
+    print_machine()
     print(f"HalfCheetah's transitions, alpha {ALPHA}; median of {runs} after a warm-up; rate, baseline, ratio")
     rates = {}
     for size in arguments.sizes:
@@ -299,25 +293,25 @@ def main() -> None:
         items = make_items(columns, 64)
         buffer, baseline = make_buffers(size, columns)
         rates[size] = compare_methods(buffer, baseline, items, runs, secs)
-    first = arguments.sizes[0]
-    share = rates[size] / rates[first]
-    print(f"\nsample(64) with {size:,} elements: {share:.0%} of the rate with {first:,} (target: 50%)")
+    smallest = arguments.sizes[0]
+    share = rates[size] / rates[smallest]
+    print(f"\nsample(64) with {size:,} elements: {share:.0%} of the rate with {smallest:,} (target: 50%)")
     print(f"\n{size:,} elements, next to a busy Python thread", flush=True)
     with run_busy_thread():
         compare_methods(buffer, baseline, items, runs, max(secs, 1.0))
     compare_with_cpprb(size, columns, buffer, runs, secs)
     print()
     waits = [measure_longest_wait(buffer) for _ in range(3)]
-    during, without, took = (statistics.median(values) for values in zip(*waits, strict=True))
+    during, without, save_secs = (statistics.median(values) for values in zip(*waits, strict=True))
     print(
-        f"longest sample_batch(256) while {size:,} elements are saved: {1e3 * during:.0f} ms of {took:.1f} s "
+        f"longest sample_batch(256) while {size:,} elements are saved: {1e3 * during:.0f} ms of {save_secs:.1f} s "
         f"(without saving {1e3 * without:.0f} ms; target: 50 ms)"
     )
     began = time.perf_counter()
     new_buffer = AdvancedReplayBuffer("new", make_config(100_000))
     new_buffer.extend_columns({name: column[:100_000] for name, column in columns.items()})
-    secs_pushed = time.perf_counter() - began
-    print(f"100,000 transitions are pushed as columns in {1e3 * secs_pushed:.0f} ms (target: 500 ms)")
+    push_secs = time.perf_counter() - began
+    print(f"pushing 100,000 transitions as columns takes {1e3 * push_secs:.0f} ms (target: 500 ms)")
     compare_datasets(arguments.batches, runs)
 
 

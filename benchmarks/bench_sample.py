@@ -12,25 +12,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlds2reverb.cli.quiet import import_quietly, silence_logs
-
-silence_logs()
-import_quietly("tf_agents.replay_buffers.reverb_utils")
-
+# Imported first because it silences TensorFlow.
+from bench_ingest import make_rlds_dataset, push_with_tf_agents, start_server  # isort: skip
 import numpy as np
 import tensorflow as tf
 import tree
-from bench_data import make_float_episodes
-from tf_agents.replay_buffers import reverb_replay_buffer, reverb_utils
-from tf_agents.replay_buffers import rlds_to_reverb as reference
+from bench_data import make_float_episodes, print_machine
+from tf_agents.replay_buffers import reverb_replay_buffer
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset, trajectory_columns
 from rlds2reverb._encoding.packing import Packing, packed_signature
@@ -44,15 +38,8 @@ OnBatch = Callable[[Any], None]
 
 @contextlib.contextmanager
 def serve_with_observer(episodes: list[dict]) -> Iterator[ReplayServer]:
-    columns = tree.map_structure(lambda *parts: np.stack(parts), *episodes)
-    steps = tf.data.Dataset.from_tensor_slices(columns)
-    dataset = steps.map(lambda nest: {"steps": tf.data.Dataset.from_tensor_slices(nest)})
-    spec = reference.tensor_spec.add_outer_dim(reference.create_trajectory_data_spec(dataset))
-    with ReplayServer([TableConfig()], TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)) as server:
-        observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
-        observer.get_table_signature = lambda: spec  # The observer compares bounds and names, which Reverb drops.
-        reference.push_rlds_to_reverb(dataset, observer)
-        observer.close()
+    with start_server(episodes) as server:
+        push_with_tf_agents(make_rlds_dataset(episodes), server)
         yield server
 
 
@@ -126,7 +113,7 @@ def make_priority_writer(server: ReplayServer, get_keys: Callable[[Any], tf.Tens
 
 
 def make_columns(episodes: list[dict]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns all items as arrays `[N, 2, ...]`, and the running sum of their priorities to the power of alpha."""
+    """Returns all items as arrays `[N, 2, ...]`, and the cumulative sum of their priorities to the power of alpha."""
     parts = [tree.flatten(trajectory_columns(steps)) for steps in episodes]
     windows = [[np.stack([column[:-1], column[1:]], axis=1) for column in columns] for columns in parts]
     joined = [np.concatenate(columns) for columns in zip(*windows, strict=True)]
@@ -134,7 +121,7 @@ def make_columns(episodes: list[dict]) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def time_numpy_gather(episodes: list[dict], num_batches: int) -> Callable[[], float]:
-    """Returns a function that times prioritized sampling of arrays in this process: an upper limit."""
+    """Returns a function that times prioritized sampling of arrays in this process, an upper limit."""
     columns, sums = make_columns(episodes)
     random = np.random.default_rng(0)
 
@@ -149,15 +136,15 @@ def time_numpy_gather(episodes: list[dict], num_batches: int) -> Callable[[], fl
 
 
 def make_gather_dataset(episodes: list[dict]) -> tf.data.Dataset:
-    """Returns a dataset of prioritized samples of tensors in memory: an upper limit for `tf.data`."""
+    """Returns a dataset of prioritized samples of tensors in memory, an upper limit for `tf.data`."""
     arrays, sums = make_columns(episodes)
     columns, sums = [tf.constant(column) for column in arrays], tf.constant(sums)
 
-    def draw(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def sample(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
         rows = tf.searchsorted(sums, tf.random.uniform([BATCH_SIZE], 0, sums[-1], tf.float64))
         return tuple(tf.gather(column, rows) for column in columns)
 
-    return tf.data.Dataset.range(1 << 40).map(draw).prefetch(1)
+    return tf.data.Dataset.range(1 << 40).map(sample).prefetch(1)
 
 
 def measure(
@@ -217,7 +204,7 @@ def main() -> None:
     arguments = parser.parse_args()
     episodes = make_float_episodes(arguments.episodes)
     items = sum(len(steps["reward"]) - 1 for steps in episodes)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, TF {tf.__version__}")
+    print_machine()
     print(f"{items:,} items of 2 steps, HalfCheetah's shape, prioritized (alpha {ALPHA}), batches of {BATCH_SIZE}")
     print(f"importance weights included; median of {arguments.runs} after a warm-up\n")
     compare(episodes, arguments.runs, arguments.batches)

@@ -4,9 +4,9 @@
 
 DATA is a directory of D4RL files with `ref_scores.json`. Each run is `rlds2reverb train` in a separate process.
 Interrupted runs are continued, and complete runs are not repeated. The table contains the mean return of the data; the
-mean of the last five evaluations with its standard deviation over seeds; their swing, which is their standard
-deviation within a run; and the best evaluation. The last two are means over seeds. The figure is `learning.png` in the
-directory --out.
+mean of the last five evaluations with its standard deviation over seeds; the swing, which is the standard deviation of
+the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. The figure is
+written to `learning.png` in the directory --out.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ VARIANTS = {
 
 
 def train(data: Path, dataset: str, variant: str, seed: int, *, steps: int, out: Path) -> Run:
-    """Returns a run, after completing it if necessary."""
+    """Trains until the run is complete, if it is not yet, and returns the run."""
     root = out / dataset / f"{variant}-{seed}"
     recipe = ["--reward", "iql_locomotion"] if "iql" in variant and dataset not in CONSTANT_RETURN else []
     if not (root / "evaluations.csv").is_file() or load_run(root).evaluations["step"].max(initial=0) < steps:
@@ -64,9 +64,9 @@ def train(data: Path, dataset: str, variant: str, seed: int, *, steps: int, out:
             *VARIANTS[variant],
             *recipe,
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
+        process = subprocess.run(command, capture_output=True, text=True)
+        if code := process.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed with exit code {code}:\n{process.stderr[-2000:]}")
     return load_run(root)
 
 
