@@ -6,4 +6,4 @@ import rlds2reverb
 
 root = str(Path(__file__).parent)
 if root not in rlds2reverb.__path__ and not hasattr(rlds2reverb, "cli"):
-    rlds2reverb.__path__.insert(1, root)  # before what is installed: the checkout is tested
+    rlds2reverb.__path__.insert(1, root)  # Before the installed layers, so that those of the checkout are tested.
