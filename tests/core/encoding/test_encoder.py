@@ -32,7 +32,7 @@ ADDERS = st.one_of(
 OPTIONS = st.fixed_dictionaries(
     {"chunk_length": st.one_of(st.none(), st.integers(1, 9)), "key_seed": st.integers(0, 3)},
 )
-TABLES = st.lists(st.sampled_from(["one", "two", "drei ü"]), min_size=1, unique=True)
+TABLES = st.lists(st.sampled_from(["one", "two", "three ü"]), min_size=1, unique=True)
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ def convert(all_steps, adder, *, packed=False, priority=1.0):
 
 
 def encode_all(conversion, blocks, tables=("one",), **options):
+    """Returns the encoded batches of all blocks."""
     return list(Encoder(conversion.specs, tables, squeeze=conversion.squeeze, **options).encode(blocks))
 
 
@@ -93,7 +94,7 @@ def decode_chunks(batch):
 
 
 def assert_items_are(batches, expected, tables, *, squeeze=False, one_slice=True):
-    """Asserts that each table has the expected items in order, each batch has the chunks of its items, and keys are unique."""
+    """Asserts that each table has the expected items in order, each batch has their chunks, and keys are unique."""
     decoded = {table: [] for table in tables}
     for batch in batches:
         chunks = decode_chunks(batch)
@@ -135,7 +136,7 @@ def test_items_are_the_same_in_small_batches_and_chunks(
         patch.setattr(encoder, "_MAX_SHARED_CHUNK_BYTES", chunk_bytes)
         patch.setattr(encoder, "_MIN_COMPRESSED_ROW_BYTES", 1 if compressed else 10**9)
         got = encode_all(conversion, blocks, **options)
-    # Chunks this small are not shared, so that items have several.
+    # Chunks this small are not shared, so an item can have slices of several chunks.
     expected = list(naive_items(blocks, conversion.squeeze))
     assert_items_are(got, expected, ["one"], squeeze=conversion.squeeze, one_slice=False)
 
@@ -168,8 +169,8 @@ def test_packed_row_is_the_concatenated_bytes_of_its_columns(all_steps, adder):
 def test_images_are_compressed_losslessly():
     all_steps = [episode(9, terminal=True), episode(4, terminal=False, start=30)]
     for steps in all_steps:
-        place = np.arange(len(steps["reward"]), dtype=np.uint8)
-        steps["observation"] = np.tile(place[:, None, None, None], (1, 32, 32, 3))
+        position = np.arange(len(steps["reward"]), dtype=np.uint8)
+        steps["observation"] = np.tile(position[:, None, None, None], (1, 32, 32, 3))
     conversion, blocks = convert(all_steps, TrajectoryWindows(2))
     got = encode_all(conversion, blocks)
     assert_items_are(got, list(naive_items(blocks, False)), ["one"])
@@ -211,13 +212,13 @@ def test_large_item_has_a_slice_of_each_chunk_with_its_rows(monkeypatch):
     assert slices == [[(0, 4), (0, 2)], [(2, 2), (0, 4)], [(0, 4), (0, 2)]]
 
 
-def long_float_episodes(*lengths):
+def make_float_episodes(*lengths):
     return [episode(length, terminal=True, start=1000.0 * at) for at, length in enumerate(lengths)]
 
 
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (2, 1), (5, 1), (5, 3), (40, 1), (40, 7), (200, 1), (3, 9)])
 def test_at_most_half_of_the_stored_rows_are_repetitions(length, stride):
-    conversion, blocks = convert(long_float_episodes(1500, 2000), TrajectoryWindows(length, stride))
+    conversion, blocks = convert(make_float_episodes(1500, 2000), TrajectoryWindows(length, stride))
     stored = sum(
         len(chunk_column(c, 0)) for batch in encode_all(conversion, blocks) for c in decode_chunks(batch).values()
     )
@@ -226,7 +227,7 @@ def test_at_most_half_of_the_stored_rows_are_repetitions(length, stride):
 
 
 @pytest.mark.parametrize("chunk_length", [1, 4, 9])
-def test_chunk_length_items_share_a_chunk(chunk_length):
+def test_chunk_length_is_the_number_of_items_per_chunk(chunk_length):
     conversion, blocks = convert([episode(21, terminal=True)], TrajectoryWindows(3))
     (batch,) = encode_all(conversion, blocks, chunk_length=chunk_length)
     items = parse_messages(schema_pb2.PrioritizedItem, batch.items)
@@ -237,14 +238,14 @@ def test_chunk_length_items_share_a_chunk(chunk_length):
 
 
 def test_shared_chunk_stays_below_the_size_limit():
-    all_steps = long_float_episodes(60)
+    all_steps = make_float_episodes(60)
     all_steps[0]["observation"] = np.random.default_rng(0).normal(size=(60, 1000))
     conversion, blocks = convert(all_steps, TrajectoryWindows(8))
     chunks = [chunk for batch in encode_all(conversion, blocks) for chunk in decode_chunks(batch).values()]
     assert max(chunk.data_uncompressed_size for chunk in chunks) <= encoder._MAX_SHARED_CHUNK_BYTES
 
 
-def test_tables_share_chunks():
+def test_several_tables_share_chunks():
     conversion, blocks = convert([episode(9, terminal=True)], TrajectoryWindows(2))
     (one,), (two,) = encode_all(conversion, blocks, ["a"]), encode_all(conversion, blocks, ["a", "b"])
     assert one.chunk_keys.tolist() == two.chunk_keys.tolist() and len(two.items) == 2
@@ -253,7 +254,7 @@ def test_tables_share_chunks():
 
 def test_batches_stay_near_the_size_limit(monkeypatch):
     monkeypatch.setattr(encoder, "_MAX_BATCH_BYTES", 1 << 20)
-    conversion, blocks = convert(long_float_episodes(*[700] * 100), TrajectoryWindows(2))
+    conversion, blocks = convert(make_float_episodes(*[700] * 100), TrajectoryWindows(2))
     sizes = [
         sum(chunk.data_uncompressed_size for chunk in decode_chunks(b).values()) for b in encode_all(conversion, blocks)
     ]
@@ -283,8 +284,8 @@ def test_chunk_stores_the_row_range_in_its_episode():
     conversion, blocks = convert([episode(20, terminal=True), episode(20, terminal=True)], TrajectoryWindows(2, 2))
     (batch,) = encode_all(conversion, blocks, chunk_length=4)
     spans = [chunk.sequence_range for chunk in decode_chunks(batch).values()]
-    for _, own in itertools.groupby(sorted(spans, key=lambda s: (s.episode_id, s.start)), lambda s: s.episode_id):
-        assert [(span.start, span.end) for span in own] == [(0, 7), (8, 15), (16, 19)]
+    for _, group in itertools.groupby(sorted(spans, key=lambda s: (s.episode_id, s.start)), lambda s: s.episode_id):
+        assert [(span.start, span.end) for span in group] == [(0, 7), (8, 15), (16, 19)]
     assert len({span.episode_id for span in spans}) == 2
 
 
@@ -324,7 +325,7 @@ def test_chunk_keys_are_unique_when_item_lengths_vary():
 
 
 @pytest.mark.parametrize(("length", "shape"), [(2, (84, 84, 4)), (5, (84, 84, 4)), (64, (64, 64, 3)), (200, (1000,))])
-def test_few_rows_are_repeated_for_items_of_any_size(length, shape):
+def test_chunks_repeat_few_rows_for_items_of_any_size(length, shape):
     steps = episode(300, terminal=False)
     steps["observation"] = np.random.default_rng(0).integers(0, 255, (300, *shape), np.uint8)
     conversion, blocks = convert([steps], TrajectoryWindows(length))

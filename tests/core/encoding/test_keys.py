@@ -27,7 +27,7 @@ MASK = (1 << 64) - 1
 
 
 def encode_keys(all_steps, adder=None, tables=("replay",), *, packed=False, **options):
-    """Returns the keys of the items of each table, and those of the chunks."""
+    """Returns the item keys of each table, and the chunk keys."""
     source = load(all_steps)
     conversion = make_conversion(
         source, adder or TrajectoryWindows(), 1.0, on_invalid="keep", layout="packed" if packed else "columns"
@@ -69,14 +69,14 @@ def test_keys_do_not_depend_on_other_episodes_or_tables():
 
 
 def test_keys_match_splitmix64_computed_with_python_integers():
-    """splitmix64 in Python integers, reduced to the range of keys."""
+    """The expected keys are splitmix64 outputs, reduced to the range of keys."""
     for start in (0, 1, 1234567, MASK):
-        for place in (0, 1, 999_999):
-            z = (start + place * 0x9E3779B97F4A7C15) & MASK
+        for position in (0, 1, 999_999):
+            z = (start + position * 0x9E3779B97F4A7C15) & MASK
             z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
             z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
             expected = (z ^ (z >> 31)) % ((1 << 63) - (1 << 56)) + (1 << 56)
-            assert keys.make_keys(np.array([start], np.uint64), np.array([place])).tolist() == [expected]
+            assert keys.make_keys(np.array([start], np.uint64), np.array([position])).tolist() == [expected]
 
 
 def test_keys_match_the_published_splitmix64_vectors():
@@ -87,7 +87,7 @@ def test_keys_match_the_published_splitmix64_vectors():
 
 
 def three_steps():
-    """Returns an episode with explicitly given contents."""
+    """Returns an episode of three steps with fixed contents."""
     return {
         "observation": {"joint_pos": np.array([[10, -1], [11, -2], [12, -3]], np.float32)},
         "action": np.array([1, 2, 3], np.int32),
@@ -104,7 +104,7 @@ def large_steps():
     return {**three_steps(), "observation": np.full((3, 9 << 20), 7, np.uint8)}
 
 
-#: Function that returns an episode, options, expected keys of the items, expected keys of the chunks.
+#: The function that returns the episode, options, the expected item keys and the expected chunk keys.
 GOLDEN = [
     (three_steps, {}, [5027764441974466825, 8097049550776498942], [2098658449792055686]),
     (three_steps, {"tables": ("other",)}, [3469729921094502516, 1149453641052304342], [2098658449792055686]),
@@ -128,18 +128,18 @@ def test_keys_match_those_of_earlier_versions(steps, options, expected_items, ex
 
 
 def test_seed_matches_its_definition():
-    """SHA-256 of the repr of each part (or its bytes), each preceded by its length in 8 bytes."""
+    """A seed is the SHA-256 of all parts (bytes, or else their repr), each preceded by its length in 8 bytes."""
     parts = [b"'item replay'", b"\x00\x01", b"3", b"0", b"'x'"]
-    text = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-    expected = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+    content = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+    expected = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
     assert keys.make_seed("item replay", b"\x00\x01", 3, 0, "x") == expected == 17026198847840861634
 
 
 def test_digest_matches_its_definition():
-    """XXH3 of the path, dtype, shape and bytes of each column, then squeeze, item count, starts and lengths."""
-    text = b"('x',)<f4(4,)" + struct.pack("<4f", 0, 1, 2, 3) + b"False2" + struct.pack("<4q", 0, 1, 2, 2)
+    """A digest is the XXH3 of each column's path, dtype, shape and bytes, then squeeze, count, starts and lengths."""
+    content = b"('x',)<f4(4,)" + struct.pack("<4f", 0, 1, 2, 3) + b"False2" + struct.pack("<4q", 0, 1, 2, 2)
     got = keys.content_digest(items({"x": np.arange(4, dtype=np.float32)}))
-    assert got == xxhash.xxh3_128(text).digest() == bytes.fromhex("53caa36a6750ed40d6033c9ac708464d")
+    assert got == xxhash.xxh3_128(content).digest() == bytes.fromhex("53caa36a6750ed40d6033c9ac708464d")
 
 
 # --- different keys
@@ -166,7 +166,7 @@ def test_keys_differ_when_content_dtype_shape_or_name_differs(change):
     assert not np.isin(two, one).any() and not np.isin(other_chunks, chunks).any()
 
 
-def test_keys_differ_for_a_repeated_episode():
+def test_keys_differ_between_repetitions_of_an_episode():
     (item_keys,), chunks = encode_keys([episode(9, terminal=True)] * 3)
     keys.require_unique([item_keys])
     keys.require_unique([chunks])
@@ -230,14 +230,14 @@ def test_keys_are_in_range(pairs):
 
 
 def test_three_million_keys_are_unique():
-    place = np.arange(1000, dtype=np.int32)
-    digests = [keys.content_digest(items({"x": place + number})) for number in range(500)]
+    position = np.arange(1000, dtype=np.int32)
+    digests = [keys.content_digest(items({"x": position + number})) for number in range(500)]
     seeds = [
         keys.make_seed("item " + table, digests[number // 2], number, 0)
         for table in ("one", "two", "three")
         for number in range(1000)
     ]
-    item_keys = keys.make_keys(np.repeat(np.array(seeds, np.uint64), 1000), np.tile(place, len(seeds)))
+    item_keys = keys.make_keys(np.repeat(np.array(seeds, np.uint64), 1000), np.tile(position, len(seeds)))
     assert len(item_keys) == 3_000_000 and item_keys.min() >= keys.MIN_KEY and item_keys.max() < keys.KEY_LIMIT
     keys.require_unique([item_keys])
 

@@ -59,7 +59,7 @@ def test_varint_is_base_128_with_the_lowest_digits_first(value, expected):
         ((1 << 64) - 1, 10, "ff" * 9 + "01"),
     ],
 )
-def test_varints_are_padded_with_continuation_bytes(value, width, expected):
+def test_varints_of_fixed_width_are_padded_with_continuation_bytes(value, width, expected):
     assert protobuf.varints(uint64(value), width).tobytes() == bytes.fromhex(expected)
 
 
@@ -67,7 +67,7 @@ def test_varints_are_padded_with_continuation_bytes(value, width, expected):
 def test_varints_of_keys_need_no_padding(values):
     rows = protobuf.varints(uint64(*values), 9)
     for value, row in zip(values, rows, strict=True):
-        assert sum((int(digit) & 127) << (7 * place) for place, digit in enumerate(row)) == value
+        assert sum((int(digit) & 127) << (7 * position) for position, digit in enumerate(row)) == value
         assert value < keys.MIN_KEY or row.tobytes() == protobuf.varint(value)
 
 
@@ -91,9 +91,11 @@ def test_priority_updates_are_decoded_unchanged(updates):
     assert [(each.key, each.priority) for each in request.updates] == updates
 
 
-def test_fill_accepts_empty_and_noncontiguous_parts():
+def test_fill_joins_constant_empty_and_noncontiguous_parts():
     columns = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    records = protobuf.fill([b"ab", columns[:, ::2], b"", np.zeros((3, 0), np.uint8), columns[:, 3:], b"c"], 3)
+    parts = [b"ab", columns[:, ::2], b"", np.zeros((3, 0), np.uint8), columns[:, 3:], b"c"]
+    assert protobuf.total_width(parts) == 6
+    records = protobuf.fill(parts, 3)
     assert [record.tobytes() for record in records] == [b"ab\0\2\3c", b"ab\4\6\7c", b"ab\x08\x0a\x0bc"]
     assert protobuf.fill([b"ab", np.zeros((0, 3), np.uint8)], 0).shape == (0, 5)
 
@@ -129,7 +131,7 @@ def test_literal_stream_is_decompressed_by_snappy(size, expected):
 
 @st.composite
 def columns(draw, num_chunks=None):
-    """Columns `[n, rows, ...]` of any dtype, with arbitrary or compressible contents, and their specs."""
+    """Generates columns `[n, rows, ...]` of any dtype, with arbitrary or compressible contents, and their specs."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n, rows = num_chunks or draw(st.integers(1, 3)), draw(st.integers(1, 70))
     contents = []
@@ -174,7 +176,7 @@ def test_compressed_chunk_matches_bytes_computed_by_hand():
     expected = [
         "08" + LOWEST_KEY,  # chunk_key
         "12 16 08" + LOWEST_KEY + "10 8380808000 18 8380808000",  # sequence_range: episode_id, rows 3 to 3
-        "2a fd80808000",  # the tensors, 125 bytes: numbers that differ between chunks have five bytes
+        "2a fd80808000",  # the tensors, 125 bytes; numbers that differ between chunks take five bytes
         "0a f780808000",  # the only tensor, 119 bytes
         "08 04 12 09 12 02 08 01 12 03 08 d00f",  # DT_UINT8, dims 1 and 2000
         "22 e480808000",  # its content, 100 bytes
@@ -182,30 +184,17 @@ def test_compressed_chunk_matches_bytes_computed_by_hand():
     assert record == bytes.fromhex("".join(expected)) + packed + bytes.fromhex("30 01 38 d00f")
 
 
+@pytest.mark.parametrize("encode", [messages.encode_chunks, messages.encode_compressed_chunks])
 @given(columns(), st.data())
 @examples(60)
-def test_chunks_are_decoded_unchanged(drawn, data):
-    contents, specs = drawn
+def test_chunks_are_decoded_unchanged(encode, case, data):
+    contents, specs = case
     n = len(contents[0])
     values = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
-    records = messages.encode_chunks(uint64(*values[0]), uint64(*values[1]), np.array(values[2]), contents, specs)
-    assert records.shape[0] == n
-    for at, place in enumerate(zip(*values, strict=True)):
-        assert_chunk(records[at], *place, [content[at] for content in contents])
-
-
-@given(columns(), st.data())
-@examples(60)
-def test_compressed_chunks_are_decoded_unchanged(drawn, data):
-    contents, specs = drawn
-    n = len(contents[0])
-    values = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
-    records = messages.encode_compressed_chunks(
-        uint64(*values[0]), uint64(*values[1]), np.array(values[2]), contents, specs
-    )
+    records = encode(uint64(*values[0]), uint64(*values[1]), np.array(values[2]), contents, specs)
     assert len(records) == n
-    for at, place in enumerate(zip(*values, strict=True)):
-        assert_chunk(records[at], *place, [content[at] for content in contents])
+    for at, header in enumerate(zip(*values, strict=True)):
+        assert_chunk(records[at], *header, [content[at] for content in contents])
 
 
 @pytest.mark.parametrize("dtype", sorted(messages._DATA_TYPES))
@@ -268,12 +257,12 @@ def test_items_are_decoded_unchanged(table, values, num_columns, num_slices, squ
     n = len(values)
     draw = (lambda kind: data.draw(st.lists(kind, min_size=n, max_size=n))) if data else (lambda kind: [1 << 60] * n)
     item_keys, priorities, numbers = zip(*values, strict=True)
-    drawn = [[draw(KEYS), draw(OFFSETS) if data else [0], draw(OFFSETS) if data else [1]] for _ in range(num_slices)]
+    slices = [[draw(KEYS), draw(OFFSETS) if data else [0], draw(OFFSETS) if data else [1]] for _ in range(num_slices)]
     records = messages.encode_items(
         table,
         uint64(*item_keys),
         np.array(priorities),
-        [(uint64(*chunk), np.array(first), np.array(count)) for chunk, first, count in drawn],
+        [(uint64(*chunk), np.array(first), np.array(count)) for chunk, first, count in slices],
         num_columns=num_columns,
         squeeze=squeeze,
         numbers=np.array(numbers) if numbered else None,
@@ -286,15 +275,6 @@ def test_items_are_decoded_unchanged(table, values, num_columns, num_slices, squ
             assert item.inserted_at.ToMicroseconds() == numbers[at]
         assert len(item.flat_trajectory.columns) == num_columns
         for index, column in enumerate(item.flat_trajectory.columns):
-            got = [(place.chunk_key, place.offset, place.length, place.index) for place in column.chunk_slices]
-            assert got == [(chunk[at], first[at], count[at], index) for chunk, first, count in drawn]
+            got = [(part.chunk_key, part.offset, part.length, part.index) for part in column.chunk_slices]
+            assert got == [(chunk[at], first[at], count[at], index) for chunk, first, count in slices]
             assert column.squeeze == squeeze
-
-
-# --- records
-
-
-def test_fill_assembles_records_from_their_parts():
-    parts = [b"ab", np.array([[1], [2], [3]], np.uint8), b"", b"c", np.zeros((3, 0), np.uint8)]
-    assert protobuf.total_width(parts) == 4
-    assert [record.tobytes() for record in protobuf.fill(parts, 3)] == [b"ab\x01c", b"ab\x02c", b"ab\x03c"]

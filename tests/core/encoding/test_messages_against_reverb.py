@@ -33,7 +33,7 @@ class Steps:
         return trajectory_spec(step_spec)
 
 
-def make_images():
+def make_image_episodes():
     """Returns two episodes with compressible images, and with float64, bool and empty fields."""
     all_steps = [episode(7, terminal=True), episode(5, terminal=False, start=40)]
     for steps in all_steps:
@@ -47,20 +47,20 @@ def make_images():
     return all_steps
 
 
-def make_nested():
+def make_nested_episodes():
     return [episode(length, terminal=length % 2 > 0, start=10 * length, nested=True) for length in (5, 1, 30, 64)]
 
 
-#: The function that returns the episodes of each table, and the adder.
+#: For each table: the function that returns its episodes, and the adder.
 CASES = {
-    "windows": (make_nested, TrajectoryWindows(3)),
-    "strided": (make_nested, TrajectoryWindows(4, 3)),
-    "apart": (make_nested, TrajectoryWindows(2, 5)),
-    "tiled": (make_nested, TrajectoryWindows(5, padding="tile")),
-    "episodes": (make_nested, TrajectoryEpisodes()),
-    "steps": (make_nested, Steps()),
-    "images": (make_images, TrajectoryWindows(2)),
-    "large": (make_nested, TrajectoryEpisodes()),
+    "windows": (make_nested_episodes, TrajectoryWindows(3)),
+    "strided": (make_nested_episodes, TrajectoryWindows(4, 3)),
+    "apart": (make_nested_episodes, TrajectoryWindows(2, 5)),
+    "tiled": (make_nested_episodes, TrajectoryWindows(5, padding="tile")),
+    "episodes": (make_nested_episodes, TrajectoryEpisodes()),
+    "steps": (make_nested_episodes, Steps()),
+    "images": (make_image_episodes, TrajectoryWindows(2)),
+    "large": (make_nested_episodes, TrajectoryEpisodes()),
 }
 WRITERS = ("reverb", "bulk")
 
@@ -79,7 +79,7 @@ def fill_server(writer, folder):
     server = reverb.Server(tables, port=None, checkpointer=reverb.checkpointers.DefaultCheckpointer(str(folder)))
     for name, (make_episodes, adder) in CASES.items():
         with pytest.MonkeyPatch.context() as patch:
-            if name == "large":  # Several chunks per item, and several messages per batch.
+            if name == "large":  # This requires several chunks per item, and several messages per batch.
                 patch.setattr(encoder, "_MAX_CHUNK_BYTES", 500)
                 patch.setattr(encoder, "_MAX_REQUEST_BYTES", 1000)
             report = ingest(
@@ -89,12 +89,13 @@ def fill_server(writer, folder):
     return server
 
 
-def messages(path, kind):
+def read_messages(path, kind):
+    """Returns the messages of a file of a checkpoint."""
     return [kind.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path), compression_type="ZLIB")]
 
 
 @dataclass
-class Stored:
+class ServerContents:
     """The contents of a server: items by table in the order of their priorities, chunks by key, and samples."""
 
     items: dict
@@ -109,9 +110,9 @@ def stored(tmp_path_factory):
     for writer in WRITERS:
         server = fill_server(writer, tmp_path_factory.mktemp(writer))
         checkpoint = Path(server.localhost_client().checkpoint())
-        items = messages(checkpoint / "items.tfrecord", schema_pb2.PrioritizedItem)
-        chunks = messages(checkpoint / "chunks.tfrecord", schema_pb2.ChunkData)
-        out[writer] = Stored(
+        items = read_messages(checkpoint / "items.tfrecord", schema_pb2.PrioritizedItem)
+        chunks = read_messages(checkpoint / "chunks.tfrecord", schema_pb2.ChunkData)
+        out[writer] = ServerContents(
             {name: sorted((i for i in items if i.table == name), key=lambda i: i.priority) for name in CASES},
             {chunk.chunk_key: chunk for chunk in chunks},
             {name: read_items(f"localhost:{server.port}", name) for name in CASES},
@@ -121,6 +122,7 @@ def stored(tmp_path_factory):
 
 
 def expected_items(name):
+    """Yields the priority, start and length of each item of a table."""
     make_episodes, adder = CASES[name]
     for source_episode in load(make_episodes()):
         items = adder(source_episode)
@@ -143,9 +145,10 @@ def test_both_writers_store_the_same_item_metadata(stored, name):
     for item, expected_item in zip(bulk, reference, strict=True):
         assert (item.table, item.times_sampled) == (expected_item.table, expected_item.times_sampled) == (name, 0)
         assert item.HasField("inserted_at") and expected_item.HasField("inserted_at")
-        columns, own = expected_item.flat_trajectory.columns, item.flat_trajectory.columns
-        assert [column.squeeze for column in own] == [column.squeeze for column in columns]
-        lengths = [[sum(part.length for part in column.chunk_slices) for column in side] for side in (own, columns)]
+        sides = item.flat_trajectory.columns, expected_item.flat_trajectory.columns
+        squeezes = [[column.squeeze for column in columns] for columns in sides]
+        assert squeezes[0] == squeezes[1]
+        lengths = [[sum(part.length for part in column.chunk_slices) for column in columns] for columns in sides]
         assert lengths[0] == lengths[1] and len(set(lengths[0])) == 1
         assert {field.name for field, _ in item.ListFields()} == {field.name for field, _ in expected_item.ListFields()}
 
@@ -191,7 +194,7 @@ def test_large_item_has_several_chunks(stored):
         assert len(column.chunk_slices) > 5 and all(part.length for part in column.chunk_slices)
 
 
-def test_writers_use_different_chunk_layouts(stored):
-    """The comparison is only meaningful if the layouts differ: one chunk for all columns, or one per column."""
+def test_writers_store_columns_in_different_chunks(stored):
+    """The tests above compare different chunks: a chunk of Reverb's writer has one column, others have all of them."""
     sizes = [{len(chunk.data.tensors) for chunk in stored[writer].chunks.values()} for writer in WRITERS]
     assert sizes[0] == {1} and min(sizes[1]) > 1

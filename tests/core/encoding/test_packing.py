@@ -31,7 +31,7 @@ WORDS = [name for name in DTYPES if np.dtype(name).itemsize % 4 == 0]
 
 @st.composite
 def nests(draw):
-    """Nests of columns `[R, ...]` with arbitrary contents."""
+    """Generates nests of columns `[R, ...]` with arbitrary contents."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_rows, dtypes = draw(st.integers(1, 6)), draw(st.sampled_from([DTYPES, WORDS]))
 
@@ -61,7 +61,7 @@ def add_axes(nest, axes):
 
 @given(nests())
 @examples(80)
-def test_unpack_restores_packed_columns_bit_for_bit(nest):
+def test_unpack_restores_columns_bit_for_bit(nest):
     columns = tree.flatten(nest)
     packed = pack_columns(columns)
     spec = packed_spec([ArraySpec(column.shape[1:], column.dtype) for column in columns])
@@ -86,7 +86,7 @@ def test_unpack_keeps_static_shapes_in_a_dataset():
     nest = {"a": np.zeros((4, 3), np.float64), "b": np.zeros(4, np.bool_)}
     packing = Packing(make_spec(nest, leading=(4,)), squeeze=False)
     packed = pack_columns(tree.flatten(nest))
-    dataset = tf.data.Dataset.from_tensors(packed).repeat(2).batch(2).map(lambda one: unpack(one, packing))
+    dataset = tf.data.Dataset.from_tensors(packed).repeat(2).batch(2).map(lambda rows: unpack(rows, packing))
     assert tree.map_structure(lambda leaf: leaf.shape.as_list(), dataset.element_spec) == {
         "a": [None, 4, 3],
         "b": [None, 4],
@@ -179,16 +179,16 @@ def test_packed_items_are_sampled_bit_for_bit():
 
 
 def test_ingest_raises_when_the_tables_packing_differs():
-    one = episode(4, terminal=True)
-    swapped = dict(one, observation=one["action"], action=one["observation"])
-    spec = TrajectoryWindows().item_spec(load([one]).step_spec)
+    steps = episode(4, terminal=True)
+    swapped = dict(steps, observation=steps["action"], action=steps["observation"])
+    spec = TrajectoryWindows().item_spec(load([steps]).step_spec)
     with ReplayServer([TableConfig("items")], packed_signature(Packing(spec, squeeze=False))) as server:
         with pytest.raises(
             SpecMismatchError, match=r"item\['observation'\] is float32 \[2, 1\], but table 'items' expects"
         ):
             ingest([swapped], server.address, "items", layout="packed")
         with pytest.raises(SpecMismatchError, match="have layout 'columns', but table 'items' expects 'packed'"):
-            ingest([one], server.address, "items")
+            ingest([steps], server.address, "items")
     with ReplayServer([TableConfig("items")], spec) as server:
         with pytest.raises(SpecMismatchError, match="have layout 'packed', but table 'items' expects 'columns'"):
-            ingest([one], server.address, "items", layout="packed")
+            ingest([steps], server.address, "items", layout="packed")

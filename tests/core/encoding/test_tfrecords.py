@@ -1,4 +1,4 @@
-"""Tests of record files: equality with TensorFlow's byte for byte, and detection of damage."""
+"""Tests of record files: equality with TensorFlow's files, byte for byte, and detection of damage."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_both_checksum_algorithms_agree(num_records, size, num_different, num_co
 
 
 def test_checksums_match_rfc_3720():
-    """RFC 3720, appendix B.4: 32 bytes of zeros, ones, ascending and descending numbers."""
+    """The vectors are those of RFC 3720, appendix B.4: 32 bytes of zeros, ones, ascending and descending numbers."""
     ascending = np.arange(32, dtype=np.uint8)
     records = np.stack([np.zeros(32, np.uint8), np.full(32, 255, np.uint8), ascending, ascending[::-1]])
     expected = np.array([0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C], np.uint32)
@@ -80,7 +80,7 @@ def three_records(tmp_path):
     return path, [record.tobytes() for record in records]
 
 
-def test_records_of_tensorflow_are_read(three_records):
+def test_records_written_by_tensorflow_are_read(three_records):
     path, records = three_records
     assert list(tfrecords.read(path)) == records
 
@@ -103,11 +103,11 @@ def test_empty_file_has_no_records(tmp_path):
     ("position", "num_valid"),
     [
         (37, 2),  # the length of the third record
-        (44, 2),  # its highest byte, so that the length exceeds the file
+        (44, 2),  # the highest byte of that length, so that it exceeds the file
         (45, 2),  # the checksum of the length
         (49, 2),  # the first byte of the body
-        (348, 2),  # the last one
-        (349, 2),  # its checksum
+        (348, 2),  # the last byte of the body
+        (349, 2),  # the checksum of the body
         (352, 2),
         (21, 1),  # the length of the empty record
         (0, 0),

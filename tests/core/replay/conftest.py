@@ -1,4 +1,4 @@
-"""Buffers that are closed at the end of a test."""
+"""A fixture that creates replay buffers and closes them at the end of the test."""
 
 from contextlib import ExitStack
 
@@ -9,7 +9,7 @@ from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
 
 @pytest.fixture
 def make():
-    """A function that creates a buffer of a class, with options of its configuration."""
+    """A function that creates a buffer of a class with fields of its configuration."""
     with ExitStack() as stack:
 
         def create(buffer_class=AdvancedReplayBuffer, name="demo", spec=None, seed=None, **config):

@@ -1,4 +1,4 @@
-"""Replay buffers: pushing and sampling, removals, listeners and threads."""
+"""Tests of replay buffers: pushing and sampling, removals, listeners and threads."""
 
 import threading
 from typing import NamedTuple
@@ -30,13 +30,13 @@ def test_sampled_item_equals_pushed_item_bit_for_bit(make):
     extra |= {"staleness": 7, "IS": 1.0, "collect_iter": 5}
     assert {key: sampled[key] for key in extra} == extra
     assert sampled.keys() == pushed.keys() | extra.keys()
-    for got, want in [
+    for got, expected in [
         (sampled["obs"], pushed["obs"]),
         (sampled["image"], pushed["image"]),
         (sampled["inner"]["action"], pushed["inner"]["action"]),
         (sampled["inner"]["done"], pushed["inner"]["done"]),
     ]:
-        assert got.dtype == want.dtype and got.shape == want.shape and np.array_equal(got, want)
+        assert got.dtype == expected.dtype and got.shape == expected.shape and np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_nested_items_keep_their_structure(make):
         buffer.append(nest | {"b": 1.0})
 
 
-def test_foreign_byte_order_is_converted(make):
+def test_non_native_byte_order_is_converted(make):
     buffer = make(sample_min_limit_ratio=0)
     buffer.append({"x": np.arange(3, dtype=">f4")})
     buffer.append({"x": np.arange(3, dtype="<f4")})
     assert {tuple(s["x"].tolist()) for s in buffer.sample(20, 0)} == {(0.0, 1.0, 2.0)}
 
 
-def test_ids_count_pushes_for_any_name(make):
+def test_ids_are_the_buffer_name_and_the_push_number(make):
     buffer = make(name="a_b_7", max_size=4)
     assert buffer.extend(items(0, 1, 2)) == ["a_b_7_0", "a_b_7_1", "a_b_7_2"]
     assert buffer.append(item(3)) == "a_b_7_3"
@@ -112,7 +112,7 @@ def test_empty_pushes_and_samples_do_nothing(make):
     assert buffer.spec is None and buffer.extend_columns({"x": np.zeros((0, 3))}).tolist() == []
 
 
-def test_buffer_uses_the_spec_that_is_passed(make):
+def test_explicit_spec_is_used_and_enforced(make):
     buffer = make(spec=item(0))
     assert len(buffer) == 0
     assert str(buffer.spec["inner"]["action"]) == "int32 []"
@@ -125,7 +125,7 @@ def test_buffer_uses_the_spec_that_is_passed(make):
     assert other.spec == buffer.spec
 
 
-def test_new_element_replaces_the_oldest_one_when_full(make):
+def test_new_element_replaces_the_oldest_when_full(make):
     buffer = make(max_size=5)
     buffer.extend(items(*range(12)))
     assert len(buffer) == 5 and buffer.push_count == 12
@@ -134,11 +134,11 @@ def test_new_element_replaces_the_oldest_one_when_full(make):
     assert {get_number(s) for _ in range(10) for s in buffer.sample(5, 0)} == {8, 9, 10, 11, 12}
 
 
-def test_slots_are_kept_when_elements_were_removed_early(make):
+def test_new_element_replaces_the_oldest_despite_free_slots(make):
     buffer = make(max_size=4, max_staleness=10)
     buffer.extend([item(n, collect_iter=0 if n in (1, 3) else 50) for n in range(4)])
     assert buffer.sample_check(1, 20) == (True, "") and len(buffer) == 2
-    buffer.append(item(4, collect_iter=50))  # It replaces 0 although there are free slots.
+    buffer.append(item(4, collect_iter=50))  # This replaces element 0 although there are free slots.
     assert len(buffer) == 2
     assert {get_number(s) for _ in range(10) for s in buffer.sample(2, 20)} == {2, 4}
     buffer.append(item(5, collect_iter=50))
@@ -161,9 +161,9 @@ def test_element_is_removed_after_its_last_use(make):
     buffer.extend(items(*range(10)))
     sampled = [get_number(s) for _ in range(4) for s in buffer.sample(5, 0) or []]
     assert max(np.bincount(sampled)) <= 2
-    left = sum(2 - sampled.count(n) for n in range(10))
+    uses_left = sum(2 - sampled.count(n) for n in range(10))
     assert len(buffer) == sum(sampled.count(n) < 2 for n in range(10))
-    assert left == 20 - len(sampled)
+    assert uses_left == 20 - len(sampled)
 
 
 def test_elements_are_sampled_exactly_max_use_times(make):
@@ -174,7 +174,7 @@ def test_elements_are_sampled_exactly_max_use_times(make):
     assert buffer.sample_batch(1).reason == "buffer 'demo' has 0 elements, but a sample of 1 requires 1; push more"
 
 
-def test_stale_elements_are_removed_and_unknown_ones_stay(make):
+def test_stale_elements_are_removed_but_not_those_of_unknown_age(make):
     buffer = make(max_staleness=10)
     buffer.extend([item(0, collect_iter=0), item(1, collect_iter=1), item(2)])
     assert buffer.sample_check(3, 9).allowed
@@ -212,6 +212,8 @@ def test_closed_buffer_raises(make):
 
 
 class Recorder(Listener):
+    """Records all events."""
+
     def __init__(self):
         self.events = []
 
@@ -253,12 +255,12 @@ def test_listeners_are_called_in_the_order_of_events(make):
 
 
 @pytest.mark.parametrize("turns", [40, pytest.param(5500, marks=[pytest.mark.slow, pytest.mark.timeout(280)])])
-def test_threads_lose_no_elements_and_see_whole_ones(make, turns):
+def test_threads_lose_no_elements_and_see_no_partial_ones(make, turns):
     buffer = make(max_size=200, max_staleness=2 * turns)
     buffer.extend(items(*range(10), collect_iter=0))
     errors, pushed, updated = [], [], []
 
-    def thread(work):
+    def make_thread(work):
         def run():
             try:
                 for turn in range(turns):
@@ -278,11 +280,11 @@ def test_threads_lose_no_elements_and_see_whole_ones(make, turns):
         ids = [s["replay_unique_id"] for s in sampled]
         updated.append(buffer.update({"replay_unique_id": ids, "priority": [float(n + 1) for n in numbers]}))
 
-    threads = [thread(push) for _ in range(3)] + [thread(sample_and_update) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    threads = [make_thread(push) for _ in range(3)] + [make_thread(sample_and_update) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
     assert not errors
     assert sorted(int(i.removeprefix("demo_")) for i in pushed) == list(range(10, 10 + 9 * turns))
     assert buffer.push_count == 10 + 9 * turns and buffer.sample_count == 24 * turns and len(updated) == 3 * turns

@@ -1,4 +1,4 @@
-"""Checkpoints and states of buffers: what they keep, which are refused, and use of the buffer meanwhile."""
+"""Tests of checkpoints and state dicts of buffers: restoring them, invalid ones, and use of the buffer meanwhile."""
 
 import errno
 import os
@@ -17,10 +17,11 @@ from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, Listener, che
 
 
 def sample_ids(buffer, count=5):
+    """Returns the ids of several sampled batches."""
     return [buffer.sample_batch(4).info.replay_unique_id.tolist() for _ in range(count)]
 
 
-def test_checkpoint_keeps_everything_and_sampling_continues_identically(tmp_path):
+def test_restored_buffer_has_equal_contents_and_samples_identically(tmp_path):
     with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path, seed=3)) as buffer:
         path, expected = buffer.checkpoint(), get_content(buffer)
         assert path.is_dir()
@@ -38,7 +39,7 @@ def test_checkpoint_keeps_everything_and_sampling_continues_identically(tmp_path
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
 
-def test_sampling_continues_identically_after_the_trees_grew(tmp_path):
+def test_loaded_state_samples_identically_after_the_trees_grew(tmp_path):
     config = BufferConfig(max_size=30_000, alpha=0.7)
     with AdvancedReplayBuffer("demo", config, seed=5) as buffer, AdvancedReplayBuffer("demo", config) as other:
         rng = np.random.default_rng(0)
@@ -53,14 +54,14 @@ def test_sampling_continues_identically_after_the_trees_grew(tmp_path):
             assert first.data["x"].tolist() == second.data["x"].tolist()
 
 
-def test_uses_and_limits_continue_after_a_restart(tmp_path):
+def test_use_counts_and_limits_are_restored(tmp_path):
     config = BufferConfig(max_use=3, max_staleness=5, sample_min_limit_ratio=0, push_sample_rate_limit=(0.25, 2.0))
     with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as buffer:
         buffer.extend([item(0, collect_iter=7), item(1, collect_iter=1)])
         buffer.sample(2, 0)
         buffer.checkpoint()
     with AdvancedReplayBuffer("demo", config, checkpoint_root=tmp_path) as again:
-        assert again.sample(5, 6) is None and len(again) == 1  # The other one is stale.
+        assert again.sample(5, 6) is None and len(again) == 1  # The other element is stale.
         uses_left = 3 - again.sample(1, 6)[0]["use"]
         assert again.sample(uses_left + 1, 6) is None
         again.sample(uses_left, 6)
@@ -126,7 +127,7 @@ def test_state_dict_transfers_a_buffer():
             buffer.load_state_dict({"data": []})
 
 
-def test_buffer_with_only_a_spec_is_transferred(tmp_path):
+def test_empty_buffer_with_a_spec_is_restored(tmp_path):
     with AdvancedReplayBuffer("demo", CONFIG, spec=item(0), checkpoint_root=tmp_path) as buffer:
         buffer.checkpoint()
         state = buffer.state_dict()
@@ -144,13 +145,13 @@ def replace_arrays(state, **arrays):
 
 
 STATE_DAMAGES = {
-    "a number lost": lambda s: replace_arrays(s, alive=s["arrays"]["alive"][:-1]),
-    "rows lost": lambda s: replace_arrays(s, column_0=s["arrays"]["column_0"][:-1]),
-    "a column lost": lambda s: {**s, "arrays": {k: v for k, v in s["arrays"].items() if k != "column_1"}},
-    "no number for beta": lambda s: {**s, "header": {**s["header"], "beta": "x"}},
-    "no generator": lambda s: {**s, "header": {**s["header"], "generator": {}}},
-    "no configuration": lambda s: {**s, "header": {}},
-    "a priority that is never drawn": lambda s: replace_arrays(s, priorities=s["arrays"]["priorities"] * 1e-320),
+    "too few numbers": lambda s: replace_arrays(s, alive=s["arrays"]["alive"][:-1]),
+    "too few rows": lambda s: replace_arrays(s, column_0=s["arrays"]["column_0"][:-1]),
+    "missing column": lambda s: {**s, "arrays": {k: v for k, v in s["arrays"].items() if k != "column_1"}},
+    "beta is not a number": lambda s: {**s, "header": {**s["header"], "beta": "x"}},
+    "missing generator": lambda s: {**s, "header": {**s["header"], "generator": {}}},
+    "empty header": lambda s: {**s, "header": {}},
+    "subnormal priorities": lambda s: replace_arrays(s, priorities=s["arrays"]["priorities"] * 1e-320),
 }
 
 
@@ -166,13 +167,13 @@ def test_damaged_state_raises_and_changes_nothing(damage):
         assert get_content(other) == before and other.append(item(3)) == "demo_2"
 
 
-def test_saved_data_are_loaded_from_a_directory(tmp_path):
+def test_load_data_restores_saved_data(tmp_path):
     with fill(AdvancedReplayBuffer("demo", CONFIG)) as buffer, AdvancedReplayBuffer("demo", CONFIG) as other:
         buffer.save_data(tmp_path / "a")
         other.load_data(tmp_path / "a")
         assert get_content(other) == get_content(buffer)
         buffer.append(item(8))
-        buffer.save_data(tmp_path / "a")  # A second time.
+        buffer.save_data(tmp_path / "a")  # This replaces the saved data.
         other.load_data(tmp_path / "a")
         assert other.push_count == 9
         with pytest.raises(CheckpointError, match="has no checkpoint; pass the directory that was passed to save_data"):
@@ -203,11 +204,11 @@ def test_full_disk_raises_and_keeps_the_previous_checkpoint(tmp_path, monkeypatc
         buffer.checkpoint()
         buffer.append(item(1))
 
-        def full(array):
+        def raise_full(array):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, "_as_bytes", full)
+            patch.setattr(checkpoints, "_as_bytes", raise_full)
             with pytest.raises(StorageFullError, match="no space left for .* existing data are kept: free some"):
                 buffer.checkpoint()
         assert len(buffer) == 2 and buffer.contents.store.ring.before_write is None
@@ -227,7 +228,7 @@ def test_full_disk_raises_and_keeps_the_previous_checkpoint(tmp_path, monkeypatc
         ("demo", {"kind": "naive"}, "the state belongs to a buffer with kind 'advanced', but this one has 'naive'"),
     ],
 )
-def test_checkpoint_of_another_configuration_raises(tmp_path, name, change, message):
+def test_checkpoint_of_a_different_configuration_raises(tmp_path, name, change, message):
     with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
         buffer.checkpoint()
     with pytest.raises(CheckpointError, match=message):
@@ -239,15 +240,15 @@ def test_checkpoint_of_another_configuration_raises(tmp_path, name, change, mess
     AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path).close()  # The root is free again.
 
 
-@pytest.mark.parametrize("harm", ["flipped", "truncated", "empty", "removed"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "removed"])
 @pytest.mark.parametrize("file", ["manifest.json", "column_0", "column_1", "priorities", "alive"])
-def test_damaged_checkpoint_warns_and_the_previous_one_is_used(tmp_path, file, harm):
+def test_damaged_checkpoint_warns_and_the_previous_one_is_used(tmp_path, file, damage):
     with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:
         buffer.checkpoint()
         buffer.append(item(8))
         second = buffer.checkpoint()
     for path, expected in ((second / file, 8), (tmp_path / "checkpoint-0000000001" / file, None)):
-        os.remove(path) if harm == "removed" else damage_file(path, harm)
+        os.remove(path) if damage == "removed" else damage_file(path, damage)
         if expected:
             with pytest.warns(
                 RuntimeWarning, match=f"{path} is (damaged|missing).*; restore .* the previous checkpoint is used"
@@ -302,6 +303,7 @@ def test_snapshot_is_consistent_while_the_buffer_changes(monkeypatch, kind):
         buffer.sample_batch(4)
         if turn == 12:
             buffer.clear()
+    snapshot.end()
     columns = {f"column_{i}": np.concatenate(part) for i, part in enumerate(zip(*parts, strict=True))}
     other = make_buffer("demo", config)
     other.load_state_dict({"header": snapshot.header, "arrays": {**snapshot.arrays, **columns}})
@@ -310,7 +312,7 @@ def test_snapshot_is_consistent_while_the_buffer_changes(monkeypatch, kind):
 
 
 def read_all(buffer):
-    """Returns the numbers of all elements and one value of each step, -1 for padding."""
+    """Returns the numbers of all elements and one value per step, with -1 as padding."""
     numbers = buffer.contents.elements.select_numbers()
     columns, mask = buffer.contents.store.read(numbers)
     flat = [np.where(mask, c.reshape(*mask.shape, -1)[..., 0], -1) if mask is not None else c for c in columns]
@@ -318,15 +320,15 @@ def read_all(buffer):
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_threads_continue_while_a_state_is_read(rounds):
+def test_state_dict_is_consistent_while_another_thread_pushes(rounds):
     buffer = AdvancedReplayBuffer("demo", BufferConfig(max_size=20_000, alpha=1.0))
     zeros = np.zeros((20_000, 30))
     buffer.extend_columns({"x": zeros, "n": np.arange(20_000)})
-    ended, errors = threading.Event(), []
+    stop, errors = threading.Event(), []
 
     def work():
         try:
-            while not ended.is_set():
+            while not stop.is_set():
                 first = buffer.push_count
                 rows = np.arange(first, first + 64)
                 buffer.extend_columns({"x": np.repeat(rows[:, None], 30, 1).astype(float), "n": rows})
@@ -345,19 +347,18 @@ def test_threads_continue_while_a_state_is_read(rounds):
             new = batch.data["n"] >= 20_000
             assert (batch.data["x"][new] == batch.data["n"][new, None]).all() and not batch.data["x"][~new].any()
     finally:
-        ended.set()
+        stop.set()
         thread.join()
     assert not errors
 
 
-def test_elements_beyond_a_smaller_limit_are_not_restored(tmp_path):
+def test_elements_that_exceed_changed_limits_are_not_restored(tmp_path):
     config = BufferConfig(max_use=3, sample_min_limit_ratio=0)
     with AdvancedReplayBuffer("demo", replace(config, max_use=5), checkpoint_root=tmp_path / "a") as buffer:
         buffer.extend([item(n) for n in range(6)])
         info = buffer.sample_batch(12, sample_range=slice(0, 3)).info
-        uses = dict(
-            zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True)
-        )  # The last use of each element.
+        # The last use of each element wins.
+        uses = dict(zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True))
         buffer.checkpoint()
     with AdvancedReplayBuffer("demo", replace(config, with_replacement=False), checkpoint_root=tmp_path / "a") as again:
         left = {n for n in range(6) if uses.get(n, 0) < 3}
@@ -371,12 +372,11 @@ def test_elements_beyond_a_smaller_limit_are_not_restored(tmp_path):
     with make_buffer("demo", config, checkpoint_root=tmp_path / "b") as again:
         assert len(again) == 2
         begins = again.sample_batch(7000).data["x"][:, 0]
-        assert (
-            abs((begins == 0).mean() - 2 / 7) < 0.03
-        )  # The episodes of 9 and 4 steps have 6 windows and 1; two begin at 0.
+        # The episodes of 9 and 4 steps have 6 windows and 1; two of the 7 begin at 0.
+        assert abs((begins == 0).mean() - 2 / 7) < 0.03
 
 
-def test_spec_that_is_passed_stays_when_a_state_is_loaded():
+def test_explicit_spec_is_kept_when_a_state_is_loaded():
     state = fill(AdvancedReplayBuffer("demo", CONFIG)).state_dict()
     empty = AdvancedReplayBuffer("demo", CONFIG).state_dict()
     with AdvancedReplayBuffer("demo", CONFIG, spec={"other": 1.0}) as buffer:
@@ -420,16 +420,16 @@ def test_listener_can_save_while_another_thread_saves(tmp_path):
                     buffer.checkpoint()
 
         buffer.add_listener(Saves())
-        ended = threading.Event()
+        stop = threading.Event()
 
         def save():
-            while not ended.is_set():
+            while not stop.is_set():
                 buffer.state_dict()
 
         thread = threading.Thread(target=save, daemon=True)
         thread.start()
         for n in range(200):
             buffer.append(item(n))
-        ended.set()
+        stop.set()
         thread.join(20)
         assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""Episode and sequence buffers, and the configurations of all kinds."""
+"""Tests of episode and sequence buffers, and of the configurations of all kinds."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def episode(number, length, **extra):
 
 
 def get_rows(sampled):
-    """Returns the values of a sampled item, on which all fields must agree."""
+    """Returns the values of a sampled item, after checking that all fields agree."""
     rows = sampled["inner"]["step"]
     assert sampled["obs"].dtype == np.float32 and rows.dtype == np.int64
     np.testing.assert_array_equal(sampled["obs"], np.stack([rows, rows], 1))
@@ -49,30 +49,32 @@ def test_windows_begin_uniformly_in_an_episode(make):
     assert [get_rows(s)[0] for s in other.sample(2000, 0)] == starts
 
 
-def test_windows_are_sampled_by_steps_or_by_episodes(make):
+def test_window_sampling_is_uniform_over_steps_or_over_episodes(make):
     lengths = (3, 12, 102)  # 1, 10 and 100 windows of 3
-    for window_sampling, chances in (("steps", np.array([1, 10, 100]) / 111), ("episodes", np.full(3, 1 / 3))):
+    for window_sampling, probabilities in (("steps", np.array([1, 10, 100]) / 111), ("episodes", np.full(3, 1 / 3))):
         buffer = make(EpisodeReplayBuffer, window=3, window_sampling=window_sampling, sample_min_limit_ratio=0, seed=2)
         buffer.extend([episode(n, length) for n, length in enumerate(lengths)])
         batch = buffer.sample_batch(4000)
         counts = np.bincount(batch.info.replay_unique_id, minlength=3)
-        assert ((counts - 4000 * chances) ** 2 / (4000 * chances)).sum() < 28  # 2 degrees of freedom: one in a million
+        chi_square = ((counts - 4000 * probabilities) ** 2 / (4000 * probabilities)).sum()
+        assert chi_square < 28  # 2 degrees of freedom: one in a million
         assert (batch.info.IS == 1).all()  # All windows have the same priority.
 
 
 def test_priorities_and_weights_apply_per_window(make):
     buffer = make(EpisodeReplayBuffer, window=2, alpha=1.0, beta=1.0, sample_min_limit_ratio=0, seed=3)
-    buffer.extend([episode(0, 2, priority=4.0), episode(1, 9, priority=1.0)])  # 1 window of 4, 8 windows of 1
+    # These have 1 window with priority 4, and 8 windows with priority 1.
+    buffer.extend([episode(0, 2, priority=4.0), episode(1, 9, priority=1.0)])
     batch = buffer.sample_batch(3000)
-    counts, chances = np.bincount(batch.info.replay_unique_id), np.array([4, 8]) / 12
-    assert ((counts - 3000 * chances) ** 2 / (3000 * chances)).sum() < 24
+    counts, probabilities = np.bincount(batch.info.replay_unique_id), np.array([4, 8]) / 12
+    assert ((counts - 3000 * probabilities) ** 2 / (3000 * probabilities)).sum() < 24
     assert {(n, w) for n, w in zip(batch.info.replay_unique_id.tolist(), batch.info.IS, strict=True)} == {
         (0, 0.25),
         (1, 1.0),
     }
 
 
-def test_episode_storage_grows_and_loses_nothing(make):
+def test_episodes_are_kept_when_the_storage_grows(make):
     buffer = make(EpisodeReplayBuffer, max_size=7, sample_min_limit_ratio=0)
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 1500, 60)
@@ -110,7 +112,7 @@ def test_short_episodes_are_validated_before_they_are_dropped(make, wrong, error
     assert len(buffer) == 1
 
 
-def test_short_episodes_are_padded_with_pad(make):
+def test_short_episodes_are_padded_and_masked_with_pad(make):
     buffer = make(EpisodeReplayBuffer, window=4, short_episodes="pad", sample_min_limit_ratio=0)
     buffer.extend([episode(1, 2), episode(2, 4)])
     values = {tuple(s["inner"]["step"].tolist()): s["mask"].tolist() for s in buffer.sample(50, 0)}
@@ -162,7 +164,7 @@ def test_large_episode_is_sampled(make):
 # --- sequences
 
 
-def test_sequences_have_one_length(make):
+def test_sequences_must_have_the_configured_length(make):
     buffer = make(SequenceReplayBuffer, length=3, sample_min_limit_ratio=0)
     buffer.extend([episode(n, 3) for n in range(40)])
     assert str(buffer.spec["obs"]) == "float32 [3, 2]"
@@ -173,7 +175,7 @@ def test_sequences_have_one_length(make):
         buffer.append(episode(0, 4))
 
 
-def test_spec_of_another_sequence_length_raises(tmp_path):
+def test_spec_with_a_different_sequence_length_raises(tmp_path):
     config = BufferConfig(kind="sequence", length=3)
     message = (
         r"item\['inner'\]\['step'\] is int64 \[4\], but buffer 'demo' expects 3 steps; cut or pad the item, or set"
@@ -187,7 +189,7 @@ def test_spec_of_another_sequence_length_raises(tmp_path):
             SequenceReplayBuffer("demo", config, spec={"step": ArraySpec((None,), np.dtype(np.int64))})
         assert buffer.append(episode(1, 3)) == "demo_0"
         buffer.checkpoint()
-    with pytest.raises(SpecMismatchError, match=message):  # Also with a restored table.
+    with pytest.raises(SpecMismatchError, match=message):  # A restored buffer raises, too.
         SequenceReplayBuffer("demo", config, spec=episode(0, 4), checkpoint_root=tmp_path)
     with SequenceReplayBuffer("demo", config, spec=episode(0, 3), checkpoint_root=tmp_path) as again:
         assert str(again.spec["obs"]) == "float32 [3, 2]"
@@ -270,13 +272,13 @@ def test_invalid_configurations_raise(wrong, message):
         BufferConfig(**wrong)
 
 
-def test_configuration_survives_a_round_trip():
+def test_configuration_survives_a_round_trip_through_json():
     config = BufferConfig(kind="episode", window=3, max_use=2, push_sample_rate_limit=(0.5, 2.0))
     assert BufferConfig(**asdict(config)) == config == BufferConfig(**json.loads(json.dumps(asdict(config))))
     assert hash(config) != hash(BufferConfig()) and BufferConfig(kind="naive").exponent is None
 
 
-def test_episode_can_be_lists(make):
+def test_episode_fields_can_be_lists(make):
     buffer = make(SequenceReplayBuffer, length=2)
     assert buffer.append_episode({"x": [1, 2, 3], "y": [[1.0], [2.0], [3.0]]}) == ["demo_0", "demo_1"]
     assert buffer.append_episode({"x": [1], "y": [[1.0]]}) == []

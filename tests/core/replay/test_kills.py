@@ -1,4 +1,4 @@
-"""Buffers in processes that are killed, at chosen moments and at random ones."""
+"""Tests of buffers whose process is killed, at chosen or random moments."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from rlds2reverb.replay import AdvancedReplayBuffer, checkpoints
 
 
 def push_and_hold(channel, root, held_at):
-    """Pushes 8 elements and saves, pushes one more and saves again; reports when it is held at a call, and waits."""
+    """Pushes 8 elements and saves, then pushes one more and saves again; stops at `held_at`, reports it and waits."""
     armed = []
 
     def hold():
@@ -18,14 +18,14 @@ def push_and_hold(channel, root, held_at):
             channel.send("held")
             channel.recv()
 
-    places = {
+    calls = {
         "begin": (checkpoints, "_write_arrays"),
         "arrays": (checkpoints, "_as_bytes"),
         "manifest": (_sealed_files, "save_json"),
         "synced": (_sealed_files, "sync"),
     }
-    if held_at in places:
-        wrap_calls(*places[held_at], before=hold)
+    if held_at in calls:
+        wrap_calls(*calls[held_at], before=hold)
     if held_at == "end":
         wrap_calls(_sealed_files.SealedFolders, "delete", after=hold)
     buffer = fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root))
@@ -64,7 +64,7 @@ def test_killed_buffer_resumes_from_its_last_complete_checkpoint(tmp_path, held_
 
 
 def keep_saving(channel, root):
-    """Pushes, samples, updates and saves forever, and reports the push count after each checkpoint."""
+    """Pushes, samples, updates and saves in an endless loop; reports the push count after each checkpoint."""
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root) as buffer:
         while True:
             number = buffer.push_count
@@ -84,7 +84,7 @@ def test_repeated_kills_lose_no_checkpoint(tmp_path, rounds):
         with process(keep_saving, tmp_path / "root") as (program, channel):
             for _ in range(int(rng.integers(1, 8))):
                 push_count = receive(channel)
-            channel.poll(rng.uniform(0, 0.03))  # At a random moment of the next round.
+            channel.poll(rng.uniform(0, 0.03))  # Kill it at a random moment of the next round.
             program.kill()
             program.join()
             try:
@@ -97,6 +97,5 @@ def test_repeated_kills_lose_no_checkpoint(tmp_path, rounds):
         elements, _, _ = get_content(again)
         assert set(elements) == {f"demo_{n}" for n in range(again.push_count - 6, again.push_count)}
         for key, (priority, *_, number) in elements.items():
-            assert key == f"demo_{number}" and (
-                priority == number + 1 + CONFIG.priority_eps or priority <= again.highest_priority
-            )
+            is_updated = priority == number + 1 + CONFIG.priority_eps
+            assert key == f"demo_{number}" and (is_updated or priority <= again.highest_priority)

@@ -1,4 +1,4 @@
-"""Combinations of limits, with `sample` and `sample_batch`, and the staleness queue."""
+"""Tests of combined limits, with `sample` and `sample_batch`, and of the staleness queue."""
 
 import math
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered_items import item, items
 
+from rlds2reverb.replay import BufferConfig
 from rlds2reverb.replay.element_table import ElementTable
 from rlds2reverb.replay.staleness import UNKNOWN_ITER, StalenessQueue
 
@@ -21,11 +22,11 @@ def sample_numbers(buffer, size, learner_iter=None, sample_range=None, *, as_dic
     return None if sampled is None else [int(s["replay_unique_id"].removeprefix("demo_")) for s in sampled]
 
 
-both = pytest.mark.parametrize("as_dicts", [False, True])
+with_both_calls = pytest.mark.parametrize("as_dicts", [False, True])
 
 
-@both
-def test_probabilities_match_powers_in_deep_trees(make, as_dicts):
+@with_both_calls
+def test_probabilities_match_the_priorities_in_deep_trees(make, as_dicts):
     buffer = make(max_size=20_000, alpha=0.7, sample_min_limit_ratio=0, seed=1)
     priorities = np.random.default_rng(0).uniform(0.1, 3, 20_000)
     buffer.extend_columns({"x": np.arange(20_000)}, priorities=priorities)
@@ -37,15 +38,15 @@ def test_probabilities_match_powers_in_deep_trees(make, as_dicts):
     assert chi_square < 36  # 5 degrees of freedom: one in a million
 
 
-@both
-def test_batch_does_not_exceed_the_uses_left(make, as_dicts):
+@with_both_calls
+def test_batch_never_exceeds_the_uses_left(make, as_dicts):
     buffer = make(max_use=2, sample_min_limit_ratio=0, alpha=1.0, seed=1)
     buffer.extend([item(n, priority=p) for n, p in enumerate([1e6, 1.0, 1.0])])
     assert sorted(sample_numbers(buffer, 6, as_dicts=as_dicts)) == [0, 0, 1, 1, 2, 2]
     assert len(buffer) == 0
 
 
-def test_exhausted_elements_leave_the_others_in_proportion(make):
+def test_others_keep_their_proportions_when_elements_are_used_up(make):
     buffer = make(max_use=1, alpha=1.0, seed=4, max_size=3)
     p = np.array([1, 2, 5]) / 8
     pairs = []
@@ -57,12 +58,12 @@ def test_exhausted_elements_leave_the_others_in_proportion(make):
         pairs.append(tuple((batch.info.replay_unique_id - first).tolist()))
     chi_square = 0.0
     for first, second in [(a, b) for a in range(3) for b in range(3) if a != b]:
-        want = 1500 * p[first] * p[second] / (1 - p[first])
-        chi_square += (pairs.count((first, second)) - want) ** 2 / want
+        expected = 1500 * p[first] * p[second] / (1 - p[first])
+        chi_square += (pairs.count((first, second)) - expected) ** 2 / expected
     assert chi_square < 36  # 5 degrees of freedom: one in a million
 
 
-@both
+@with_both_calls
 def test_max_use_combines_with_no_replacement_range_and_rate(make, as_dicts):
     buffer = make(
         max_use=2, with_replacement=False, push_sample_rate_limit=(0.6, math.inf), max_staleness=10, max_size=20, seed=0
@@ -70,12 +71,9 @@ def test_max_use_combines_with_no_replacement_range_and_rate(make, as_dicts):
     buffer.extend([item(n, collect_iter=n) for n in range(20)])
     assert sorted(sample_numbers(buffer, 5, 9, slice(-5, None), as_dicts=as_dicts)) == [15, 16, 17, 18, 19]
     assert sorted(sample_numbers(buffer, 5, 9, slice(-5, None), as_dicts=as_dicts)) == [15, 16, 17, 18, 19]
-    assert len(buffer) == 15  # 5 have reached max_use.
-    assert sorted(sample_numbers(buffer, 3, 12, slice(None, 3), as_dicts=as_dicts)) == [
-        3,
-        4,
-        5,
-    ]  # 0, 1 and 2 are stale.
+    assert len(buffer) == 15  # Five elements have reached max_use.
+    # Elements 0, 1 and 2 are stale.
+    assert sorted(sample_numbers(buffer, 3, 12, slice(None, 3), as_dicts=as_dicts)) == [3, 4, 5]
     assert len(buffer) == 12
     assert len(set(sample_numbers(buffer, 12, 12, as_dicts=as_dicts))) == 12
     assert sample_numbers(buffer, 9, 12, as_dicts=as_dicts) is None
@@ -85,8 +83,8 @@ def test_max_use_combines_with_no_replacement_range_and_rate(make, as_dicts):
     assert sample_numbers(buffer, 9, 12, slice(-2, None), as_dicts=as_dicts) is None
 
 
-@both
-def test_sample_range_with_too_few_uses_is_refused(make, as_dicts):
+@with_both_calls
+def test_sample_is_refused_if_its_range_has_too_few_uses_left(make, as_dicts):
     buffer = make(max_use=2, sample_min_limit_ratio=0)
     buffer.extend(items(*range(10)))
     assert sample_numbers(buffer, 5, None, slice(0, 2), as_dicts=as_dicts) is None
@@ -113,7 +111,7 @@ def test_learner_iteration_is_optional(make):
     assert not buffer.sample_check(1, 1)
 
 
-def test_equal_seeds_sample_equally(make):
+def test_equal_seeds_sample_equal_elements(make):
     numbers = []
     for seed in (1, 1, 2):
         buffer = make(seed=seed, sample_min_limit_ratio=0)
@@ -129,16 +127,16 @@ def test_equal_seeds_sample_equally(make):
     st.lists(st.one_of(st.lists(st.integers(-1, 5), min_size=1, max_size=6), st.integers(-1, 6)), max_size=12),
 )
 def test_staleness_queue_pops_each_stale_element_once(actions):
-    queue, left, number = StalenessQueue(), {}, 0
+    queue, remaining, number = StalenessQueue(), {}, 0
     for action in actions:
         if isinstance(action, list):
             queue.add(number, np.array(action))
-            left |= {number + i: it for i, it in enumerate(action) if it != UNKNOWN_ITER}
+            remaining |= {number + i: iteration for i, iteration in enumerate(action) if iteration != UNKNOWN_ITER}
             number += len(action)
         else:
-            stale = [n for n, iteration in left.items() if iteration <= action]
+            stale = [n for n, iteration in remaining.items() if iteration <= action]
             assert queue.pop(action).tolist() == stale
-            left = {n: iteration for n, iteration in left.items() if n not in stale}
+            remaining = {n: iteration for n, iteration in remaining.items() if n not in stale}
 
 
 def test_staleness_queue_discards_removed_elements():
@@ -154,7 +152,7 @@ def test_stale_elements_removed_earlier_are_not_removed_again(make):
     buffer = make(max_staleness=5, max_use=1, max_size=4, sample_min_limit_ratio=0)
     buffer.extend([item(n, collect_iter=0) for n in range(4)])
     (used,) = sample_numbers(buffer, 1, 0)
-    buffer.extend([item(4, collect_iter=0), item(5, collect_iter=9)])  # They replace 0 and 1.
+    buffer.extend([item(4, collect_iter=0), item(5, collect_iter=9)])  # These replace elements 0 and 1.
     remaining = {2, 3, 4, 5} - {used}
     assert len(buffer) == len(remaining)
     assert not buffer.sample_check(2, 9) and len(buffer) == 1
@@ -164,7 +162,7 @@ def test_stale_elements_removed_earlier_are_not_removed_again(make):
 def test_select_numbers_matches_list_slicing_after_removals():
     rng = np.random.default_rng(0)
     for size, num_pushed in ((40, 25), (40, 90), (7, 7)):
-        table = ElementTable(size, alpha=0.6, max_use=None, max_staleness=None)
+        table = ElementTable(BufferConfig(max_size=size))
         table.add(np.ones(num_pushed), np.full(num_pushed, -1))
         remaining = list(range(num_pushed))[-size:]
         while remaining:

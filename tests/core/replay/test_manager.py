@@ -1,4 +1,4 @@
-"""A manager of several buffers: mixed batches, refusals, updates, datasets and checkpoints."""
+"""Tests of a manager of several buffers: mixed batches, refusals, updates, datasets and checkpoints."""
 
 import threading
 from collections import Counter
@@ -30,7 +30,7 @@ def make_manager(configs, counts, **options):
 
 
 @pytest.fixture(scope="module")
-def three():
+def three_buffers():
     """A manager of three buffers with 40 items each, which tests only sample."""
     with make_manager(dict.fromkeys(NAMES, UNIFORM), (40, 40, 40), seed=3) as manager:
         yield manager
@@ -44,17 +44,19 @@ def get_id_owner(item):
     return item["replay_unique_id"].rpartition("_")[0]
 
 
-def test_buffers_are_selected_by_ratio(three):
+def test_buffers_are_selected_by_ratio(three_buffers):
     ratio = {"agent": 1.0, "agent_1": 5.0, "1": 4.0}
-    counts = Counter(owner for _ in range(50) for owner in get_owners(three.sample(40, ratio, cur_learner_iter=0)))
+    counts = Counter(
+        owner for _ in range(50) for owner in get_owners(three_buffers.sample(40, ratio, cur_learner_iter=0))
+    )
     expected = np.array([200, 1000, 800])
     chi_square = sum((counts[owner] - expected[owner]) ** 2 / expected[owner] for owner in range(3))
-    assert chi_square < 13.8  # 2 degrees of freedom; 0.1 % of correct samples exceed it.
+    assert chi_square < 13.8  # 2 degrees of freedom: one in a thousand
     assert sum(counts.values()) == 2000
 
 
-def test_items_keep_the_sampled_order_and_name_their_buffer(three):
-    batch = three.sample(40, dict.fromkeys(NAMES, 1), cur_learner_iter=0)
+def test_items_are_in_the_sampled_order_and_name_their_buffer(three_buffers):
+    batch = three_buffers.sample(40, dict.fromkeys(NAMES, 1), cur_learner_iter=0)
     assert len(batch) == 40 and get_owners(batch) != sorted(get_owners(batch))
     for item in batch:
         assert get_id_owner(item) == NAMES[int(item["owner"])]
@@ -82,12 +84,12 @@ def test_restored_manager_samples_identically(tmp_path):
         assert [[item["replay_unique_id"] for item in manager.sample(20)] for _ in range(3)] == expected
 
 
-def test_buffer_without_a_share_is_not_sampled(three):
-    assert get_owners(three.sample(40, {"agent": 0.0, "1": 0.3}, cur_learner_iter=0)) == [2] * 40
-    assert three.sample(0, {"agent": 1.0}, cur_learner_iter=0) == []
+def test_buffer_without_a_share_is_not_sampled(three_buffers):
+    assert get_owners(three_buffers.sample(40, {"agent": 0.0, "1": 0.3}, cur_learner_iter=0)) == [2] * 40
+    assert three_buffers.sample(0, {"agent": 1.0}, cur_learner_iter=0) == []
 
 
-def test_each_buffer_is_sampled_once_per_batch(three):
+def test_each_buffer_is_sampled_once_per_batch(three_buffers):
     batches = []
 
     class Sizes(Listener):
@@ -95,15 +97,15 @@ def test_each_buffer_is_sampled_once_per_batch(three):
             batches.append(len(use))
 
     for name in NAMES:
-        three[name].add_listener(Sizes())
-    three.sample(40, dict.fromkeys(NAMES, 1), cur_learner_iter=0)
+        three_buffers[name].add_listener(Sizes())
+    three_buffers.sample(40, dict.fromkeys(NAMES, 1), cur_learner_iter=0)
     assert len(batches) == 3 and sum(batches) == 40
 
 
-def test_sizes_by_name_return_lists_by_name(three):
-    batch = three.sample({"1": 3, "agent": 2, "agent_1": 0}, cur_learner_iter=0)
+def test_sizes_by_name_return_lists_by_name(three_buffers):
+    batch = three_buffers.sample({"1": 3, "agent": 2, "agent_1": 0}, cur_learner_iter=0)
     assert {name: get_owners(part) for name, part in batch.items()} == {"1": [2] * 3, "agent": [0] * 2, "agent_1": []}
-    assert get_owners(three.sample({"agent_1": 4}, cur_learner_iter=0)) == [1] * 4
+    assert get_owners(three_buffers.sample({"agent_1": 4}, cur_learner_iter=0)) == [1] * 4
 
 
 def test_single_buffer_requires_no_ratio():
@@ -130,16 +132,16 @@ def test_refused_batch_changes_nothing_and_names_the_buffers():
         assert [manager.count(name) for name in manager.names] == [0, 0, 0]
 
 
-def test_locks_are_held_from_check_to_sample(three, monkeypatch):
+def test_locks_are_held_from_the_check_to_the_sample(three_buffers, monkeypatch):
     acquired = []
 
     def try_lock(name):
-        is_free = three[name].lock.acquire(blocking=False)
+        is_free = three_buffers[name].lock.acquire(blocking=False)
         acquired.append(is_free)
         if is_free:
-            three[name].lock.release()
+            three_buffers[name].lock.release()
 
-    sample = type(three["agent"])._sample
+    sample = type(three_buffers["agent"])._sample
 
     def try_and_sample(*arguments):
         for name in NAMES if not acquired else ():
@@ -148,8 +150,8 @@ def test_locks_are_held_from_check_to_sample(three, monkeypatch):
             thread.join()
         return sample(*arguments)
 
-    monkeypatch.setattr(type(three["agent"]), "_sample", try_and_sample)
-    three.sample({"agent_1": 1, "agent": 1, "1": 1}, cur_learner_iter=0)
+    monkeypatch.setattr(type(three_buffers["agent"]), "_sample", try_and_sample)
+    three_buffers.sample({"agent_1": 1, "agent": 1, "1": 1}, cur_learner_iter=0)
     assert acquired == [False] * 3
 
 
@@ -184,7 +186,7 @@ def test_update_reaches_the_buffers_of_the_items():
             ["a_0", "b_1_0"],
             [5.0, 1e12],
             r"the priority of b_1_0 with priority_eps must be .*, got 1000000000000.01",
-        ),  # priority_eps is added to it.
+        ),
         (["a_0", "b_1_0"], ["x", "y"], "the priorities of an update must be one number per id: expected numbers"),
         (["a_0", "b_1_0"], ["3", "4"], "the priorities of an update must be one number per id: expected numbers"),
         (["a_0", "b_1_0"], [5.0, np.nan], "the priority of b_1_0 must be a finite number .*, got nan"),
@@ -267,9 +269,9 @@ def test_push_data_accepts_one_item_or_a_list():
         (lambda m: m.checkpoint(), "the manager has no checkpoint_root; create it with one"),
     ],
 )
-def test_invalid_arguments_raise(three, call, message):
+def test_invalid_arguments_raise(three_buffers, call, message):
     with pytest.raises(ValueError, match=message):
-        call(three)
+        call(three_buffers)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden"])
@@ -278,36 +280,39 @@ def test_name_that_cannot_be_a_directory_raises(name):
         BufferManager({name: UNIFORM})
 
 
-def test_manager_without_buffers_raises():
+def test_manager_without_buffers_or_with_unknown_ratios_raises():
     with pytest.raises(ValueError, match="a manager requires at least one buffer"):
         BufferManager({})
     with pytest.raises(ValueError, match="there is no buffer 'b'; the buffers are 'a'"):
         BufferManager({"a": UNIFORM}, sample_ratio={"b": 1})
 
 
-def test_huge_and_tiny_shares_are_valid(three):
-    batch = three.sample(20, {"agent": 1e308, "agent_1": 1e308, "1": 1e-308}, cur_learner_iter=0)
+def test_huge_and_tiny_shares_are_valid(three_buffers):
+    batch = three_buffers.sample(20, {"agent": 1e308, "agent_1": 1e308, "1": 1e-308}, cur_learner_iter=0)
     assert set(get_owners(batch)) == {0, 1}
 
 
-def test_exact_counts_use_largest_remainders(three):
+def test_exact_counts_use_largest_remainders(three_buffers):
     for size, ratio, counts in (
         (10, {"agent": 0.29, "1": 0.71}, [3, 0, 7]),
         (7, dict.fromkeys(NAMES, 1), [3, 2, 2]),
         (5, {"agent": 1.0, "1": 0.0}, [5, 0, 0]),
     ):
-        for batch in (three.sample(size, ratio, exact=True), three.sample_batch(size, ratio, exact=True)):
+        for batch in (
+            three_buffers.sample(size, ratio, exact=True),
+            three_buffers.sample_batch(size, ratio, exact=True),
+        ):
             numbers = get_owners(batch) if isinstance(batch, list) else batch.data["owner"].tolist()
             assert numbers == sorted(numbers) and np.bincount(numbers, minlength=3).tolist() == counts
 
 
-def test_columns_keep_the_sampled_order_and_name_their_buffer(three):
-    batch = three.sample_batch(60, dict.fromkeys(NAMES, 1))
+def test_columns_are_in_the_sampled_order_and_name_their_buffer(three_buffers):
+    batch = three_buffers.sample_batch(60, dict.fromkeys(NAMES, 1))
     assert batch.data["owner"].tolist() == batch.info.buffer.tolist() != sorted(batch.info.buffer.tolist())
     assert batch.info.buffer.dtype == np.int32
     assert batch.data["number"].tolist() == batch.info.replay_unique_id.tolist()
     assert (batch.data["twice"] == 2 * batch.data["number"]).all() and (batch.info.IS == 1).all()
-    assert three.sample_batch(0, {"agent": 1}).info.buffer.shape == (0,)
+    assert three_buffers.sample_batch(0, {"agent": 1}).info.buffer.shape == (0,)
 
 
 def test_update_accepts_the_info_of_a_batch():
@@ -329,15 +334,15 @@ def test_update_accepts_the_info_of_a_batch():
             manager.update(batch.info._replace(buffer=np.array([0, 1, 2, 3])), priority=priorities)
 
 
-def test_dataset_has_exact_shares_and_names_the_buffers(three):
-    batches = list(three.dataset(16, {"1": 1, "agent": 3}).take(5).as_numpy_iterator())
+def test_dataset_has_exact_shares_and_names_the_buffers(three_buffers):
+    batches = list(three_buffers.dataset(16, {"1": 1, "agent": 3}).take(5).as_numpy_iterator())
     for batch in batches:
         assert sorted(batch.data["owner"].tolist()) == [0] * 12 + [2] * 4
         assert batch.info.buffer.tolist() == batch.data["owner"].tolist() and batch.info.buffer.dtype == np.int32
         assert np.array_equal(batch.data["twice"], 2 * batch.data["number"])
         assert batch.info.IS.tolist() == [1.0] * 16
-    assert three.update(batches[0].info, priority=np.ones(16)) == 16
-    spec = three.dataset(16, {"1": 1}).element_spec
+    assert three_buffers.update(batches[0].info, priority=np.ones(16)) == 16
+    spec = three_buffers.dataset(16, {"1": 1}).element_spec
     assert spec.data["owner"] == tf.TensorSpec((16,), tf.int32) and tf.TensorSpec((16,), tf.float64) == spec.info.IS
 
 
@@ -364,7 +369,7 @@ def test_mixing_buffers_with_different_items_raises():
         assert len(manager.sample(2, {"a": 1, "b": 1}, exact=True)) == 2  # Dicts can have different fields.
 
 
-def test_threads_lose_no_items_and_see_whole_ones():
+def test_threads_lose_no_items_and_see_no_partial_ones():
     """Three threads push while two sample and update."""
     configs = {"agent_1": BufferConfig(max_size=10_000), "agent_2": BufferConfig(max_size=10_000)}
     failures, ids, batches = [], [], []
@@ -382,14 +387,14 @@ def test_threads_lose_no_items_and_see_whole_ones():
                 info = {"replay_unique_id": [item["replay_unique_id"] for item in batch], "priority": np.ones(16)}
                 assert manager.update(info) == 16
 
-        def guarded(work, *arguments):
+        def collect_failures(work, *arguments):
             try:
                 work(*arguments)
             except BaseException as error:
                 failures.append(error)
 
         works = [(push, 1000), (push, 2000), (push, 3000), (learn,), (learn,)]
-        threads = [threading.Thread(target=guarded, args=work) for work in works]
+        threads = [threading.Thread(target=collect_failures, args=work) for work in works]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -427,7 +432,7 @@ def test_manager_resumes_from_its_checkpoints(tmp_path):
     configs = dict.fromkeys(("a", "b_1", "empty"), BufferConfig(max_size=10))
     with make_manager(configs, (3, 4, 0), checkpoint_root=tmp_path) as manager:
         manager.update({"replay_unique_id": ["a_1", "b_1_2"], "priority": [5.0, 7.0]})
-        paths = manager.checkpoint()  # Nothing was pushed to 'empty'.
+        paths = manager.checkpoint()  # This skips 'empty', to which nothing was pushed.
         assert sorted(paths) == ["a", "b_1"] and all(path.is_dir() for path in paths.values())
         manager.push_data(items(0, [3]), "a")
     with BufferManager(configs, checkpoint_root=tmp_path) as manager:
@@ -450,9 +455,9 @@ def test_state_refused_by_one_buffer_changes_nothing():
     configs = {"a": BufferConfig(max_size=10), "b": BufferConfig(max_size=10)}
     with make_manager(configs, (3, 4)) as first, make_manager(configs, (1, 0)) as second:
         state = first.state_dict()
-        for harm in (lambda own: {**own, "header": {**own["header"], "name": "c"}}, lambda own: {}):
+        for damage in (lambda state: {**state, "header": {**state["header"], "name": "c"}}, lambda state: {}):
             with pytest.raises(CheckpointError, match="buffer 'b' cannot load its state: "):
-                second.load_state_dict({**state, "b": harm(state["b"])})
+                second.load_state_dict({**state, "b": damage(state["b"])})
             assert [second.count(name) for name in configs] == [1, 0]
 
 
@@ -475,7 +480,7 @@ def test_dataset_retries_refused_samples_and_raises_the_reason():
         manager.push_data(items(0, range(20)), "a")
 
 
-def test_dataset_calls_for_the_learner_iteration():
+def test_dataset_calls_the_function_for_the_learner_iteration():
     config = BufferConfig(max_staleness=5, sample_min_limit_ratio=0)
     with BufferManager({"a": config}) as manager:
         manager.push_data([{"x": n, "collect_iter": n} for n in range(10)], "a")
@@ -506,22 +511,22 @@ def test_listener_can_push_to_another_buffer_while_others_sample():
         manager["new"].add_listener(Archive())
         for name in configs:
             manager[name].extend_columns({"x": np.arange(50)})
-        ended = threading.Event()
+        stop = threading.Event()
 
         def sample():
-            while not ended.is_set():
+            while not stop.is_set():
                 manager.sample_batch(8)
 
         thread = threading.Thread(target=sample, daemon=True)
         thread.start()
         for number in range(500):
             manager["new"].append({"x": number})
-        ended.set()
+        stop.set()
         thread.join(20)
         assert not thread.is_alive() and manager["archive"].push_count == 550
 
 
-def test_nothing_is_sampled_from_buffers_with_different_items():
+def test_refused_mix_of_different_items_samples_nothing():
     configs = {name: BufferConfig(max_use=1) for name in "ab"}
     with BufferManager(configs, sample_ratio={"a": 1, "b": 1}) as manager:
         manager["a"].extend_columns({"x": np.zeros(8)})
@@ -541,7 +546,7 @@ def test_buffer_update_raises_for_a_batch_of_a_manager():
         ):
             manager["a"].update(info, priority=np.ones(8))
         batch = next(iter(manager.dataset(8)))
-        assert manager.update(batch.info, priority=np.ones(8)) == 8  # The info has tensors.
+        assert manager.update(batch.info, priority=np.ones(8)) == 8  # The info consists of tensors.
         assert manager["a"].update(manager["a"].sample_batch(4).info, priority=tf.ones(4)) == 4
 
 

@@ -1,4 +1,4 @@
-"""Any sequence of calls, compared with a naive model made of dicts and loops."""
+"""Compares random sequences of calls with a naive model made of dicts and loops."""
 
 import math
 import random
@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rlds2reverb.replay import BufferConfig, Listener, RateLimitedError, make_buffer
 
-#: Values of each option. Hypothesis only generates a seed, because it would mostly combine the first values.
+#: The values of each option. Hypothesis generates only a seed, because it would mostly combine the first values.
 OPTIONS = {
     "kind": ["advanced", "naive"],
     "max_size": [8, 5, 1],
@@ -31,7 +31,9 @@ OPTIONS = {
     "priority_decay": [None, 0.5],
 }
 CONFIGS = st.integers(0, 2**32 - 1).map(
-    lambda seed: BufferConfig(**{name: random.Random(f"{seed} {name}").choice(own) for name, own in OPTIONS.items()})
+    lambda seed: BufferConfig(
+        **{name: random.Random(f"{seed} {name}").choice(values) for name, values in OPTIONS.items()}
+    )
 )
 PRIORITIES = st.sampled_from([None, 0.5, 8.0, 0.0])
 ITERS = st.sampled_from([None, 2, 1, 0, 5])
@@ -57,12 +59,14 @@ class Removals(Listener):
 
 
 class Comparison(RuleBasedStateMachine):
+    """Makes the same calls on a buffer and on the model: a list of dicts, one per element, oldest first."""
+
     @initialize(config=CONFIGS, on_disk=st.booleans(), new=PUSHED)
     def begin(self, config, on_disk, new):
         self.config, self.folder = config, tempfile.TemporaryDirectory()
         self.mmap_dir = Path(self.folder.name) / "data" if on_disk else None
         self.buffer = self.create_buffer()
-        self.elements, self.pushed, self.sampled, self.ignored = [], 0, 0, 0  # The oldest one is first.
+        self.elements, self.pushed, self.sampled, self.ignored = [], 0, 0, 0
         self.highest, self.beta, self.removed = 1.0, config.beta, []
         self.saved = {}
         self.push(new, False)
@@ -81,17 +85,17 @@ class Comparison(RuleBasedStateMachine):
         p = element["priority"]
         return 1.0 if self.config.kind == "naive" else (p**self.config.alpha if p > 0 else 0.0)
 
-    def remove(self, reason, must_leave):
-        self.removed += [(e["number"], reason) for e in self.elements if must_leave(e)]
-        self.elements = [e for e in self.elements if not must_leave(e)]
+    def remove(self, reason, is_removed):
+        self.removed += [(e["number"], reason) for e in self.elements if is_removed(e)]
+        self.elements = [e for e in self.elements if not is_removed(e)]
 
     @rule(new=PUSHED, as_columns=st.booleans())
-    def some_more(self, new, as_columns):
+    def push_more(self, new, as_columns):
         self.push(new, as_columns)
 
     def push(self, new, as_columns):
-        most = self.config.push_sample_rate_limit[1]
-        refused = self.sampled and self.pushed + len(new) > most * self.sampled
+        max_rate = self.config.push_sample_rate_limit[1]
+        refused = self.sampled and self.pushed + len(new) > max_rate * self.sampled
         values = np.arange(self.pushed, self.pushed + len(new))
         try:
             if as_columns:
@@ -116,18 +120,19 @@ class Comparison(RuleBasedStateMachine):
             priority = self.highest if priority is None else priority
             self.elements.append({"number": self.pushed, "priority": priority, "iter": iteration, "use": 0})
             self.pushed += 1
-        kept = self.pushed - self.config.max_size
-        self.remove("full", lambda e: e["number"] < kept)
+        oldest = self.pushed - self.config.max_size
+        self.remove("full", lambda e: e["number"] < oldest)
+
+    # Two equal rules make sampling twice as likely.
+    @rule(**SAMPLES)
+    def sample_first(self, **arguments):
+        self.sample(**arguments)
 
     @rule(**SAMPLES)
-    def sample_first(self, **how):
-        self.sample_or_not(**how)
+    def sample_again(self, **arguments):
+        self.sample(**arguments)
 
-    @rule(**SAMPLES)
-    def sample_again(self, **how):
-        self.sample_or_not(**how)
-
-    def sample_or_not(self, size, learner_iter, as_columns, sample_range):
+    def sample(self, size, learner_iter, as_columns, sample_range):
         config = self.config
         if max(size * config.sample_min_limit_ratio, 0 if config.with_replacement else size) > config.max_size:
             return
@@ -135,15 +140,15 @@ class Comparison(RuleBasedStateMachine):
             return
         if learner_iter is not None and config.max_staleness is not None:
             self.remove("stale", lambda e: e["iter"] is not None and learner_iter - e["iter"] >= config.max_staleness)
-        left = {e["number"]: 0 if not self.power(e) else self.left(e, size) for e in self.elements}
+        uses_left = {e["number"]: 0 if not self.power(e) else self.count_uses_left(e, size) for e in self.elements}
         refused = len(self.elements) < max(size * config.sample_min_limit_ratio, 1 if config.with_replacement else size)
-        refused |= sum(map(bool, left.values())) < (1 if config.with_replacement else size)
+        refused |= sum(map(bool, uses_left.values())) < (1 if config.with_replacement else size)
         if config.max_use is not None:
             refused |= sum(config.max_use - e["use"] for e in self.elements if self.power(e)) < size
         min_rate = config.push_sample_rate_limit[0]
         refused |= bool(min_rate) and self.pushed < min_rate * (self.sampled + size)
         allowed = [e["number"] for e in (self.elements if sample_range is None else self.elements[sample_range])]
-        refused |= sum(left[n] for n in allowed) < size
+        refused |= sum(uses_left[n] for n in allowed) < size
         call = self.buffer.sample_batch if as_columns else self.buffer.sample
         result = call(size, learner_iter, sample_range)
         if not size:
@@ -156,16 +161,16 @@ class Comparison(RuleBasedStateMachine):
             items = as_dicts(result) if as_columns else result
             for item in items:
                 item["number"] = int(str(item["replay_unique_id"]).removeprefix("demo_"))
-            self.check(items, allowed, left, learner_iter)
+            self.check(items, allowed, uses_left, learner_iter)
 
-    def left(self, element, size):
+    def count_uses_left(self, element, size):
         uses = size if self.config.max_use is None else self.config.max_use - element["use"]
         return uses if self.config.with_replacement else min(uses, 1)
 
-    def check(self, items, allowed, left, learner_iter):
+    def check(self, items, allowed, uses_left, learner_iter):
         by_number = {e["number"]: e for e in self.elements}
         powers = [self.power(by_number[s["number"]]) for s in items]
-        everyone = (
+        reference_powers = (
             [p for p in map(self.power, self.elements) if p > 0]
             if self.config.weight_normalization == "buffer"
             else powers
@@ -173,15 +178,15 @@ class Comparison(RuleBasedStateMachine):
         for sampled, power in zip(items, powers, strict=True):
             element = by_number[sampled["number"]]
             element["use"] += 1
-            left[sampled["number"]] -= 1
+            uses_left[sampled["number"]] -= 1
             is_known = learner_iter is not None and element["iter"] is not None
-            assert sampled["number"] in allowed and left[sampled["number"]] >= 0
+            assert sampled["number"] in allowed and uses_left[sampled["number"]] >= 0
             assert sampled["x"].tolist() == [sampled["number"]] * 2
             assert sampled["replay_buffer_idx"] == sampled["number"] % self.config.max_size
             assert (sampled["priority"], sampled["use"]) == (element["priority"], element["use"])
             assert sampled["staleness"] == (max(0, learner_iter - element["iter"]) if is_known else -1)
             assert sampled.get("collect_iter") == element["iter"]
-            assert math.isclose(sampled["IS"], (power / min(everyone)) ** -self.beta, rel_tol=1e-12)
+            assert math.isclose(sampled["IS"], (power / min(reference_powers)) ** -self.beta, rel_tol=1e-12)
         self.sampled += len(items)
         if self.config.anneal_step:
             self.beta = min(1.0, self.beta + (1 - self.config.beta) / self.config.anneal_step)
@@ -216,20 +221,20 @@ class Comparison(RuleBasedStateMachine):
     def state(self):
         return [dict(e) for e in self.elements], self.pushed, self.sampled, self.ignored, self.highest, self.beta
 
-    @rule(way=st.sampled_from(["dict", "files"]))
-    def save(self, way):
-        where = Path(self.folder.name) / "saved"
-        self.saved[way] = self.buffer.state_dict() if way == "dict" else self.buffer.save_data(where), self.state()
+    @rule(form=st.sampled_from(["dict", "files"]))
+    def save(self, form):
+        path = Path(self.folder.name) / "saved"
+        self.saved[form] = self.buffer.state_dict() if form == "dict" else self.buffer.save_data(path), self.state()
 
-    @rule(way=st.sampled_from(["dict", "files"]), into_new=st.booleans())
-    def restore(self, way, into_new):
-        if way not in self.saved:
+    @rule(form=st.sampled_from(["dict", "files"]), into_new=st.booleans())
+    def restore(self, form, into_new):
+        if form not in self.saved:
             return
-        state, (elements, *numbers) = self.saved[way]
+        state, (elements, *numbers) = self.saved[form]
         if into_new:
             self.compare_listeners()
             self.buffer, self.removed = self.create_buffer(), []
-        if way == "dict":
+        if form == "dict":
             self.buffer.load_state_dict(state)
         else:
             self.buffer.load_data(state.parent)
@@ -281,14 +286,14 @@ def test_random_call_sequences_match_the_model(seed):
         return rng.random() < 0.5
 
     calls = [
-        *[lambda: run.some_more(pushed(), flip())] * 6,
-        *[lambda: run.sample_or_not(rng.randint(0, 4), rng.choice([None, 0, 1, 3]), flip(), rng.choice(RANGES))] * 12,
+        *[lambda: run.push_more(pushed(), flip())] * 6,
+        *[lambda: run.sample(rng.randint(0, 4), rng.choice([None, 0, 1, 3]), flip(), rng.choice(RANGES))] * 12,
         *[lambda: run.update([(rng.randint(0, 12), rng.choice([0.25, 3.0, 0.0])) for _ in range(4)], flip())] * 6,
         run.clear,
         lambda: run.save(rng.choice(["dict", "files"])),
         lambda: run.restore(rng.choice(["dict", "files"]), flip()),
     ]
-    run.begin(BufferConfig(**{name: rng.choice(own) for name, own in OPTIONS.items()}), flip(), pushed())
+    run.begin(BufferConfig(**{name: rng.choice(values) for name, values in OPTIONS.items()}), flip(), pushed())
     try:
         for _ in range(80):
             rng.choice(calls)()

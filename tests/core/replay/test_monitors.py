@@ -1,4 +1,4 @@
-"""Monitors of replay buffers, with a clock that the tests set."""
+"""Tests of monitors of replay buffers, with a clock that the tests set."""
 
 import math
 import threading
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from rlds2reverb.replay.listeners import REASONS, Listener
+from rlds2reverb.replay.listeners import REASONS
 from rlds2reverb.replay.monitors import BufferMonitor, MonitorConfig, RateWindow, table
 
 
@@ -29,11 +29,6 @@ def add_sample(monitor, use, staleness, priorities):
     monitor.on_sample(np.array(use, np.int64), np.array(staleness, np.int64), np.array(priorities, float))
 
 
-def test_monitor_is_a_listener():
-    listener: Listener = BufferMonitor("agent")
-    assert listener.values() == {}
-
-
 def test_values_are_absent_without_data_and_never_nan():
     clock = Clock()
     monitor = make_monitor(clock)
@@ -49,8 +44,8 @@ def test_values_are_absent_without_data_and_never_nan():
     assert all(math.isfinite(value) for value in monitor.values().values())
 
 
-def test_rates_match_hand_computed_values_as_the_window_moves():
-    # 4 parts of 2 s. Pushed: 10 at 0 s, 20 at 3 s, 30 at 7 s.
+def test_rates_match_hand_computed_values_in_a_moving_window():
+    # The window has 4 parts of 2 s. Pushes: 10 at 0 s, 20 at 3 s, 30 at 7 s.
     clock = Clock()
     monitor = make_monitor(clock, window_secs=8.0, num_parts=4)
     rates = {}
@@ -61,7 +56,7 @@ def test_rates_match_hand_computed_values_as_the_window_moves():
         rates[second] = monitor.values().get("throughput/push")
     assert rates == {
         0.0: None,
-        1.5: None,  # Less than one part is not enough for a rate.
+        1.5: None,  # There is no rate before the first part is complete.
         3.0: 30 / 3,
         5.0: 30 / 5,
         7.0: 60 / 7,
@@ -124,7 +119,7 @@ def test_sampled_statistics_match_hand_computed_values():
     }
 
 
-def test_priorities_are_those_of_recent_pushes_and_updates():
+def test_priority_statistics_cover_recent_pushes_and_updates():
     monitor = make_monitor(num_values=4, num_buckets=3)
     monitor.on_push(np.array([100.0, 1.0]))
     monitor.on_update(np.array([2.0]))
@@ -136,7 +131,7 @@ def test_priorities_are_those_of_recent_pushes_and_updates():
 
 
 @pytest.mark.parametrize("sizes", [[1] * 25, [3, 7, 5, 10], [25], [0, 24, 1], [9, 16]])
-def test_recent_values_are_kept_for_any_chunking(sizes):
+def test_recent_values_do_not_depend_on_the_size_of_updates(sizes):
     monitor = make_monitor(num_values=10)
     for part in np.split(np.arange(25.0), np.cumsum(sizes)[:-1]):
         monitor.on_update(part)
@@ -185,7 +180,7 @@ def test_table_of_two_buffers_matches_expected_text():
     assert agent.table().splitlines()[3] == "count/pushed             2"
 
 
-def test_threads_lose_no_counts():
+def test_events_of_several_threads_are_all_counted():
     monitor = make_monitor(num_values=10)
 
     def work():

@@ -1,4 +1,4 @@
-"""Pushing columns and episodes, listeners to removals, and threads."""
+"""Tests of pushes of columns and episodes, of listeners, and of threads."""
 
 import errno
 import subprocess
@@ -12,28 +12,34 @@ from numbered_items import get_number, item, items
 
 from rlds2reverb import load
 from rlds2reverb.errors import RateLimitedError, SpecMismatchError
-from rlds2reverb.replay import EpisodeReplayBuffer, Listener, SequenceReplayBuffer
+from rlds2reverb.replay import (
+    AdvancedReplayBuffer,
+    BufferConfig,
+    EpisodeReplayBuffer,
+    Listener,
+    SequenceReplayBuffer,
+)
 from rlds2reverb.replay.rows import RowRing
 
 # --- columns
 
 
-def test_columns_equal_as_many_items(make):
-    one, other = make(with_replacement=False), make(with_replacement=False)
+def test_pushed_columns_match_pushed_items(make):
+    by_items, by_columns = make(with_replacement=False), make(with_replacement=False)
     rows = items(*range(7))
     columns = {
         "obs": np.stack([r["obs"] for r in rows]),
         "inner": {key: np.stack([r["inner"][key] for r in rows]) for key in ("action", "done")},
         "image": np.stack([r["image"] for r in rows]),
     }
-    numbers = other.extend_columns(columns, priorities=np.arange(1.0, 8), collect_iters=3)
+    numbers = by_columns.extend_columns(columns, priorities=np.arange(1.0, 8), collect_iters=3)
     assert numbers.tolist() == list(range(7)) and numbers.dtype == np.int64
-    one.extend([{**row, "priority": n + 1.0, "collect_iter": 3} for n, row in enumerate(rows)])
+    by_items.extend([{**row, "priority": n + 1.0, "collect_iter": 3} for n, row in enumerate(rows)])
     values = [
         {get_number(s): (s["priority"], s["staleness"], s["collect_iter"]) for s in buffer.sample(7, 5)}
-        for buffer in (one, other)
+        for buffer in (by_items, by_columns)
     ]
-    assert values[0] == values[1] and one.spec == other.spec
+    assert values[0] == values[1] and by_items.spec == by_columns.spec
 
 
 def test_last_elements_are_kept_when_columns_exceed_max_size(make):
@@ -109,7 +115,8 @@ def test_invalid_columns_raise_and_change_nothing(make, columns, options, error,
 def test_stacked_episodes_and_sequences_can_be_pushed(make):
     buffer = make(EpisodeReplayBuffer, window=2, sample_min_limit_ratio=0)
     assert buffer.extend_columns({"x": np.arange(12).reshape(3, 4)}).tolist() == [0, 1, 2]
-    assert buffer.extend_columns({"x": np.zeros((2, 1), int)}).tolist() == [-1, -1]  # Too short.
+    # Episodes that are shorter than the window are dropped.
+    assert buffer.extend_columns({"x": np.zeros((2, 1), int)}).tolist() == [-1, -1]
     assert set(buffer.sample_batch(200).data["x"][:, 0]) == {0, 1, 2, 4, 5, 6, 8, 9, 10}
     with pytest.raises(
         SpecMismatchError,
@@ -121,8 +128,8 @@ def test_stacked_episodes_and_sequences_can_be_pushed(make):
 # --- episodes
 
 
-def steps(first, count, *, terminal):
-    """An RLDS episode of `count` transitions whose observations are first, first + 1, ..."""
+def make_steps(first, count, *, terminal):
+    """Returns an RLDS episode of `count` transitions whose observations are first, first + 1, ..."""
     rows = np.arange(first, first + count + 1)
     last = np.arange(count + 1) == count
     return {
@@ -138,7 +145,7 @@ def steps(first, count, *, terminal):
 
 @pytest.fixture
 def source():
-    return load([steps(10, 2, terminal=False), steps(20, 3, terminal=True), steps(30, 1, terminal=True)])
+    return load([make_steps(10, 2, terminal=False), make_steps(20, 3, terminal=True), make_steps(30, 1, terminal=True)])
 
 
 def test_source_is_stored_as_transitions(make, source):
@@ -165,11 +172,11 @@ def test_source_is_stored_as_episodes_and_as_sequences(make, source):
     parts = make(SequenceReplayBuffer, length=3, with_replacement=False)
     assert parts.extend_episodes(source) == 3
     assert sorted(s["observation"]["x"].tolist() for s in parts.sample(3)) == [[10, 11, 12], [20, 21, 22], [21, 22, 23]]
-    one = make(with_replacement=False)
-    assert one.extend_episodes(source.first_episode) == 2
+    transitions = make(with_replacement=False)
+    assert transitions.extend_episodes(source.first_episode) == 2
 
 
-def test_100_000_transitions_are_pushed_at_once(make):
+def test_100_000_transitions_can_be_pushed_in_one_call(make):
     buffer = make(max_size=100_000)
     columns = {"obs": np.zeros((100_000, 17), np.float32), "reward": np.zeros(100_000, np.float32)}
     buffer.extend_columns(columns)
@@ -180,6 +187,8 @@ def test_100_000_transitions_are_pushed_at_once(make):
 
 
 class Removals(Listener):
+    """Records all removals with their data."""
+
     wants_data = True
 
     def __init__(self):
@@ -198,13 +207,13 @@ def test_on_remove_gets_the_data(make):
     (used,) = buffer.sample(1, 8)
     buffer.clear()
     events = [(reason, numbers, data["x"].tolist()) for reason, numbers, data in removals.events]
-    left = [n for n in (4, 5) if n != used["x"]]
+    remaining = [n for n in (4, 5) if n != used["x"]]
     assert events == [
         ("full", [0, 1], [0, 1]),
         ("full", [2], [2]),
         ("stale", [3], [3]),
         ("used", [used["x"]], [used["x"]]),
-        ("cleared", left, left),
+        ("cleared", remaining, remaining),
     ]
 
 
@@ -220,24 +229,24 @@ def test_on_remove_gets_whole_episodes(make):
     ]
 
 
-def test_listener_can_call_the_buffer_and_order_is_kept(make):
+def test_events_stay_in_order_when_a_listener_calls_the_buffer(make):
     buffer = make(max_size=100)
     calls = []
 
     class Doubling(Listener):
         def on_push(self, priorities):
-            calls.append(("first", len(priorities)))
+            calls.append(("doubling", len(priorities)))
             if len(priorities) < 8:
                 buffer.extend(items(*range(2 * len(priorities))))
 
     class Recording(Listener):
         def on_push(self, priorities):
-            calls.append(("second", len(priorities)))
+            calls.append(("recording", len(priorities)))
 
     buffer.add_listener(Doubling())
     buffer.add_listener(Recording())
     buffer.append(item(0))
-    assert calls == [(who, count) for count in (1, 2, 4, 8) for who in ("first", "second")]
+    assert calls == [(name, count) for count in (1, 2, 4, 8) for name in ("doubling", "recording")]
     assert len(buffer) == 15
 
 
@@ -254,7 +263,7 @@ def test_exception_of_a_listener_reaches_the_caller_after_the_push(make):
     assert len(buffer) == 1 and buffer.sample(1)
 
 
-def test_listener_gets_each_event_once_and_in_order_with_threads(make):
+def test_listener_gets_the_events_of_threads_once_and_in_order(make):
     buffer = make(max_size=10)
     numbers = []
 
@@ -274,7 +283,7 @@ def test_listener_gets_each_event_once_and_in_order_with_threads(make):
 # --- threads, files and imports
 
 
-def test_threads_that_push_first_together_agree_on_the_spec(make):
+def test_simultaneous_first_pushes_agree_on_the_spec(make):
     for _ in range(20):
         buffer = make()
         barrier = threading.Barrier(3)
@@ -293,8 +302,6 @@ def test_threads_that_push_first_together_agree_on_the_spec(make):
 
 
 def test_memory_mapped_files_are_unnamed(make, tmp_path):
-    from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
-
     with AdvancedReplayBuffer("demo", BufferConfig(max_size=50), mmap_dir=tmp_path / "data") as buffer:
         buffer.extend(items(*range(70)))
         assert {get_number(s) for s in buffer.sample(50)} <= set(range(20, 70))
@@ -317,9 +324,9 @@ print([name for name in ("tensorflow", "reverb", "tf_agents") if name in sys.mod
 
 
 @pytest.mark.parametrize("secs", [1.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(200)])])
-def test_ten_threads_keep_the_table_consistent(make, secs):
+def test_ten_threads_keep_the_totals_consistent(make, secs):
     buffer = make(max_size=5_000, max_staleness=50, max_use=20, alpha=0.8)
-    end, errors, waits, counts = time.monotonic() + secs, [], [], []
+    end, errors, counts = time.monotonic() + secs, [], []
 
     def run(work):
         try:
@@ -336,9 +343,7 @@ def test_ten_threads_keep_the_table_consistent(make, secs):
         counts.append(len(buffer.extend_columns(columns, collect_iters=buffer.push_count // 500)))
 
     def sample():
-        began = time.perf_counter()
         batch = buffer.sample_batch(64, buffer.push_count // 500)
-        waits.append(time.perf_counter() - began)
         if batch:
             assert (batch.data["x"] == batch.data["y"]["z"][:, None]).all()
             assert (batch.info.use <= 20).all() and (batch.info.staleness < 50).all() and (batch.info.IS > 0).all()
@@ -360,27 +365,20 @@ def test_ten_threads_keep_the_table_consistent(make, secs):
     assert elements.count == len(numbers) == elements.num_candidates
     assert elements.uses_left == (20 - elements.uses[alive]).sum()
     assert elements.sum_tree.root == pytest.approx((elements.priorities[alive] ** 0.8).sum(), rel=1e-12)
-    print(f"p99 of sample_batch next to nine threads: {1e3 * np.percentile(waits, 99):.1f} ms of {len(waits)} samples")
 
 
 def test_failed_push_is_not_reported(make, monkeypatch):
-    removed = []
-
-    class Removals(Listener):
-        def on_remove(self, numbers, reason, data):
-            removed.append(numbers.tolist())
-
-    buffer = make(EpisodeReplayBuffer, max_size=2)
+    buffer, removals = make(EpisodeReplayBuffer, max_size=2), Removals()
     buffer.extend([{"x": np.arange(3)}, {"x": np.arange(3)}])
-    buffer.add_listener(Removals())
+    buffer.add_listener(removals)
 
-    def full(*arguments):
+    def raise_full(*arguments):
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(RowRing, "grow", full)
+    monkeypatch.setattr(RowRing, "grow", raise_full)
     with pytest.raises(OSError, match="no space"):
         buffer.append({"x": np.arange(100_000)})
-    assert (removed, len(buffer), buffer.push_count) == ([], 2, 2)
+    assert (removals.events, len(buffer), buffer.push_count) == ([], 2, 2)
 
 
 def test_extend_episodes_counts_only_its_own_elements(make, source):

@@ -1,4 +1,4 @@
-"""Which elements a buffer samples: by priority, uniformly, without replacement, from a range."""
+"""Tests of the elements that a buffer samples: by priority, uniformly, without replacement, from a range."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from rlds2reverb.replay import AdvancedReplayBuffer, NaiveReplayBuffer
 # --- priorities
 
 
-def test_missing_priority_is_the_highest_up_to_now(make):
+def test_missing_priority_defaults_to_the_highest(make):
     buffer = make(max_size=100)
     buffer.append(item(0))
     buffer.extend([item(1, priority=0.25), item(2, priority=None), item(3, priority=5.0), item(4)])
@@ -43,17 +43,17 @@ def test_probabilities_and_weights_match_the_priorities(make, alpha):
     buffer = make(alpha=alpha, beta=0.5, anneal_step=0, priority_eps=0.0, sample_min_limit_ratio=0)
     priorities = np.array([0.1, 0.5, 1.0, 4.0])
     buffer.extend([item(n, priority=float(p)) for n, p in enumerate(priorities)])
-    chance = priorities**alpha / (priorities**alpha).sum()
+    probabilities = priorities**alpha / (priorities**alpha).sum()
     sampled = buffer.sample(4000, 0)
     counts = np.bincount([get_number(s) for s in sampled], minlength=4)
-    chi_square = ((counts - 4000 * chance) ** 2 / (4000 * chance)).sum()
+    chi_square = ((counts - 4000 * probabilities) ** 2 / (4000 * probabilities)).sum()
     assert chi_square < 30  # 3 degrees of freedom: one in a million
     weights = {get_number(s): s["IS"] for s in sampled}
-    want = (1 / (4 * chance)) ** 0.5
-    np.testing.assert_allclose([weights[n] for n in range(4)], want / want.max(), rtol=1e-9)
+    expected = (1 / (4 * probabilities)) ** 0.5
+    np.testing.assert_allclose([weights[n] for n in range(4)], expected / expected.max(), rtol=1e-9)
 
 
-def test_beta_rises_to_1_with_the_samples(make):
+def test_beta_rises_to_1_with_each_sample(make):
     buffer = make(beta=0.4, anneal_step=3)
     buffer.append(item(0))
     betas = []
@@ -73,10 +73,10 @@ def test_probabilities_follow_updated_priorities(make):
     for priorities in ([0.0, 1.0, 2.0, 3.0, 4.0], [8.0, 0.0, 1e-3, 1.0, 1.0]):
         buffer.update({"replay_unique_id": ids, "priority": priorities})
         counts = np.bincount([get_number(s) for s in buffer.sample(5000, 0)], minlength=5)
-        chance = np.array(priorities) ** 0.6 / (np.array(priorities) ** 0.6).sum()
-        positive = chance > 0
+        probabilities = np.array(priorities) ** 0.6 / (np.array(priorities) ** 0.6).sum()
+        positive = probabilities > 0
         assert not counts[~positive].any()
-        assert ((counts - 5000 * chance)[positive] ** 2 / (5000 * chance)[positive]).sum() < 30
+        assert ((counts - 5000 * probabilities)[positive] ** 2 / (5000 * probabilities)[positive]).sum() < 30
 
 
 def test_highest_priority_decays_only_with_priority_decay(make):
@@ -112,15 +112,15 @@ def test_elements_are_distinct_without_replacement(make, kind):
     assert buffer.sample(30, 0) and buffer.sample_count == 30 + 37 + 30
 
 
-def test_second_element_is_sampled_from_the_others_without_replacement(make):
+def test_samples_without_replacement_match_sequential_sampling(make):
     buffer = make(alpha=1.0, with_replacement=False)
     buffer.extend([item(n, priority=p) for n, p in enumerate([1.0, 2.0, 5.0])])
     pairs = [tuple(get_number(s) for s in buffer.sample(2, 0)) for _ in range(800)]
     p = np.array([1, 2, 5]) / 8
     chi_square = 0.0
     for first, second in [(a, b) for a in range(3) for b in range(3) if a != b]:
-        want = 800 * p[first] * p[second] / (1 - p[first])
-        chi_square += (pairs.count((first, second)) - want) ** 2 / want
+        expected = 800 * p[first] * p[second] / (1 - p[first])
+        chi_square += (pairs.count((first, second)) - expected) ** 2 / expected
     assert chi_square < 36  # 5 degrees of freedom: one in a million
 
 
@@ -135,7 +135,7 @@ def test_sample_range_counts_from_the_oldest_element(make):
     assert reason == "buffer 'demo' can sample only 0 of 1 elements from slice(20, None, None); widen it"
 
 
-def test_sample_range_keeps_the_proportions(make):
+def test_sample_range_keeps_the_proportions_of_priorities(make):
     buffer = make(alpha=1.0, beta=1.0, sample_min_limit_ratio=0)
     buffer.extend([item(n, priority=float(n + 1)) for n in range(6)])
     sampled = buffer.sample(3000, 0, slice(0, 2))
@@ -144,7 +144,7 @@ def test_sample_range_keeps_the_proportions(make):
     assert {get_number(s): round(s["IS"], 9) for s in sampled} == {0: 1.0, 1: 0.5}
 
 
-def test_sample_range_of_improbable_elements_is_sampled(make):
+def test_sample_range_can_select_improbable_elements(make):
     buffer = make(alpha=1.0)
     buffer.extend([item(0, priority=1e12), item(1, priority=1e-3)])
     assert get_number(buffer.sample(1, 0, slice(1, 2))[0]) == 1

@@ -1,4 +1,4 @@
-"""Sum and minimum trees compared with numpy."""
+"""Tests of sum and minimum trees against NumPy."""
 
 import numpy as np
 import pytest
@@ -52,10 +52,10 @@ def test_roots_match_the_leaves_after_any_changes(changes):
     sums, minima, leaves = SumTree(40), MinTree(40), np.zeros(100)
     sums.grow(100)
     minima.grow(100)
-    for places, value in changes:
-        sums.set(np.array(places), value)
-        minima.set(np.array(places), value or np.inf)
-        leaves[places] = value
+    for indices, value in changes:
+        sums.set(np.array(indices), value)
+        minima.set(np.array(indices), value or np.inf)
+        leaves[indices] = value
     assert sums.leaves[:100].tolist() == leaves.tolist()
     assert sums.root == pytest.approx(leaves.sum(), rel=1e-12)
     assert minima.root == (leaves[leaves > 0].min() if leaves.any() else np.inf)

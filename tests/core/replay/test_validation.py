@@ -1,4 +1,4 @@
-"""Refused samples and pushes, and invalid arguments, which change nothing."""
+"""Tests of refused samples and pushes, and of invalid arguments, which change nothing."""
 
 import math
 from fractions import Fraction
@@ -21,25 +21,19 @@ def test_sample_of_an_empty_buffer_is_refused_with_a_reason(make):
     assert buffer.sample(1, 0) is None
     reason = "buffer 'demo' has 0 elements, but a sample of 1 requires 1; push more"
     assert buffer.sample_batch(1, 0) == SampleRefusal(reason) and not buffer.sample_batch(1, 0)
-    assert buffer.sample_check(1, 0) == (False, reason)
+    assert buffer.sample_check(1, 0) == (False, reason) and not buffer.sample_check(1, 0)
     buffer.append(item(0))
+    assert buffer.sample_check(1, 0)
     assert buffer.sample(1, 0) and buffer.sample_batch(1, 0) and buffer.sample_check(1, 0) == (True, "")
 
 
-def test_sample_requires_min_limit_ratio_times_its_size(make):
+def test_sample_requires_its_size_times_the_min_limit_ratio(make):
     buffer = make(sample_min_limit_ratio=1.5)
     buffer.extend(items(*range(5)))
     reason = "buffer 'demo' has 5 elements, but a sample of 4 requires 6 (sample_min_limit_ratio=1.5); push more"
     assert buffer.sample_check(4, 0) == (False, reason)
     buffer.append(item(5))
     assert buffer.sample_check(4, 0).allowed
-
-
-def test_sample_check_is_true_if_a_sample_is_allowed(make):
-    buffer = make()
-    assert not buffer.sample_check(1, 0)
-    buffer.append(item(0))
-    assert buffer.sample_check(1, 0)
 
 
 def test_sample_is_refused_if_all_priorities_are_0(make):
@@ -52,7 +46,7 @@ def test_sample_is_refused_if_all_priorities_are_0(make):
     assert distinct.sample(2, 0) is None and len(distinct.sample(1, 0)) == 1
 
 
-def test_pushes_and_samples_keep_the_rate_limits(make):
+def test_pushes_and_samples_obey_the_rate_limits(make):
     buffer = make(push_sample_rate_limit=(0.5, 2.0), sample_min_limit_ratio=1.5)
     buffer.extend(items(*range(30)))
     for _ in range(3):
@@ -101,7 +95,7 @@ def without(name):
         (item(1) | {"obs": "text"}, r"item 1\['obs'\] is a string, but buffer 'demo' expects float32 \[2\]"),
     ],
 )
-def test_item_of_another_structure_raises_and_stores_nothing(make, wrong, message):
+def test_item_with_a_different_structure_raises_and_stores_nothing(make, wrong, message):
     buffer = make()
     buffer.append(item(0))
     with pytest.raises(SpecMismatchError, match=message):
@@ -178,7 +172,7 @@ def test_update_requires_one_priority_per_id(make):
         buffer.update({"priority": [1.0]})
 
 
-def test_buffer_requires_a_config_of_its_kind_and_a_name(make):
+def test_buffer_requires_a_config_of_its_kind_and_a_name():
     with pytest.raises(ValueError, match="NaiveReplayBuffer requires a config of kind 'naive', got 'advanced'"):
         NaiveReplayBuffer("demo", BufferConfig())
     with pytest.raises(ValueError, match="the name of a buffer must be a non-empty string, got ''"):
@@ -213,7 +207,7 @@ def test_sample_with_replacement_can_exceed_the_number_of_elements(make):
 
 
 @given(st.integers(1, 1000), st.integers(0, 10**6), st.integers(1, 1000))
-def test_rounding_does_not_change_which_samples_exceed_the_rate(rate, sampled, size):
+def test_rounding_does_not_affect_which_samples_exceed_the_rate(rate, sampled, size):
     pushed = rate * (sampled + size)
     assert not exceeds_rate(pushed, sampled + size, float(rate))
     assert exceeds_rate(pushed - 1, sampled + size, float(rate))
@@ -255,7 +249,7 @@ def test_min_limit_ratio_is_not_rounded_up(make):
 
 
 @pytest.mark.parametrize("wrong", [2**70, -1, True, "demo_x"])
-def test_number_that_is_no_id_raises(make, wrong):
+def test_update_with_only_an_invalid_id_raises(make, wrong):
     buffer = make()
     buffer.append(item(0))
     with pytest.raises(ValueError, match=f"'{wrong}' is not an id of buffer 'demo'; its ids look like 'demo_12'"):
