@@ -1,4 +1,4 @@
-"""Policies called with batches of a fixed size: an agent's own, or ones loaded from disk."""
+"""Policies, of an agent or loaded from disk, called with batches of a fixed size."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BatchedPolicy:
         return action.numpy(), tf.nest.pack_sequence_as(state, next_state)
 
     def _trace(self, tensors: Sequence[Any], state: Any) -> Any:
-        """Returns a function of flat tensors, whose calls are several times as fast as with nests."""
+        """Returns a function of flat tensors, which is several times as fast to call as one of nests."""
         import tensorflow as tf
 
         spec, batch_size = self._time_step_spec, self._batch_size

@@ -1,4 +1,4 @@
-"""The learner's checkpoints: complete or absent, verified before use; the last ones and the best one are kept."""
+"""The learner's checkpoints: written atomically, verified before use; the latest ones and the best one are kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ class Checkpoint:
 
     Attributes:
       path: its directory.
-      step: number of iterations that were done.
-      manifest: the plain values that were saved with it.
+      step: number of completed iterations.
+      manifest: plain values that were saved with it.
     """
 
     path: Path
@@ -57,17 +57,20 @@ class Checkpoints:
         """Writes a checkpoint, and deletes those that are no longer kept, including those of later iterations.
 
         Args:
-          step: number of iterations done.
+          step: number of completed iterations.
           manifest: plain values to save with it.
-          is_best: whether it is the best so far; the best is kept until a better one is saved.
+          is_best: whether it is the best up to now; the best is kept until a better one is saved.
 
         Raises:
           CheckpointError: If a weight is not finite; nothing is written.
           StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
-        not_finite = [each.name for each in _float_variables(self._state) if not np.isfinite(each.numpy()).all()]
-        if not_finite:
-            raise CheckpointError(f"the checkpoint at iteration {step} was not written: {not_finite[0]} is not finite")
+        for variable in tf.train.TrackableView(self._state).descendants():
+            is_float = isinstance(variable, tf.Variable) and variable.dtype.is_floating
+            if is_float and not np.isfinite(variable.numpy()).all():
+                raise CheckpointError(
+                    f"the checkpoint at iteration {step} was not written: {variable.name} is not finite"
+                )
         best = step if is_best else self._best_step(step)
         content = {**manifest, "step": step, "best": best}
 
@@ -77,7 +80,7 @@ class Checkpoints:
 
         path = self._folders.write(step, fill)
         steps = self._folders.numbers()
-        kept = {*[each for each in steps if each <= step][-self._num_kept :], best}
+        kept = {*[earlier for earlier in steps if earlier <= step][-self._num_kept :], best}
         self._folders.delete({*steps} - kept)
         return Checkpoint(path, step, content)
 
@@ -90,7 +93,7 @@ class Checkpoints:
             raise OSError(errno.ENOSPC, error.message) from error
 
     def open(self, path: str | Path | None = None) -> Checkpoint | None:
-        """Returns the newest valid checkpoint, or the one at `path`; None if there is none. `restore` loads it.
+        """Returns the newest valid checkpoint or None, or the one at `path`. `restore` loads it.
 
         Raises:
           CheckpointError: If the checkpoint at `path` is missing or damaged, or all checkpoints are damaged.
@@ -145,15 +148,13 @@ class Checkpoints:
             return None
 
     def _best_step(self, up_to: int | None = None) -> int | None:
-        """Returns the step of the best checkpoint (as of step `up_to`), which every manifest names."""
+        """Returns the step of the best checkpoint, as the newest readable manifest (up to step `up_to`) names it."""
         for step in reversed(self._folders.numbers()):
             if up_to is not None and step > up_to:
                 continue
-            try:
+            with suppress(CorruptFileError):
                 best: int | None = (load_json(self._folders.path(step) / MANIFEST) or {}).get("best")
-            except CorruptFileError:
-                continue
-            return best
+                return best
         return None
 
 
@@ -164,8 +165,3 @@ def _verify(path: Path) -> Checkpoint:
     except CorruptFileError as error:
         raise CheckpointError(f"{path} is not a valid checkpoint: {error}") from error
     return Checkpoint(path, manifest["step"], manifest)
-
-
-def _float_variables(state: tf.train.Checkpoint) -> list[tf.Variable]:
-    descendants = tf.train.TrackableView(state).descendants()
-    return [each for each in descendants if isinstance(each, tf.Variable) and each.dtype.is_floating]

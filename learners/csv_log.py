@@ -42,7 +42,7 @@ class CsvLog:
 
         Args:
           step: value of the first column.
-          values: numbers by column, or None for an empty cell. Columns that are not named are empty in this row.
+          values: numbers by column, or None for an empty cell; the cells of other columns are empty.
 
         Raises:
           TypeError: If a value is not a number.
@@ -132,9 +132,10 @@ def _write_if_space(stream: io.FileIO, content: bytes) -> int:
 
 def _is_number(cell: str) -> bool:
     try:
-        return not cell or float(cell) is not None
+        float(cell or "nan")
     except ValueError:
         return False
+    return True
 
 
 def _format(name: str, value: float | None) -> str:

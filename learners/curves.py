@@ -72,7 +72,7 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
 
     Args:
       runs: runs, in the order of the curves.
-      metric: 'return', 'score', or 'auto' for scores if all runs have some and returns otherwise.
+      metric: 'return', 'score', or 'auto' for scores if all runs have them and returns otherwise.
 
     Raises:
       ValueError: If there are no runs, if no run has evaluations, or if a run has no scores and `metric` is 'score'.
@@ -115,7 +115,7 @@ def data_wait_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_curves(curves: Sequence[Curve], *, title: str | None = None) -> Figure:
-    """Draws a figure of learning curves, and below them data waiting and priorities if the runs have logged them.
+    """Draws learning curves and, if the runs have logged them, data wait times and priorities below the curves.
 
     Args:
       curves: curves from `learning_curves`.
@@ -224,7 +224,7 @@ def _style_axes(axes: Axes, *, has_steps: bool = True) -> None:
 
 
 def _add_legend(axes: Axes) -> None:
-    """Adds the legend, inside the plot for up to four labels and below it otherwise."""
+    """Adds a legend: inside the plot for up to four labels, below it for more."""
     _, labels = axes.get_legend_handles_labels()
     if len(labels) <= 4:
         axes.legend(frameon=False, fontsize="small")

@@ -152,15 +152,27 @@ class Evaluator:
         self._get_batched(policy)
 
     def require_observations(self, spec: Nest) -> None:
-        """Checks that policies with the given observations, possibly only some entries, can act in the environment.
+        """Checks that the environment returns the observations that a policy expects.
 
         Args:
-          spec: nest of specs of a policy's observations.
+          spec: nest of specs of the policy's observations, possibly only some of the environment's.
 
         Raises:
           SpecMismatchError: If the specs do not match; the message names the first field that differs.
         """
-        _require_observations(self.observation_spec, spec, self.name)
+        env_leaves = dict(leaves(self.observation_spec))
+        for path, policy_leaf in leaves(spec):
+            place = path_name(path, "observation")
+            if path not in env_leaves:
+                places = ", ".join(path_name(path, "observation") for path in env_leaves)
+                raise SpecMismatchError(f"the policy expects {place}, but {self.name} returns {places}; {_ADVICE}")
+            env_leaf = env_leaves[path]
+            would_truncate = env_leaf.dtype.kind == "f" and not policy_leaf.dtype.is_floating
+            if tuple(policy_leaf.shape) != env_leaf.shape or would_truncate:
+                raise SpecMismatchError(
+                    f"the policy expects {place} as {describe(policy_leaf)}, but {self.name} returns "
+                    f"{describe(env_leaf)}; {_ADVICE}"
+                )
 
     def evaluate(self, policy: Any) -> Evaluation:
         """Runs one episode for each seed.
@@ -202,7 +214,7 @@ class Evaluator:
     def _get_batched(self, policy: Any) -> BatchedPolicy:
         if self._batched is None or self._batched.policy is not policy:
             batched = BatchedPolicy(policy, self.num_episodes)
-            _require_observations(self.observation_spec, batched.observation_spec, self.name)
+            self.require_observations(batched.observation_spec)
             _require_actions(self.action_space, batched.action_spec, self.name)
             self._batched = batched
         return self._batched
@@ -226,17 +238,17 @@ class _Episodes:
     """The state of N running environments, including the next batch of observations for the policy."""
 
     def __init__(self, envs: Sequence[Any], policy: BatchedPolicy, observation_spec: Nest, action_space: Any):
-        num = len(envs)
-        self.returns, self.lengths = np.zeros(num), np.zeros(num, np.int64)
-        self.running = np.ones(num, bool)
+        num_envs = len(envs)
+        self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        self.running = np.ones(num_envs, bool)
         self.num_clipped = 0
         self._envs, self._policy, self._space = envs, policy, action_space
         env_specs = dict(leaves(observation_spec))
         self._columns = [
-            _Column(path, np.zeros((num, *spec.shape), env_specs[path].dtype), np.dtype(spec.dtype.as_numpy_dtype))
+            _Column(path, np.zeros((num_envs, *spec.shape), env_specs[path].dtype), np.dtype(spec.dtype.as_numpy_dtype))
             for path, spec in leaves(policy.observation_spec)
         ]
-        self._step_types = np.full(num, _FIRST, np.int32)
+        self._step_types = np.full(num_envs, _FIRST, np.int32)
         self._state = policy.initial_state()
 
     def reset(self, seeds: Sequence[int]) -> None:
@@ -407,21 +419,6 @@ def action_bounds(space: Any) -> tuple[Any, Any]:
     if hasattr(space, "start"):
         return space.start, space.start + space.n - 1
     return 0, 1
-
-
-def _require_observations(env_spec: Nest, policy_spec: Nest, name: str) -> None:
-    env_leaves = dict(leaves(env_spec))
-    for path, spec in leaves(policy_spec):
-        place = path_name(path, "observation")
-        if path not in env_leaves:
-            places = ", ".join(path_name(path, "observation") for path in env_leaves)
-            raise SpecMismatchError(f"the policy expects {place}, but {name} returns {places}; {_ADVICE}")
-        env_leaf = env_leaves[path]
-        would_truncate = env_leaf.dtype.kind == "f" and not spec.dtype.is_floating
-        if tuple(spec.shape) != env_leaf.shape or would_truncate:
-            raise SpecMismatchError(
-                f"the policy expects {place} as {describe(spec)}, but {name} returns {describe(env_leaf)}; {_ADVICE}"
-            )
 
 
 def _require_actions(space: Any, spec: Any, name: str) -> None:

@@ -17,9 +17,8 @@ def cut_events_after(folder: Path, step: int) -> None:
 
     for path in sorted(folder.glob("events.out.tfevents.*")):
         kept, is_unchanged = [], True
-        records = iter(tf.data.TFRecordDataset(str(path)))
         try:
-            for record in records:
+            for record in tf.data.TFRecordDataset(str(path)):
                 event = tf.compat.v1.Event.FromString(record.numpy())
                 is_unchanged &= event.step <= step
                 kept += [record.numpy()] if event.step <= step else []

@@ -254,9 +254,9 @@ class Learner:
                     self.call_hook("before_iter")
                     if self.stop_reason:
                         break
-                    began = time.perf_counter()
+                    start_secs = time.perf_counter()
                     result = self._loop(self._done, self._find_call_end(num_iterations) - self._done)
-                    self._process_result(result, time.perf_counter() - began)
+                    self._process_result(result, time.perf_counter() - start_secs)
                 self.flush_priorities()
                 self.call_hook("after_run")
         except Exception:
@@ -311,9 +311,9 @@ class Learner:
 
     def _add_to_log(self, metrics: dict[str, float], count: int) -> None:
         for key, value in metrics.items():
-            before = self._log_counts.get(key, 0)
-            self.log_buffer[key] = (self.log_buffer.get(key, 0.0) * before + value * count) / (before + count)
-            self._log_counts[key] = before + count
+            old_count = self._log_counts.get(key, 0)
+            self.log_buffer[key] = (self.log_buffer.get(key, 0.0) * old_count + value * count) / (old_count + count)
+            self._log_counts[key] = old_count + count
         self.latest.update(metrics)
 
     def show_log(self) -> None:
@@ -329,7 +329,7 @@ class Learner:
     def record_evaluation(self, evaluation: Any) -> None:
         """Logs an evaluation: an `Evaluation` or a mean return.
 
-        If it is the best yet, a checkpoint is written after the hooks of this iteration.
+        If it is the best one up to now, a checkpoint is written after the hooks of this iteration.
         """
         mean = float(getattr(evaluation, "mean", evaluation))
         numbers = {"evaluation/mean_return": mean}
@@ -346,7 +346,7 @@ class Learner:
             self.best_return, self._is_new_best, self._saved_at = mean, True, None
 
     def save_checkpoint(self) -> Checkpoint | None:
-        """Writes a checkpoint and returns it; None if this iteration's was already written.
+        """Writes a checkpoint and returns it; returns None if there already is one for this iteration.
 
         Raises:
           CheckpointError, StorageFullError: See `Checkpoints.save`.

@@ -25,7 +25,7 @@ class Monitor:
         self._calls.append((num_iterations, secs, data_wait_secs))
 
     def take_secs(self) -> dict[str, float]:
-        """Returns `train_secs` and `data_wait_secs` since this method was last called."""
+        """Returns `train_secs` and `data_wait_secs` since the last call of this method."""
         secs = {"train_secs": self._train_secs, "data_wait_secs": self._wait_secs}
         self._train_secs = self._wait_secs = 0.0
         return secs

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +37,7 @@ _PACKAGES = ("rlds2reverb", "tensorflow", "tensorflow-cpu", "tf-agents", "dm-rev
 
 
 class RunDirectory:
-    """The directory of one training run. One learner at a time writes to it.
+    """The directory of one training run; only one learner at a time can write to it.
 
         config.json       the whole configuration, the data's fingerprint, the environment, package versions
         repeat.txt        the command line that repeats the run
@@ -76,9 +75,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -110,12 +107,12 @@ class RunDirectory:
         """
         command = shlex.join(["rlds2reverb", *sys.argv[1:]]) if command is None else command
         document = {
-            "configuration": _plain(configuration, "configuration"),
-            "hyperparameters": _plain(hyperparameters or {}, "hyperparameters"),
-            "data": _plain(data or {}, "data"),
+            "configuration": _to_json_value(configuration, "configuration"),
+            "hyperparameters": _to_json_value(hyperparameters or {}, "hyperparameters"),
+            "data": _to_json_value(data or {}, "data"),
             "environment": environment,
-            "reference_returns": _plain(reference_returns, "reference_returns"),
-            "versions": _versions(),
+            "reference_returns": _to_json_value(reference_returns, "reference_returns"),
+            "versions": _get_versions(),
             "command": command,
             "folder": str(Path.cwd()),
         }
@@ -215,14 +212,14 @@ class Run:
     @property
     def reference_returns(self) -> tuple[float, float] | None:
         """The returns of a random policy and of an expert, or None."""
-        found = self.config.get("reference_returns")
-        return (float(found[0]), float(found[1])) if found else None
+        pair = self.config.get("reference_returns")
+        return (float(pair[0]), float(pair[1])) if pair else None
 
     @property
     def behaviour_return(self) -> float | None:
         """The mean return of the episodes in the data, or None if unknown."""
-        found = (self.config.get("data") or {}).get("behaviour_return")
-        return None if found is None else float(found)
+        value = (self.config.get("data") or {}).get("behaviour_return")
+        return None if value is None else float(value)
 
 
 def load_run(path: str | Path) -> Run:
@@ -250,20 +247,20 @@ def load_run(path: str | Path) -> Run:
     return Run(folder, config, logs[0], logs[1], np.nan_to_num(np.stack(columns, 1)).astype(np.int64), steps)
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+def _get_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
-def _plain(value: Any, name: str) -> Any:
-    """Converts a value to the types that JSON has."""
+def _to_json_value(value: Any, name: str) -> Any:
+    """Converts a value to the types of JSON; `name` locates it in error messages."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+        return {str(key): _to_json_value(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{name}[{number}]") for number, item in enumerate(value)]
+        return [_to_json_value(item, f"{name}[{number}]") for number, item in enumerate(value)]
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, Path):

@@ -43,7 +43,7 @@ class CallResult:
 
 
 def is_check_numerics_error(error: tf.errors.InvalidArgumentError) -> bool:
-    """Returns whether `tf.debugging.check_numerics`, which some TF-Agents agents call, raised an error."""
+    """Returns whether an error was raised by `tf.debugging.check_numerics`, which some TF-Agents agents call."""
     return " values" in error.message and any(f"had {kind}" in error.message for kind in ("NaN", "Inf", "-Inf"))
 
 
@@ -139,8 +139,8 @@ class TrainLoop:
         except tf.errors.InvalidArgumentError as error:
             if not is_check_numerics_error(error):
                 raise
-            num, nan = int(self._iteration) - first_iteration + 1, {"loss": float("nan")}
-            return CallResult(num, False, nan, nan, (), None, self._keys.numpy(), 0.0)
+            num, metrics = int(self._iteration) - first_iteration + 1, {"loss": float("nan")}
+            return CallResult(num, False, metrics, metrics, (), None, self._keys.numpy(), 0.0)
         num = int(done)
         return CallResult(
             num,

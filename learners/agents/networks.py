@@ -68,7 +68,7 @@ class MLP(tf.Module):
         return [[list(itertools.islice(parts, count)) for count in counts] for _ in range(self._copies or 1)]
 
     def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
-        """Returns float32 [B, out], or [copies, B, out].
+        """Computes the outputs, float32 [B, out] or [copies, B, out].
 
         Args:
           x: float32 [B, in]; with copies either [B, in], shared by all, or [copies, B, in].

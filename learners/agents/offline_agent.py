@@ -1,4 +1,4 @@
-"""The base class of the agents: batches in, one update, losses and TD errors out."""
+"""The base class of the agents: makes one update per batch, and returns the loss and TD errors."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from .policies import ActorPolicy
 from .replicas import assign_on_replica, replica_id
 from .spaces import BoundedActions, DiscreteActions, Observations
 
-#: Maximum number of noise seeds in one train step; seeds of different agents are this far apart.
+#: Maximum number of noise seeds in one train step, and distance between the seeds of different agents.
 _MAX_DRAWS = 1024
 #: Distance between the seeds of different replicas.
 _REPLICA_SEED_OFFSET = 2**40
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class OfflineAgent(tf_agent.TFAgent):
-    """The base class of the agents; a subclass creates its networks, then calls `__init__`, and implements `_update`.
+    """The base class of the agents. A subclass creates its networks, then calls `__init__`, and implements `_update`.
 
     A train step uses no Python state and no global random generator. A restored checkpoint therefore continues bit for
     bit, and the step can be compiled with XLA.

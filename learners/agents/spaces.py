@@ -1,4 +1,4 @@
-"""Conversions between an environment's observations and actions and those of the networks."""
+"""Conversions between the observations and actions of an environment and of the networks."""
 
 from typing import Any
 

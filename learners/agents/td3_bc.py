@@ -106,7 +106,7 @@ class TD3BCAgent(OfflineAgent):
         return critic_loss + actor_loss, extra
 
     def critic_targets(self, batch: Batch) -> tf.Tensor:
-        """Returns float32 [B]: r + gamma * discount * the smaller target value of the sample_smoothed target action."""
+        """Returns float32 [B]: r + gamma * discount * the smaller target value of the smoothed target action."""
         action = self._target_actor.sample_smoothed(
             batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
         )

@@ -61,7 +61,7 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
     defaults to the key, and `freq` in `ext_args` sets `every`.
 
     Raises:
-      ValueError: If a name or type is unknown; the message suggests the nearest one. Also if a hook does not accept its
+      ValueError: If a name or type is unknown (the message suggests a similar one), or if a hook does not accept its
         arguments.
     """
     hooks = []

@@ -47,7 +47,7 @@ class LearnerHook(Hook):
     completed, the first time with a `last_iter` of `every` - 1.
 
     Attributes:
-      position: one of the four positions above.
+      position: one of `POSITIONS`.
       every: number of iterations between two calls, at least 1; override `next_due` for other schedules.
     """
 

@@ -29,7 +29,7 @@ _STATE_ID_SECS = 2.0
 
 
 class ReverbWriter:
-    """Writes items row by row, with a deadline for every call. Use it as a context manager."""
+    """Writes items row by row, with a deadline for every call. Close it after use."""
 
     def __init__(
         self,
@@ -62,12 +62,6 @@ class ReverbWriter:
         self._timeout_secs = timeout_secs
         self._writer: Any = None
         self._max_length = 0
-
-    def __enter__(self) -> ReverbWriter:
-        return self
-
-    def __exit__(self, exception_type: type[BaseException] | None, *rest: Any) -> None:
-        self.close(failed=exception_type is not None)
 
     def close(self, *, failed: bool = False) -> None:
         """Releases Reverb's writer, whose destructor would wait forever for a server that is gone."""

@@ -123,16 +123,16 @@ class Transfer:
     num_steps: int | None = None
 
     def check(self) -> None:
-        """Reads and checks all episodes before anything is written, and caches them if they are small enough.
+        """Reads all episodes before anything is written, and caches them if they are small enough.
 
         Raises:
-          InvalidEpisodeError: At the first episode with problems.
+          InvalidEpisodeError: At the first episode with problems, if those are errors.
         """
         cached: list[Episode] = []
         num_bytes = num_steps = 0
         with self.report.stage("check"):
             for batch in batch_episodes(self._read_to_check()):
-                self._require_valid(batch)
+                self._drop_skipped(batch)
                 for episode in batch.episodes:
                     num_steps += episode.num_steps
                     num_bytes += episode.num_bytes
@@ -148,14 +148,6 @@ class Transfer:
         for episode in self.source:
             self.progress("check", episode)
             yield episode
-
-    def _require_valid(self, batch: EpisodeBatch) -> None:
-        if batch.is_valid(self.conversion.step_spec):
-            return
-        for episode in batch.episodes:
-            problems = find_problems(episode, self.conversion.step_spec)
-            if problems:
-                raise InvalidEpisodeError(problems)
 
     def estimate_memory(self, encoder: Encoder) -> None:
         """Estimates the memory that a server will need from the items of the first episode; sets it in the report."""
@@ -187,7 +179,8 @@ class Transfer:
         num_items = 0
         with self.report.stage("check"):
             for episode in self._read_to_check():
-                if not self._is_skipped(self._find_problems(episode)):
+                _, is_skipped = self._find_problems(episode)
+                if not is_skipped:
                     num_items += len(self.conversion.adder(episode))
         return num_items
 
@@ -201,7 +194,8 @@ class Transfer:
         seen = 0
         for episode in itertools.islice(self.source, saved.seen):
             seen += 1
-            if not self._is_skipped(self._find_problems(episode)):
+            _, is_skipped = self._find_problems(episode)
+            if not is_skipped:
                 fingerprint.add(episode)
         saved.require_same_data(seen, fingerprint)
 
@@ -270,15 +264,17 @@ class Transfer:
         """Whether `check` found all episodes valid."""
         return self.on_invalid == "error" and self.num_steps is not None
 
-    def _find_problems(self, episode: Episode) -> list[Problem]:
-        return [] if self._is_checked else find_problems(episode, self.conversion.step_spec)
+    def _find_problems(self, episode: Episode) -> tuple[list[Problem], bool]:
+        """Returns the problems of an episode, and whether to skip it, as is done in any case if no table can hold it.
 
-    def _is_skipped(self, problems: list[Problem]) -> bool:
-        """Returns whether to skip an episode with these problems; if no table can hold it, it is always skipped."""
+        Raises:
+          InvalidEpisodeError: If there are problems and they are errors.
+        """
+        problems = [] if self._is_checked else find_problems(episode, self.conversion.step_spec)
         if problems and self.on_invalid == "error":
             raise InvalidEpisodeError(problems)
         is_impossible = any(problem.field == fields.STEPS for problem in problems)
-        return bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
+        return problems, bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
 
     def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
         """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to the report."""
@@ -286,9 +282,9 @@ class Transfer:
             return batch
         report, kept = self.report, []
         for episode in batch.episodes:
-            problems = self._find_problems(episode)
+            problems, is_skipped = self._find_problems(episode)
             report.problems += problems[: _MAX_REPORTED_PROBLEMS - len(report.problems)]
-            if self._is_skipped(problems):
+            if is_skipped:
                 report.skipped_episodes += 1
             else:
                 report.kept_problems += len(problems)
