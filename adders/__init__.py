@@ -1,7 +1,7 @@
 """Adders, which turn episodes into items: n-step transitions, windows, whole episodes, advantages and returns.
 
 Each adder turns a dataset of episodes into a dataset of items, and can also be passed to `rlds2reverb.ingest` as
-`adder`. The functions compute returns and advantages of tensors. DI-engine's `Adder` is in
+`adder`. The functions compute returns and advantages from tensors. DI-engine's `Adder` is in
 `rlds2reverb.adders.di_engine`.
 """
 

@@ -21,7 +21,7 @@ def count_steps_left(num_steps: tf.Tensor) -> tf.Tensor:
 def mark_last_transitions(steps_left: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Returns a bool tensor, shaped as `like`, that is True for the last transition of each episode.
 
-    All `R - 1` pairs of steps `t, t + 1` count as transitions, including those that join two episodes; each of these
+    All `R - 1` pairs of steps `t, t + 1` count as transitions, including those that join two episodes; such a pair
     comes right after a last transition and is meaningless.
 
     Args:
@@ -61,7 +61,7 @@ def find_source_rows(num_rows: tf.Tensor, num_before: tf.Tensor, num_after: tf.T
 
 
 def number_items(counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the episode of each item, and its index within it: 0 0 1 and 0 1 0 for counts 2 and 1.
+    """Returns each item's episode, and its index in that episode: 0 0 1 and 0 1 0 for counts 2 and 1.
 
     Args:
       counts: int64 `[E]`, the number of items of each episode.

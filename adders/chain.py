@@ -14,7 +14,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import Nest
 
-from .column_adder import ColumnAdder, columns_step_spec, dataset_step_spec, map_to_rows
+from .column_adder import ColumnAdder, columns_step_spec, map_to_rows
 from .initial_priorities import PRIORITY, InitialPriorities, PrioritizedItems
 from .n_step import NStep
 from .returns import td_errors
@@ -26,13 +26,13 @@ _VALUE = "value_for_priority"
 
 
 def compose(*adders: ColumnAdder) -> ColumnAdder:
-    """Returns an adder that applies several in order, each to the rows of the one before; the last one cuts the items.
+    """Returns an adder that applies several in order, each to the rows of the preceding one; the last cuts the items.
 
-    If `InitialPriorities` is among several, the items come with their priorities; see there.
+    If one of several adders is an `InitialPriorities`, the items come with their priorities; see that class.
 
     Raises:
-      ValueError: If there are no adders, one other than the last must be last, or there are two InitialPriorities.
-      TypeError: If one is not a `ColumnAdder`.
+      ValueError: If there are no adders, an adder that must be last is not, or there are two InitialPriorities.
+      TypeError: If an argument is not a `ColumnAdder`.
     """
     if not adders:
         raise ValueError("compose requires at least one adder, got none")
@@ -100,7 +100,7 @@ class _Chain(ColumnAdder):
         return all(adder.supports_batches for adder in self.adders)
 
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
-        self.item_spec(dataset_step_spec(columns))
+        self.item_spec(columns_step_spec(columns.element_spec))
         for adder in self.adders[:-1]:
             columns = map_to_rows(adder, columns)
         return self.adders[-1]._convert_dataset(columns)
@@ -139,7 +139,7 @@ class _PrioritizedChain(_Chain):
         return _Chain((*before, first, *after))
 
     def row_spec(self, step_spec: Nest) -> Nest:
-        self._with_column.row_spec(step_spec)  # Raises if the steps lack what the priorities require.
+        self._with_column.row_spec(step_spec)  # Raises if the steps are missing a field that the priorities require.
         return super().row_spec(step_spec)
 
     def convert_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
@@ -155,7 +155,7 @@ class _PrioritizedChain(_Chain):
         if not isinstance(items.columns, dict) or PRIORITY not in items.columns:
             raise ValueError(
                 f"the rows of {self._with_column} have no field 'priority'; adders after InitialPriorities must keep "
-                "fields that they do not know"
+                "additional fields"
             )
         names = super().row_spec(columns_step_spec(steps))
         columns = {name: nest for name, nest in items.columns.items() if name in names}

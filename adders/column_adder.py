@@ -18,7 +18,7 @@ from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.sources.rlds_episodes import columns_dataset
 from rlds2reverb.specs import ArraySpec, Nest, to_tensor_spec
 
-#: How many overlapping windows are copied out at a time; few, to limit memory.
+#: The number of overlapping windows that are copied at a time; small, to limit memory.
 _WINDOW_BATCH_SIZE = 64
 
 
@@ -30,16 +30,16 @@ class ColumnAdder(abc.ABC):
     RLDS episode, `{'steps': dataset of steps}`, or a dict of columns `[N, ...]`; its last row holds the final
     observation. Episodes without steps yield no items.
 
-    An adder works in two stages. A subclass overrides `row_spec`, and the methods of one column of this table:
+    An adder works in two stages. A subclass overrides `row_spec`, and the methods in one column of this table:
 
         stage                     one episode per call    many episodes per call
         columns [N, ...] to rows  make_rows               make_batch_rows
         number of rows to items   cut_items               cut_batch_items
 
     The methods for one episode are simpler. Those for many episodes are much faster if episodes are short, because
-    most of the time is spent on calls; the others are then derived from them. Without `cut_items` or
-    `cut_batch_items`, all rows of an episode are one item, and other adders can follow in `compose`. For example,
-    an adder that clips rewards:
+    most of the time is spent on calls; the methods for one episode are then derived from them. Unless `cut_items` or
+    `cut_batch_items` is overridden, all rows of an episode are one item, and other adders can follow in `compose`. For
+    example, an adder that clips rewards:
 
         class ClippedRewards(ColumnAdder):
             def row_spec(self, step_spec):
@@ -78,7 +78,7 @@ class ColumnAdder(abc.ABC):
 
         Args:
           columns: the concatenated columns of all episodes.
-          num_steps: int64 `[E]`, the number of steps of each; 0 if a preceding adder left none.
+          num_steps: int64 `[E]`, the number of steps of each episode; 0 if a preceding adder left none.
         """
         raise NotImplementedError(f"{type(self).__name__} must override make_rows or make_batch_rows")
 
@@ -88,9 +88,13 @@ class ColumnAdder(abc.ABC):
         return starts, lengths
 
     def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the same for episodes of `num_rows` int64 `[E]`, and the number of items of each, int64 `[E]`.
+        """Returns the first row and the length of each item of several episodes, and each episode's number of items.
 
-        The first rows count from the beginning of the first episode.
+        Args:
+          num_rows: int64 `[E]`, the number of rows of each episode.
+
+        Returns:
+          First rows, counted from the beginning of the first episode, and lengths, int64 `[M]`; and int64 `[E]`.
         """
         has_rows = num_rows > 0
         starts = tf.cumsum(num_rows, exclusive=True)
@@ -153,7 +157,7 @@ class ColumnAdder(abc.ABC):
         try:
             tensors = graph(columns, tf.convert_to_tensor(batch.num_steps))
         except tf.errors.InvalidArgumentError:
-            return None  # Converted one by one, the episode at fault will be named in the error.
+            return None  # The caller converts the episodes one by one, and the error names the invalid episode.
         rows, num_rows, starts, lengths, num_items = tree.map_structure(lambda tensor: tensor.numpy(), tensors)
         return ItemBatch(Items(rows, starts, lengths, self.squeeze), num_rows, num_items)
 
@@ -195,7 +199,7 @@ class ColumnAdder(abc.ABC):
         return rows, num_rows, *self.cut_batch_items(num_rows)
 
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
-        item_spec = self.item_spec(dataset_step_spec(columns))
+        item_spec = self.item_spec(columns_step_spec(columns.element_spec))
         own = type(self)
         is_cut = own.cut_items is not ColumnAdder.cut_items or own.cut_batch_items is not ColumnAdder.cut_batch_items
         if not is_cut and self.item_length is None:
@@ -216,8 +220,8 @@ class ColumnAdder(abc.ABC):
         return items.flat_map(make_windows).unbatch()
 
 
-#: The most recently used graphs by adder and spec, since tracing takes half a second. They belong to the process
-#: instead of an adder, so that equal adders share them.
+#: The most recently used graphs by adder and spec, since tracing takes half a second. They are global, so that equal
+#: adders share them.
 _GRAPHS: OrderedDict[Any, tuple[ColumnAdder, Any]] = OrderedDict()
 _MAX_GRAPHS = 128
 
@@ -225,17 +229,17 @@ _MAX_GRAPHS = 128
 def _get_graph(adder: ColumnAdder, columns: Nest, kind: str) -> Any:
     """Returns `_make_items` (kind 'episode') or `_make_batch_items` ('batch'), traced for any number of steps.
 
-    The same graph serves every episode, so that the results do not depend on the order of episodes.
+    All episodes use the same graph, so that the results do not depend on the order of episodes.
 
     Raises:
       ValueError: If a field is missing or of the wrong kind.
     """
-    described = repr([(path, column.shape[1:], column.dtype.name) for path, column in tree.flatten_with_path(columns)])
-    key: Any = (adder, repr(adder), kind, described)
+    row_specs = repr([(path, column.shape[1:], column.dtype.name) for path, column in tree.flatten_with_path(columns)])
+    key: Any = (adder, repr(adder), kind, row_specs)
     try:
         hash(key)
     except TypeError:  # An adder that is not hashable is equal to itself only.
-        key = (id(adder), kind, described)
+        key = (id(adder), kind, row_specs)
     if key not in _GRAPHS:
         adder.item_spec(columns_step_spec(columns))
         spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), columns)
@@ -307,13 +311,8 @@ def _to_tensor_spec(step_spec: Nest) -> Nest:
 
 
 def columns_step_spec(columns: Nest) -> Nest:
-    """Returns the spec of one step of columns `[N, ...]`, which are tensors or arrays."""
+    """Returns the spec of one step of columns `[N, ...]`, which are tensors, arrays or their specs."""
     return tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), columns)
-
-
-def dataset_step_spec(columns: tf.data.Dataset) -> Nest:
-    """Returns the spec of one step of a dataset of columns."""
-    return columns_step_spec(columns.element_spec)
 
 
 def _require_rows(rows: Nest, spec: Nest) -> Nest:

@@ -31,12 +31,12 @@ Transition = dict[str, Any]
 #: What happens to the transitions that do not fill a chunk; see `Adder.get_train_sample`.
 LAST_FNS = ("last", "drop", "null_padding")
 
-#: Traced once for all lengths; otherwise each of its operations would be called from Python.
+#: Traced once for all lengths, which is faster than calling each operation from Python.
 _estimate_advantages = tf.function(generalized_advantage_estimation, reduce_retracing=True)
 
 
 class Adder:
-    """Functions of a trajectory, which is a list or deque of transitions in the order of time.
+    """Functions that process a trajectory, a list or deque of transitions in the order of time.
 
     Each can be called on the class, or on an instance, which holds the arguments of `get_train_sample`. Only `get_traj`
     removes data from its argument, and none modifies a transition.
@@ -103,9 +103,9 @@ class Adder:
     ) -> list[Transition]:
         """Returns the transitions with their advantage, `adv`; see `returns.generalized_advantage_estimation`.
 
-        A `done` inside ends an episode with value 0. A `truncated` inside ends one with the value of its final
-        observation, and then `next_values` is required. Transitions without `done`, which DI-engine also accepts,
-        belong to an episode that has not ended.
+        A transition that is `done` ends an episode with value 0. One that is `truncated` ends an episode with the value
+        of its final observation; before the end of the data, this requires `next_values`. Transitions without `done`,
+        which DI-engine also accepts, belong to an episode that has not ended.
 
         Args:
           data: transitions with `value` and `reward`, `done` in all of them or none, and optionally `truncated`. A
@@ -113,7 +113,7 @@ class Adder:
           last_value: the value after the last transition, of the shape of a value; unused if that transition is done.
           gamma: discount factor, in [0, 1].
           gae_lambda: lambda of GAE, in [0, 1].
-          next_values: the value after each transition, `[T]` or `[T, A]`, instead of the values of the next ones.
+          next_values: the value after each transition, `[T]` or `[T, A]`, instead of the value of the next transition.
 
         Returns:
           A list of shallow copies with `adv`, float, of the shape of a value.
@@ -171,7 +171,8 @@ class Adder:
           done: whether the trajectory ended in a terminal state.
           gamma: discount factor, in [0, 1].
           gae_lambda: lambda of GAE, in [0, 1].
-          truncated: whether it ended for another reason, such as a time limit; its last transition may say so instead.
+          truncated: whether it ended for a different reason, such as a time limit; a `truncated` in the last transition
+            has the same effect.
           bootstrap_value: the value of the final observation, required if the trajectory is truncated.
 
         Raises:
@@ -207,10 +208,10 @@ class Adder:
 
         Transition i gets `next_obs`, the obs m steps later (at an end, the last `next_obs`); `reward`, the m rewards
         stacked and padded with zeros to `[nstep, ...]` or, with cum_reward, their discounted sum; `done` of the last of
-        them; and `value_gamma` = gamma^m. Nothing after a `done` is included.
+        the m transitions; and `value_gamma` = gamma^m. Nothing after a `done` is included.
 
         Args:
-          data: transitions with `obs`, `reward`, `done` and, if it is needed in the result, `next_obs`.
+          data: transitions with `obs`, `reward`, `done` and, if the results must have it, `next_obs`.
           nstep: number of steps, at least 1; with 1, the data are returned unchanged.
           traj_len: length of a trajectory; the data are consecutive trajectories, and windows end with each of them.
           cum_reward: whether to sum the rewards.
@@ -323,7 +324,7 @@ def _stack_flags(trajectory: Sequence[Transition], key: str) -> np.ndarray:
 
 
 def _continues(transition: Any) -> bool:
-    """Returns whether a transition says that its episode continues after it."""
+    """Returns whether a transition has `done`, and neither this nor `truncated` is set."""
     if not isinstance(transition, Mapping) or "done" not in transition:
         return False
     return not _is_set(transition, "done") and not _is_set(transition, "truncated")
@@ -334,7 +335,7 @@ def _shift_values(values: np.ndarray, last_value: Any, truncated: np.ndarray) ->
     if last_value is None:
         raise ValueError("pass last_value, the value after the last transition, or next_values; got None for both")
     if truncated[:-1].any():
-        raise ValueError("a transition inside is truncated; pass next_values, the value after each transition")
+        raise ValueError("a transition before the last is truncated; pass next_values, the value after each transition")
     last = np.asarray(last_value, values.dtype).reshape(-1)
     if len(last) not in (1, values.shape[1]):
         raise ValueError(f"last_value must have as many numbers as a value, {values.shape[1]}, got {len(last)}")

@@ -1,4 +1,4 @@
-"""The priorities with which items are inserted."""
+"""An adder of the priorities with which items are inserted."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class InitialPriorities(ColumnAdder):
     sampler's exponent, which Reverb applies itself.
 
     Pass the same object to `ingest` twice: in the adder, where it computes the priorities, and as `priority`, where it
-    hands them to the table: `ingest(source, server, adder=compose(p, NStep(3, 0.99)), priority=p)`. Its position in
-    `compose` does not matter for items and specs, which it leaves unchanged: the priorities come with the items of an
-    episode (`PrioritizedItems`) instead of as a column, and the keys of items do not depend on them. A dataset of
-    items, without Reverb, has no priorities.
+    hands them to the table: `ingest(source, server, adder=compose(p, NStep(3, 0.99)), priority=p)`. It changes neither
+    items nor specs, at any position in `compose`: the priorities accompany the items of an episode (`PrioritizedItems`)
+    instead of forming a column, and the keys of items do not depend on them. A dataset of items, without Reverb, has no
+    priorities.
 
     On its own it is an adder whose item is a whole episode, a dict of columns `[N, ...]`: the fields of the steps and
     `priority`, float32, at least 0, for each step.
@@ -158,12 +158,12 @@ class InitialPriorities(ColumnAdder):
     def mix_priorities(self, items: Items) -> np.ndarray:
         """Returns the priority of each item, float64 `[M]`, from the column `priority` of its rows."""
         priorities = items.columns[PRIORITY].astype(np.float64)
-        none = np.zeros(len(priorities), bool)
-        counts = items.columns.get(MASK, ~none) & ~items.columns.get(fields.IS_LAST, none)
-        has_any = _reduce_items(np.maximum, counts.astype(np.float64), items) > 0
+        all_rows = np.ones(len(priorities), bool)
+        has_action = items.columns.get(MASK, all_rows) & ~items.columns.get(fields.IS_LAST, ~all_rows)
+        has_any = _reduce_items(np.maximum, has_action.astype(np.float64), items) > 0
         eta = 1.0 if self.kind == "max" else self.eta
         # An item whose rows are all padding or the last of an episode has the mixture of all its rows.
-        return np.where(has_any, _mix(priorities, counts, items, eta), _mix(priorities, ~none, items, eta))
+        return np.where(has_any, _mix(priorities, has_action, items, eta), _mix(priorities, all_rows, items, eta))
 
 
 @dataclass(frozen=True)
@@ -180,17 +180,16 @@ class PrioritizedItems(Items):
 
     def select(self, rows: slice, items: slice) -> PrioritizedItems:
         """Implements `Items.select`."""
-        some = super().select(rows, items)
-        priorities = self.priorities[items]
-        return PrioritizedItems(some.columns, some.starts, some.lengths, some.squeeze, priorities, self.computed_by)
+        selected = super().select(rows, items)
+        return PrioritizedItems(**vars(selected), priorities=self.priorities[items], computed_by=self.computed_by)
 
 
-def _mix(priorities: np.ndarray, counts: np.ndarray, items: Items, eta: float) -> np.ndarray:
-    """Mixes maximum and mean over the rows of each item that count, `[M]`; priorities are at least 0."""
-    counted = np.where(counts, priorities, 0)
-    num_counted = _reduce_items(np.add, counts.astype(np.float64), items)
-    means = _reduce_items(np.add, counted, items) / np.maximum(num_counted, 1)
-    return eta * _reduce_items(np.maximum, counted, items) + (1 - eta) * means
+def _mix(priorities: np.ndarray, is_included: np.ndarray, items: Items, eta: float) -> np.ndarray:
+    """Mixes maximum and mean over the included rows of each item, `[M]`; priorities are at least 0."""
+    included = np.where(is_included, priorities, 0)
+    num_included = _reduce_items(np.add, is_included.astype(np.float64), items)
+    means = _reduce_items(np.add, included, items) / np.maximum(num_included, 1)
+    return eta * _reduce_items(np.maximum, included, items) + (1 - eta) * means
 
 
 def _reduce_items(function: np.ufunc, column: np.ndarray, items: Items) -> np.ndarray:

@@ -19,8 +19,8 @@ from .recurrence import MAX_STEPS
 from .returns import n_step_returns
 from .steps import get_returns_dtype, get_transition_discounts, require_fields, require_rewards
 
-_OWN = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
-_ADDED = ("next_observation", "value_gamma")
+_BASE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
+_ADDED_FIELDS = ("next_observation", "value_gamma")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class NStep(ColumnAdder):
                 "discount_power must be 'm-1' for agents of TF-Agents, got 'm'; they multiply the discount by the last "
                 "gamma themselves, so it would count twice"
             )
-        require_fields(items, (*_OWN, "next_observation"), "NStep.as_transition", place="in the items")
+        require_fields(items, (*_BASE_FIELDS, "next_observation"), "NStep.as_transition", place="in the items")
         items = tree.map_structure(tf.convert_to_tensor, items)
         ended = [
             tf.reduce_all(tf.reshape(leaf, [tf.shape(leaf)[0], -1]) == 0, 1)
@@ -172,7 +172,7 @@ class NStep(ColumnAdder):
         )
 
     def target_discounts(self, discounts: tf.Tensor) -> tf.Tensor:
-        """Returns the factors of the value of `next_observation` in the learner's target, given items' discounts."""
+        """Returns the factors of V(next_observation) in the learner's target, given the discounts of items."""
         return discounts if self.discount_power == "m" else discounts * self.gamma
 
     def _raise_gamma_to(self, power: tf.Tensor) -> tf.Tensor:
@@ -185,7 +185,7 @@ class NStep(ColumnAdder):
 
 
 def _match_nests(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
-    """Returns both in the nest of the one that is nested; raises `ValueError` if they have different nests."""
+    """Returns both in the same nest, repeating one that is not nested; raises `ValueError` if their nests differ."""
     if not tree.is_nested(rewards):
         return tree.map_structure(lambda _: rewards, discounts), discounts
     if not tree.is_nested(discounts):
@@ -225,9 +225,9 @@ def _broadcast(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _get_extra_fields(steps: Nest) -> list[str]:
-    """Returns the fields that not every step has; raises `ValueError` if one collides with a field of the item."""
+    """Returns the fields besides the required ones; raises `ValueError` if one collides with a field of the item."""
     extras = [name for name in steps if name not in fields.STEP_FIELDS]
-    names = [*_OWN, *_ADDED, *extras, *(f"next_{name}" for name in extras)]
+    names = [*_BASE_FIELDS, *_ADDED_FIELDS, *extras, *(f"next_{name}" for name in extras)]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ValueError(f"NStep's items would have two fields {duplicates[0]!r}; rename the one in the steps")

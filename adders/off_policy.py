@@ -110,9 +110,9 @@ def retrace(
         delta_t = r_t + gamma_t * E_pi[Q(s_{t+1}, .)] - Q(s_t, a_t),   c_t = lambda * min(1, ratios_t)
         Q_t     = Q(s_t, a_t) + delta_t + gamma_t * c_{t+1} * (Q_{t+1} - Q(s_{t+1}, a_{t+1}))
 
-    Munos et al. (2016), "Safe and Efficient Off-Policy Reinforcement Learning", eq. 3 with the c_t that is given below
-    it for Retrace(lambda). The first step of a sum has no trace, because its action is given. lambda 0 gives the
-    one-step targets.
+    Munos et al. (2016), "Safe and Efficient Off-Policy Reinforcement Learning", eq. 3 with the c_t of Retrace(lambda),
+    which is defined below it. The first step of a sum has no trace, because Q(s_t, a_t) is conditioned on its action.
+    lambda 0 gives the one-step targets.
 
     Args:
       rewards: see `returns.lambda_returns`.

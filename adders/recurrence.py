@@ -1,6 +1,6 @@
 """The linear recurrence `x_t = b_t + a_t x_{t+1}`, without a loop over the steps.
 
-It is a composition of affine maps: the map over steps `t .. t+2k-1` is composed of those over `t .. t+k-1` and
+Each step is an affine map of `x_{t+1}`. The map over steps `t .. t+2k-1` is composed of the maps over `t .. t+k-1` and
 `t+k .. t+2k-1`, so that log2(T) doublings cover T steps (Hillis & Steele 1986, "Data parallel algorithms"). A factor
 of 0 cuts off everything after it, including NaN and Inf.
 """
@@ -40,9 +40,9 @@ def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
 
 
 def compose_windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the composed maps over the n steps from each step on, as what they add and what they multiply by.
+    """Returns the terms and the factors of the composed maps over the n steps from each step on.
 
-    They are composed along the binary digits of n: 1 doubled is 2, 2 and 1 make 3, 3 doubled is 6.
+    The maps are composed along the binary digits of n. For n = 6: 1 doubled is 2, 2 and 1 make 3, 3 doubled is 6.
     """
     sums, products, width = terms, factors, 1
     for digit in f"{min(n, MAX_STEPS):b}"[1:]:
@@ -57,7 +57,7 @@ def compose_windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Te
 def _compose(
     sums: tf.Tensor, products: tf.Tensor, later_sums: tf.Tensor, later_products: tf.Tensor, width: TensorLike
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Composes maps over `width` steps with the later ones; past the end is the identity, so that windows shrink."""
+    """Composes maps over `width` steps with later maps; those past the end are the identity, so that windows shrink."""
     added = tf.math.multiply_no_nan(shift(later_sums, width, 0), products)
     return sums + added, tf.math.multiply_no_nan(shift(later_products, width, 1), products)
 

@@ -156,8 +156,8 @@ def _compute_n_step_targets(
 ) -> tf.Tensor:
     """Returns `R_t + D_t * V(s_{t+m})`.
 
-    For a window that reaches the end of an episode, the value there is one of its terms; any other takes the value
-    after its n-th step, n - 1 rows later.
+    If a window reaches the end of an episode, the value there is one of the window's terms. Otherwise the value after
+    its n-th step is used, which is n - 1 rows below the first.
     """
     at_ends = tf.math.multiply_no_nan(following, factors * (1 - continues))
     sums, products = compose_windows(factors * continues, rewards + at_ends, n)
@@ -297,10 +297,12 @@ def n_step_returns(
     if is_last is None:
         return apply_along(time_axis, functools.partial(compose_windows, n=n), factors, rewards)
     continues = make_continues(is_last, rewards, time_axis)
-    at_ends = factors * (1 - continues)  # The product of a window that reaches an end is a sum with this one term.
+    # `factors * continues` is 0 at the end of an episode, so the product of a window that reaches it is 0. Summing the
+    # factors of the end steps, as if they were rewards, restores it.
+    at_ends = factors * (1 - continues)
     sums, products = apply_along(time_axis, functools.partial(compose_windows, n=n), factors * continues, rewards)
-    ended, _ = apply_along(time_axis, functools.partial(compose_windows, n=n), factors * continues, at_ends)
-    return sums, products + ended
+    end_products, _ = apply_along(time_axis, functools.partial(compose_windows, n=n), factors * continues, at_ends)
+    return sums, products + end_products
 
 
 def apply_along(time_axis: int, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:

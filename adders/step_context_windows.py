@@ -65,8 +65,8 @@ class StepContextWindows(ColumnAdder):
         num_actions = num_rows - 1 if fields.IS_LAST in columns else num_rows
         num_full = tf.maximum(num_actions - self.length + 1, 0)
         whole = tf.range(tf.where(num_full > 0, num_actions, 0))
-        # Every padded window ends with the last action. With 5 actions and length 3, those from steps 3 and 4 on cover
-        # the steps 2 3 4, of which the first window pads 2, and the second pads 2 and 3.
+        # Every padded window ends with the last action. With 5 actions and length 3, the windows from step 3 and from
+        # step 4 on both cover the steps 2 3 4, with padding in place of step 2 and of steps 2 3, respectively.
         covered = tf.range(num_actions - self.length, num_actions)[None, :]
         is_real = covered >= tf.range(num_full, num_actions)[:, None]
         padded = tf.reshape(tf.where(is_real, covered, -1), [-1])

@@ -25,10 +25,10 @@ class StepEpisodes(ColumnAdder):
     rows of the preceding adder), and two bool masks: `mask`, True for rows of the episode, and `action_taken`, True
     for those whose action was taken: all but the one with the final observation.
 
-    Both ends of an episode: the item contains all of it, including the step with the final observation; its flags tell
-    termination from truncation. Padding follows the episode with 'end' and precedes it with 'start', as in Decision
-    Transformer (Chen et al. 2021). An episode of more rows than `max_length` is an error; nothing is cut off. An empty
-    episode has no item.
+    Both ends of an episode: the item contains all of it, including the step with the final observation, whose flags
+    distinguish termination from truncation. Padding follows the episode with 'end' and precedes it with 'start', as in
+    Decision Transformer (Chen et al. 2021). An episode of more rows than `max_length` is an error; nothing is cut off.
+    An empty episode has no item.
 
     Attributes:
       max_length: maximum number of rows of an episode, at least 1.
@@ -60,8 +60,8 @@ class StepEpisodes(ColumnAdder):
             "StepWindows"
         )
         tf.debugging.assert_less_equal(num_steps, tf.constant(self.max_length, tf.int64), message)
-        none = tf.zeros_like(num_steps)
+        zeros = tf.zeros_like(num_steps)
         is_padded = (num_steps > 0) & (self.padding != "none")
-        missing = tf.where(is_padded, self.max_length - num_steps, none)
-        before, after = (missing, none) if self.padding == "start" else (none, missing)
+        missing = tf.where(is_padded, self.max_length - num_steps, zeros)
+        before, after = (missing, zeros) if self.padding == "start" else (zeros, missing)
         return pad_and_mask(columns, num_steps, before, after)

@@ -15,13 +15,14 @@ from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
 
 from .batches import number_items
-from .column_adder import ColumnAdder, dataset_step_spec
+from .column_adder import ColumnAdder, columns_step_spec
 from .padding import add_mask_specs, pad_and_mask
 from .steps import require_fields
 
 #: What happens to the rows at the end of an episode; see `StepWindows`.
 ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")
 
+#: The fields that `StepWindows.split_burn_in` shortens by n rows.
 _SHORTENED = (fields.OBSERVATION, fields.ACTION, fields.REWARD)
 
 
@@ -101,9 +102,9 @@ class StepWindows(ColumnAdder):
             padded = (self._count_starts(num_steps) - 1) * self._stride + self.length
         elif self.end == "last":
             padded = tf.fill(tf.shape(num_steps), tf.constant(self.length, tf.int64))
-        none = tf.zeros_like(num_steps)
-        missing = tf.where(num_steps > 0, tf.maximum(padded - num_steps, 0), none)
-        return pad_and_mask(columns, num_steps, none, missing, mark_ended=self.end == "null_padding")
+        zeros = tf.zeros_like(num_steps)
+        missing = tf.where(num_steps > 0, tf.maximum(padded - num_steps, 0), zeros)
+        return pad_and_mask(columns, num_steps, zeros, missing, mark_ended=self.end == "null_padding")
 
     def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Implements `ColumnAdder.cut_batch_items`."""
@@ -136,15 +137,16 @@ class StepWindows(ColumnAdder):
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         if not self.crosses_episodes:
             return super()._convert_dataset(columns)
-        item_spec = self.item_spec(dataset_step_spec(columns))
+        item_spec = self.item_spec(columns_step_spec(columns.element_spec))
         pending = tree.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), item_spec)
         rows = columns.map(self.make_checked_rows)
         return rows.scan((pending, tf.constant(0, tf.int64)), self._continue_windows).unbatch()
 
     def _continue_windows(self, state: tuple[Nest, tf.Tensor], rows: Nest) -> tuple[tuple[Nest, tf.Tensor], Nest]:
-        """Returns the windows over the pending rows and the new ones, and the new state.
+        """Returns the new state, and the windows over the pending and the new rows.
 
-        The state is the rows from the next start on, and how many of the coming rows precede that start.
+        The state consists of the rows from the start of the next window on, and of the number of rows that are still to
+        come before that start.
         """
         pending, skip = state
         rows = tree.map_structure(lambda old, new: tf.concat([old, new], 0), pending, rows)

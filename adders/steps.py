@@ -1,4 +1,4 @@
-"""The fields of steps that adders require, read and add."""
+"""Validation and reading of the fields of steps, and specs of added fields, for adders."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def get_rewards_and_discounts(columns: Nest) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def get_transition_discounts(columns: Nest, discounts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns a column of discounts `[N, ...]` as that of the transitions, `[T, ...]`; 0 into a terminal state."""
+    """Returns the discounts `[T, ...]` of transitions, given those of steps, `[N, ...]`; 0 into a terminal state."""
     current = {name: columns[name][:-1] for name in (fields.IS_LAST, fields.IS_TERMINAL)}
     following = {fields.IS_TERMINAL: columns[fields.IS_TERMINAL][1:]}
     step_discounts = tf.cast(discounts[:-1], dtype)

@@ -46,9 +46,9 @@ def to_flags(is_last: TensorLike, rewards: tf.Tensor) -> tf.Tensor:
 
 
 def make_continues(is_last: TensorLike | None, rewards: tf.Tensor, time_axis: int) -> tf.Tensor:
-    """Returns 1 where the next step in the chunk belongs to the same episode, else 0, as the dtype of the rewards.
+    """Returns 1 for steps whose next step in the chunk belongs to the same episode, else 0, in the rewards' dtype.
 
-    The last step of the chunk has 0 as well, since there is no next step.
+    The last step of the chunk has 0 as well, since it has no next step.
     """
     ends = tf.zeros_like(rewards, tf.bool) if is_last is None else to_flags(is_last, rewards)
     continues = tf.cast(~ends, rewards.dtype)
@@ -78,10 +78,10 @@ def select_next_values(
     time_axis: int,
     is_last: TensorLike | None = None,
 ) -> tf.Tensor:
-    """Returns the value after each step: `next_values`, or the next step's own value and finally the bootstrap value.
+    """Returns the value after each step: `next_values`, or the next step's value and, at the end, the bootstrap value.
 
     Raises:
-      ValueError: Unless exactly one of the two is passed, which must be `next_values` if there is `is_last`.
+      ValueError: Unless exactly one of `bootstrap_value` and `next_values` is passed, and `next_values` with `is_last`.
     """
     if (bootstrap_value is None) == (next_values is None):
         raise ValueError(

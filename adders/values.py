@@ -1,4 +1,4 @@
-"""The values of an episode's observations, from a column or from a function."""
+"""The values of an episode's observations, read from a column or computed by a function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .steps import get_returns_dtype, require_fields
 #: A function from observations `[N, ...]` to values `[N]` or `[N, 1]`: a Keras model, or anything TensorFlow can trace.
 ValueFn = Callable[[Nest], tf.Tensor]
 
-#: The column that is used if there is no function.
+#: The column that contains the values if there is no function.
 VALUE = "value"
 
 

@@ -1,7 +1,7 @@
 """Writes offline RL datasets to Reverb as items, and samples batches from it.
 
-All names but the exceptions are imported on first use, so that `import rlds2reverb` is fast. The messages that
-TensorFlow, gRPC, gym and Reverb print on start-up are suppressed unless `RLDS2REVERB_LOG=1` is set in the environment.
+All names except the exceptions are imported on first use, so that `import rlds2reverb` is fast. The start-up messages
+of TensorFlow, gRPC, gym and Reverb are suppressed unless `RLDS2REVERB_LOG=1` is set in the environment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# In the root of a checkout, this folder shadows the installed package, which also contains adders, cli and so on.
+# Started in the root of a checkout, Python finds this folder before the installed package, which also contains the
+# sub-packages adders, cli and so on.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 #: The modules of the names that are imported on first use.
@@ -151,7 +152,7 @@ __all__ = [
 quiet_libraries()
 
 
-if not TYPE_CHECKING:  # Seeing this function, type checkers would accept any attribute.
+if not TYPE_CHECKING:  # With this function in sight, type checkers would accept any attribute.
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:

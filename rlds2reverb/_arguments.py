@@ -24,7 +24,7 @@ def require_number(name: str, value: Any, low: float = -math.inf, high: float = 
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Raises `ValueError` unless the value is one of a few names."""
+    """Raises `ValueError` unless the value is one of the allowed names."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 

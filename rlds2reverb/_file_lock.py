@@ -1,4 +1,4 @@
-"""Lock files: one process at a time at a port, a checkpoint root, a run directory or a conversion."""
+"""Lock files, which let one process at a time use a port, a checkpoint root, a run directory or a conversion."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlds2reverb.errors import ResourceInUseError
 
 
 class FileLock:
-    """A lock file, held for as long as the context; the kernel releases it when the process ends in any way."""
+    """A context manager that holds a lock file; the kernel releases the lock however the process ends."""
 
     def __init__(self, path: Path, what: str, advice: str = "wait until it ends, or stop it"):
-        """Does not lock anything yet.
+        """Describes the lock; entering the context acquires it.
 
         Args:
-          path: the lock file. It is created if missing, names its owner while locked, and is removed on release; a
-            file left behind by a killed process is harmless.
-          what: what the lock protects, for the error message.
-          advice: what to do if another process holds the lock.
+          path: path of the lock file. The file is created if missing, names its owner while locked, and is removed on
+            release; a file left behind by a killed process is harmless.
+          what: name of the protected resource, for the error message.
+          advice: advice for the case that another process holds the lock, for the error message.
         """
         self._path, self._what, self._advice = path, what, advice
 
@@ -37,9 +37,9 @@ class FileLock:
                 raise ResourceInUseError(f"{self._what} is in use by {owner}; {self._advice}") from None
             if self._is_at_path():
                 break
-            os.close(self._descriptor)  # The last holder has just removed this file.
+            os.close(self._descriptor)  # The previous holder removed this file after it was opened here.
         os.ftruncate(self._descriptor, 0)
-        with contextlib.suppress(OSError):  # On a full disk the lock works all the same, without a name in it.
+        with contextlib.suppress(OSError):  # On a full disk the lock still works, but the file does not name its owner.
             os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         return self
 
@@ -50,7 +50,7 @@ class FileLock:
         os.close(self._descriptor)
 
     def _is_at_path(self) -> bool:
-        """Returns whether the locked file is the one that others find at its path; only its holder may remove it."""
+        """Returns whether the path still leads to the locked file; a different file there belongs to its own holder."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except OSError:

@@ -22,5 +22,5 @@ def full_disk_as_error(path: Path) -> Iterator[None]:
             raise
         raise StorageFullError(
             error.errno,
-            f"no space left for {path}; existing data are kept: free some space and run it again to continue",
+            f"no space left for {path}; existing data are kept: free some space and repeat the run to continue",
         ) from error

@@ -41,7 +41,7 @@ def load_json(path: Path) -> dict[str, Any] | None:
 
 
 def save_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a JSON file, with a checksum of the content, as `replace_text` does."""
+    """Replaces a JSON file atomically and adds a checksum of the content; see `replace_text`."""
     replace_text(path, json.dumps({"xxh3_128": _json_digest(content), "content": content}, indent=1))
 
 
@@ -104,10 +104,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 class SealedFolders:
     """Numbered folders in a root directory, each of them complete or absent.
 
-    A folder is written as `NAME.partial`. It gets a manifest with the checksum of each file, and its own name only once
-    everything is on the disk. A process that is killed at any moment leaves the complete folders unchanged and at most
-    one partial folder, which the next `SealedFolders` of that root deletes. One process at a time may use a root; see
-    `FileLock`.
+    A folder is written as `NAME.partial`, with a manifest that contains the checksum of each file, and is renamed to
+    `NAME` once everything is on the disk. A process that is killed at any moment leaves the complete folders unchanged
+    and at most one partial folder, which the next `SealedFolders` of that root deletes. One process at a time may use a
+    root; see `FileLock`.
     """
 
     def __init__(self, root: Path, prefix: str = ""):
@@ -119,7 +119,9 @@ class SealedFolders:
         """
         self.root, self._prefix = root, prefix
         root.mkdir(parents=True, exist_ok=True)
-        for replaced in root.glob(f"{prefix}*{_REPLACED}"):  # Killed between the two renames of `write`.
+        for replaced in root.glob(
+            f"{prefix}*{_REPLACED}"
+        ):  # The process was killed between the two renames of `write`.
             if not replaced.with_suffix("").exists():
                 replaced.rename(replaced.with_suffix(""))
         self._delete_unfinished()

@@ -18,21 +18,21 @@ SIGNAL_NAMES = tuple(number.name for number in SIGNALS)
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Like `KeyboardInterrupt`, it is no `Exception`, so that handlers of errors do not catch it."""
+    """SIGTERM arrived. Like `KeyboardInterrupt`, this is no `Exception`, so that error handlers do not catch it."""
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
     """Holds back SIGINT and SIGTERM until the context ends."""
-    arrived: list[int] = []
+    deferred: list[int] = []
     previous: dict[int, Any] = {}
     try:
-        with _handle_signals(SIGNALS, arrived.append) as previous:
+        with _handle_signals(SIGNALS, deferred.append) as previous:
             yield
     finally:
-        for number in arrived:
+        for number in deferred:
             handler = previous[number]
-            if callable(handler):  # Raising the signal again would count it twice for a reader of `set_wakeup_fd`.
+            if callable(handler):  # If the signal were raised again, readers of `set_wakeup_fd` would count it twice.
                 handler(number, None)
             else:
                 signal.raise_signal(number)
@@ -64,7 +64,7 @@ def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
         return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    watcher = threading.Thread(target=_exit_at_second, args=(reader,), name="rlds2reverb-signals", daemon=True)
+    watcher = threading.Thread(target=_exit_on_second_signal, args=(reader,), name="rlds2reverb-signals", daemon=True)
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     watcher.start()
     try:
@@ -72,7 +72,7 @@ def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
             yield
     finally:
         signal.set_wakeup_fd(wakeup)
-        writer.close()  # Ends the watcher.
+        writer.close()  # The watcher reads the end of the stream and returns.
         watcher.join()
         reader.close()
 
@@ -82,7 +82,7 @@ def _handle_signals(numbers: Sequence[int], handle: Callable[[int], None]) -> It
     """Replaces signal handlers during the context, and yields the previous ones."""
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, lambda got, frame: handle(got)) for number in numbers}
+        previous = {number: signal.signal(number, lambda signum, frame: handle(signum)) for number in numbers}
     try:
         yield previous
     finally:
@@ -90,10 +90,10 @@ def _handle_signals(numbers: Sequence[int], handle: Callable[[int], None]) -> It
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _exit_at_second(numbers: socket.socket) -> None:
+def _exit_on_second_signal(reader: socket.socket) -> None:
     """Reads signal numbers as they arrive, even while the main thread is busy."""
     count = 0
-    while received := numbers.recv(1):
+    while received := reader.recv(1):
         count += received[0] in SIGNALS
         if count == 2:
             os._exit(128 + received[0])

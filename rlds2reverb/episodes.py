@@ -85,9 +85,9 @@ def from_transitions(
     """Returns the RLDS steps of one episode of `T` transitions.
 
     Both ends: the first step has `is_first`. The last step holds the final observation, a zero action and a zero
-    reward. If there is no final observation, a terminated episode gets one of zeros (its value is never used: the
-    discount of the transition into it is 0), and a truncated episode ends at its last observation, which loses its
-    last transition.
+    reward. If there is no final observation, a terminated episode gets one of zeros (its value is never used, because
+    the discount of the transition into it is 0), and a truncated episode ends at its last observation, so that its
+    last transition is dropped.
 
     Args:
       observations: nest of arrays, `[T, ...]`, or `[T + 1, ...]` including the final observation.
@@ -98,11 +98,11 @@ def from_transitions(
       extras: further columns `[T, ...]`; an added final step has zeros there.
 
     Returns:
-      dict of columns `[N, ...]`; discount is float32 and 1, but 0 on the transition into a terminal state and
-      on the terminal step itself. A truncated episode keeps 1 everywhere.
+      dict of columns `[N, ...]`. The discount is float32: 0 on the transition into a terminal state and on the terminal
+      step itself, 1 everywhere else.
 
     Raises:
-      SpecMismatchError: If the dtype or shape of the final observation differs from the others.
+      SpecMismatchError: If the final observation has a different dtype or shape than the others.
     """
     num_transitions = len(rewards)
     if final_observation is None and len(tree.flatten(observations)[0]) == num_transitions + 1:
@@ -156,16 +156,16 @@ def join_transitions(
     total = int(num_steps.sum())
 
     def scatter(column: np.ndarray, final_rows: np.ndarray | None = None) -> np.ndarray:
-        steps = np.full((total, *column.shape[1:]), _zero(column), column.dtype)
-        steps[rows] = column
+        scattered = np.full((total, *column.shape[1:]), _zero(column), column.dtype)
+        scattered[rows] = column
         if final_rows is not None:
-            steps[ends - 1] = final_rows
-        return steps
+            scattered[ends - 1] = final_rows
+        return scattered
 
     if final_observations is None:
-        steps = map_structure(scatter, observations)
+        step_observations = map_structure(scatter, observations)
     else:
-        steps = tree.map_structure(scatter, observations, final_observations)
+        step_observations = tree.map_structure(scatter, observations, final_observations)
     discount = np.ones(total, np.float32)
     flags = {name: np.zeros(total, bool) for name in fields.FLAG_FIELDS}
     has_steps = num_steps > 0
@@ -175,7 +175,7 @@ def join_transitions(
     discount[ends[terminated] - 1] = 0
     discount[ends[terminated & (num_steps > 1)] - 2] = 0
     rest = map_structure(scatter, {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})})
-    return {fields.OBSERVATION: steps, **rest, fields.DISCOUNT: discount, **flags}, num_steps
+    return {fields.OBSERVATION: step_observations, **rest, fields.DISCOUNT: discount, **flags}, num_steps
 
 
 def make_single_transition_episodes(
@@ -208,7 +208,7 @@ def make_single_transition_episodes(
     rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
     columns = {  # [T, 2, ...]
         fields.OBSERVATION: tree.map_structure(
-            lambda now, after: np.stack([now, after], axis=1), observations, next_observations
+            lambda current, following: np.stack([current, following], axis=1), observations, next_observations
         ),
         **map_structure(
             lambda column: np.stack([column, np.full(column.shape, _zero(column), column.dtype)], axis=1), rest
@@ -223,10 +223,10 @@ def make_single_transition_episodes(
 
 
 def make_notes(dropped_last_transition: int, discontinuities: int, first_discontinuity: str) -> tuple[str, ...]:
-    """Returns one sentence for each kind of data that a source contains but its episodes do not.
+    """Returns one sentence for each kind of data in a source that its episodes leave out.
 
     Args:
-      dropped_last_transition: number of episodes with that flag.
+      dropped_last_transition: number of episodes with the flag `Episode.dropped_last_transition`.
       discontinuities: number of discontinuities in all episodes.
       first_discontinuity: location of the first one; see `locate_discontinuity`.
     """
@@ -269,9 +269,9 @@ def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Probl
     """Returns all problems of an episode.
 
     Checks that there is at least one step; that all columns have the same length; that `is_first` is set on the first
-    step only, `is_last` on the last step only, and `is_terminal` at most there; that discounts are in [0, 1]; that
-    observation, action, reward and discount contain no NaN or Inf; and that the steps have the spec `step_spec`, if
-    given. If TF-Agents has a message for a problem, the problem's message begins with it.
+    step only, `is_last` on the last step only, and `is_terminal` on no other step than the last; that discounts are in
+    [0, 1]; that observation, action, reward and discount contain no NaN or Inf; and that the steps match `step_spec`
+    unless it is None. If TF-Agents has a message for a problem, the problem's message begins with it.
     """
     problems = list(_find_length_problems(episode))
     if not problems:

@@ -17,7 +17,7 @@ class SpecMismatchError(Rlds2ReverbError, ValueError):
     """Two nests of arrays, such as data and table or two episodes, differ in structure, dtype or shape.
 
     Attributes:
-      details: the difference. It equals the message unless the message must be that of another library.
+      details: the difference. It equals the message, unless the message is prescribed by another library's API.
     """
 
     def __init__(self, message: str, *, details: str | None = None):
@@ -57,7 +57,7 @@ class SourceError(Rlds2ReverbError, ValueError):
 
 
 class ResumeError(Rlds2ReverbError, ValueError):
-    """The dataset differs from the one that the unfinished run was writing."""
+    """The dataset differs from that of the unfinished run to resume."""
 
 
 class KeyCollisionError(Rlds2ReverbError, ValueError):
@@ -65,7 +65,7 @@ class KeyCollisionError(Rlds2ReverbError, ValueError):
 
 
 class CorruptFileError(Rlds2ReverbError, ValueError):
-    """A journal or manifest of rlds2reverb has changed since it was written."""
+    """A file of rlds2reverb, such as a journal or manifest, is missing or has changed since it was written."""
 
 
 class CheckpointError(Rlds2ReverbError, ValueError):

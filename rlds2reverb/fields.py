@@ -1,4 +1,4 @@
-"""The field names of RLDS, and TF-Agents' three messages about steps that do not form episodes.
+"""The field names of RLDS, and TF-Agents' messages about data without valid episodes.
 
 Index convention of the whole package: `reward[t]` follows `action[t]` taken at `observation[t]`. An episode of `T`
 transitions has `T + 1` steps; the last one (`is_last`) carries the final observation, and its action and reward are
@@ -20,6 +20,7 @@ IS_TERMINAL = "is_terminal"
 STEP_FIELDS = (OBSERVATION, ACTION, REWARD, DISCOUNT, IS_FIRST, IS_LAST, IS_TERMINAL)
 FLAG_FIELDS = (IS_FIRST, IS_LAST, IS_TERMINAL)
 
+# The messages of `tf_agents.replay_buffers.rlds_to_reverb`, word for word.
 NO_STEPS = "No dataset representing RLDS steps exist in the data."
 TERMINAL_NOT_LAST = "Terminal step must be the last step of an episode."
 MID_BEFORE_FIRST = "Mid step should not be followed by a first step."

@@ -16,7 +16,7 @@ from rlds2reverb._arguments import require_count, require_one_of, require_timeou
 from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.clients import Server, connect, require_table, table_infos
+from rlds2reverb._server.clients import NO_LIMIT, Server, connect, require_table, table_infos
 from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb._server.memory import require_memory
 from rlds2reverb._server.stored_items import require_stored_items_match
@@ -41,8 +41,6 @@ from rlds2reverb.trajectory_items import TrajectoryWindows
 Writer = Literal["bulk", "reverb"]
 
 _MAX_RESTARTS = 10
-#: Reverb represents an unlimited `max_diff` of a rate limiter as the largest float.
-_UNLIMITED_DIFF = 1e300
 #: Timeout of the first request to a server, unless `timeout_secs` is shorter.
 _FIRST_ANSWER_SECS = 10.0
 
@@ -273,7 +271,7 @@ def _write_to_server(
         _require_capacity(transfer, max_sizes, allow_eviction=options.allow_eviction)
         transfer.estimate_memory(_make_encoder(conversion, names, options))
         if not options.force and _is_local(client.server_address):
-            # Existing items are usually these data from an earlier run, so that no more memory is needed for them.
+            # Existing items usually come from an earlier run with the same data, which then need no more memory.
             has_items = any(infos[name].current_size for name in names)
             needed = 0 if has_items else transfer.report.memory_bytes
             require_memory(needed, f"{', '.join(map(repr, names))} at {client.server_address}")
@@ -285,7 +283,7 @@ def _write_to_server(
 
 def _evicts(info: TableInfo) -> bool:
     """Returns whether a full table evicts items instead of blocking inserts."""
-    return info.rate_limiter_info.max_diff > _UNLIMITED_DIFF
+    return info.rate_limiter_info.max_diff > NO_LIMIT
 
 
 def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_eviction: bool) -> None:
@@ -336,7 +334,7 @@ def _open_writer(
     for name in report.tables:  # A restarted server may have different tables.
         require_table(infos, name, conversion.signature)
     require_stored_items_match(address, infos, report.tables, conversion.signature, timeout_secs=timeout_secs)
-    if report.writer == "bulk":  # Checked on each start: the trial item may reappear with a checkpoint.
+    if report.writer == "bulk":  # Checked after each restart, since a checkpoint may restore an undeleted trial item.
         _fall_back_to_reverb_writer_if_unsupported(transfer, client, timeout_secs)
     writer: BulkWriter | ReverbWriter
     if report.writer == "bulk":

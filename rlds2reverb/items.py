@@ -62,8 +62,8 @@ class Items:
 class ItemBatch:
     """The concatenated items of several episodes.
 
-    For example, episodes of 3 and 2 rows with items of two rows each: `items` has 5 rows, starts 0, 1, 3 and lengths
-    2, 2, 2; `num_rows` is [3, 2] and `num_items` [2, 1].
+    For example, two episodes of 3 and 2 rows, cut into items of two rows: `items` has 5 rows, starts 0, 1, 3 and
+    lengths 2, 2, 2; `num_rows` is [3, 2] and `num_items` is [2, 1].
 
     Attributes:
       items: the items of all episodes.
@@ -92,7 +92,7 @@ class ItemBatch:
         return np.cumsum(self.num_rows) - self.num_rows
 
     def episode_items(self, index: int) -> Items:
-        """Returns the items of one episode, as the adder returns them for that episode alone."""
+        """Returns the items of the episode at `index`, as the adder returns them for that episode alone."""
         row, item = int(self.num_rows[:index].sum()), int(self.num_items[:index].sum())
         return self.items.select(
             slice(row, row + int(self.num_rows[index])), slice(item, item + int(self.num_items[index]))
@@ -110,14 +110,11 @@ class EpisodeAdder(Protocol):
         """Returns the items of one valid episode; there may be none."""
 
     def item_spec(self, step_spec: Nest) -> Nest:
-        """Returns the nest of `tf.TensorSpec` of one item, for the table's signature, from a `Source.step_spec`."""
+        """Returns the nest of `tf.TensorSpec`s of one item, for the table's signature, given a `Source.step_spec`."""
 
 
 class EpisodeBatchAdder(EpisodeAdder, Protocol):
     """An `EpisodeAdder` that can also convert several episodes at once, which is much faster if they are short."""
 
     def convert_batch(self, batch: EpisodeBatch, /) -> ItemBatch | None:
-        """Returns the items of each episode of a batch, bit for bit equal to those of the episode alone.
-
-        Returns None if the adder can only convert one episode at a time.
-        """
+        """Returns the items of each episode, bit for bit as for it alone; None if batches are not supported."""

@@ -87,5 +87,5 @@ class ByReturn:
         """Returns the priority of all items; see `priorities.Priority`."""
         if self.highest == self.lowest:
             return 1.0
-        share = (episode.total_reward - self.lowest) / (self.highest - self.lowest)
-        return float(np.clip(share, self.min_priority, 1))
+        scaled = (episode.total_reward - self.lowest) / (self.highest - self.lowest)
+        return float(np.clip(scaled, self.min_priority, 1))

@@ -1,7 +1,7 @@
 """A drop-in replacement for `tf_agents.replay_buffers.rlds_to_reverb`, which pushes RLDS datasets to Reverb.
 
 The functions have TF-Agents' names, signatures and messages, so that migrating takes one changed import. They
-additionally support nested fields, policy_info, sources of discounts and further dtypes, and their errors name the
+additionally support nested fields, policy_info, a choice of discounts and more dtypes, and their errors name the
 episode and the step.
 """
 
@@ -149,18 +149,18 @@ def push_rlds_to_reverb(
         policy_info_fn, spec = None, spec._replace(policy_info=())
     _require_signature(spec, signature)
     if fast and policy_info_fn is None:
-        read = functools.partial(numpy_trajectories, rlds_data, discount_source, cast_floats=cast_floats)
+        read_blocks = functools.partial(numpy_trajectories, rlds_data, discount_source, cast_floats=cast_floats)
     else:
         blocks = episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats)
-        read = blocks.as_numpy_iterator
+        read_blocks = blocks.as_numpy_iterator
     if validate == "all":
-        for _ in read():
+        for _ in read_blocks():
             pass
     num_trajectories = 0
 
     def read_and_check() -> Iterator[Nest]:
         nonlocal num_trajectories
-        for columns in read():
+        for columns in read_blocks():
             if validate != "none" and not num_trajectories:
                 _require_signature(tree.map_structure(lambda column: column[0], columns), signature)
             yield columns

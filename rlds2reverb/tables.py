@@ -21,13 +21,13 @@ LimiterKind = Literal["min_size", "sample_to_insert_ratio", "max_samples_per_ins
 MAX_PRIORITY = 1e12
 #: The largest `max_size` that Reverb accepts.
 MAX_ITEMS = 2**31 - 1
-#: Tolerance of 'max_samples_per_insert', so that rounding (49 * (1 / 49) < 1) does not hold back a sample that is due.
+#: Tolerance of 'max_samples_per_insert'; without it, rounding (49 * (1 / 49) < 1) would hold back samples that are due.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Selector:
-    """The rule that selects the item to sample, or to remove from a full table.
+    """The rule that selects the item to sample from a table, or to remove from a full one.
 
     Attributes:
       kind: 'uniform', 'fifo', 'lifo', 'min_heap', 'max_heap' or 'prioritized'.
@@ -110,8 +110,8 @@ class RateLimiter:
     def parse(cls, text: str) -> RateLimiter:
         """Parses a string as returned by `str`.
 
-        The forms are `min_size:N`, `queue:N`, `stack:N`, `max_samples_per_insert:SAMPLES_PER_INSERT:SIZE` and
-        `sample_to_insert_ratio:SAMPLES_PER_INSERT:SIZE:ERROR_BUFFER`.
+        The forms are `min_size:N`, `queue:N`, `stack:N`, `max_samples_per_insert:SAMPLES_PER_INSERT:MIN_SIZE` and
+        `sample_to_insert_ratio:SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER`.
         """
         name, *numbers = text.split(":")
         kind = cast(LimiterKind, name)
@@ -155,7 +155,7 @@ def _parse_number(number: str, text: str) -> float:
 
 
 def _to_integer(value: float, text: str) -> int:
-    if not value.is_integer():  # also rejects inf and NaN
+    if not value.is_integer():  # This rejects infinities and NaN as well.
         raise ValueError(f"{value:g} in {text!r} must be an integer")
     return int(value)
 
@@ -168,7 +168,7 @@ class TableConfig:
       name: name of the table, 1 to 100 printable characters.
       sampler: selector of the item to sample.
       remover: selector of the item to remove when the table is full.
-      max_size: maximum number of items, from 1 to 2,147,483,647; None for that maximum, so that in effect only memory
+      max_size: maximum number of items, from 1 to 2,147,483,647; None for the largest, so that in effect only memory
         limits the table. Set it if actors write indefinitely: a full table removes one item per new item.
       max_times_sampled: number of times after which a sampled item is removed; 0 for no limit.
       rate_limiter: rule that decides when samples and inserts block.
@@ -234,7 +234,7 @@ class TableConfig:
         return cls(name, fifo, fifo, size, 1, RateLimiter("queue", size))
 
     def build(self, signature: Nest | None = None) -> reverb.Table:
-        """Returns the Reverb table, with a signature for its items; see `item_signature`."""
+        """Returns the Reverb table, whose items must match the signature unless it is None; see `item_signature`."""
         import reverb
 
         return reverb.Table(

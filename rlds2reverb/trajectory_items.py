@@ -68,8 +68,8 @@ class TrajectoryWindows:
     def _convert_rows(self, rows: Nest, num_rows: np.ndarray) -> ItemBatch:
         """Returns the windows over the concatenated trajectories `[R, ...]` of episodes with `num_rows` rows each.
 
-        For example, episodes of 3 and 2 rows, length 2 and stride 1: `num_items` is [2, 1]. The windows have the
-        positions 0, 1 and 0 in their episodes, which start at rows 0, 0 and 3, so `starts` is 0, 1, 3.
+        For example, for two episodes of 3 and 2 rows, length 2 and stride 1, `num_items` is [2, 1]. The three windows
+        have positions 0, 1 and 0 in their episodes, which start at rows 0, 0 and 3, so `starts` is 0, 1, 3.
         """
         padded_rows = num_rows
         if self.padding == "tile":

@@ -11,7 +11,7 @@ import numpy as np
 from rlds2reverb.specs import concatenate
 
 #: The approximate sizes of the first and of later groups of episodes that are encoded and confirmed together. The
-#: first group is small, so that the server starts working early.
+#: first group is small, so that the server has work early.
 _FIRST_GROUP_BYTES, _GROUP_BYTES = 1 << 20, 8 << 20
 
 
@@ -63,17 +63,30 @@ class ItemBlock:
         episode: int = 0,
         first_item: int = 0,
     ) -> ItemBlock:
-        """Builds a block of the items of one episode; see the class."""
-        counts = np.array([episode]), np.array([len(starts)]), np.zeros(1, np.int64)
-        return cls(columns, starts, lengths, priorities, [digest], *counts, first_item)
+        """Builds a block of items of one episode; the arguments are those of the class."""
+        return cls(
+            columns,
+            starts,
+            lengths,
+            priorities,
+            digests=[digest],
+            episodes=np.array([episode]),
+            num_items=np.array([len(starts)]),
+            first_rows=np.zeros(1, np.int64),
+            first_item=first_item,
+        )
 
     def slice_items(self, begin: int, end: int) -> ItemBlock:
         """Returns a block of the items from `begin` to `end` (exclusive) of a block of one episode."""
-        cut = slice(begin, end)
-        arrays = (self.starts[cut], self.lengths[cut], self.priorities[cut])
-        first_item, episode = self.first_item + begin, int(self.episodes[0])
+        items = slice(begin, end)
         return ItemBlock.from_episode(
-            self.columns, *arrays, digest=self.digests[0], episode=episode, first_item=first_item
+            self.columns,
+            self.starts[items],
+            self.lengths[items],
+            self.priorities[items],
+            digest=self.digests[0],
+            episode=int(self.episodes[0]),
+            first_item=self.first_item + begin,
         )
 
     def split_by_episode(self) -> Iterator[ItemBlock]:
@@ -82,17 +95,22 @@ class ItemBlock:
             yield self
             return
         ends = np.append(self.first_rows[1:], len(self.columns[0])).tolist()
-        item = 0
-        for at, (row, end, num_items) in enumerate(zip(self.first_rows, ends, self.num_items, strict=True)):
-            cut = slice(item, item + num_items)
-            item += num_items
-            arrays = (self.starts[cut] - row, self.lengths[cut], self.priorities[cut])
-            columns = [column[row:end] for column in self.columns]
-            yield ItemBlock.from_episode(columns, *arrays, digest=self.digests[at], episode=int(self.episodes[at]))
+        first_item = 0
+        for index, (row, end, num_items) in enumerate(zip(self.first_rows, ends, self.num_items, strict=True)):
+            items = slice(first_item, first_item + num_items)
+            first_item += num_items
+            yield ItemBlock.from_episode(
+                [column[row:end] for column in self.columns],
+                self.starts[items] - row,
+                self.lengths[items],
+                self.priorities[items],
+                digest=self.digests[index],
+                episode=int(self.episodes[index]),
+            )
 
     @property
     def num_rows(self) -> int:
-        """The number of rows from the first row of an item to the last."""
+        """The number of rows from the first row of the items to the last."""
         return int((self.starts + self.lengths).max() - self.starts[0])
 
     @property
@@ -108,7 +126,7 @@ def group_by_size(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[li
 
     Args:
       parts: episodes or blocks, in order.
-      first_end: number of parts after which a group ends in any case; 0 for none.
+      first_end: number of parts after which a group ends regardless of its size; 0 for none.
     """
     group: list[SizedT] = []
     group_bytes = bytes_before = 0
@@ -142,7 +160,7 @@ def join_rows(blocks: Sequence[ItemBlock]) -> ItemRows:
 
     For example, take two blocks with columns of 6 and 3 rows, items of rows 1..2 and 4..5 in the first and 0..1 in the
     second. Rows 1..5 of the first and 0..1 of the second are concatenated to seven rows, with items at 0..1, 3..4 and
-    5..6. Row 2 is not part of any item: `covered` is [1, 0, -1, 1, 0, 0, 0, -1] (+1 at the start of an item, -1 after
+    5..6. Row 2 is not part of any item: `changes` is [1, 0, -1, 1, 0, 0, 0, -1] (+1 at the start of an item, -1 after
     its end), and its running sum is 0 only at row 2. Six rows remain, with items at 0..1, 2..3 and 4..5.
     """
     bounds = [(int(block.starts[0]), int((block.starts + block.lengths).max())) for block in blocks]
@@ -152,13 +170,13 @@ def join_rows(blocks: Sequence[ItemBlock]) -> ItemRows:
     )
     lengths = np.concatenate([block.lengths for block in blocks])
     columns = [
-        concatenate([block.columns[at][begin:end] for block, (begin, end) in zip(blocks, bounds, strict=True)])
-        for at in range(len(blocks[0].columns))
+        concatenate([block.columns[index][begin:end] for block, (begin, end) in zip(blocks, bounds, strict=True)])
+        for index in range(len(blocks[0].columns))
     ]
-    covered = np.zeros(bases[-1] + 1, np.int64)
-    np.add.at(covered, starts, 1)
-    np.add.at(covered, starts + lengths, -1)
-    is_used = np.cumsum(covered)[:-1] > 0
+    changes = np.zeros(bases[-1] + 1, np.int64)
+    np.add.at(changes, starts, 1)
+    np.add.at(changes, starts + lengths, -1)
+    is_used = np.cumsum(changes)[:-1] > 0
     if is_used.all():
         return ItemRows(columns, starts, lengths)
     return ItemRows([column[is_used] for column in columns], (np.cumsum(is_used) - 1)[starts], lengths)

@@ -78,7 +78,7 @@ def _prefix_length(part: object) -> bytes:
 
 
 def make_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Returns the keys at given positions of the pseudorandom sequences that start from given seeds.
+    """Returns the key at each position of the pseudorandom sequence of each seed.
 
     Uses the finaliser of splitmix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") on
     `seed + position * golden ratio`, reduced to [2^56, 2^63).

@@ -52,7 +52,7 @@ _KEY_WIDTH = 9
 #: The width of keys from other writers, which may be any 64-bit number.
 _ANY_KEY_WIDTH = 10
 _INT_WIDTH = 5
-#: A column of a chunk is compressed if it has at least this many bytes, and if that reduces it to less than this ratio.
+#: A column of a chunk is compressed if it has at least this many bytes and shrinks to less than this fraction of them.
 _MIN_COMPRESSIBLE_BYTES, _MAX_COMPRESSION_RATIO = 1024, 0.9
 
 
@@ -211,11 +211,11 @@ def _compress(rows: np.ndarray) -> bytes:
 
 
 def _join_parts(parts: Sequence[Part | list[bytes]], num_records: int) -> list[bytes]:
-    """Assembles records from parts as in `fill`, and from lists with bytes of varying size for each record."""
+    """Assembles records from parts like `fill`, but a part may also be a list of one bytes object per record."""
     columns: list[Any] = []
-    for is_varying, group in itertools.groupby(parts, lambda part: isinstance(part, list)):
+    for is_list, group in itertools.groupby(parts, lambda part: isinstance(part, list)):
         adjacent: list[Any] = list(group)
-        columns += adjacent if is_varying else [fill(adjacent, num_records)]
+        columns += adjacent if is_list else [fill(adjacent, num_records)]
     return [b"".join(record) for record in zip(*columns, strict=True)]
 
 

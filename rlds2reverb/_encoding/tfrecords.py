@@ -107,18 +107,18 @@ def read_stream(stream: BinaryIO, path: Path) -> Iterator[bytes]:
     Raises:
       ValueError: At the first record whose length or checksum is wrong; the message names the path.
     """
-    num_read = 0
+    position = 0
     while head := stream.read(HEADER_BYTES):
         size = int.from_bytes(head[:8], "little")
         body = stream.read(size + 4) if is_header(head) else b""
-        num_read += len(head) + len(body)
+        position += len(head) + len(body)
         if len(body) != size + 4 or not _is_checksum(body[:-4], body[-4:]):
-            raise ValueError(f"{path} is damaged near byte {num_read}")
+            raise ValueError(f"{path} is damaged near byte {position}")
         yield body[:-4]
 
 
 def is_header(content: bytes) -> bool:
-    """Returns whether bytes are the header of a record: its length and the checksum of the length."""
+    """Returns whether `content` is the header of a record: its length and the checksum of the length."""
     return len(content) == HEADER_BYTES and _is_checksum(content[:8], content[8:])
 
 

@@ -1,4 +1,4 @@
-"""Uses of TensorFlow internals: serialised specs, the graph of a dataset, and a dataset that ticks."""
+"""Uses of TensorFlow internals: serialised specs, the graph of a dataset, and a dataset that serves as a clock."""
 
 from __future__ import annotations
 

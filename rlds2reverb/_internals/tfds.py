@@ -1,4 +1,4 @@
-"""Uses of TFDS internals: the number of download attempts, and progress bars."""
+"""Uses of TFDS internals: the limit of download retries, and progress bars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest import mock
 from tensorflow_datasets.core.download import downloader
 from tensorflow_datasets.core.utils import tqdm_utils
 
-#: TFDS's own limit of 10 retries with growing delays takes minutes to fail.
+#: With TFDS's own limit of 10 retries with growing delays, a download takes minutes to fail.
 _MAX_RETRIES = 2
 
 

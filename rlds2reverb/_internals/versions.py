@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def require_version(library: str, installed: str, tested: str) -> None:
-    """Raises `ImportError` unless the installed version is the one that the use of internals was tested with."""
+    """Raises `ImportError` unless the installed version is the one with which its internals were tested."""
     if installed != tested:
         raise ImportError(
             f"rlds2reverb uses internals of {library}, tested with version {tested} only, but {installed} is "

@@ -1,4 +1,4 @@
-"""A table on one or more servers, as a `tf.data` stream of batches with importance weights.
+"""A `tf.data` stream of batches, with importance weights, from a table on one or more servers.
 
 Items may have a fixed size (windows, transitions) or a varying length (episodes, which are padded and masked). Items in
 the packed layout are unpacked.
@@ -31,8 +31,8 @@ from .server_tables import ServerTables
 OnServerLost: TypeAlias = Callable[[str, str], None]
 
 _BETA = LinearSchedule()
-#: With one chunk per server, a fifth of the batches from two servers at full speed contain only one of them; with four
-#: chunks, hardly any do.
+#: With one chunk per server, a fifth of the batches from two servers at full speed contain items of only one of them;
+#: with four chunks per server, hardly any do.
 _CHUNKS_PER_SERVER = 4
 
 
@@ -63,7 +63,7 @@ class SampleInfo(NamedTuple):
 
 
 class _Padded(NamedTuple):
-    """Items of varying length: their padded nests, and their lengths, int32 `[...]`."""
+    """Items of varying length: the nest of their padded columns, and their lengths, int32 `[...]`."""
 
     data: Any
     lengths: Any
@@ -79,7 +79,7 @@ def warn_server_lost(address: str, reason: str) -> None:
 def to_experience(sample: reverb.ReplaySample) -> tuple[Any, SampleInfo]:
     """Returns the pair `(data, info)` that TF-Agents' learners expect: `sample_dataset(...).map(to_experience)`.
 
-    Trajectories come out of a table as a named tuple that only looks like TF-Agents' `Trajectory`; they are converted.
+    Reverb returns trajectories as a named tuple of its own; these are converted to TF-Agents' `Trajectory`.
     """
     from tf_agents.trajectories import Trajectory
 
@@ -102,28 +102,28 @@ def sample_dataset(
 ) -> tf.data.Dataset:
     """Returns an endless dataset of batches of a table's items.
 
-    Several servers contribute equally in the long run, as long as all keep up; if one does not, the others make up
-    for it. A single batch holds whatever arrived first, so a server may contribute all of its items or none. The
-    importance weights account for the actual contributions. A batch without items of some server (one of the
-    first batches, or if that server is much slower) represents the tables of the others only. Use `mixed_dataset` to
-    fix the contributions to every batch.
+    Several servers contribute equally in the long run if all keep up; otherwise the faster ones contribute more. A
+    single batch contains the items that arrived first, so a server may contribute all of them or none. The importance
+    weights account for the actual contributions. If a batch contains no items of a server (because it is one of the
+    first batches, or that server is much slower), it represents the tables of the other servers only. Use
+    `mixed_dataset` to fix the contributions to every batch.
 
     If a server returns no samples for `timeout_secs`, `on_server_lost` is called and the others continue. The server
     takes part again once it is back; gRPC retries every few seconds. If no server returns any samples, iterating
     raises a `tf.errors.OpError` that gives the reason: no server answers, or the table's rate limiter is waiting for
-    items. Only time spent waiting for a batch counts, by the consumer or by prefetching; if a table may run dry while
-    the consumer is busy elsewhere, set `timeout_secs` to more than that takes.
+    items. Only the time counts that the consumer, or prefetching, waits for a batch. If a table may run dry while the
+    consumer is busy elsewhere, set `timeout_secs` to more than the consumer may take.
 
     Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` items are sampled ahead on each server;
-    their priorities and probabilities are those at the time of sampling. Within the process of the server itself,
-    Reverb samples its tables directly, without gRPC, which is several times as fast.
+    their priorities and probabilities are those at the time of sampling. In the server's own process, Reverb samples
+    the tables directly, without gRPC, which is several times as fast.
 
     Args:
       servers: one or more servers: an address `HOST:PORT`, a port of this machine, a `ReplayServer`, or Reverb's own
         `Client` or `Server`.
       table: the name of the table. On several servers, the tables must have one signature and must either all sample
         at random (the weights compensate for different samplers) or all in a fixed order (the weights are then 1).
-      batch_size: number of items per batch, at least one per server.
+      batch_size: number of items per batch, at least the number of servers.
       beta: exponent of the importance weights: a number in [0, 1], or a function of the batch number (int64 `[]`,
         from 0 in each iterator). The default increases from 0.4 to 1 over 100,000 batches.
       min_priority: the lowest priority above 0 in the table: a number, a scalar `tf.Variable`, or a TensorFlow function
@@ -138,7 +138,7 @@ def sample_dataset(
 
     Returns:
       A dataset of `reverb.ReplaySample`: `info` is a `SampleInfo`, `data` the nest of an item, `[batch_size, ...]`.
-      Items of varying length are padded with zeros to the longest of the batch; see `info.mask`.
+      Items of varying length are padded with zeros to the longest in the batch; see `info.mask`.
 
     Raises:
       ServerUnavailableError: If no server answers in time.
@@ -186,7 +186,8 @@ def _sample_chunks(
     on_server_lost: OnServerLost,
 ) -> tf.data.Dataset:
     """Returns a dataset of chunks of `chunk_size` items of one server each, as (server int32 `[]`, sample)."""
-    # Several readers are faster than one with several workers, but each fills a chunk of its own, in no fixed order.
+    # Several readers are faster than one reader with several workers, but do not keep the order of a queue, and each
+    # fills a chunk of its own, which takes long if samples are scarce.
     num_readers = 1 if tables.in_order or tables.may_run_dry else num_workers
 
     def sample_server(server: tf.Tensor) -> tf.data.Dataset:
@@ -213,7 +214,7 @@ def _sample_chunks(
 
 
 def choose_num_chunks(batch_size: int, num_servers: int) -> int:
-    """Returns the number of equal chunks per batch, each from one server, such that rarely a server has none."""
+    """Returns the number of equal chunks per batch, each from one server, such that servers rarely have none."""
     if num_servers == 1:
         return 1
     divisors = [number for number in range(num_servers, batch_size + 1) if batch_size % number == 0]
@@ -312,7 +313,7 @@ def _make_stall_handler(tables: ServerTables, on_server_lost: OnServerLost, *, w
         if all_stalled:
             reasons = tables.explain_missing_samples(range(len(tables.clients)), waited_secs=waited_secs)
             raise ServerUnavailableError("; ".join(reasons))
-        # Querying a server that is gone takes seconds, and the other servers need not wait for that.
+        # Querying a server that is gone takes seconds, for which the other servers should not have to wait.
         threading.Thread(target=report, args=(servers,), daemon=True).start()
 
     return on_stalled

@@ -69,7 +69,7 @@ def importance_weights(
 
         w_i = (1 / (N_i * P_i))^beta / max_j w_j
 
-    Schaul et al. 2016, section 3.4. With beta 1 and apart from the division by the maximum, the weighted mean of any
+    Schaul et al. 2016, section 3.4. With beta 1, and without the division by the maximum, the weighted mean of any
     function over a batch is an unbiased estimate of its mean over the table.
 
     Args:
@@ -119,8 +119,8 @@ def combine_servers(
 
         P_i = P_i of its own table * n_k / B        N_i = N_i of its own table + sum of the others' N
 
-    where n_k of the B items in the batch came from the item's server k; if all K servers contribute equally, that is
-    P / K. A server without an item in the batch is left out: the batch then represents the tables of the others only.
+    where n_k of the B items in the batch came from the item's server k; if all K servers contribute equally, P_i is
+    divided by K. Servers without an item in the batch are left out: it represents the tables of the others only.
 
     Args:
       probabilities: float64 `[B]`, the probability of each item in its own table.
@@ -142,10 +142,8 @@ def combine_servers(
 
 
 def require_min_priority(min_priority: Any, *, highest: float) -> None:
-    """Raises `ValueError` if `min_priority` is a plain number that is not above 0, finite and at most `highest`."""
-    if isinstance(min_priority, Real) and not (
-        0 < float(min_priority) <= highest and not isinstance(min_priority, bool)
-    ):
+    """Raises `ValueError` if `min_priority` is a plain number that is not above 0 and at most `highest`."""
+    if isinstance(min_priority, Real) and (isinstance(min_priority, bool) or not 0 < float(min_priority) <= highest):
         raise ValueError(
             f"min_priority must be above 0 and at most {highest:g}, got {min_priority!r}; use the lowest priority "
             "above 0 in the table"

@@ -1,9 +1,9 @@
-"""Interleaving of streams any of which may stall: the others continue, and a stream that stalls too long is reported.
+"""Interleaving of streams that may stall: the others continue, and a stream that stalls for too long is reported.
 
 A stream whose server is gone blocks forever and cannot be queried. Therefore one of the interleaved streams is a clock,
 and a stream counts as stalled after a number of ticks in which it yielded nothing. Ticks and elements alternate, so a
-slow consumer sees few ticks as well and does not make streams look stalled. The clock is TensorFlow's own: no Python
-code runs in normal operation, and an iterator can be destroyed at once.
+slow consumer also receives few ticks, and streams do not appear stalled. The clock consists of TensorFlow operations,
+so that no Python code runs as long as no stream stalls, and an iterator can be destroyed at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def interleave_streams(
     is_ready: Callable[[int], bool] = lambda index: True,
     stalled_at_start: Sequence[int] = (),
 ) -> tf.data.Dataset:
-    """Interleaves the elements of endless streams, each with the index of its stream, as they become available.
+    """Returns the elements of endless streams as they become available, each with the index of its stream.
 
     Each reader of a stream has its own thread. As long as every stream has elements ready, all contribute equally.
 
@@ -47,9 +47,10 @@ def interleave_streams(
       on_stalled: function called when streams stall, and again if they recover and stall once more. The consumer
         receives what it raises as `tf.errors.OpError`.
       num_readers: number of concurrent readers per stream, for streams that yield different elements to each reader.
-      is_ready: whether the stream with an index can be started; called every half second until it can. For streams
-        that block on start-up and cannot be interrupted. It must return quickly.
-      stalled_at_start: indices of streams known to be stalled, which are reported only after they have recovered.
+      is_ready: function that returns whether the stream with an index can be started, called every half second until it
+        can; for streams that block on start-up and cannot be interrupted. It must return quickly.
+      stalled_at_start: indices of streams that are stalled from the start; they are not reported unless they recover
+        and stall again.
 
     Returns:
       A dataset of (stream index int32 `[]`, element).
@@ -60,16 +61,16 @@ def interleave_streams(
     ticks = make_clock(tick_secs).map(lambda _: (tf.constant(-1), tf.nest.map_structure(_make_empty, spec)))
 
     def can_start(index: tf.Tensor) -> tf.Tensor:
-        can = tf.numpy_function(lambda at: np.bool_(at < num_streams and is_ready(int(at))), [index], tf.bool)
-        return tf.ensure_shape(can, [])
+        ready = tf.numpy_function(lambda at: np.bool_(at < num_streams and is_ready(int(at))), [index], tf.bool)
+        return tf.ensure_shape(ready, [])
 
     def read(index: tf.Tensor) -> tf.data.Dataset:
         is_clock, ready_now = index == num_streams, can_start(index)
         stream = make_stream(tf.minimum(index, num_streams - 1))
-        # A stream that starts late must end only with its iterator, not with a `take` in the middle of a pipeline.
+        # `take` precedes `flat_map`, because the stream that starts late is endless and must not be cut off.
         late = make_clock(_RETRY_SECS).filter(lambda _: can_start(index)).take(1).flat_map(lambda _: stream)
-        both = _keep_if(ready_now, stream).concatenate(_keep_if(~ready_now & ~is_clock, late))
-        return both.map(lambda element: (tf.cast(index, tf.int32), element)).concatenate(_keep_if(is_clock, ticks))
+        elements = _keep_if(ready_now, stream).concatenate(_keep_if(~ready_now & ~is_clock, late))
+        return elements.map(lambda element: (tf.cast(index, tf.int32), element)).concatenate(_keep_if(is_clock, ticks))
 
     # The readers of one stream are not adjacent, so that the streams alternate. The clock comes last.
     readers = tf.constant([*range(num_streams)] * num_readers + [num_streams], tf.int64)
@@ -108,4 +109,5 @@ def _make_empty(spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _keep_if(condition: tf.Tensor, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset if the condition holds, else an empty one."""
     return dataset.take(tf.where(condition, tf.int64.max, tf.constant(0, tf.int64)))

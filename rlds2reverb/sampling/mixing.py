@@ -1,4 +1,4 @@
-"""Batches with a fixed number of items from each of several datasets, such as half expert data and half online data."""
+"""Batches with a fixed number of items from each of several datasets, such as half expert and half online data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mixed_dataset(
     weights: Mapping[str, float],
     prefetch: int = 1,
 ) -> tf.data.Dataset:
-    """Returns an endless dataset of batches that contain each of several datasets in exact proportion.
+    """Returns an endless dataset of batches that contain items of several datasets in exact proportions.
 
     RLPD takes half of each batch from offline data and half from online data (Ball et al. 2023, arXiv:2302.02948,
     section 4.1):
@@ -38,8 +38,8 @@ def mixed_dataset(
     remaining items go to the datasets with the largest remainders (the first by name if equal), so that all batches
     have the same counts. The items of a dataset are adjacent, and the datasets are in the order of their names.
 
-    Each dataset is sampled ahead on its own, and a batch waits for all of them. If one times out, its error is raised
-    here and no other dataset takes its place. (The servers within a dataset still make up for each other.)
+    Each dataset is sampled ahead on its own, and a batch waits for all of them. If one times out, iterating raises its
+    error, and no other dataset takes its place. (Within a dataset, servers still replace each other.)
 
     Args:
       datasets: dict from names to functions that return a dataset for its number of items per batch, such as
@@ -76,9 +76,7 @@ def mixed_dataset(
 
 
 def allocate_items(batch_size: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """Returns the number of items of each dataset per batch, by largest remainders; the first of equal ones wins.
-
-        count_i = floor(weight_i * B), plus one for the datasets with the largest weight_i * B - floor(weight_i * B)
+    """Returns the number of items of each dataset per batch, by largest remainders; see `apportion`.
 
     Raises:
       ValueError: If a dataset gets no item, or the batch size is not an integer of at least 1.
@@ -95,7 +93,7 @@ def allocate_items(batch_size: int, weights: Mapping[str, float]) -> dict[str, i
 
 
 def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the weights in the order of their names, with a sum of 1."""
+    """Returns the weights sorted by name and scaled to a sum of exactly 1; raises if an argument is invalid."""
     for name, make_dataset in datasets.items():
         if not callable(make_dataset):
             raise TypeError(
@@ -124,12 +122,10 @@ def _require_same_items(samples: Mapping[str, tf.data.Dataset]) -> None:
                 f"dataset {name!r} must return batches as sample_dataset does, got elements {dataset.element_spec}"
             )
     specs = {name: make_step_spec(dataset.element_spec.data) for name, dataset in samples.items()}
-    for (name, spec), (other, other_spec) in permutations(
-        specs.items(), 2
-    ):  # each pair both ways: the match is one-sided
+    for name, other in permutations(specs, 2):  # Both orders, since the match is one-sided: None allows any size.
         require_match(
-            spec,
-            other_spec,
+            specs[name],
+            specs[other],
             holder=f"dataset {other!r}",
             advice="mix datasets whose items have the same spec",
             root=f"an item of dataset {name!r}",

@@ -28,7 +28,7 @@ class PriorityWriter:
         timeout_secs: float = 30.0,
         on_server_lost: Callable[[str, str], None] | None = None,
     ):
-        """Opens no connection yet; the first `write` does.
+        """Sets up the writer; connections are opened by the first `write`.
 
         Args:
           servers: the servers passed to `sample_dataset`, in the same order; for batches of `mixed_dataset`, a dict of
@@ -70,7 +70,7 @@ class PriorityWriter:
                 connection.close()
 
     def write(self, info: Any, priorities: Any) -> None:
-        """Writes the priorities of a batch. Items no longer in a table are ignored; for duplicates the last value wins.
+        """Writes the priorities of a batch. Ignores items that have left the table; for duplicates the last value wins.
 
         Args:
           info: the `SampleInfo` of the batch: uint64 `key`, int32 `server` and, if mixed, int32 `dataset_index`, `[B]`.
@@ -80,13 +80,13 @@ class PriorityWriter:
           ValueError: If the numbers of priorities and items differ, a priority is out of its range, an item belongs to
             an unknown server or dataset, or only one of the batch and this writer is mixed. Nothing is sent then.
           ServerUnavailableError: If a server does not accept the priorities in time, or its connection breaks, and
-            there is no `on_server_lost` or no other server.
+            there is no `on_server_lost` or all servers of the batch have failed.
         """
         keys, values = np.asarray(info.key, np.uint64), np.asarray(priorities, np.float64)
         datasets, servers = self._require_known_servers(info, keys, values)
-        owners = sorted(set(zip(datasets.tolist(), servers.tolist(), strict=True)))
+        destinations = sorted(set(zip(datasets.tolist(), servers.tolist(), strict=True)))
         failures: list[tuple[str, ServerUnavailableError]] = []
-        for dataset, server in owners:
+        for dataset, server in destinations:
             rows = (datasets == dataset) & (servers == server)
             connection, table = self._connections[dataset][server]
             try:
@@ -94,7 +94,7 @@ class PriorityWriter:
             except ServerUnavailableError as error:
                 failures.append((connection.address, error))
         for address, failure in failures:
-            if self._on_server_lost is None or len(failures) == len(owners):
+            if self._on_server_lost is None or len(failures) == len(destinations):
                 raise failure
             self._on_server_lost(address, str(failure))
 
@@ -119,10 +119,10 @@ class PriorityWriter:
                 "the servers of every dataset that was mixed"
             )
         for dataset in np.unique(datasets):
-            own, count = servers[datasets == dataset], len(self._connections[dataset])
-            if not 0 <= own.min() <= own.max() < count:
+            indices, count = servers[datasets == dataset], len(self._connections[dataset])
+            if not 0 <= indices.min() <= indices.max() < count:
                 raise ValueError(
-                    f"the batch has items of server {own.max()}, but this writer has {count}; pass the servers that "
-                    "were sampled, in the same order"
+                    f"the batch has items of server {indices.max()}, but this writer has {count}; pass the servers "
+                    "that were sampled, in the same order"
                 )
         return datasets, servers

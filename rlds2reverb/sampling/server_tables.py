@@ -1,4 +1,4 @@
-"""A table on one or more servers: what the servers report about it, checked for consistency."""
+"""The information that one or more servers report about a table, checked for consistency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import reverb
 
 from rlds2reverb._encoding.packing import Packing, find_packing
-from rlds2reverb._server.clients import Server, connect_all, explain_missing_samples, table_infos
+from rlds2reverb._server.clients import NO_LIMIT, Server, connect_all, explain_missing_samples, table_infos
 from rlds2reverb._server.connection import server_state_id
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
@@ -20,18 +20,18 @@ _REACHABLE_SECS = 0.5
 
 @dataclass(frozen=True)
 class ServerTables:
-    """A table on each of several servers.
+    """The tables of one name on one or more servers.
 
     Attributes:
-      table: name of the table.
+      table: name of the tables.
       clients: clients of the servers, in order.
-      signature: signature of the table, the same on all servers.
-      packing: how its items are packed, or None if they are not.
+      signature: signature of the tables, the same on all servers.
+      packing: packing of the items, or None if they are not packed.
       exponents: priority exponent of each server's sampler; 0 if it has none. Unreachable servers get that of the first
         reachable one.
       in_order: whether the samplers return items in a fixed order (queue, heap) instead of at random.
       may_run_dry: whether a table may return fewer samples than requested, because its items can be used up or its rate
-        limiter waits for insertions.
+        limiter waits for inserts.
       unreachable: indices of the servers that did not answer.
     """
 
@@ -46,13 +46,13 @@ class ServerTables:
 
     @classmethod
     def fetch(cls, servers: Server | Sequence[Server], table: str, *, timeout_secs: float) -> ServerTables:
-        """Queries all servers at the same time.
+        """Returns the information about a table, querying all servers at the same time.
 
         Raises:
           ServerUnavailableError: If none answers in time.
           SpecMismatchError: If the tables have different signatures.
-          ValueError: If there is no server or a duplicate, the table or its signature is missing on one, or one samples
-            at random and another in a fixed order.
+          ValueError: If there is no server or a duplicate, a server is missing the table or its signature, or only some
+            of the tables sample at random.
         """
         clients = tuple(connect_all(servers))
         addresses = [client.server_address for client in clients]
@@ -105,7 +105,7 @@ class ServerTables:
 
 
 def _fetch_all(clients: Sequence[reverb.Client], timeout_secs: float) -> list[Any]:
-    """Returns each server's information about its tables, or the `ServerUnavailableError` of the query."""
+    """Returns each server's `table_infos`, or the `ServerUnavailableError` that its query raised."""
 
     def fetch(client: reverb.Client) -> Any:
         try:
@@ -133,16 +133,16 @@ def _find_table(infos: dict[str, Any], table: str, address: str, *, several: boo
 def _require_same_signature(signature: Nest, expected: Nest, table: str, address: str, other: str) -> None:
     if find_packing(signature) != find_packing(expected):
         raise SpecMismatchError(
-            f"table {table!r} packs its items differently at {address} and at {other}; sample servers whose tables "
-            "have the same items in the same layout"
+            f"table {table!r} packs its items differently at {address} and at {other}; use servers whose tables have "
+            "the same items in the same layout"
         )
-    # The match is one-sided, since None allows any size; matching both ways means that the signatures are equal.
-    for one, two in ((signature, expected), (expected, signature)):
+    # Both directions, since the match is one-sided: None allows any size.
+    for holder, spec, other_spec in ((other, signature, expected), (address, expected, signature)):
         require_match(
-            one,
-            two,
-            holder=f"table {table!r} at {other}",
-            advice=f"it cannot be sampled together with that at {address}",
+            spec,
+            other_spec,
+            holder=f"table {table!r} at {holder}",
+            advice=f"the tables at {address} and {other} cannot be sampled together",
             root="item",
         )
 
@@ -159,7 +159,7 @@ def _require_same_order(info: Any, expected: Any, address: str, other: str) -> N
 
 
 def _may_run_dry(info: Any) -> bool:
-    limited = info.rate_limiter_info.min_diff > -1e300  # Reverb represents "no limit" by the lowest float.
+    limited = info.rate_limiter_info.min_diff > -NO_LIMIT
     return bool(info.max_times_sampled > 0 or limited)
 
 

@@ -1,4 +1,4 @@
-"""Tests that adders convert several episodes at once to the same items, bit for bit, as each episode alone."""
+"""Tests that adders convert a batch of episodes to the same items, bit for bit, as each episode alone."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tree
 from properties import mark_slow_except
-from reference_impls import episode
+from reference_impls import assert_equal_nests, episode
 from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 
 from rlds2reverb._server.replay_server import ReplayServer
@@ -23,16 +23,16 @@ TD = InitialPriorities("td", n=3, gamma=0.97)
 
 
 def make_batch(lengths=LENGTHS):
-    """Returns episodes of random numbers, whose products and sums round; every other one is terminated."""
+    """Returns episodes of random numbers, whose sums and products are inexact; every other one is terminated."""
     random = np.random.default_rng(1)
-    many = []
-    for at, length in enumerate(lengths):
-        steps = episode(length, terminal=at % 2 == 0)
+    episodes = []
+    for index, length in enumerate(lengths):
+        steps = episode(length, terminal=index % 2 == 0)
         steps["reward"] = random.normal(size=length).astype(np.float32)
         steps["value"] = random.normal(size=length).astype(np.float32)
         steps["discount"] *= random.uniform(0.5, 1, length).astype(np.float32)
-        many.append(Episode(steps, at))
-    return EpisodeBatch(many)
+        episodes.append(Episode(steps, index))
+    return EpisodeBatch(episodes)
 
 
 BATCHED = [
@@ -43,7 +43,7 @@ BATCHED = [
     compose(TD, NStep(3, 0.97)),
     compose(NStep(3, 0.97), StepWindows(2, 1, "zero_pad")),
 ]
-MORE = [
+MORE_BATCHED = [
     NStep(1, 0.99),
     NStep(50, 0.97, discount_power="m"),
     ReturnToGo(0.97),
@@ -56,24 +56,23 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("adder", mark_slow_except(BATCHED[::2], BATCHED + MORE), ids=repr)
+@pytest.mark.parametrize("adder", mark_slow_except(BATCHED[::2], BATCHED + MORE_BATCHED), ids=repr)
 def test_batches_match_single_episodes(adder):
     batch = make_batch()
     converted = adder.convert_batch(batch)
     assert converted is not None and len(converted.num_items) == len(LENGTHS)
-    for number, one in enumerate(batch.episodes):
-        got, expected = converted.episode_items(number), adder(one)
+    for position, single in enumerate(batch.episodes):
+        got, expected = converted.episode_items(position), adder(single)
         assert type(got) is type(expected) and got.squeeze == expected.squeeze
-        for one, other in zip(tree.flatten(got.columns), tree.flatten(expected.columns), strict=True):
-            assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        assert_equal_nests(got.columns, expected.columns)
         assert (got.starts.tolist(), got.lengths.tolist()) == (expected.starts.tolist(), expected.lengths.tolist())
         if hasattr(expected, "priorities"):
             assert got.priorities.tobytes() == expected.priorities.tobytes()
 
 
 @dataclass(frozen=True)
-class Doubled(NStep):
-    """A user's adder, which overrides the rows of one episode."""
+class DoubledNStep(NStep):
+    """An adder of a user, which overrides only how the rows of one episode are made."""
 
     def make_rows(self, columns):
         rows = super().make_rows(columns)
@@ -87,8 +86,8 @@ class Doubled(NStep):
         GAE(0.97, 0.9, lambda observations: observations[:, 0]),
         InitialPriorities("return"),
         StepWindows(3, end="continue"),
-        Doubled(3, 0.97),
-        compose(ReturnToGo(), Doubled(3, 0.97)),
+        DoubledNStep(3, 0.97),
+        compose(ReturnToGo(), DoubledNStep(3, 0.97)),
         compose(InitialPriorities("return", highest=9), NStep(3, 0.97)),
     ],
     ids=repr,
@@ -101,25 +100,26 @@ def test_error_names_the_episode(tmp_path):
     adder = StepEpisodes(11)
     assert adder.convert_batch(make_batch()) is None
     with pytest.raises(ValueError, match="episode 4: an episode has more rows than max_length, 11"):
-        ingest([one.steps for one in make_batch().episodes], tmp_path / "out", adder=adder)
+        ingest([single.steps for single in make_batch().episodes], tmp_path / "out", adder=adder)
 
 
-@pytest.mark.parametrize("in_adder", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_short_episodes_are_inserted_with_their_priorities(in_adder):
-    many = [one.steps for one in make_batch((3,) * 40).episodes]
-    adder = compose(TD, NStep(2, 0.97)) if in_adder else NStep(2, 0.97)
-    priority = TD if in_adder else ByReturn(-4, 4)
-    spec = NStep(2, 0.97).item_spec(tree.map_structure(lambda c: tf.TensorSpec(c.shape[1:], c.dtype), many[0]))
+@pytest.mark.parametrize("with_priorities", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_short_episodes_are_stored_with_their_priorities(with_priorities):
+    all_steps = [single.steps for single in make_batch((3,) * 40).episodes]
+    adder = compose(TD, NStep(2, 0.97)) if with_priorities else NStep(2, 0.97)
+    priority = TD if with_priorities else ByReturn(-4, 4)
+    spec = NStep(2, 0.97).item_spec(tree.map_structure(lambda c: tf.TensorSpec(c.shape[1:], c.dtype), all_steps[0]))
     with ReplayServer([TableConfig()], spec) as server:
-        report = ingest(many, server, adder=adder, priority=priority)
+        report = ingest(all_steps, server, adder=adder, priority=priority)
         assert report.items == 80 and server.client.server_info()["replay"].current_size == 80
-        table = {}
+        stored = {}
         for sample in sample_dataset(server, "replay", batch_size=64).take(10):
-            table.update(zip(sample.data["value"].numpy().tolist(), sample.info.priority.numpy().tolist(), strict=True))
-    for index, steps in enumerate(many):
+            stored.update(
+                zip(sample.data["value"].numpy().tolist(), sample.info.priority.numpy().tolist(), strict=True)
+            )
+    for index, steps in enumerate(all_steps):
         items = adder(Episode(steps, index))
-        expected = priority(Episode(steps, index), items)
-        expected = np.broadcast_to(expected, len(items))
+        expected = np.broadcast_to(priority(Episode(steps, index), items), len(items))
         for at, value in enumerate(steps["value"][:2]):
-            if value.item() in table:
-                assert table[value.item()] == pytest.approx(expected[at])
+            if value.item() in stored:
+                assert stored[value.item()] == pytest.approx(expected[at])

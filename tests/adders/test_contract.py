@@ -1,4 +1,4 @@
-"""Tests of `check_adder` with every adder, of `compose`, and of the kinds of data that a `ColumnAdder` accepts."""
+"""Tests of `check_adder` with every adder, of `compose`, and of the data that a `ColumnAdder` accepts."""
 
 import pickle
 
@@ -26,19 +26,20 @@ from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources import load
 
 
-def values(observations):
+def estimate_values(observations):
+    """Returns a number for each observation."""
     return tf.reduce_sum(tf.cast(tree.flatten(observations)[-1], tf.float32), axis=-1)
 
 
 ADDERS = [
     NStep(3, 0.9),
     NStep(2, 0.9, grow_at_start=True, discount_power="m"),
-    GAE(0.9, 0.8, values),
+    GAE(0.9, 0.8, estimate_values),
     ReturnToGo(),
     *(StepWindows(3, 2, end) for end in ("write", "last", "zero_pad", "truncate", "continue")),
     *(StepEpisodes(6, padding) for padding in ("none", "end", "start")),
-    InitialPriorities("td", value_fn=values),
-    compose(InitialPriorities("return", highest=500), GAE(0.9, 0.8, values), NStep(2, 0.9)),
+    InitialPriorities("td", value_fn=estimate_values),
+    compose(InitialPriorities("return", highest=500), GAE(0.9, 0.8, estimate_values), NStep(2, 0.9)),
     compose(ReturnToGo(), StepWindows(2, end="continue")),
     compose(NStep(2, 0.9), StepEpisodes(6, "end")),
 ]
@@ -48,19 +49,18 @@ NUM_EPISODES = 6
 
 def make_episodes(lengths=LENGTHS, *, nested=True):
     """Returns episodes that are alternately terminated and truncated."""
-    return [
-        episode(length, terminal=at % 2 == 0, start=10 * (at + 1), nested=nested) for at, length in enumerate(lengths)
-    ]
+    return [episode(n, terminal=i % 2 == 0, start=10 * (i + 1), nested=nested) for i, n in enumerate(lengths)]
 
 
-def columns_dataset(many):
-    signature = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), many[0])
-    return tf.data.Dataset.from_generator(lambda: iter(many), output_signature=signature)
+def make_columns_dataset(all_steps):
+    signature = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), all_steps[0])
+    return tf.data.Dataset.from_generator(lambda: iter(all_steps), output_signature=signature)
 
 
-def make_items(adder, many):
+def make_items(adder, all_steps):
+    """Returns the items that an adder makes of single episodes."""
     out = []
-    for index, steps in enumerate(many):
+    for index, steps in enumerate(all_steps):
         items = adder(Episode(steps, index))
         for begin, length in zip(items.starts, items.lengths, strict=True):
             part = slice(begin, begin + length)
@@ -71,8 +71,8 @@ def make_items(adder, many):
 
 def assert_all_equal(got, expected):
     assert len(got) == len(expected)
-    for item, want in zip(got, expected, strict=True):
-        assert_equal_nests(item, want)
+    for item, expected_item in zip(got, expected, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 # --- every adder
@@ -80,9 +80,16 @@ def assert_all_equal(got, expected):
 
 @pytest.mark.parametrize("adder", mark_slow_except(ADDERS[:13:3], ADDERS), ids=repr)
 def test_check_adder_passes_for_every_adder(adder):
-    many = make_episodes()
-    assert check_adder(adder, many) > 0
-    assert_all_equal(many, make_episodes())
+    all_steps = make_episodes()
+    assert check_adder(adder, all_steps) > 0
+    assert_all_equal(all_steps, make_episodes())
+
+
+def test_check_adder_accepts_columns_of_strings():
+    all_steps = make_episodes((4, 2), nested=False)
+    for steps in all_steps:
+        steps["instruction"] = np.array([b"pick up number %d" % row for row in range(len(steps["reward"]))], object)
+    assert check_adder(NStep(1, 0.9), all_steps) == 3 + 1
 
 
 def test_check_adder_counts_the_items():
@@ -90,19 +97,19 @@ def test_check_adder_counts_the_items():
 
 
 @pytest.mark.parametrize("adder", mark_slow_except(ADDERS[:1], ADDERS[::7]), ids=repr)
-def test_columns_and_rlds_episodes_give_equal_items_in_order(adder):
-    many = make_episodes()
-    from_columns, from_rlds = columns_dataset(many).apply(adder), rlds_dataset(many).apply(adder)
-    assert from_columns.element_spec == from_rlds.element_spec == adder.item_spec(load(many).step_spec)
+def test_columns_and_rlds_episodes_yield_equal_items_in_order(adder):
+    all_steps = make_episodes()
+    from_columns, from_rlds = make_columns_dataset(all_steps).apply(adder), rlds_dataset(all_steps).apply(adder)
+    assert from_columns.element_spec == from_rlds.element_spec == adder.item_spec(load(all_steps).step_spec)
     got = list(from_rlds.as_numpy_iterator())
     assert_all_equal(list(from_columns.as_numpy_iterator()), got)
     if not adder.crosses_episodes:
-        assert_all_equal(got, make_items(adder, many))
-    assert adder.crosses_episodes or len(adder(Episode(many[2], 2))) == 0
+        assert_all_equal(got, make_items(adder, all_steps))
+    assert adder.crosses_episodes or len(adder(Episode(all_steps[2], 2))) == 0
 
 
 def test_check_adder_passes_for_a_value_fn_with_division():
-    """TensorFlow replaces a division by a constant with a product when it optimizes a graph."""
+    """When TensorFlow optimizes a graph, it replaces a division by a constant with a multiplication."""
     adder = GAE(0.9, 0.8, lambda observations: observations[:, 0] / 10)
     assert check_adder(adder, make_episodes((50, 236), nested=False)) == 2
 
@@ -110,7 +117,7 @@ def test_check_adder_passes_for_a_value_fn_with_division():
 @pytest.mark.parametrize(
     "last", [StepEpisodes(4, "end"), StepEpisodes(4, "start"), StepWindows(4, end="last")], ids=repr
 )
-def test_episode_without_rows_for_the_last_adder_has_no_item(last):
+def test_episode_without_rows_for_the_last_adder_has_no_items(last):
     """NStep has no row for an episode of one step, so there is nothing to pad."""
     adder, single = compose(NStep(2, 0.9), last), episode(1, terminal=True)
     assert len(list(rlds_dataset([single]).apply(adder))) == 0
@@ -119,17 +126,19 @@ def test_episode_without_rows_for_the_last_adder_has_no_item(last):
 
 @pytest.mark.parametrize("adder", [ADDERS[0], ADDERS[-1]], ids=repr)
 def test_used_adder_can_be_pickled(adder):
-    many = make_episodes()
-    expected = make_items(adder, many)
+    all_steps = make_episodes()
+    expected = make_items(adder, all_steps)
     other = pickle.loads(pickle.dumps(adder))
     assert other == adder and repr(other) == repr(adder)
-    assert_all_equal(make_items(other, many), expected)
+    assert_all_equal(make_items(other, all_steps), expected)
 
 
 # --- violations that check_adder detects
 
 
 class Plain(ColumnAdder):
+    """An adder that keeps the steps unchanged."""
+
     def row_spec(self, step_spec):
         return step_spec
 
@@ -152,29 +161,54 @@ class OtherDatasetSpec(Plain):
         return super()._convert_dataset(columns).map(lambda item: {**item, "reward": item["reward"][:1]})
 
 
-class Random(Plain):
+class RandomRewards(Plain):
     def make_rows(self, columns):
         return {**columns, "reward": columns["reward"] + tf.random.uniform([])}
 
 
-class Writes(Plain):
+class ModifiesEpisode(Plain):
     def __call__(self, episodes):
         if isinstance(episodes, Episode):
             episodes.steps["reward"][0] += 1
         return super().__call__(episodes)
 
 
-class Reorders(Plain):
+class ReordersItems(Plain):
     def _convert_dataset(self, columns):
         return super()._convert_dataset(columns).shuffle(9, seed=1)
 
 
-class Loses(Plain):
+class DropsItems(Plain):
     def _convert_dataset(self, columns):
         return super()._convert_dataset(columns).take(2)
 
 
-class Doubles(Plain):
+class CountsEpisodes(ColumnAdder):
+    """Adds the number of episodes in the batch to the rewards."""
+
+    def row_spec(self, step_spec):
+        return step_spec
+
+    def make_batch_rows(self, columns, num_steps):
+        num_episodes = tf.cast(tf.size(num_steps), columns["reward"].dtype)
+        return {**columns, "reward": columns["reward"] + num_episodes}, num_steps
+
+
+class ShortensInBatches(ColumnAdder):
+    """Drops the last row of each item in batches of several episodes."""
+
+    def row_spec(self, step_spec):
+        return step_spec
+
+    def make_batch_rows(self, columns, num_steps):
+        return columns, num_steps
+
+    def cut_batch_items(self, num_rows):
+        starts, lengths, num_items = super().cut_batch_items(num_rows)
+        return starts, tf.maximum(lengths - tf.cast(tf.size(num_rows) > 1, tf.int64), 1), num_items
+
+
+class RepeatsItems(Plain):
     def _convert_dataset(self, columns):
         return super()._convert_dataset(columns).concatenate(super()._convert_dataset(columns))
 
@@ -188,12 +222,14 @@ class Doubles(Plain):
             r"episode 0: item\['reward'\] is float32 \[4\], but item_spec expects float64 \[\?\]",
         ),
         (OtherLength(), SpecMismatchError, r"episode 0: item\[.*\] is .* \[4.*\], but item_spec expects .* \[3"),
-        (OtherDatasetSpec(), AssertionError, "item 0 of the dataset differs from the one made of its episode"),
-        (Random(), AssertionError, "episode 0: the adder made different items the second time"),
-        (Writes(), AssertionError, "episode 0: the adder modified the episode"),
-        (Reorders(), AssertionError, "item . of the dataset differs from the one made of its episode"),
-        (Loses(), AssertionError, "the dataset has 2 items, but its episodes have 6"),
-        (Doubles(), AssertionError, "item 6 of the dataset differs from the one made of its episode"),
+        (OtherDatasetSpec(), AssertionError, "item 0 of the dataset differs from the item made from its episode"),
+        (RandomRewards(), AssertionError, "episode 0: the adder made different items the second time"),
+        (ModifiesEpisode(), AssertionError, "episode 0: the adder modified the episode"),
+        (CountsEpisodes(), AssertionError, "episode 0: the adder makes different items in a batch than alone"),
+        (ShortensInBatches(), AssertionError, "episode 0: the adder makes different items in a batch than alone"),
+        (ReordersItems(), AssertionError, "item . of the dataset differs from the item made from its episode"),
+        (DropsItems(), AssertionError, "the dataset has 2 items, but its episodes have 6"),
+        (RepeatsItems(), AssertionError, "item 6 of the dataset differs from the item made from its episode"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ColumnAdder) else None,
 )
@@ -202,18 +238,19 @@ def test_check_adder_reports_violations(adder, error, message):
         check_adder(adder, make_episodes(nested=False))
 
 
-class Floats(Plain):
+class UnconvertedDataset(Plain):
+    crosses_episodes = True
+
     def item_spec(self, step_spec):
         return tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, tf.float32), super().item_spec(step_spec))
 
-
-class Crossing(Floats):
-    crosses_episodes = True
+    def _convert_dataset(self, columns):
+        return columns
 
 
 def test_check_adder_compares_the_spec_of_the_dataset():
     with pytest.raises(SpecMismatchError, match="element_spec of the dataset must be item_spec, .*, got "):
-        check_adder(type("Late", (Crossing,), {"_convert_dataset": lambda self, columns: columns})(), make_episodes())
+        check_adder(UnconvertedDataset(), make_episodes())
 
 
 class WrongRowSpec(Plain):
@@ -239,10 +276,10 @@ def test_custom_adder_can_be_composed():
 
 
 def test_compose_matches_adders_applied_in_order():
-    many = make_episodes(nested=False)
-    gae, n_step = GAE(0.9, 0.8, values), NStep(2, 0.9)
-    chained = list(rlds_dataset(many).apply(compose(gae, n_step)).as_numpy_iterator())
-    in_turn = list(rlds_dataset(many).apply(gae).apply(n_step).as_numpy_iterator())
+    all_steps = make_episodes(nested=False)
+    gae, n_step = GAE(0.9, 0.8, estimate_values), NStep(2, 0.9)
+    chained = list(rlds_dataset(all_steps).apply(compose(gae, n_step)).as_numpy_iterator())
+    in_turn = list(rlds_dataset(all_steps).apply(gae).apply(n_step).as_numpy_iterator())
     assert_all_equal(chained, in_turn)
     assert {"advantage", "next_advantage", "return_", "next_return_"} <= set(chained[0])
     assert compose(gae) is gae
@@ -263,10 +300,10 @@ def test_compose_raises_for_invalid_adders():
 # --- arguments of adders
 
 
-def test_adder_raises_for_other_types():
-    for episodes in (make_episodes(), make_episodes()[0], load(make_episodes()), 3):
+def test_adder_raises_for_unsupported_types():
+    for argument in (make_episodes(), make_episodes()[0], load(make_episodes()), 3):
         with pytest.raises(TypeError, match="expected a tf.data.Dataset of episodes or an Episode, got "):
-            NStep(2, 0.9)(episodes)
+            NStep(2, 0.9)(argument)
 
 
 def test_datasets_of_steps_raise():
@@ -283,14 +320,14 @@ def test_columns_of_unequal_length_raise():
     with pytest.raises(ValueError, match=r"the columns of episode 5 must have equal lengths, got \[3, 4\]"):
         ReturnToGo()(Episode(steps, 5))
     with pytest.raises(tf.errors.InvalidArgumentError, match="the columns of an episode must have equal lengths"):
-        list(columns_dataset([steps]).apply(ReturnToGo()))
+        list(make_columns_dataset([steps]).apply(ReturnToGo()))
 
 
 def test_episode_columns_match_the_steps():
-    many = make_episodes((3, 0, 1, 5))
-    expected = [steps for steps in many if len(steps["is_first"])]
-    assert_all_equal(list(episode_columns(rlds_dataset(many)).as_numpy_iterator()), expected)
-    assert_all_equal(list(episode_columns(columns_dataset(expected)).as_numpy_iterator()), expected)
+    all_steps = make_episodes((3, 0, 1, 5))
+    expected = [steps for steps in all_steps if len(steps["is_first"])]
+    assert_all_equal(list(episode_columns(rlds_dataset(all_steps)).as_numpy_iterator()), expected)
+    assert_all_equal(list(episode_columns(make_columns_dataset(expected)).as_numpy_iterator()), expected)
 
 
 def test_invalid_step_spec_raises():

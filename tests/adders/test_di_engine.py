@@ -1,4 +1,4 @@
-"""Tests of DI-engine's `Adder`: hand-computed results, slow loops, and unmodified arguments."""
+"""Tests of DI-engine's `Adder`: hand-computed results, slow loops, and arguments that stay unmodified."""
 
 import copy
 import math
@@ -12,7 +12,8 @@ from reference_impls import assert_equal_nests, slow_gae, transitions
 from rlds2reverb.adders.di_engine import Adder
 
 
-def column(data, key):
+def get_column(data, key):
+    """Returns a field of all transitions as lists."""
     return [np.asarray(transition[key]).tolist() for transition in data]
 
 
@@ -33,7 +34,10 @@ def take_all(data, *arguments):
 def test_trajectories_overlap_by_return_num():
     assert take_all(deque(range(10)), 4, 2) == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [6, 7, 8, 9]]
     assert take_all(deque(range(10)), 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert take_all(deque(range(5)), 4, 3) == [[0, 1, 2, 3], [3, 4]]  # Only one remains, so only one is put back.
+    assert take_all(deque(range(5)), 4, 3) == [
+        [0, 1, 2, 3],
+        [3, 4],
+    ]  # Only one transition is left, so only one is put back.
 
 
 def test_infinite_traj_len_takes_all_transitions():
@@ -41,17 +45,17 @@ def test_infinite_traj_len_takes_all_transitions():
     assert Adder.get_traj(deque(), 4) == Adder.get_traj(deque(), math.inf) == []
 
 
-def test_get_traj_keeps_last_transitions_of_unfinished_episode_when_drained():
+def test_get_traj_keeps_transitions_of_an_unfinished_episode():
     data = deque(transitions(4))
-    assert column(Adder.get_traj(data, 4, 1), "action") == [0, 1, 2, 3]
-    assert column(data, "action") == [3]
+    assert get_column(Adder.get_traj(data, 4, 1), "action") == [0, 1, 2, 3]
+    assert get_column(data, "action") == [3]
     data.extend(transitions(7)[4:])
-    assert column(Adder.get_traj(data, 4, 1), "action") == [3, 4, 5, 6]
-    assert column(Adder.get_traj(deque(transitions(4)), 5, 1), "action") == [0, 1, 2, 3]
+    assert get_column(Adder.get_traj(data, 4, 1), "action") == [3, 4, 5, 6]
+    assert get_column(Adder.get_traj(deque(transitions(4)), 5, 1), "action") == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("end", ["done", "truncated"])
-def test_get_traj_keeps_nothing_of_finished_episode_when_drained(end):
+def test_get_traj_keeps_no_transitions_of_a_finished_episode(end):
     data = deque(transitions(4, **{end: {3}}))
     Adder.get_traj(data, 4, 2)
     assert not data
@@ -67,9 +71,9 @@ def test_get_traj_raises_for_a_list():
 
 def expected_gae(data, last_value, gamma, gae_lambda, next_values=None):
     """Returns the advantages of the slow loop, `[T, A]`, computed for one agent at a time."""
-    done, truncated = np.array(column(data, "done")), np.array(column(data, "truncated"))
-    values = np.array(column(data, "value")).reshape(len(data), -1)
-    rewards = np.array(column(data, "reward")).reshape(len(data), -1) * np.ones_like(values)
+    done, truncated = np.array(get_column(data, "done")), np.array(get_column(data, "truncated"))
+    values = np.array(get_column(data, "value")).reshape(len(data), -1)
+    rewards = np.array(get_column(data, "reward")).reshape(len(data), -1) * np.ones_like(values)
     if next_values is None:
         next_values = np.concatenate([values[1:], np.ones_like(values[:1]) * last_value])
     arguments = (rewards, values, np.asarray(next_values).reshape(values.shape))
@@ -82,17 +86,17 @@ def expected_gae(data, last_value, gamma, gae_lambda, next_values=None):
 
 def assert_gae(got, data, expected):
     assert type(got) is list and [list(transition)[-1] for transition in got] == ["adv"] * len(expected)
-    adv = np.array(column(got, "adv"))
-    assert adv.shape == np.array(column(data, "value"))[: len(got)].shape
+    adv = np.array(get_column(got, "adv"))
+    assert adv.shape == np.array(get_column(data, "value"))[: len(got)].shape
     np.testing.assert_allclose(adv.reshape(expected.shape), expected, rtol=1e-5)
     assert_equal_nests([{k: v for k, v in step.items() if k != "adv"} for step in got], list(data)[: len(got)])
 
 
-def test_get_gae_by_hand():
+def test_get_gae_matches_hand_computed_values():
     # The deltas are 1 + 6/2 - 4 = 0, 2 + 8/2 - 6 = 0, and 3 + 14/2 - 8 = 2 with last value 14; the weight is 1/4.
-    assert column(Adder.get_gae(transitions(3), 14, 0.5, 0.5), "adv") == [0.125, 0.5, 2]
+    assert get_column(Adder.get_gae(transitions(3), 14, 0.5, 0.5), "adv") == [0.125, 0.5, 2]
     # The last transition is done: 3 - 8 = -5, whatever the last value.
-    assert column(Adder.get_gae(transitions(3, done={2}), 14, 0.5, 0.5), "adv") == [-0.3125, -1.25, -5]
+    assert get_column(Adder.get_gae(transitions(3, done={2}), 14, 0.5, 0.5), "adv") == [-0.3125, -1.25, -5]
 
 
 @pytest.mark.parametrize("kind", [list, deque, tuple])
@@ -105,7 +109,7 @@ def test_get_gae_matches_the_slow_loop(kind, agents, agent_rewards, done):
 
 
 @pytest.mark.parametrize("agents", [(), (2,)])
-def test_get_gae_bootstraps_at_a_truncation_inside(agents):
+def test_get_gae_bootstraps_at_a_truncation_inside_the_trajectory(agents):
     data = transitions(5, done={4}, truncated={2}, agents=agents)
     after = np.arange(5 * math.prod(agents), dtype=np.float32).reshape(5, *agents) + 30
     got = Adder.get_gae(data, None, 0.9, 0.8, next_values=after)
@@ -145,52 +149,52 @@ def test_get_gae_names_the_missing_key(key):
 # get_nstep_return_data
 
 
-def test_n_step_by_hand():
-    # T=6, n=3, gamma=.9: .729 for three steps, then .81 and .9 for the two and one left at the end.
+def test_n_step_matches_hand_computed_values():
+    # T = 6, n = 3, gamma = 0.9: 0.729 for three steps, then 0.81 and 0.9 for the last two steps and the last one.
     got = Adder.get_nstep_return_data(deque(transitions(6)), 3, gamma=0.9)
-    np.testing.assert_allclose(column(got, "value_gamma"), [0.729] * 4 + [0.81, 0.9])
-    assert column(got, "reward") == [[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 0], [6, 0, 0]]
+    np.testing.assert_allclose(get_column(got, "value_gamma"), [0.729] * 4 + [0.81, 0.9])
+    assert get_column(got, "reward") == [[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [5, 6, 0], [6, 0, 0]]
     assert [np.asarray(step["next_obs"]["state"])[0] for step in got[:3]] == [13, 14, 15]
-    assert [step["next_obs"] for step in got[3:]] == [15.5] * 3  # No obs is left, so it is the last next_obs.
-    assert column(got, "action") == [0, 1, 2, 3, 4, 5] and column(got, "done") == [False] * 6
+    assert [step["next_obs"] for step in got[3:]] == [15.5] * 3  # No later obs exists, so this is the last next_obs.
+    assert get_column(got, "action") == [0, 1, 2, 3, 4, 5] and get_column(got, "done") == [False] * 6
 
 
 def test_n_step_rewards_are_summed_with_cum_reward():
-    # gamma=.5: 1 + 2/2 + 3/4, 2 + 3/2 + 4/4, 3 + 4/2, 4
+    # gamma = 0.5: 1 + 2/2 + 3/4, 2 + 3/2 + 4/4, 3 + 4/2, 4.
     got = Adder.get_nstep_return_data(transitions(4, done={3}), 3, cum_reward=True, gamma=0.5)
-    assert column(got, "reward") == [2.75, 4.5, 5, 4]
-    assert column(got, "done") == [False, True, True, True]
+    assert get_column(got, "reward") == [2.75, 4.5, 5, 4]
+    assert get_column(got, "done") == [False, True, True, True]
 
 
 @pytest.mark.parametrize("end", ["done", "truncated"])
-def test_n_step_stops_at_an_end_inside(end):
+def test_n_step_stops_at_an_end_inside_the_trajectory(end):
     got = Adder.get_nstep_return_data(transitions(5, **{end: {1}}), 3, gamma=0.5)
-    assert column(got, "reward") == [[1, 2, 0], [2, 0, 0], [3, 4, 5], [4, 5, 0], [5, 0, 0]]
-    assert column(got, "value_gamma") == [0.25, 0.5, 0.125, 0.25, 0.5]
-    assert column(got, "done") == [end == "done"] * 2 + [False] * 3
-    assert column(got, "next_obs") == [11.5, 11.5, 14.5, 14.5, 14.5]
+    assert get_column(got, "reward") == [[1, 2, 0], [2, 0, 0], [3, 4, 5], [4, 5, 0], [5, 0, 0]]
+    assert get_column(got, "value_gamma") == [0.25, 0.5, 0.125, 0.25, 0.5]
+    assert get_column(got, "done") == [end == "done"] * 2 + [False] * 3
+    assert get_column(got, "next_obs") == [11.5, 11.5, 14.5, 14.5, 14.5]
     cumulated = Adder.get_nstep_return_data(transitions(5, **{end: {1}}), 3, cum_reward=True, gamma=0.5)
-    assert column(cumulated, "reward") == [2, 2, 6.25, 6.5, 5]
+    assert get_column(cumulated, "reward") == [2, 2, 6.25, 6.5, 5]
 
 
 def test_n_step_windows_end_with_the_trajectory():
     got = Adder.get_nstep_return_data(transitions(5), 2, 3, gamma=0.5)
-    assert column(got, "value_gamma") == [0.25, 0.25, 0.5, 0.25, 0.5]
-    assert column(got, "reward") == [[1, 2], [2, 3], [3, 0], [4, 5], [5, 0]]
+    assert get_column(got, "value_gamma") == [0.25, 0.25, 0.5, 0.25, 0.5]
+    assert get_column(got, "reward") == [[1, 2], [2, 3], [3, 0], [4, 5], [5, 0]]
     assert [got[at]["next_obs"] for at in (1, 2, 3, 4)] == [12.5, 12.5, 14.5, 14.5]
 
 
 def test_n_step_supports_agent_rewards_and_missing_next_obs():
     data = [{"obs": t, "reward": np.array([t, 10 * t], np.float32), "done": False} for t in (1, 2)]
     got = Adder.get_nstep_return_data(data, 2, gamma=0.5)
-    assert column(got, "reward") == [[[1, 10], [2, 20]], [[2, 20], [0, 0]]] and "next_obs" not in got[0]
-    # gamma=.5: 1 + 2/2, 10 + 20/2; 2, 20
-    assert column(Adder.get_nstep_return_data(data, 2, cum_reward=True, gamma=0.5), "reward") == [[2, 20], [2, 20]]
+    assert get_column(got, "reward") == [[[1, 10], [2, 20]], [[2, 20], [0, 0]]] and "next_obs" not in got[0]
+    # gamma = 0.5: 1 + 2/2, 10 + 20/2; 2, 20.
+    assert get_column(Adder.get_nstep_return_data(data, 2, cum_reward=True, gamma=0.5), "reward") == [[2, 20], [2, 20]]
 
 
 def test_n_step_flattens_rewards_of_one_number():
     data = [{"obs": t, "reward": np.array([t], np.float32), "done": False} for t in (1, 2)]
-    assert column(Adder.get_nstep_return_data(data, 2), "reward") == [[1, 2], [2, 0]]
+    assert get_column(Adder.get_nstep_return_data(data, 2), "reward") == [[1, 2], [2, 0]]
 
 
 def test_one_step_returns_the_data_unchanged():
@@ -218,7 +222,7 @@ NULL = {**transitions(1)[0], "action": np.int64(-7)}
     ],
 )
 @pytest.mark.parametrize("null", [None, NULL])
-def test_chunks_match_hand_computed_actions(length, kind, actions, null):
+def test_chunks_match_hand_computed_steps(length, kind, actions, null):
     data = transitions(length)
     got = Adder.get_train_sample(data, 3, kind, null)
     assert_equal_nests(got, Adder(3, kind, null).get_train_sample(data))
@@ -245,7 +249,7 @@ def make_transitions_with(length, **values):
     return [{**step, **{name: row[t] for name, row in values.items()}} for t, step in enumerate(transitions(length))]
 
 
-def test_none_in_some_transitions_is_replaced_with_zeros():
+def test_none_is_replaced_with_zeros_if_other_transitions_have_values():
     """A recurrent policy has no state before the first step, and a random action has no logit."""
     state, logit = np.ones(2, np.float32), {"a": np.arange(2.0), "b": [np.int32(7)]}
     data = make_transitions_with(
@@ -266,8 +270,8 @@ def test_none_in_some_transitions_is_replaced_with_zeros():
 def test_get_gae_without_done_assumes_a_continuing_episode():
     """DI-engine accepts transitions with only value and reward."""
     data = [{"value": step["value"], "reward": step["reward"]} for step in transitions(3)]
-    assert column(Adder.get_gae(data, 14, 0.5, 0.5), "adv") == [0.125, 0.5, 2]
-    assert column(default_gae(data, True, 0.5, 0.5), "adv") == column(Adder.get_gae(data, 0, 0.5, 0.5), "adv")
+    assert get_column(Adder.get_gae(data, 14, 0.5, 0.5), "adv") == [0.125, 0.5, 2]
+    assert get_column(default_gae(data, True, 0.5, 0.5), "adv") == get_column(Adder.get_gae(data, 0, 0.5, 0.5), "adv")
 
 
 def test_unroll_len_one_returns_the_data_unchanged():
@@ -290,7 +294,7 @@ INVALID = [
     (lambda: Adder.get_gae(TWO, 0, 1.5, 0.8), "gamma must be a number in"),
     (lambda: Adder.get_gae(TWO, None, 0.9, 0.8), "pass last_value, the value after the last transition"),
     (lambda: Adder.get_gae([], 0, 0.9, 0.8), "data must contain at least one transition, got none"),
-    (lambda: Adder.get_gae(CUT_INSIDE, 0, 0.9, 0.8), "a transition inside is truncated; pass next_values"),
+    (lambda: Adder.get_gae(CUT_INSIDE, 0, 0.9, 0.8), "a transition before the last is truncated; pass next_values"),
     (
         lambda: Adder.get_gae([{**LONE[0], "reward": np.ones(2)}], 0, 0.9, 0.8),
         "a reward must have one number or as many as a value, 1, got 2",
@@ -331,7 +335,7 @@ def test_invalid_arguments_raise(call, message):
 
 # The arguments are not modified
 
-NATIVE_CALLS = {
+CALLS = {
     "get_gae": lambda data: Adder.get_gae(data, 1.0, 0.9, 0.8),
     "default done": lambda data: default_gae(data, True, 0.9, 0.8),
     "default continues": lambda data: default_gae(data, False, 0.9, 0.8),
@@ -343,7 +347,7 @@ NATIVE_CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", NATIVE_CALLS.values(), ids=NATIVE_CALLS)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("kind", [list, deque])
 def test_functions_do_not_modify_their_data(call, kind):
     data = kind(transitions(5, done={1}))

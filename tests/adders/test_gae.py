@@ -1,4 +1,4 @@
-"""Tests of `GAE` and `ReturnToGo`: by hand, against a double loop, and at both ends."""
+"""Tests of `GAE` and `ReturnToGo`: hand-computed values at both ends, a double loop, and invalid arguments."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from rlds2reverb.episodes import Episode, from_transitions
 
 
 def slow_gae(steps, values, gamma, lambda_):
-    """Returns the advantages of all steps, each from all later TD errors; 0 for the last one."""
+    """Returns the advantages of all steps, each summed over all later TD errors; 0 for the last step."""
     num = len(steps["is_first"]) - 1
     factors = [0 if steps["is_terminal"][t + 1] else gamma * float(steps["discount"][t]) for t in range(num)]
     errors = [float(steps["reward"][t]) + factors[t] * float(values[t + 1]) - float(values[t]) for t in range(num)]
@@ -54,7 +54,7 @@ def compute_columns(adder, steps):
         (False, [1 - 0.75 - 7 / 16, -3 - 7 / 4, -7, 0], [10 + 1 - 0.75 - 7 / 16, 20 - 3 - 7 / 4, 23, 0]),
     ],
 )
-def test_advantages_by_hand_at_both_ends(terminated, advantage, returns):
+def test_advantages_match_hand_computed_values_at_both_ends(terminated, advantage, returns):
     steps = make_steps(terminated)
     columns = compute_columns(GAE(gamma=0.5, lambda_=0.5), steps)
     assert columns["advantage"].tolist() == advantage and columns["return_"].tolist() == returns
@@ -64,7 +64,7 @@ def test_advantages_by_hand_at_both_ends(terminated, advantage, returns):
 
 @pytest.fixture(scope="module")
 def adders():
-    """Adders that are traced once for all examples."""
+    """Adders that are traced only once for all examples."""
     return {
         (gamma, lambda_): GAE(gamma, lambda_, value_fn=lambda observations: tf.sin(observations[:, 0]))
         for gamma, lambda_ in ((0.9, 0.7), (1, 1), (0.99, 0))
@@ -89,7 +89,7 @@ def test_advantages_match_the_double_loop(adders, length, terminal, seed, dtype)
 
 @pytest.mark.parametrize("terminated", [True, False])
 def test_column_function_and_keras_model_give_equal_advantages(terminated):
-    """V(s) = 10 (s - 9)."""
+    """All three compute V(s) = 10 (s - 9)."""
     model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
     model.set_weights([np.array([[10.0]], np.float32), np.array([-90.0], np.float32)])
     steps = make_steps(terminated)
@@ -148,15 +148,15 @@ def test_single_step_has_no_advantage():
 
 
 def test_advantages_do_not_depend_on_neighbouring_episodes():
-    many = [
+    all_steps = [
         make_steps(True),
         make_steps(False),
         make_steps(True, (0, 0, 0, 1e6), (1e6, 1e6, 1e6, 0)),
         make_steps(False),
     ]
     adder = GAE(0.5, 0.5)
-    got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
-    for item, steps in zip(got, many, strict=True):
+    got = list(rlds_dataset(all_steps).apply(adder).as_numpy_iterator())
+    for item, steps in zip(got, all_steps, strict=True):
         assert_equal_nests(item, compute_columns(adder, steps))
 
 
@@ -217,7 +217,7 @@ def test_value_fn_without_one_value_per_step_raises(value_fn, message):
 
 @pytest.mark.parametrize("terminated", [True, False])
 @pytest.mark.parametrize(("gamma", "expected"), [(1, [6, 5, 3, 0]), (0.5, [2.75, 3.5, 3, 0]), (0, [1, 2, 3, 0])])
-def test_returns_to_go_by_hand_at_both_ends(terminated, gamma, expected):
+def test_returns_to_go_match_hand_computed_values_at_both_ends(terminated, gamma, expected):
     steps = make_steps(terminated, None, reward=(1, 2, 3, 1e6))
     columns = compute_columns(ReturnToGo(gamma), steps)
     assert columns["return_to_go"].tolist() == expected and columns["return_to_go"].dtype == np.float32
@@ -225,12 +225,12 @@ def test_returns_to_go_by_hand_at_both_ends(terminated, gamma, expected):
 
 
 def test_returns_to_go_ignore_discounts():
-    """Chen et al. (2021), sec. 3: the sum of the future rewards."""
+    """Chen et al. (2021), sec. 3, define them as the sum of the future rewards."""
     steps = {**make_steps(True, None), "discount": np.array([1, 0, 0.5, 1], np.float32)}
     assert compute_columns(ReturnToGo(), steps)["return_to_go"].tolist() == [6, 5, 3, 0]
 
 
-def test_returns_to_go_of_integers_are_float32_and_of_single_step_0():
+def test_returns_to_go_are_float32_for_integers_and_0_for_one_step():
     steps = make_steps(True, None)
     steps["reward"] = steps["reward"].astype(np.int32)
     column = compute_columns(ReturnToGo(), steps)["return_to_go"]

@@ -19,17 +19,17 @@ from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import Selector, TableConfig
 
 
-def values(observations):
-    """Returns some number for each observation, whatever its nest."""
+def estimate_values(observations):
+    """Returns a number for each observation of any nest."""
     flat = [tf.cast(leaf, tf.float32) for leaf in tree.flatten(observations)]
     return tf.add_n([tf.reduce_sum(leaf, axis=range(1, leaf.shape.rank)) for leaf in flat]) * 0.125
 
 
-PRIORITIES = InitialPriorities("td", value_fn=values)
+PRIORITIES = InitialPriorities("td", value_fn=estimate_values)
 ADDERS = {
     "n_step": NStep(3, 0.99),
     "n_step_grown": NStep(4, 0.9, grow_at_start=True, discount_power="m"),
-    "gae": GAE(0.99, 0.95, values),
+    "gae": GAE(0.99, 0.95, estimate_values),
     "return_to_go": ReturnToGo(),
     "windows_write": StepWindows(20, 10),
     "windows_zero_pad": StepWindows(20, 15, "zero_pad"),
@@ -37,10 +37,10 @@ ADDERS = {
     "episode": StepEpisodes(1500),
     "episode_end": StepEpisodes(1500, "end"),
     "priorities": PRIORITIES,
-    "three": compose(PRIORITIES, GAE(0.99, 0.95, values), StepWindows(16, 8, "last")),
+    "composed": compose(PRIORITIES, GAE(0.99, 0.95, estimate_values), StepWindows(16, 8, "last")),
 }
-PACKED = ("n_step", "three")
-#: Files and numbers of episodes: flat, nested, with extra fields; float32 and float64; terminated and truncated.
+PACKED = ("n_step", "composed")
+#: The number of episodes to read from each file. They are flat or nested, float32 or float64, terminated or truncated.
 FILES = {
     "d4rl/hopper_medium-v2.hdf5": 2,
     "minari/classic/pendulum-dict/dev-v0": 2,
@@ -48,10 +48,10 @@ FILES = {
     "rlds_prepared/d4rl_mujoco_halfcheetah/v1-medium-replay/1.2.0": 1,
 }
 FIRST, NESTED, SMALL, _ = FILES
-FAST = {(FIRST, kind) for kind in ("n_step", "windows_zero_pad", "episode_end", "three")}
-FAST |= {(name, "three") for name in FILES}
+FAST_CASES = {(FIRST, kind) for kind in ("n_step", "windows_zero_pad", "episode_end", "composed")}
+FAST_CASES |= {(name, "composed") for name in FILES}
 CASES = [
-    pytest.param(name, kind, marks=[] if (name, kind) in FAST else pytest.mark.slow)
+    pytest.param(name, kind, marks=[] if (name, kind) in FAST_CASES else pytest.mark.slow)
     for name in FILES
     for kind in ADDERS
     if name in (FIRST, SMALL) or kind in PACKED
@@ -60,16 +60,16 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def sources(data):
-    def cut(name, at_most):
-        whole = load(data / name)
-        return Source(whole.name, whole.kind, lambda: islice(iter(whole), at_most), num_episodes=at_most)
+    def limit(name, num_episodes):
+        source = load(data / name)
+        return Source(source.name, source.kind, lambda: islice(iter(source), num_episodes), num_episodes=num_episodes)
 
-    return {name: cut(name, at_most) for name, at_most in FILES.items()}
+    return {name: limit(name, num_episodes) for name, num_episodes in FILES.items()}
 
 
 @pytest.fixture(scope="module")
 def address(sources):
-    """Address of a server with a table for each file, adder and layout, with the signature from the adder."""
+    """The address of a server with a table for each file, adder and layout; the signatures are those of the adders."""
     fifo, tables = Selector("fifo"), []
     for name, source in sources.items():
         for kind, adder in ADDERS.items():
@@ -94,8 +94,8 @@ def convert_dataset(adder, source):
 
 def convert_episodes(adder, source):
     """Yields the items that the adder makes of single episodes."""
-    for one in source:
-        items = adder(one)
+    for single in source:
+        items = adder(single)
         for begin, length in zip(items.starts, items.lengths, strict=True):
             part = begin if items.squeeze else slice(begin, begin + length)
             yield tree.map_structure(lambda column, part=part: column[part], items.columns)
@@ -107,9 +107,9 @@ def as_bytes(item):
 
 def assert_all_equal(got, expected):
     assert len(got) == len(expected) > 0
-    for item, want in zip(got, expected, strict=True):
-        tree.assert_same_structure(item, want)
-        assert_equal_nests(item, want)
+    for item, expected_item in zip(got, expected, strict=True):
+        tree.assert_same_structure(item, expected_item)
+        assert_equal_nests(item, expected_item)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -122,7 +122,7 @@ def test_stored_items_match_the_adder(address, sources, name, kind):
     assert_all_equal(read_items(address, table), expected)
 
 
-@pytest.mark.parametrize("kind", mark_slow_except(["three"], PACKED))
+@pytest.mark.parametrize("kind", mark_slow_except(["composed"], PACKED))
 @pytest.mark.parametrize("name", [NESTED, SMALL])
 def test_packed_items_match_the_adder(address, sources, name, kind):
     adder, source = ADDERS[kind], sources[name]
@@ -155,11 +155,11 @@ def test_ingest_raises_for_crossing_windows_and_long_episodes(address, sources):
 
 
 def test_repeated_ingest_updates_the_priorities_of_equal_items():
-    many = [episode(5, terminal=True), episode(4, terminal=False, start=50)]
+    all_steps = [episode(5, terminal=True), episode(4, terminal=False, start=50)]
     with ReplayServer([TableConfig()]) as server:
         for scale in (0.0, 1.0):
             critic = InitialPriorities("td", value_fn=lambda observation, scale=scale: scale * observation[:, 0])
-            ingest(many, server.address, adder=compose(critic, NStep(2, 0.9)), priority=critic)
+            ingest(all_steps, server.address, adder=compose(critic, NStep(2, 0.9)), priority=critic)
             stored = {s.info.key: s.info.priority for s in server.client.sample("replay", 300, emit_timesteps=False)}
             if not scale:
                 before = stored

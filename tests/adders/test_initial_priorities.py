@@ -1,4 +1,4 @@
-"""Tests of `InitialPriorities`: each kind by hand, mixtures over items, and `priority=` of `ingest`."""
+"""Tests of `InitialPriorities`: hand-computed values of each kind, priorities of items, and `priority=` of `ingest`."""
 
 from functools import partial
 
@@ -20,8 +20,8 @@ TD = partial(InitialPriorities, "td", gamma=0.5, eps=0.25)
 
 def slow_priority(priorities, counted, eta):
     """Returns eta times the maximum plus 1 - eta times the mean of the counted priorities."""
-    chosen = [float(priority) for priority, real in zip(priorities, counted, strict=True) if real]
-    return eta * max(chosen) + (1 - eta) * sum(chosen) / len(chosen)
+    selected = [float(priority) for priority, counts in zip(priorities, counted, strict=True) if counts]
+    return eta * max(selected) + (1 - eta) * sum(selected) / len(selected)
 
 
 def make_steps(terminated, value=(10, 20, 30, 40)):
@@ -48,11 +48,11 @@ def compute_priorities(adder, priorities, steps):
     return priorities(episode, adder(episode))
 
 
-def compute_eagerly(adder, priorities, one):
+def compute_eagerly(adder, priorities, episode):
     """Returns the priorities of an episode's items without tracing a graph."""
     tf.config.run_functions_eagerly(True)
     try:
-        return priorities(one, compose(priorities, adder)(one))
+        return priorities(episode, compose(priorities, adder)(episode))
     finally:
         tf.config.run_functions_eagerly(False)
 
@@ -71,13 +71,13 @@ def test_constant_priorities_require_no_values():
 )
 def test_return_is_scaled_to_the_range_and_clipped(lowest, highest, expected):
     adder = InitialPriorities("return", lowest=lowest, highest=highest, eps=0.125)
-    steps = {**make_steps(True, None), "reward": np.array([1, 2, 3, 1e6], np.float32)}  # The last is ignored.
+    steps = {**make_steps(True, None), "reward": np.array([1, 2, 3, 1e6], np.float32)}  # The last reward is ignored.
     assert compute_column(adder, steps) == [expected] * 4
 
 
 @pytest.mark.parametrize(("terminated", "last"), [(True, 27), (False, 7)])
 @pytest.mark.parametrize("kind", ["td", "max"])
-def test_td_errors_by_hand_at_both_ends(kind, terminated, last):
+def test_td_errors_match_hand_computed_values_at_both_ends(kind, terminated, last):
     adder = InitialPriorities(kind, gamma=0.5, eps=0.25)
     assert compute_column(adder, make_steps(terminated)) == [1.25, 3.25, last + 0.25, 0.25]
     by_function = InitialPriorities(kind, gamma=0.5, eps=0.25, value_fn=lambda observations: (observations - 9) * 10)
@@ -94,25 +94,23 @@ def test_single_step_has_priority_eps():
 
 @pytest.mark.parametrize("eta", [0, 0.25, *(pytest.param(eta, marks=pytest.mark.slow) for eta in (0.9, 1))])
 def test_item_priority_mixes_maximum_and_mean_of_real_steps(eta):
-    """The last row does not count, and neither does padding."""
-    own, one = [1.25, 3.25, 7.25, 0.25], Episode(make_steps(False), 0)
+    """The last row and padding do not count."""
+    of_steps, episode = [1.25, 3.25, 7.25, 0.25], Episode(make_steps(False), 0)
     pairs, triples = StepWindows(2), StepWindows(3, 2, "zero_pad")
     expected = {
-        pairs: [slow_priority(own[:2], [1, 1], eta), 7.25],
-        triples: [slow_priority(own[:3], [1, 1, 1], eta), 7.25],
+        pairs: [slow_priority(of_steps[:2], [1, 1], eta), 7.25],
+        triples: [slow_priority(of_steps[:3], [1, 1, 1], eta), 7.25],
     }
     for adder in (pairs, triples, *map(partial(StepEpisodes, 9), PADDINGS)):
-        got = compute_eagerly(adder, TD(eta=eta), one)
+        got = compute_eagerly(adder, TD(eta=eta), episode)
         assert got.dtype == np.float64
-        np.testing.assert_allclose(got, expected.get(adder, [slow_priority(own[:3], [1, 1, 1], eta)]), rtol=1e-6)
+        np.testing.assert_allclose(got, expected.get(adder, [slow_priority(of_steps[:3], [1, 1, 1], eta)]), rtol=1e-6)
 
 
 def test_max_ignores_eta():
     priorities = InitialPriorities("max", gamma=0.5, eps=0.25, eta=0)
-    assert compute_priorities(compose(priorities, StepWindows(2)), priorities, make_steps(False)).tolist() == [
-        3.25,
-        7.25,
-    ]
+    got = compute_priorities(compose(priorities, StepWindows(2)), priorities, make_steps(False))
+    assert got.tolist() == [3.25, 7.25]
 
 
 def test_overlapping_items_have_separate_priorities():
@@ -126,21 +124,21 @@ TWO_STEPS = {True: [0.75, 16.75, 27.25], False: [0.75, 6.75, 7.25]}
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_n_step_item_has_the_error_of_its_own_target(terminated):
+def test_n_step_item_has_the_error_of_its_n_step_target(terminated):
     for options in ({}, {"discount_power": "m"}):
         adder = NStep(2, 0.5, **options)
-        priorities = TD(gamma=0.9)  # For steps; NStep has its own gamma.
+        priorities = TD(gamma=0.9)  # This gamma is for steps; NStep has a different one.
         got = compute_priorities(compose(priorities, adder), priorities, make_steps(terminated))
         assert got.tolist() == TWO_STEPS[terminated]
 
 
-def test_window_of_n_step_rows_or_n_step_errors_mixes_them():
+def test_windows_mix_n_step_errors_of_rows_or_of_steps():
     """R2D2 uses n-step errors: either the rows span n steps, or the priorities have the learner's n."""
-    own = TWO_STEPS[False]
-    for priorities, before in ((TD(eta=0.9), (NStep(2, 0.5),)), (TD(eta=0.9, n=2), ())):
-        for length, expected in ((3, [own]), (2, [own[:2], own[2:]])):
+    of_rows = TWO_STEPS[False]
+    for priorities, first_adders in ((TD(eta=0.9), (NStep(2, 0.5),)), (TD(eta=0.9, n=2), ())):
+        for length, expected in ((3, [of_rows]), (2, [of_rows[:2], of_rows[2:]])):
             got = compute_eagerly(
-                compose(*before, StepWindows(length, end="zero_pad")), priorities, Episode(make_steps(False), 0)
+                compose(*first_adders, StepWindows(length, end="zero_pad")), priorities, Episode(make_steps(False), 0)
             )
             mixed = [slow_priority(part, [1] * len(part), 0.9) for part in expected]
             np.testing.assert_allclose(got[: len(mixed)], mixed, rtol=1e-6)
@@ -150,8 +148,8 @@ def critic(observations):
     return observations**2 / 7
 
 
-def test_items_with_value_fn_match_items_without_priorities():
-    """The priority is the one that the learner would compute from the item, which does not contain it."""
+def test_priorities_with_a_value_fn_do_not_change_the_items():
+    """A priority equals what a learner would compute from the item, and is not a field of the item."""
     steps = {**make_steps(False, None), "reward": np.array([5, -2, 4, 0], np.float32)}
     priorities, adder = InitialPriorities("td", value_fn=critic, eps=0.5), NStep(2, 0.9)
     chain = compose(priorities, adder)
@@ -168,7 +166,7 @@ def test_items_with_value_fn_match_items_without_priorities():
 
 
 @pytest.mark.parametrize("kind", ["constant", "return"])
-def test_items_of_other_kinds_match_items_without_priorities(kind):
+def test_constant_and_return_priorities_do_not_change_the_items(kind):
     priorities = InitialPriorities(kind, constant=3, highest=12)
     chain = compose(priorities, NStep(2, 0.5))
     items = chain(Episode(make_steps(True), 0))
@@ -176,23 +174,23 @@ def test_items_of_other_kinds_match_items_without_priorities(kind):
     assert priorities(None, items).tolist() == [3.0 if kind == "constant" else 0.5] * 3
 
 
-def test_position_and_nesting_of_chains_do_not_matter():
-    one, priorities = Episode(make_steps(False), 0), TD()
+def test_priorities_do_not_depend_on_their_position_in_a_chain():
+    episode, priorities = Episode(make_steps(False), 0), TD()
     chains = [
         compose(priorities, ReturnToGo(), StepWindows(2)),
         compose(ReturnToGo(), priorities, StepWindows(2)),
         compose(compose(priorities, ReturnToGo()), StepWindows(2)),
     ]
     for chain in chains:
-        items = chain(one)
+        items = chain(episode)
         assert "return_to_go" in items.columns and "priority" not in items.columns
-        np.testing.assert_allclose(priorities(one, items), [0.9 * 3.25 + 0.1 * 2.25, 7.25])
-    last = compose(ReturnToGo(), priorities)(one)
+        np.testing.assert_allclose(priorities(episode, items), [0.9 * 3.25 + 0.1 * 2.25, 7.25])
+    last = compose(ReturnToGo(), priorities)(episode)
     assert "priority" not in last.columns
-    np.testing.assert_allclose(priorities(one, last), [0.9 * 7.25 + 0.1 * 11.75 / 3])
+    np.testing.assert_allclose(priorities(episode, last), [0.9 * 7.25 + 0.1 * 11.75 / 3])
 
 
-def test_priorities_of_a_different_object_raise():
+def test_priorities_of_different_initial_priorities_raise():
     items = compose(TD(), NStep(2, 0.5))(Episode(make_steps(True), 0))
     with pytest.raises(ValueError, match="the items have priorities from .*eps=0.25.*, not from .*eps=0.5"):
         TD(eps=0.5)(Episode(make_steps(True), 0), items)
@@ -215,17 +213,13 @@ def test_adder_that_drops_the_priorities_raises():
         compose(TD(), KeepsReward())(Episode(make_steps(True), 0))
 
 
-def test_item_of_only_last_steps_uses_their_priorities():
+def test_item_of_only_a_last_step_has_the_priority_of_that_step():
     priorities = TD()
-    assert compute_priorities(compose(priorities, StepWindows(1)), priorities, make_steps(True)).tolist() == [
-        1.25,
-        3.25,
-        27.25,
-        0.25,
-    ]
+    got = compute_priorities(compose(priorities, StepWindows(1)), priorities, make_steps(True))
+    assert got.tolist() == [1.25, 3.25, 27.25, 0.25]
 
 
-def test_no_items_give_no_priorities():
+def test_episode_without_items_has_no_priorities():
     priorities = TD()
     assert compute_priorities(compose(priorities, StepWindows(9)), priorities, make_steps(True)).shape == (0,)
 
@@ -237,7 +231,7 @@ def test_items_without_priorities_raise():
             compute_priorities(adder, TD(), make_steps(True))
 
 
-def test_ingest_inserts_items_with_their_priorities():
+def test_ingest_stores_items_with_their_priorities():
     source = load([make_steps(True), make_steps(False)])
     priorities = TD()
     adder = compose(priorities, NStep(2, 0.5))

@@ -1,4 +1,4 @@
-"""Tests of `NStep`: by hand, against Acme's test cases, a double loop and TF-Agents, and at both ends."""
+"""Tests of `NStep`: hand-computed values, Acme's test cases, a double loop, TF-Agents, and both ends of episodes."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ENDS = {"terminated": True, "truncated": False}
 
 
 def slow_n_step(steps, n, gamma, *, grow=False, power="m-1"):
-    """Returns (t, t + m, reward, discount, value_gamma) of each item, by a double loop."""
+    """Returns (t, t + m, reward, discount, value_gamma) of each item, computed with a double loop."""
     num = len(steps["is_first"]) - 1
     spans = [(0, m) for m in range(1, min(n, num))] if grow else []
     spans += [(t, min(n, num - t)) for t in range(num)]
@@ -51,11 +51,11 @@ def make_steps(terminated, **extras):
     )
 
 
-def numbers(columns, *names):
+def as_lists(columns, *names):
     return [columns[name].tolist() for name in names]
 
 
-# --- by hand
+# --- hand-computed values
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def numbers(columns, *names):
 )
 def test_windows_shrink_and_only_truncation_keeps_the_bootstrap(end, discount):
     columns = make_items(NStep(3, 0.5), make_steps(ENDS[end]))
-    assert numbers(columns, "observation", "action", "next_observation") == [
+    assert as_lists(columns, "observation", "action", "next_observation") == [
         [10, 11, 12, 13],
         [20, 21, 22, 23],
         [13, 14, 14, 14],
     ]
-    assert numbers(columns, "reward", "discount", "value_gamma") == [[3, 6, 8, 8], discount, [0.125, 0.125, 0.25, 0.5]]
+    assert as_lists(columns, "reward", "discount", "value_gamma") == [[3, 6, 8, 8], discount, [0.125, 0.125, 0.25, 0.5]]
     assert {columns[name].dtype for name in ("reward", "discount", "value_gamma")} == {np.dtype(np.float32)}
 
 
 def test_discount_includes_the_last_gamma_with_discount_power_m():
     columns = make_items(NStep(3, 0.5, discount_power="m"), make_steps(False))
-    assert numbers(columns, "discount", "value_gamma") == [[0.125, 0.125, 0.25, 0.5]] * 2
+    assert as_lists(columns, "discount", "value_gamma") == [[0.125, 0.125, 0.25, 0.5]] * 2
 
 
 def acme_episode(rewards, discounts=None):
@@ -116,8 +116,8 @@ def acme_episode(rewards, discounts=None):
     ],
 )
 def test_grow_at_start_matches_acme(n, gamma, steps, expected):
-    """The numbers are those of Acme's tests: acme/adders/reverb/test_cases.py, OneStepFinalReward, TwoStep,
-    ThreeStepDiscounted, ThreeStepVaryingReward, SingleTransitionEpisode, EpisodeShorterThanN.
+    """The numbers come from acme/adders/reverb/test_cases.py: OneStepFinalReward, TwoStep, ThreeStepDiscounted,
+    ThreeStepVaryingReward, SingleTransitionEpisode and EpisodeShorterThanN.
     """
     columns = make_items(NStep(n, gamma, grow_at_start=True), steps)
     got = np.stack([columns[name] for name in ("observation", "reward", "discount", "next_observation")], axis=1)
@@ -154,11 +154,8 @@ def test_nested_observations_and_actions_are_nested_in_the_items():
     columns = make_items(NStep(2, 0.9), episode(4, terminal=True, nested=True))
     assert columns["observation"]["state"][:, 0].tolist() == [10, 11, 12]
     assert columns["next_observation"]["state"][:, 0].tolist() == [12, 13, 13]
-    assert columns["next_observation"]["image"].shape == (3, 3, 2) and columns["action"]["move"].tolist() == [
-        10,
-        11,
-        12,
-    ]
+    assert columns["next_observation"]["image"].shape == (3, 3, 2)
+    assert columns["action"]["move"].tolist() == [10, 11, 12]
 
 
 def test_single_step_has_no_items():
@@ -173,7 +170,7 @@ HALVES = np.array([[1, 0.5, 1, 1, 1], [1, 1, 0.25, 0, 1]], np.float32).T
 
 
 def expected_for_component(reward, discount, terminated, **options):
-    """Returns the expected rewards and discounts if one component is the only one."""
+    """Returns the expected rewards and discounts of one component, computed as if it were the only one."""
     steps = {**make_steps(terminated), "reward": reward, "discount": discount}
     slow = slow_n_step(steps, 3, 0.5, **options)
     return [np.array([item[at] for item in slow], np.float32) for at in (2, 3)]
@@ -187,7 +184,7 @@ def test_vector_rewards_are_summed_by_component(terminated):
         columns = make_items(NStep(3, 0.5, grow), steps)
         expected = [expected_for_component(one * scale, steps["discount"], terminated, grow=grow) for scale in SCALES]
         np.testing.assert_allclose(columns["reward"], np.stack([reward for reward, _ in expected], 1))
-        np.testing.assert_allclose(columns["discount"], expected[0][1])  # A discount keeps its own shape.
+        np.testing.assert_allclose(columns["discount"], expected[0][1])  # The discount stays a scalar.
 
 
 def test_vector_discounts_apply_by_component():
@@ -198,7 +195,9 @@ def test_vector_discounts_apply_by_component():
         reward, discount = expected_for_component(steps["reward"][:, at], HALVES[:, at], False)
         np.testing.assert_allclose(columns["reward"][:, at], reward)
         np.testing.assert_allclose(columns["discount"][:, at], discount)
-    single = make_items(NStep(3, 0.5), {**steps, "reward": make_steps(False)["reward"]})  # One reward, two discounts.
+    single = make_items(
+        NStep(3, 0.5), {**steps, "reward": make_steps(False)["reward"]}
+    )  # This has one reward and two discounts.
     np.testing.assert_allclose(single["reward"], np.stack([columns["reward"][:, 0], -columns["reward"][:, 1]], 1))
     np.testing.assert_allclose(single["discount"], columns["discount"])
 
@@ -237,7 +236,7 @@ def data_context():
 
 
 def test_as_transition_matches_tf_agents_inside_an_episode():
-    """Inside an episode, where TF-Agents' converter is correct, everything that an agent reads is the same."""
+    """Inside an episode, where TF-Agents' converter is correct, all fields that an agent reads are equal."""
     steps, adder = make_steps(False), NStep(3, 0.5)
     convert = data_converter.AsNStepTransition(data_context(), gamma=0.5, n=3)
     rows = trajectory_columns(steps)
@@ -247,10 +246,8 @@ def test_as_transition_matches_tf_agents_inside_an_episode():
     assert_equal_nests(got.action_step, expected.action_step)
     assert_equal_nests(got.time_step.observation, expected.time_step.observation)
     assert_equal_nests(got.next_time_step[1:], expected.next_time_step[1:])
-    assert got.next_time_step.discount.numpy().tolist() == [
-        0.25,
-        0.25,
-    ]  # gamma^2; the agent multiplies by the third gamma.
+    # The discount is gamma^2, because the agent multiplies by the third gamma.
+    assert got.next_time_step.discount.numpy().tolist() == [0.25, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +264,7 @@ def test_as_transition_discounts_correctly_at_either_end(end, types, discounts):
     following = transition.next_time_step
     assert following.step_type.numpy().tolist() == types and following.discount.numpy().tolist() == discounts
     assert following.observation.numpy().tolist() == [13, 14, 14, 14]
-    assert transition.time_step.step_type.numpy().tolist() == [1] * 4  # No row is masked as the last of an episode.
+    assert transition.time_step.step_type.numpy().tolist() == [1] * 4  # No row is masked as the last one of an episode.
     assert transition.action_step.info.numpy().tolist() == [0, 1, 2, 3]
     targets = following.reward + 0.5 * following.discount * 100.0  # The target of the agents, with V = 100.
     bootstrap = {"terminated": [12.5, 0, 0, 0], "truncated": [12.5, 12.5, 25, 50]}[end]
@@ -296,10 +293,15 @@ def random_episodes(draw):
     return steps
 
 
-@given(random_episodes(), st.integers(1, 15), st.sampled_from([0, 0.3, 0.99, 1]), st.booleans(), st.booleans())
+@given(
+    random_episodes(),
+    st.integers(1, 15),
+    st.sampled_from([0, 0.3, 0.99, 1]),
+    st.booleans(),
+    st.sampled_from(["m", "m-1"]),
+)
 @examples(25)
-def test_items_match_the_double_loop(steps, n, gamma, grow, own_power):
-    power = "m" if own_power else "m-1"
+def test_items_match_the_double_loop(steps, n, gamma, grow, power):
     tf.config.run_functions_eagerly(True)
     try:
         columns = make_items(NStep(n, gamma, grow, power), steps)
@@ -323,18 +325,18 @@ def test_n_beyond_the_end_is_monte_carlo(n):
 
 def test_items_do_not_depend_on_neighbouring_episodes():
     single = {name: column[-1:] for name, column in make_steps(False).items()} | {"is_first": np.array([True])}
-    loud = {**make_steps(True), "reward": np.full(5, 1e6, np.float32)}
-    many = [make_steps(True), make_steps(False), loud, single, loud, make_steps(False)]
+    large = {**make_steps(True), "reward": np.full(5, 1e6, np.float32)}
+    all_steps = [make_steps(True), make_steps(False), large, single, large, make_steps(False)]
     adder = NStep(3, 0.5, grow_at_start=True)
-    got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
+    got = list(rlds_dataset(all_steps).apply(adder).as_numpy_iterator())
     expected = [
         tree.map_structure(lambda column, t=t: np.asarray(column[t]), make_items(adder, steps))
-        for steps in many
+        for steps in all_steps
         for t in range(len(adder(Episode(steps, 0))))
     ]
     assert len(got) == 5 * 6
-    for item, want in zip(got, expected, strict=True):
-        assert_equal_nests(item, want)
+    for item, expected_item in zip(got, expected, strict=True):
+        assert_equal_nests(item, expected_item)
 
 
 # --- TF-Agents
@@ -349,11 +351,11 @@ def tf_agents_n_step(rows, begin, n, gamma):
 
 @pytest.mark.parametrize("end", ENDS)
 def test_tf_agents_agrees_inside_an_episode_but_not_at_a_truncated_end(end):
-    """In tensorflow/agents issue 939, a window of frames that crosses the end of an episode includes rewards, discounts
-    and the observation of the next one.
+    """A window of frames that crosses the end of an episode includes rewards, discounts and the observation of the next
+    episode (tensorflow/agents issue 939).
     """
     columns = make_items(NStep(3, 0.5), make_steps(ENDS[end]))
-    items = list(zip(*numbers(columns, "reward", "discount", "next_observation"), strict=True))
+    items = list(zip(*as_lists(columns, "reward", "discount", "next_observation"), strict=True))
     other = {
         **make_steps(True),
         "observation": np.arange(50, 55, dtype=np.float32),
@@ -365,12 +367,9 @@ def test_tf_agents_agrees_inside_an_episode_but_not_at_a_truncated_end(end):
         assert tf_agents_n_step(rows, begin, 3, 0.5) == pytest.approx(items[begin])
     if end == "truncated":
         assert items[2:] == [(8, 0.5, 14), (8, 1, 14)]
-        assert tf_agents_n_step(rows, 2, 3, 0.5) == (
-            8,
-            0.25,
-            50,
-        )  # The next episode's observation, and one gamma too many.
-        assert tf_agents_n_step(rows, 3, 3, 0.5) == (8 + 0.25 * 1000, 0.25, 51)  # Its reward as well.
+        # TF-Agents returns the next episode's observation, with one gamma too all_steps, and then also its reward.
+        assert tf_agents_n_step(rows, 2, 3, 0.5) == (8, 0.25, 50)
+        assert tf_agents_n_step(rows, 3, 3, 0.5) == (8 + 0.25 * 1000, 0.25, 51)
 
 
 # --- spec and invalid arguments

@@ -1,4 +1,4 @@
-"""Tests of V-trace and Retrace: by hand from the papers' sums, slow loops, properties, and invalid arguments."""
+"""Tests of V-trace and Retrace: hand-computed sums of the papers, slow loops, properties, and invalid arguments."""
 
 import functools
 import re
@@ -13,11 +13,11 @@ from properties import examples
 from reference_impls import Chunk, chunks, random_chunk
 from rlds2reverb.adders import discounted_returns, lambda_returns, retrace, td_errors, v_trace
 
-few = examples(25)
+few_examples = examples(25)
 
 
-def run_v_trace(case, **options):
-    return v_trace(
+def run(function, case, **options):
+    return function(
         case.rewards,
         case.discounts,
         values=case.values,
@@ -30,47 +30,31 @@ def run_v_trace(case, **options):
     )
 
 
-def run_retrace(case, **options):
-    return retrace(
-        case.rewards,
-        case.discounts,
-        values=case.values,
-        ratios=case.ratios.astype(case.rewards.dtype),
-        next_values=case.next_values,
-        is_last=case.is_last,
-        gamma=case.gamma,
-        lambda_=case.lambda_,
-        **options,
-    )
-
-
-FAST = {
-    "targets": lambda case, **options: run_v_trace(case, **options).targets,
-    "advantages": lambda case, **options: run_v_trace(case, **options).advantages,
-    "retrace": run_retrace,
+FUNCTIONS = {
+    "targets": lambda case, **options: run(v_trace, case, **options).targets,
+    "advantages": lambda case, **options: run(v_trace, case, **options).advantages,
+    "retrace": functools.partial(run, retrace),
 }
 
 
-def slow_v_trace(at, case, clip_rho=1.0, clip_c=1.0):
-    arguments = case.rewards, case.factors, case.values, case.next_values, case.ratios, case.lambda_
-    return reference_impls.slow_v_trace(*arguments, clip_rho, clip_c)[at]
+def run_slow(function, case, *clips):
+    return function(case.rewards, case.factors, case.values, case.next_values, case.ratios, case.lambda_, *clips)
 
 
-def slow_retrace(case):
-    arguments = case.rewards, case.factors, case.values, case.next_values, case.ratios, case.lambda_
-    return reference_impls.slow_retrace(*arguments)
+def slow_v_trace(case, clip_rho=1.0, clip_c=1.0):
+    return run_slow(reference_impls.slow_v_trace, case, clip_rho, clip_c)
 
 
-SLOW = {
-    "targets": functools.partial(slow_v_trace, 0),
-    "advantages": functools.partial(slow_v_trace, 1),
-    "retrace": slow_retrace,
+REFERENCES = {
+    "targets": lambda case, **options: slow_v_trace(case, **options)[0],
+    "advantages": lambda case, **options: slow_v_trace(case, **options)[1],
+    "retrace": functools.partial(run_slow, reference_impls.slow_retrace),
 }
-every = pytest.mark.parametrize("name", FAST)
+each_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def connect_values(case):
-    """Returns the case with each step's next value equal to the value of the next step, except at episode ends."""
+    """Returns the case with each next value set to the value of the next step, except at the ends of episodes."""
     shifted = np.append(case.values[1:], case.final)[: len(case.values)]
     return case._replace(next_values=np.where(case.is_last, case.next_values, shifted).astype(case.values.dtype))
 
@@ -84,12 +68,12 @@ def assert_close(got, expected, dtype=np.float64):
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=10 * tolerance)
 
 
-# Worked out by hand from the papers' sums.
+# --- hand-computed values
 
 RATIOS = [0.5, 2.0, 4.0]
 
 
-def test_v_trace_by_hand():
+def test_v_trace_matches_hand_computed_values():
     """Espeholt et al. 2018, eq. 1. gamma 1/2, V = 2, 4, 6 and finally 8; r = 1, 2, 3: each TD error is
     1 + 4/2 - 2 = 2 + 6/2 - 4 = 3 + 8/2 - 6 = 1. With both clips at 1: rho = c = 1/2, 1, 1.
 
@@ -107,7 +91,7 @@ def test_v_trace_by_hand():
     assert got.advantages.numpy().tolist() == [1.375, 5, 3]
 
 
-def test_retrace_by_hand():
+def test_retrace_matches_hand_computed_values():
     """Munos et al. 2016, eq. 3. gamma 1/2, Q = 2, 4, 6; the next means are 4, 6, 8; r = 1, 2, 3: each error is 1.
     lambda 1/2: c = (unused), 1/2, 1/2, and with ratios 1/4 at step 2: 1/8.
 
@@ -131,44 +115,45 @@ def test_truncation_keeps_the_value_and_separates_episodes():
     assert retrace([1.0, 2, 3, 4], [1.0, 1, 1, 0], **numbers).numpy().tolist() == [4.5, 7, 5, 4]
 
 
-# Slow loops and shapes.
+# --- slow loops and shapes
 
 
-@every
+@each_function
 @given(chunks(min_length=1))
-@few
+@few_examples
 def test_functions_match_the_slow_loop_over_each_episode(name, case):
     case = connect_values(case)
-    got = FAST[name](case).numpy()
+    got = FUNCTIONS[name](case).numpy()
     assert got.dtype == case.rewards.dtype and got.shape == case.rewards.shape
-    assert_close(got, apply_per_episode(SLOW[name], case), got.dtype)
+    assert_close(got, apply_per_episode(REFERENCES[name], case), got.dtype)
 
 
 @pytest.mark.parametrize("name", ["targets", "advantages"])
 @given(chunks(min_length=1), st.sampled_from([(1.0, 0.0), (2.0, 1.5), (float("inf"), 1.0)]))
-@few
+@few_examples
 def test_clipping_matches_the_slow_loop(name, case, clips):
     case = connect_values(case)
     options = {"clip_rho": clips[0], "clip_c": clips[1]}
-    assert_close(FAST[name](case, **options), apply_per_episode(SLOW[name], case, **options), case.rewards.dtype)
+    assert_close(
+        FUNCTIONS[name](case, **options), apply_per_episode(REFERENCES[name], case, **options), case.rewards.dtype
+    )
 
 
-@every
+@each_function
 @pytest.mark.parametrize("length", [0, 1, 7])
 def test_batched_matches_looped_for_either_time_axis(name, length):
     case = random_chunk((length, 3), length, np.float64)
     columns = [case.map_columns(lambda column, b=b: column[:, b])._replace(final=case.final[b]) for b in range(3)]
-    looped = np.stack([FAST[name](column) for column in columns], 1)
-    assert_close(FAST[name](case), looped)
-    assert_close(FAST[name](case.map_columns(np.transpose), time_axis=1), looped.T)
+    looped = np.stack([FUNCTIONS[name](column) for column in columns], 1)
+    assert_close(FUNCTIONS[name](case), looped)
+    assert_close(FUNCTIONS[name](case.map_columns(np.transpose), time_axis=1), looped.T)
 
 
-@every
+@each_function
 def test_tracing_with_unknown_length_matches_eager(name):
-    specs = [tf.TensorSpec([None], tf.float32)] * 4 + [tf.TensorSpec([None], tf.bool)]
-    fixed = {"ratios": tf.TensorSpec([None], tf.float32)}
+    floats, flags = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.bool)
 
-    @tf.function(input_signature=[*specs, fixed["ratios"]])
+    @tf.function(input_signature=[*[floats] * 4, flags, floats])
     def traced(rewards, discounts, values, next_values, is_last, ratios):
         numbers = {"values": values, "next_values": next_values, "is_last": is_last, "ratios": ratios}
         if name == "retrace":
@@ -177,15 +162,15 @@ def test_tracing_with_unknown_length_matches_eager(name):
 
     for length in (0, 1, 7):
         case = random_chunk((length,), length)
-        assert_close(traced(*case[:5], case.ratios.astype(np.float32)), FAST[name](case), np.float32)
+        assert_close(traced(*case[:5], case.ratios.astype(np.float32)), FUNCTIONS[name](case), np.float32)
 
 
-# Properties.
+# --- properties
 
 
 @given(chunks(min_length=1))
-@few
-def test_on_policy_v_trace_matches_the_return_and_lambda_return(case):
+@few_examples
+def test_on_policy_targets_match_the_return_and_the_lambda_return(case):
     case, dtype = connect_values(case), case.rewards.dtype
     arguments = {"next_values": case.next_values, "is_last": case.is_last, "gamma": case.gamma}
     numbers = {"values": case.values, "ratios": np.ones_like(case.rewards), **arguments}
@@ -199,27 +184,27 @@ def test_on_policy_v_trace_matches_the_return_and_lambda_return(case):
 
 
 @given(chunks(min_length=1))
-@few
+@few_examples
 def test_retrace_with_lambda_0_matches_the_one_step_target(case):
     errors = td_errors(case.rewards, case.discounts, values=case.values, next_values=case.next_values, gamma=case.gamma)
-    assert_close(run_retrace(case._replace(lambda_=0.0)), case.values + errors, case.rewards.dtype)
+    assert_close(run(retrace, case._replace(lambda_=0.0)), case.values + errors, case.rewards.dtype)
 
 
 @pytest.mark.parametrize("number", [5, np.nan])
-@every
+@each_function
 @given(chunks(min_length=1), st.integers(0, 39))
-@few
-def test_steps_after_is_last_are_ignored(name, number, case, place):
-    place %= len(case.rewards)
-    case.discounts[place], case.is_last[place] = 1, True
+@few_examples
+def test_steps_after_is_last_are_ignored(name, number, case, position):
+    position %= len(case.rewards)
+    case.discounts[position], case.is_last[position] = 1, True
     columns = [column.copy() for column in case[:4]]
     for column in (columns[0], columns[2], columns[3]):
-        column[place + 1 :] = number
-    changed = FAST[name](Chunk(*columns, case.is_last, *case[5:]))
-    np.testing.assert_array_equal(FAST[name](case)[: place + 1], changed[: place + 1])
+        column[position + 1 :] = number
+    changed = FUNCTIONS[name](Chunk(*columns, case.is_last, *case[5:]))
+    np.testing.assert_array_equal(FUNCTIONS[name](case)[: position + 1], changed[: position + 1])
 
 
-# Invalid arguments.
+# --- invalid arguments
 
 VALID = random_chunk((3,))
 
@@ -263,7 +248,7 @@ VALID = random_chunk((3,))
 )
 def test_invalid_arguments_raise(name, change, options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        FAST[name](VALID._replace(**change), **options)
+        FUNCTIONS[name](VALID._replace(**change), **options)
 
 
 def test_is_last_requires_next_values():

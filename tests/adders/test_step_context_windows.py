@@ -1,4 +1,4 @@
-"""Tests of `StepContextWindows`: by hand, against a slow loop, and with invalid arguments."""
+"""Tests of `StepContextWindows`: hand-computed windows, a slow loop, and invalid arguments."""
 
 import numpy as np
 import pytest
@@ -32,20 +32,20 @@ def slow_windows(num_actions, length):
 
 def assert_windows(items, steps, expected):
     assert len(items) == len(expected)
-    for item, places in zip(items, expected, strict=True):
-        real = np.array([place is not None for place in places])
-        rows = [place for place in places if place is not None]
-        assert item["mask"].tolist() == real.tolist()
-        assert item["timestep"].tolist() == [place or 0 for place in places] and item["timestep"].dtype == np.int32
-        kept = tree.map_structure(lambda column, real=real: column[real], {name: item[name] for name in steps})
-        assert_equal_nests(kept, tree.map_structure(lambda column, rows=rows: column[rows], steps))
-        padding = tree.map_structure(lambda column, real=real: column[~real], item)
+    for item, rows in zip(items, expected, strict=True):
+        is_real = np.array([row is not None for row in rows])
+        real_rows = [row for row in rows if row is not None]
+        assert item["mask"].tolist() == is_real.tolist()
+        assert item["timestep"].tolist() == [row or 0 for row in rows] and item["timestep"].dtype == np.int32
+        kept = tree.map_structure(lambda column, mask=is_real: column[mask], {name: item[name] for name in steps})
+        assert_equal_nests(kept, tree.map_structure(lambda column, rows=real_rows: column[rows], steps))
+        padding = tree.map_structure(lambda column, mask=is_real: column[~mask], item)
         assert not any(np.any(column) for column in tree.flatten(padding))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_windows_by_hand(terminal):
-    """Five actions give 0 1 2, 1 2 3, 2 3 4, - 3 4, - - 4; the final observation is in no window."""
+def test_windows_match_hand_computed_ones(terminal):
+    """Five actions have five windows; no window contains the final observation."""
     steps = episode(6, terminal=terminal, nested=True)
     expected = [[0, 1, 2], [1, 2, 3], [2, 3, 4], [None, 3, 4], [None, None, 4]]
     assert_windows(make_items(StepContextWindows(3), steps), steps, expected)
@@ -76,10 +76,10 @@ def test_windows_match_the_slow_loop(num_rows, length):
 
 
 def test_check_adder_passes_and_spec_matches():
-    many = [episode(length, terminal=True, start=10 * length) for length in (5, 1, 2, 3, 9)]
+    all_steps = [episode(length, terminal=True, start=10 * length) for length in (5, 1, 2, 3, 9)]
     adder = StepContextWindows(3)
-    assert check_adder(adder, many) == 4 + 0 + 1 + 2 + 8
-    assert rlds_dataset(many).apply(adder).element_spec["timestep"] == tf.TensorSpec((3,), tf.int32)
+    assert check_adder(adder, all_steps) == 4 + 0 + 1 + 2 + 8
+    assert rlds_dataset(all_steps).apply(adder).element_spec["timestep"] == tf.TensorSpec((3,), tf.int32)
 
 
 def test_invalid_arguments_and_steps_raise():

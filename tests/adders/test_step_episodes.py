@@ -20,17 +20,17 @@ def convert(adder, steps):
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize(
-    ("padding", "place", "mask"),
+    ("padding", "observations", "mask"),
     [
         ("none", [10, 11, 12], [1, 1, 1]),
         ("end", [10, 11, 12, 0, 0], [1, 1, 1, 0, 0]),
         ("start", [0, 0, 10, 11, 12], [0, 0, 1, 1, 1]),
     ],
 )
-def test_padding_by_hand(padding, place, mask, terminal):
+def test_padding_matches_hand_computed_rows(padding, observations, mask, terminal):
     steps = episode(3, terminal=terminal)
     item = convert(StepEpisodes(5, padding), steps)
-    assert item["observation"][:, 0].tolist() == place and item["mask"].tolist() == [bool(flag) for flag in mask]
+    assert item["observation"][:, 0].tolist() == observations and item["mask"].tolist() == [bool(flag) for flag in mask]
     assert_equal_nests({name: item[name][item["mask"]] for name in steps}, steps)
     zeros = tree.map_structure(lambda column: column[~item["mask"]], item)
     assert not any(np.any(column) for column in tree.flatten(zeros))
@@ -53,26 +53,28 @@ def test_strings_are_padded_with_empty_strings():
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_too_long_episode_raises(padding):
     message = "an episode has more rows than max_length, 3; raise max_length, or cut episodes with StepWindows"
-    many = [episode(3, terminal=True), episode(4, terminal=True)]
+    all_steps = [episode(3, terminal=True), episode(4, terminal=True)]
     adder = StepEpisodes(3, padding)
-    iterator = iter(rlds_dataset(many).apply(adder))
+    iterator = iter(rlds_dataset(all_steps).apply(adder))
     assert next(iterator)["mask"].shape == (3,)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         next(iterator)
     with pytest.raises(ValueError, match=f"^episode 7: {message}$"):
-        adder(Episode(many[1], 7))
+        adder(Episode(all_steps[1], 7))
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_item_spec_matches_the_dataset_which_skips_empty_episodes(padding):
-    many = [episode(length, terminal=True, nested=True) for length in (1, 0, 3, 0)]
+def test_item_spec_matches_the_dataset_and_empty_episodes_are_skipped(padding):
+    all_steps = [episode(length, terminal=True, nested=True) for length in (1, 0, 3, 0)]
     adder = StepEpisodes(4, padding)
-    spec = adder.item_spec(tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), many[0]))
-    dataset = rlds_dataset(many).apply(adder)
+    spec = adder.item_spec(
+        tree.map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), all_steps[0])
+    )
+    dataset = rlds_dataset(all_steps).apply(adder)
     assert dataset.element_spec == spec
     assert spec["mask"] == tf.TensorSpec((None if padding == "none" else 4,), tf.bool)
     assert [int(item["mask"].sum()) for item in dataset.as_numpy_iterator()] == [1, 3]
-    assert len(adder(Episode(many[1], 1))) == 0
+    assert len(adder(Episode(all_steps[1], 1))) == 0
 
 
 def test_fields_of_a_preceding_adder_are_padded():

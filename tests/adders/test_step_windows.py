@@ -1,4 +1,4 @@
-"""Tests of `StepWindows`: each `end` by hand, a slow loop, masks, and `split_burn_in`."""
+"""Tests of `StepWindows`: hand-computed windows for each `end`, a slow loop, masks, and `split_burn_in`."""
 
 import numpy as np
 import pytest
@@ -51,13 +51,13 @@ def make_items(adder, steps):
 
 
 def observations(items):
-    """Returns the observations of each item, which are 0 where the mask is False."""
+    """Returns the observations of each item; padding is 0."""
     return [item["observation"].astype(int).tolist() for item in items]
 
 
-# --- by hand
+# --- hand-computed windows
 
-TABLE = {
+SIX_ROWS = {
     "write": [[1, 2, 3], [3, 4, 5], [4, 5, 6]],
     "last": [[1, 2, 3], [3, 4, 5], [4, 5, 6]],
     "zero_pad": [[1, 2, 3], [3, 4, 5], [5, 6, 0]],
@@ -65,7 +65,7 @@ TABLE = {
     "truncate": [[1, 2, 3], [3, 4, 5], [5, 6]],
     "drop": [[1, 2, 3], [3, 4, 5]],
 }
-SHORT = {
+TWO_ROWS = {
     "write": [],
     "drop": [],
     "truncate": [[1, 2]],
@@ -77,25 +77,25 @@ SHORT = {
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("end", WITHIN_EPISODE)
-def test_each_end_by_hand(end, terminal):
+def test_each_end_matches_hand_computed_windows(end, terminal):
     for num_rows, expected in (
-        (6, TABLE[end]),
+        (6, SIX_ROWS[end]),
         (7, [[1, 2, 3], [3, 4, 5], [5, 6, 7]]),
         (3, [[1, 2, 3]]),
-        (2, SHORT[end]),
+        (2, TWO_ROWS[end]),
     ):
         steps = make_steps(num_rows, terminal=terminal)
         items = make_items(StepWindows(3, 2, end), steps)
         assert observations(items) == expected
         for item in items:
-            real = item["mask"]
-            assert real.tolist() == [number != 0 for number in item["observation"]]
-            rows = item["observation"][real].astype(int) - 1
-            assert_equal_nests({name: item[name][real] for name in steps}, {name: steps[name][rows] for name in steps})
+            mask = item["mask"]
+            assert mask.tolist() == [number != 0 for number in item["observation"]]
+            rows = item["observation"][mask].astype(int) - 1
+            assert_equal_nests({name: item[name][mask] for name in steps}, {name: steps[name][rows] for name in steps})
 
 
 def test_action_taken_excludes_the_final_observation_and_padding():
-    """Their actions are zeros that nobody took, so behavioural cloning must ignore them."""
+    """Their actions are zeros that were never taken, so behavioural cloning must ignore them."""
     for end, expected in (("write", [[1, 1], [1, 0]]), ("zero_pad", [[1, 1], [1, 0]]), ("truncate", [[1, 1], [1, 0]])):
         for terminal in (True, False):
             items = make_items(StepWindows(2, end=end), make_steps(4, terminal=terminal))
@@ -110,7 +110,7 @@ def test_action_taken_excludes_the_final_observation_and_padding():
 
 
 def test_period_above_the_length_raises():
-    """Acme would create windows of padding only; here rows would be lost silently."""
+    """Acme would create windows of only padding; here rows would be lost silently."""
     with pytest.raises(
         ValueError, match="period must be at most the length, 2, got 3: rows between two windows would be lost"
     ):
@@ -142,37 +142,38 @@ def test_nested_rows_keep_their_nests_and_dtypes():
 # --- crossing episodes
 
 
-def cut_windows(many, length, period):
-    rows = [number for steps in many for number in steps["observation"].astype(int).tolist()]
+def cut_windows(all_steps, length, period):
+    """Returns the observations of all windows of the concatenated episodes."""
+    rows = [number for steps in all_steps for number in steps["observation"].astype(int).tolist()]
     return [rows[at : at + length] for at in range(0, len(rows) - length + 1, period)]
 
 
 @pytest.mark.parametrize(("length", "period"), [(3, 2), (3, 3), (4, 1), (1, 1), (9, 2)])
-def test_continue_continues_with_the_next_episode(length, period):
-    many = [make_steps(6), make_steps(1, 20), make_steps(2, 30), make_steps(7, 40), make_steps(1, 50)]
+def test_windows_with_end_continue_cross_episodes(length, period):
+    all_steps = [make_steps(6), make_steps(1, 20), make_steps(2, 30), make_steps(7, 40), make_steps(1, 50)]
     adder = StepWindows(length, period, "continue")
-    got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
-    assert observations(got) == cut_windows(many, length, period)
+    got = list(rlds_dataset(all_steps).apply(adder).as_numpy_iterator())
+    assert observations(got) == cut_windows(all_steps, length, period)
     assert all(item["mask"].all() for item in got)
     if (length, period) == (3, 2):
         assert observations(got)[:4] == [[1, 2, 3], [3, 4, 5], [5, 6, 20], [20, 30, 31]]
         assert got[2]["is_last"].tolist() == [False, True, True] and got[2]["is_first"].tolist() == [False, False, True]
 
 
-def test_continue_raises_for_single_episodes():
+def test_end_continue_raises_for_single_episodes():
     for adder in (StepWindows(3, 2, "continue"), compose(NStep(2, 0.9), StepWindows(3, 2, "continue"))):
         with pytest.raises(ValueError, match="cross episodes and require a dataset"):
             adder(Episode(make_steps(6), 0))
 
 
-def test_other_ends_do_not_cross_episodes():
-    many = [make_steps(6), make_steps(1, 20), make_steps(2, 30), make_steps(7, 40)]
+def test_windows_with_other_ends_do_not_cross_episodes():
+    all_steps = [make_steps(6), make_steps(1, 20), make_steps(2, 30), make_steps(7, 40)]
     for end in ("write", "last", "truncate"):
         adder = StepWindows(3, 2, end)
-        got = list(rlds_dataset(many).apply(adder).as_numpy_iterator())
-        expected = [item for steps in many for item in make_items(adder, steps)]
-        for item, want in zip(got, expected, strict=True):
-            assert_equal_nests(item, want)
+        got = list(rlds_dataset(all_steps).apply(adder).as_numpy_iterator())
+        expected = [item for steps in all_steps for item in make_items(adder, steps)]
+        for item, expected_item in zip(got, expected, strict=True):
+            assert_equal_nests(item, expected_item)
 
 
 # --- the slow loop, and properties
@@ -198,7 +199,7 @@ def test_items_match_the_slow_loop(num_rows, length, data, end):
 
 @given(st.integers(1, 14), st.integers(1, 6), st.data())
 @examples(25)
-def test_padded_windows_contain_every_row_and_masks_count_them(num_rows, length, data):
+def test_padded_windows_contain_every_row_and_mask_the_padding(num_rows, length, data):
     period = data.draw(st.integers(1, length))
     items = run_eagerly(StepWindows(length, period, "zero_pad"), make_steps(num_rows))
     real = np.concatenate([item["observation"][item["mask"]] for item in items])
@@ -213,10 +214,10 @@ def test_padded_windows_contain_every_row_and_masks_count_them(num_rows, length,
 
 def make_batch(length):
     """Returns two windows with observations 0, 1, ... and 100, 101, ...; the other fields are 1000, 2000, ... higher."""
-    place = np.arange(length) + np.array([[0], [100]])
+    numbers = np.arange(length) + np.array([[0], [100]])
     names = ("action", "reward", "is_last", "value_gamma", "mask")
-    others = {name: tf.constant(place + 1000 * (at + 1)) for at, name in enumerate(names)}
-    return {"observation": {"a": tf.constant(place), "b": tf.constant(np.stack([place, -place], 2))}, **others}
+    others = {name: tf.constant(numbers + 1000 * (at + 1)) for at, name in enumerate(names)}
+    return {"observation": {"a": tf.constant(numbers), "b": tf.constant(np.stack([numbers, -numbers], 2))}, **others}
 
 
 @pytest.mark.parametrize("time_axis", [0, 1])
@@ -237,10 +238,10 @@ def test_split_burn_in_matches_r2d2(length, burn_in, n, time_axis):
     for name, part in parts.items():
         for field, nest in part.items():
             for got, column in zip(tree.flatten(nest), tree.flatten(batch[field]), strict=True):
-                want = column.numpy()[:, expected[name][field]]
-                np.testing.assert_array_equal(got, want if time_axis else want[0])
-    rows = {name: tree.flatten(part["observation"])[0].shape[time_axis] for name, part in parts.items()}
-    assert rows == {"burnin": burn_in + n, "main": length - burn_in - n, "target": length - burn_in - n}
+                rows = column.numpy()[:, expected[name][field]]
+                np.testing.assert_array_equal(got, rows if time_axis else rows[0])
+    num_rows = {name: tree.flatten(part["observation"])[0].shape[time_axis] for name, part in parts.items()}
+    assert num_rows == {"burnin": burn_in + n, "main": length - burn_in - n, "target": length - burn_in - n}
 
 
 @pytest.mark.parametrize(

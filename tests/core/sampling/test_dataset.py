@@ -35,10 +35,10 @@ EPISODES = load([episode(length, terminal=False, start=100.0 * at) for at, lengt
 class Transitions:
     """An adder that turns every row of an episode into an item without a time axis."""
 
-    def __call__(self, steps):
-        rows = trajectory_columns(steps.steps)
-        many = len(rows.step_type)
-        return Items(rows, np.arange(many), np.ones(many, np.int64), squeeze=True)
+    def __call__(self, episode):
+        rows = trajectory_columns(episode.steps)
+        num_rows = len(rows.step_type)
+        return Items(rows, np.arange(num_rows), np.ones(num_rows, np.int64), squeeze=True)
 
     def item_spec(self, step_spec):
         return tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), trajectory_spec(step_spec))
@@ -55,8 +55,8 @@ def sample_batches(servers, num_batches, batch_size=1000, **options):
     return tree.map_structure(lambda *parts: np.concatenate(parts), *batches.as_numpy_iterator())
 
 
-def chance_of_worse(counts, expected, degrees):
-    """Returns the p-value of Pearson's chi-square test."""
+def chi_square_p_value(counts, expected, degrees):
+    """Returns the p-value of Pearson's chi-square test for these counts."""
     statistic = float((np.square(counts - expected) / expected).sum())
     return float(tf.math.igammac(degrees / 2, statistic / 2))
 
@@ -89,13 +89,13 @@ def test_episodes_are_padded_with_zeros_and_masked(layout, num_servers):
         assert dataset.element_spec.info.mask == tf.TensorSpec((8, None), tf.bool)
         sample = next(dataset.as_numpy_iterator())
     expected = [trajectory_columns(steps.steps) for steps in EPISODES]
-    which = sample.data.observation[:, 0, 0].astype(int) // 100
-    longest = max(LENGTHS[at] for at in which)
-    for item, at in enumerate(which):
-        length = LENGTHS[at]
+    indices = sample.data.observation[:, 0, 0].astype(int) // 100
+    longest = max(LENGTHS[index] for index in indices)
+    for item, index in enumerate(indices):
+        length = LENGTHS[index]
         assert sample.info.mask[item].tolist() == [step < length for step in range(longest)]
         got = tree.map_structure(lambda leaf, i=item: leaf[i], sample.data)
-        assert_equal_nests(tree.map_structure(lambda leaf, n=length: leaf[:n], got), expected[at])
+        assert_equal_nests(tree.map_structure(lambda leaf, n=length: leaf[:n], got), expected[index])
         assert all(leaf.shape[0] == longest and not leaf[length:].any() for leaf in tree.flatten(got))
 
 
@@ -106,8 +106,8 @@ def test_transitions_have_no_time_axis(layout):
         ingest(SOURCE, server.address, "items", adder=adder, layout=layout)
         sample = next(sample_dataset(server.address, "items", 4).as_numpy_iterator())
     rows = trajectory_columns(SOURCE.first_episode.steps)
-    at = sample.data.observation["state"][:, 0].astype(int) - 10
-    assert_equal_nests(sample.data, tree.map_structure(lambda column: column[at], rows))
+    positions = sample.data.observation["state"][:, 0].astype(int) - 10
+    assert_equal_nests(sample.data, tree.map_structure(lambda column: column[positions], rows))
     assert sample.info.mask == ()
 
 
@@ -130,10 +130,10 @@ def test_to_experience_matches_tf_agents_transition():
         experience, info = next(iter(dataset))
         assert isinstance(experience, trajectory.Trajectory) and isinstance(info, SampleInfo)
         transition = to_transition(experience)
-    place = experience.observation["state"][:, 0, 0]
-    np.testing.assert_array_equal(transition.time_step.observation["state"][:, 0], place)
-    np.testing.assert_array_equal(transition.next_time_step.observation["state"][:, 0], place + 1)
-    np.testing.assert_array_equal(transition.next_time_step.reward, place + 90)
+    position = experience.observation["state"][:, 0, 0]
+    np.testing.assert_array_equal(transition.time_step.observation["state"][:, 0], position)
+    np.testing.assert_array_equal(transition.next_time_step.observation["state"][:, 0], position + 1)
+    np.testing.assert_array_equal(transition.next_time_step.reward, position + 90)
     assert info.weight.shape == transition.next_time_step.reward.shape
 
 
@@ -193,7 +193,7 @@ def test_sampling_frequencies_match_the_priorities(alpha):
             powers = np.array([priorities[value] for value in range(30)]) ** alpha
             counts = np.bincount(sample.data.astype(int), minlength=30)
             expected = powers / powers.sum() * counts.sum()
-            assert counts.sum() == 100_000 and chance_of_worse(counts, expected, len(counts) - 1) > 1e-6
+            assert counts.sum() == 100_000 and chi_square_p_value(counts, expected, len(counts) - 1) > 1e-6
             np.testing.assert_allclose(sample.info.probability, (powers / powers.sum())[sample.data.astype(int)])
             # The second round uses different priorities.
             keys = dict(zip(sample.data.astype(int).tolist(), sample.info.key.tolist(), strict=True))
@@ -219,17 +219,17 @@ def test_weighted_samples_of_shards_represent_their_union(alphas):
     assert [set(values[info.server == k]) for k in (0, 1)] == [set(table) for table in tables]
     mass, times, complete = np.zeros(40), np.zeros(40), 0
     for begin in range(0, 140_000, 1000):
-        own = slice(begin, begin + 1000)
-        counts = np.bincount(info.server[own], minlength=2)
-        probabilities = info.probability[own] * counts[info.server[own]] / 1000
-        np.testing.assert_allclose(info.weight[own], probabilities.min() / probabilities, rtol=1e-6)
+        batch = slice(begin, begin + 1000)
+        counts = np.bincount(info.server[batch], minlength=2)
+        probabilities = info.probability[batch] * counts[info.server[batch]] / 1000
+        np.testing.assert_allclose(info.weight[batch], probabilities.min() / probabilities, rtol=1e-6)
         if counts.all():  # Otherwise the batch represents only one of the tables.
             complete += 1
-            mass += np.bincount(values[own], 1 / (1000 * probabilities), minlength=40)
-            times += np.bincount(values[own], minlength=40)
+            mass += np.bincount(values[batch], 1 / (1000 * probabilities), minlength=40)
+            times += np.bincount(values[batch], minlength=40)
     assert complete >= 100
-    # All 40 items have the same total weight, whatever their shard, up to the error of how often each was sampled.
-    assert chance_of_worse(1 + (mass / complete - 1) * np.sqrt(times), np.ones(40), 40) > 1e-6
+    # All 40 items have the same total weight, whatever their shard, up to the sampling error of their counts.
+    assert chi_square_p_value(1 + (mass / complete - 1) * np.sqrt(times), np.ones(40), 40) > 1e-6
 
 
 @pytest.mark.parametrize("alphas", [(None, 0.8), (0.5, 0.8)])
@@ -256,7 +256,7 @@ def test_weights_are_one_when_all_shards_have_a_fixed_order():
     assert set(info.server) == {0, 1} and set(info.weight) == {1}
 
 
-def test_servers_that_keep_up_contribute_equally():
+def test_equally_fast_servers_contribute_equally():
     with serve_numbers(*({value: 1.0} for value in range(3))) as servers:
         sample = sample_batches(servers, 100, 96)
     fractions = np.bincount(sample.info.server, minlength=3) / (100 * 96)
@@ -298,7 +298,7 @@ def test_empty_queue_does_not_hang(layout):
         assert got == [10.0 + at for at in range(29)]
 
 
-def test_empty_shard_is_reported_and_the_other_continues():
+def test_empty_shard_is_reported_and_sampling_continues():
     reports = []
     with serve_numbers({1: 1.0}, {}) as servers:
         samples = iter(
@@ -326,6 +326,7 @@ def test_empty_shard_is_reported_and_the_other_continues():
 
 @pytest.fixture(scope="module")
 def served():
+    """A server whose table holds the number 1."""
     with ReplayServer([CONFIG], NUMBER) as server:
         write_numbers(server.client, {1: 1.0})
         yield server
@@ -360,7 +361,7 @@ def test_inconsistent_servers_raise(served):
     packed = packed_signature(Packing(SIGNATURE, squeeze=False))
     with ReplayServer([CONFIG], tf.TensorSpec((2,), tf.float32)) as other, ReplayServer([CONFIG], packed) as third:
         with pytest.raises(
-            SpecMismatchError, match=r"item is float32 \[2\], but table 'items' at .* expects float32 \[\]; it cannot"
+            SpecMismatchError, match=r"item is float32 \[2\], but table .* at .* expects float32 \[\]; the tables at"
         ):
             sample_dataset([served.address, other.address], "items", 8)
         with pytest.raises(SpecMismatchError, match="table 'items' packs its items differently at "):
@@ -385,7 +386,7 @@ def test_batch_smaller_than_the_number_of_servers_raises():
             sample_dataset(addresses(servers), "items", 1)
 
 
-def test_servers_are_accepted_in_any_form_but_paths_raise(served):
+def test_every_form_of_server_is_accepted_but_paths_raise(served):
     for server in (served.address, served.port, served, served.client, [reverb.Client(served.address)]):
         assert next(iter(sample_dataset(server, "items", 2))).data.numpy().tolist() == [1, 1]
     for path in ("data", Path(served.address)):
