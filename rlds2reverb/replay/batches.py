@@ -1,4 +1,4 @@
-"""What sampling returns: a batch of columns, a list of dicts, a refusal, or a `tf.data` stream of batches."""
+"""The results of sampling: batches of columns, lists of dicts, refusals, and `tf.data` streams of batches."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ from . import validation
 from .batches import NO_BUFFER, Batch, BatchInfo, Sample, SampleCheck, SampleRefusal, stream_batches
 from .checkpoints import CheckpointFolder
 from .configs import BufferConfig
-from .contents import INITIAL_PRIORITY, Contents, require_same_buffer
+from .contents import INITIAL_PRIORITY, Contents
 from .item_spec import COLLECT_ITER, PRIORITY, ItemRows, ItemSpec, get_fields, take_first, to_arrays
 from .listeners import Listener, NotifyingLock
-from .sampler import Candidates, require_possible
-from .snapshots import Snapshot, State
+from .sampler import Candidates, require_possible, select_candidates
+from .snapshots import Snapshot
 from .transitions import make_transitions
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ReplayBuffer:
             raise ValueError(f"{type(self).__name__} requires a config of kind {self.kind!r}, got {self.config.kind!r}")
         if not isinstance(name, str) or not name:
             raise ValueError(f"the name of a buffer must be a non-empty string, got {name!r}")
-        self.name, self._holder = name, f"buffer {name!r}"
+        self.name = name
         #: The lock of all methods; hold it to make several calls atomic.
         self.lock = NotifyingLock()
         #: Held while a snapshot is read; there is one at a time.
@@ -95,11 +95,12 @@ class ReplayBuffer:
         self._is_closed, self._spec = False, spec
         #: The state, which a load replaces under the lock.
         self.contents = Contents(
-            self.config, self._holder, None if mmap_dir is None else Path(mmap_dir), np.random.default_rng(seed)
+            name, self.config, None if mmap_dir is None else Path(mmap_dir), np.random.default_rng(seed)
         )
+        self._holder = self.contents.holder
         self._checkpoints = None if checkpoint_root is None else CheckpointFolder(Path(checkpoint_root))
         try:
-            if self._checkpoints is not None and (state := self._checkpoints.newest(self._require_same)) is not None:
+            if self._checkpoints is not None and (state := self._checkpoints.read_newest()) is not None:
                 self.contents = self.restore(state)
             elif spec is not None:
                 self.contents.set_spec(spec)
@@ -347,7 +348,7 @@ class ReplayBuffer:
             different buffer, or a manager sampled the batch; nothing is changed then.
         """
         update = validation.read_update(self._holder, info, priority)
-        if update.priorities is None:
+        if update is None:
             return 0
         if update.buffers is not None and (update.buffers != NO_BUFFER).any():
             raise ValueError(f"a batch of a manager cannot update {self._holder}; pass its info to manager.update")
@@ -378,7 +379,7 @@ class ReplayBuffer:
 
         Arguments and errors are those of `sample`.
         """
-        learner_iter = self._read_arguments(cur_learner_iter, sample_range)
+        learner_iter = validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
         with self.lock:
             candidates = self._select_candidates(size, learner_iter, sample_range)
         return SampleCheck(False, candidates.reason) if isinstance(candidates, SampleRefusal) else SampleCheck(True)
@@ -421,7 +422,7 @@ class ReplayBuffer:
         return sample if isinstance(sample, SampleRefusal) else sample.to_batch()
 
     def _sample(self, size: int, cur_learner_iter: int | None, sample_range: slice | None) -> Sample | SampleRefusal:
-        learner_iter = self._read_arguments(cur_learner_iter, sample_range)
+        learner_iter = validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
         with self.lock:
             candidates = self._select_candidates(size, learner_iter, sample_range)
             if isinstance(candidates, SampleRefusal):
@@ -433,19 +434,17 @@ class ReplayBuffer:
             self._remove(exhausted, "used")
             return sample
 
-    def _read_arguments(self, cur_learner_iter: int | None, sample_range: slice | None) -> int:
-        if sample_range is not None and not isinstance(sample_range, slice):
-            got = type(sample_range).__name__
-            raise TypeError(f"sample_range must be a slice, such as slice(-20, None), got {got}")
-        return validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
-
     def _select_candidates(
         self, size: int, learner_iter: int, sample_range: slice | None
     ) -> Candidates | SampleRefusal:
+        if sample_range is not None and not isinstance(sample_range, slice):
+            got = type(sample_range).__name__
+            raise TypeError(f"sample_range must be a slice, such as slice(-20, None), got {got}")
         self._require_open()
         require_possible(self._holder, self.config, size)
-        self._remove(self.contents.elements.pop_stale(learner_iter), "stale")
-        return self.contents.select_candidates(size, sample_range)
+        elements = self.contents.elements
+        self._remove(elements.pop_stale(learner_iter), "stale")
+        return select_candidates(elements, self.config, size, self.contents.sample_count, sample_range, self._holder)
 
     def dataset(
         self,
@@ -507,7 +506,7 @@ class ReplayBuffer:
         """Discards the elements and releases the checkpoint root, but keeps the checkpoints. Idempotent."""
         with self.lock:
             self._is_closed = True
-            self.contents = Contents(self.config, self._holder, None, self.contents.generator)
+            self.contents = Contents(self.name, self.config, None, self.contents.generator)
         if self._checkpoints is not None:
             self._checkpoints.close()
 
@@ -539,7 +538,7 @@ class ReplayBuffer:
         with self.lock:
             self._require_open()
             contents = self.contents
-            return Snapshot(contents.header(self.name), contents.elements.state(), contents.store, self.lock)
+            return Snapshot(contents.header(), contents.elements.state(), contents.store, self.lock)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the whole state, elements included, as a dict of plain values and arrays.
@@ -548,7 +547,7 @@ class ReplayBuffer:
           ValueError: If the buffer is closed.
         """
         with self.snapshot_lock:
-            return self.snapshot().state()._asdict()
+            return self.snapshot().read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the state by the result of `state_dict` of a buffer with the same name and configuration.
@@ -572,14 +571,14 @@ class ReplayBuffer:
         if not Path(folder).is_dir():
             raise missing
         with CheckpointFolder(Path(folder)) as checkpoints:
-            state = checkpoints.newest(self._require_same)
+            state = checkpoints.read_newest()
             if state is None:
                 raise missing
             self.load(self.restore(state))
 
-    def restore(self, state: State | Mapping[str, Any]) -> Contents:
+    def restore(self, state: Mapping[str, Any]) -> Contents:
         """Returns the contents of a state for `load`; raises as `load_state_dict`."""
-        contents = self.contents.restore(state, self.name)
+        contents = self.contents.restore(state)
         if self._spec is not None:
             contents.set_spec(self._spec)
         return contents
@@ -589,9 +588,6 @@ class ReplayBuffer:
         with self.lock:
             self._require_open()
             self.contents = contents
-
-    def _require_same(self, header: Mapping[str, Any]) -> None:
-        require_same_buffer(header, self.name, self.config)
 
 
 class NaiveReplayBuffer(ReplayBuffer):

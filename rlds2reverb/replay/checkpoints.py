@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from rlds2reverb._sealed_files import SealedFolders, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 from rlds2reverb.specs import ArraySpec
 
-from .snapshots import Snapshot, State
+from .snapshots import Snapshot
 
 _PREFIX, _LOCK = "checkpoint-", "buffer.lock"
 _NUM_KEPT = 2
@@ -72,11 +71,8 @@ class CheckpointFolder:
         self._folders.delete({*earlier} - {*valid[1 - _NUM_KEPT :]})
         return path
 
-    def newest(self, require_match: Callable[[Mapping[str, Any]], None]) -> State | None:
-        """Returns the state in the newest valid checkpoint, or None if there is no checkpoint. Warns of damaged ones.
-
-        Args:
-          require_match: function that raises if a header does not belong to the buffer.
+    def read_newest(self) -> dict[str, Any] | None:
+        """Returns the state in the newest valid checkpoint, or None if there is no checkpoint; warns of damaged ones.
 
         Raises:
           CheckpointError: If all checkpoints are damaged.
@@ -93,9 +89,8 @@ class CheckpointFolder:
                 warnings.warn(f"{reason}; the previous checkpoint is used", RuntimeWarning, stacklevel=4)
                 self._damaged.add(number)
                 continue
-            require_match(manifest["header"])
             arrays = {name: _map_array(folder / name, **spec) for name, spec in manifest["arrays"].items()}
-            return State(manifest["header"], arrays)
+            return {"header": manifest["header"], "arrays": arrays}
         return None
 
 
@@ -104,7 +99,7 @@ def _write_arrays(folder: Path, snapshot: Snapshot) -> dict[str, Any]:
     specs: dict[str, np.ndarray | ArraySpec] = dict(snapshot.arrays)
     for name, array in snapshot.arrays.items():
         (folder / name).write_bytes(_as_bytes(array))
-    columns = {f"column_{number}": spec for number, spec in enumerate(snapshot.columns)}
+    columns = {f"column_{number}": spec for number, spec in enumerate(snapshot.column_specs)}
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context((folder / name).open("wb")) for name in columns]
         for block in snapshot.blocks():

@@ -123,6 +123,11 @@ class BufferConfig:
         return self.kind in ("episode", "sequence")
 
     @property
+    def num_rows(self) -> int | None:
+        """The number of rows of each element; None if it varies."""
+        return self.length if self.has_time_axis else 1
+
+    @property
     def counts_windows(self) -> bool:
         """Whether the probability of an element is proportional to the number of its windows."""
         return self.window is not None and self.window_sampling == "steps"

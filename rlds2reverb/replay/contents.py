@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.errors import CheckpointError, RateLimitedError
 from rlds2reverb.specs import leaves, require_match
 
 from . import validation
-from .batches import NO_BUFFER, BatchInfo, Sample, SampleRefusal
+from .batches import NO_BUFFER, BatchInfo, Sample
 from .configs import BufferConfig
 from .element_table import ElementTable
 from .item_spec import MASK, ItemRows, ItemSpec
-from .sampler import Candidates, importance_weights, select_candidates
-from .snapshots import State, describe_nest, parse_nest
+from .sampler import Candidates, importance_weights
+from .snapshots import describe_nest, parse_nest
 from .store import Store
 
 INITIAL_PRIORITY = 1.0
@@ -29,6 +28,7 @@ class Contents:
     """The elements of a buffer, its generator and its counts. Callers hold the buffer's lock.
 
     Attributes:
+      name: name of the buffer.
       config: configuration of the buffer.
       holder: name of the buffer in messages, such as "buffer 'demo'".
       store: data of the elements; None before the first one if no spec was passed.
@@ -40,17 +40,12 @@ class Contents:
       highest_priority: see `ReplayBuffer.highest_priority`.
     """
 
-    def __init__(self, config: BufferConfig, holder: str, mmap_dir: Path | None, generator: np.random.Generator):
+    def __init__(self, name: str, config: BufferConfig, mmap_dir: Path | None, generator: np.random.Generator):
         """Creates empty contents; `mmap_dir` is that of `rows.RowRing`."""
-        self.config, self.holder, self.generator, self._mmap_dir = config, holder, generator, mmap_dir
+        self.name, self.config, self.generator, self._mmap_dir = name, config, generator, mmap_dir
+        self.holder = f"buffer {name!r}"
         self.store: Store | None = None
-        self.elements = ElementTable(
-            config.max_size,
-            alpha=config.exponent,
-            max_use=config.max_use,
-            max_staleness=config.max_staleness,
-            has_window_counts=config.counts_windows,
-        )
+        self.elements = ElementTable(config)
         self.sample_count = self.ignored_count = 0
         self.beta, self.highest_priority = float(config.beta), INITIAL_PRIORITY
 
@@ -68,10 +63,9 @@ class Contents:
 
     def make_spec(self, example: Any) -> ItemSpec:
         """Returns the spec of elements like an example; see `ItemSpec.from_example`."""
-        has_time = self.config.has_time_axis
-        length = self.config.length if has_time else 1
-        spec = ItemSpec.from_example(example, self.holder, has_time_axis=has_time, length=length)
-        if self.config.has_mask and MASK in spec.rows:
+        config = self.config
+        spec = ItemSpec.from_example(example, self.holder, has_time_axis=config.has_time_axis, length=config.num_rows)
+        if config.has_mask and MASK in spec.rows:
             raise ValueError(f"an episode cannot have a field {MASK!r} because padding adds one; rename the field")
         return spec
 
@@ -102,12 +96,15 @@ class Contents:
         Returns:
           The numbers of the elements, int64 `[N]`, and their priorities, float64 `[N]`.
         """
-        priorities = validation.fill_missing_priorities(priorities, len(rows.lengths), self.highest_priority)
+        count, max_rate = len(rows.lengths), self.config.push_sample_rate_limit[1]
+        priorities = validation.fill_missing_priorities(priorities, count, self.highest_priority)
         min_positive = self.config.min_positive_priority
         validation.require_positive_powers(priorities, min_positive, lambda index: f"item {index}")
-        max_rate = self.config.push_sample_rate_limit[1]
-        if max_rate < math.inf:
-            validation.require_push_rate(self.holder, self.push_count, self.sample_count, len(priorities), max_rate)
+        if self.sample_count and self.push_count + count > max_rate * self.sample_count:
+            raise RateLimitedError(
+                f"{self.holder} has {self.push_count} elements pushed and {self.sample_count} sampled; pushing {count} "
+                f"more would exceed {max_rate:g} pushed per sampled element (push_sample_rate_limit); sample first"
+            )
         if self.store is None:
             self.store = Store(rows.spec, self.config.max_size, self._mmap_dir)
         elif rows.spec is not self.store.spec:
@@ -167,15 +164,11 @@ class Contents:
 
     # --- sampling
 
-    def select_candidates(self, size: int, sample_range: slice | None) -> Candidates | SampleRefusal:
-        """Selects the candidates for a sample, or refuses it; see `sampler.select_candidates`."""
-        return select_candidates(self.elements, self.config, size, self.sample_count, sample_range, self.holder)
-
     def sample(self, candidates: Candidates, size: int, learner_iter: int) -> tuple[Sample, np.ndarray]:
         """Samples elements and counts their uses; elements that reached `max_use` are still there.
 
         Args:
-          candidates: result of `select_candidates`.
+          candidates: result of `sampler.select_candidates`.
           size: number of elements to sample.
           learner_iter: learner iteration; -1 if unknown.
 
@@ -230,10 +223,16 @@ class Contents:
 
     # --- state
 
-    def header(self, name: str) -> dict[str, Any]:
-        """Returns everything except the arrays as plain values for `restore`, with the name of the buffer."""
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What a state must have in common with the buffer that restores it."""
+        config = self.config
+        return {"name": self.name, "kind": config.kind, "max_size": config.max_size, "length": config.length}
+
+    def header(self) -> dict[str, Any]:
+        """Returns everything except the arrays as plain values for `restore`."""
         return {
-            **_make_identity(name, self.config),
+            **self._identity,
             "push_count": self.push_count,
             "sample_count": self.sample_count,
             "ignored_count": self.ignored_count,
@@ -244,8 +243,8 @@ class Contents:
             "widening": [] if self.spec is None else sorted(self.spec.widening),
         }
 
-    def restore(self, state: State | Mapping[str, Any], name: str) -> Contents:
-        """Returns new contents with a saved state and this configuration.
+    def restore(self, state: Mapping[str, Any]) -> Contents:
+        """Returns new contents with a saved state (`header` and `arrays`) and this configuration.
 
         Elements that have reached the present `max_use`, and episodes shorter than the present `window`, are left out.
 
@@ -253,11 +252,11 @@ class Contents:
           CheckpointError: If the state is damaged, or belongs to a different buffer or configuration.
         """
         try:
-            header, arrays = (state["header"], state["arrays"]) if isinstance(state, Mapping) else state
-            require_same_buffer(header, name, self.config)
+            header, arrays = state["header"], state["arrays"]
+            self._require_same(header)
             generator = np.random.default_rng()
             generator.bit_generator.state = header["generator"]
-            restored = Contents(self.config, self.holder, self._mmap_dir, generator)
+            restored = Contents(self.name, self.config, self._mmap_dir, generator)
             restored._restore_elements(header, arrays, self.spec)
             restored.sample_count, restored.ignored_count = int(header["sample_count"]), int(header["ignored_count"])
             restored.beta, restored.highest_priority = float(header["beta"]), float(header["highest_priority"])
@@ -270,6 +269,14 @@ class Contents:
                 "copy of the files"
             ) from error
 
+    def _require_same(self, header: Mapping[str, Any]) -> None:
+        for key, expected in self._identity.items():
+            if key not in header or header[key] != expected:
+                raise CheckpointError(
+                    f"the state belongs to a buffer with {key} {header.get(key)!r}, but this one has {expected!r}; use "
+                    "the same value, or a new directory"
+                )
+
     def _restore_elements(
         self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], previous_spec: ItemSpec | None
     ) -> None:
@@ -280,9 +287,8 @@ class Contents:
             rows = parse_nest(header["spec"])
             if previous_spec is not None and leaves(previous_spec.rows) == leaves(rows):
                 rows = previous_spec.rows
-            has_time = self.config.has_time_axis
-            length = self.config.length if has_time else 1
-            spec = ItemSpec(rows, self.holder, has_time, length, frozenset(header["widening"]))
+            widening = frozenset(header["widening"])
+            spec = ItemSpec(rows, self.holder, self.config.has_time_axis, self.config.num_rows, widening)
             self.store = Store.load(spec, max_size, self._mmap_dir, arrays, push_count)
             lengths = self.store.get_lengths(np.arange(max_size))
         is_long_enough = (lengths >= self.config.min_length)[: min(push_count, max_size)]
@@ -292,17 +298,3 @@ class Contents:
         validation.require_positive_powers(
             priorities, self.config.min_positive_priority, lambda index: f"element {index}"
         )
-
-
-def _make_identity(name: str, config: BufferConfig) -> dict[str, Any]:
-    return {"name": name, "kind": config.kind, "max_size": config.max_size, "length": config.length}
-
-
-def require_same_buffer(header: Mapping[str, Any], name: str, config: BufferConfig) -> None:
-    """Raises `CheckpointError` if a header belongs to a different buffer, or to an incompatible configuration."""
-    for key, expected in _make_identity(name, config).items():
-        if key not in header or header[key] != expected:
-            raise CheckpointError(
-                f"the state belongs to a buffer with {key} {header.get(key)!r}, but this one has {expected!r}; use the "
-                "same value, or a new directory"
-            )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .configs import BufferConfig
 from .staleness import UNKNOWN_ITER, StalenessQueue
 from .trees import MinTree, SumTree
 
@@ -31,31 +32,16 @@ class ElementTable:
       min_tree: power of each slot, infinite if it is 0.
     """
 
-    def __init__(
-        self,
-        max_size: int,
-        *,
-        alpha: float | None,
-        max_use: int | None,
-        max_staleness: int | None,
-        has_window_counts: bool = False,
-    ):
-        """Creates an empty table.
-
-        Args:
-          max_size: number of slots.
-          alpha: exponent of the priorities; None for uniform sampling, in which every power is 1.
-          max_use: number of times an element can be sampled; None for no limit.
-          max_staleness: see `pop_stale`.
-          has_window_counts: whether `add` gets window counts.
-        """
-        self.max_size, self._alpha, self.max_use, self._max_staleness = max_size, alpha, max_use, max_staleness
+    def __init__(self, config: BufferConfig):
+        max_size = config.max_size
+        self.max_size, self._alpha = max_size, config.exponent
+        self.max_use, self._max_staleness = config.max_use, config.max_staleness
         self.next_number = self.count = self.num_candidates = self.uses_left = 0
         self.alive = np.zeros(max_size, bool)
         self.priorities = np.zeros(max_size, np.float64)
         self.collect_iters = np.zeros(max_size, np.int64)
         self.uses = np.zeros(max_size, np.int64)
-        self.window_counts = np.ones(max_size, np.int64) if has_window_counts else None
+        self.window_counts = np.ones(max_size, np.int64) if config.counts_windows else None
         self.sum_tree, self.min_tree = SumTree(_INITIAL_SIZE), MinTree(_INITIAL_SIZE)
         self._queue = StalenessQueue()
 
@@ -109,7 +95,7 @@ class ElementTable:
         Args:
           priorities: float64 `[N]`.
           collect_iters: int64 `[N]`, learner iterations in which they were collected; -1 if unknown.
-          window_counts: int64 `[N]`, only with `has_window_counts`.
+          window_counts: int64 `[N]`, only with `BufferConfig.counts_windows`.
 
         Returns:
           int64 `[N]`, numbers of the elements.
@@ -258,7 +244,7 @@ class ElementTable:
         Args:
           next_number: `next_number` of the table that returned the state.
           state: arrays that `state` returned.
-          window_counts: int64 `[max_size]`, only with `has_window_counts`.
+          window_counts: int64 `[max_size]`, only with `BufferConfig.counts_windows`.
 
         Raises:
           ValueError: If an array has another length.

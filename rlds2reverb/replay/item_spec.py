@@ -84,7 +84,7 @@ class ItemSpec:
           TypeError: If the example, or a dict in it, is not a dict with string keys.
           ValueError: If there are no fields, or a field is neither bools nor numbers.
         """
-        specs = _make_specs(get_fields(example))
+        specs = _map_values(_make_spec, get_fields(example))
         spec_leaves = leaves(specs)
         if not spec_leaves:
             reserved = ", ".join(sorted(RESERVED_KEYS))
@@ -213,9 +213,12 @@ class ItemSpec:
 
     def apply_widening(self, restored: ItemSpec) -> ItemSpec:
         """Returns this spec with float64 for the leaves that were widened in a restored one."""
-        own, theirs = self.leaves, restored.leaves
-        widened = {i for i in self.widening if i < len(theirs) and theirs[i] == ArraySpec(own[i].shape, _FLOAT64)}
-        rows = self.pack([theirs[i] if i in widened else leaf for i, leaf in enumerate(own)])
+        widened = {
+            index
+            for index in self.widening & set(range(len(restored.leaves)))
+            if restored.leaves[index] == ArraySpec(self.leaves[index].shape, _FLOAT64)
+        }
+        rows = self.pack([restored.leaves[i] if i in widened else leaf for i, leaf in enumerate(self.leaves)])
         return replace(self, rows=rows, widening=self.widening - widened)
 
     def _widen_to(self, columns: Sequence[np.ndarray]) -> ItemSpec:
@@ -276,26 +279,26 @@ class ItemSpec:
     def _raise_mismatch(self, item: Any, root: str) -> None:
         """Raises `SpecMismatchError` if the item alone does not match."""
         time = (None,) if self.has_time_axis else ()
-        expected = leaves(map_structure(lambda leaf: ArraySpec((*time, *leaf.shape), leaf.dtype), self.rows))
-        specs = _make_specs(get_fields(item))
-        got = leaves(specs)
-        if [path for path, _ in got] != [path for path, _ in expected]:
+        fields = get_fields(item)
+        specs = _map_values(_make_spec, fields)
+        got_leaves = leaves(specs)
+        if [path for path, _ in got_leaves] != [path for path, _ in leaves(self.rows)]:
             require_match(specs, self.rows, holder=self.holder, advice=_ADVICE, root=root)
         try:
-            values = list(_iterate_leaves(self.rows, get_fields(item)))
+            values = list(_iterate_leaves(self.rows, fields))
         except _Mismatch:
             raise SpecMismatchError(
                 f"{root} must have the same dicts and tuples as the items of {self.holder}; restructure it"
             ) from None
-        for index, ((path, have), (_, want), value) in enumerate(zip(got, expected, values, strict=True)):
+        for index, ((path, got), row, value) in enumerate(zip(got_leaves, self.leaves, values, strict=True)):
             try:
-                fits = self._cast(index, value).shape[len(time) :] == want.shape[len(time) :]
+                fits = self._cast(index, value).shape[len(time) :] == row.shape
             except _Mismatch:
                 fits = False
-            if not fits or len(have.shape) != len(want.shape):
-                name = path_name(path, root)
+            if not fits or len(got.shape) != len(time) + len(row.shape):
+                expected = ArraySpec((*time, *row.shape), row.dtype)
                 raise SpecMismatchError(
-                    f"{name} is {have.description}, but {self.holder} expects {describe(want)}; {_ADVICE}"
+                    f"{path_name(path, root)} is {got.description}, but {self.holder} expects {expected}; {_ADVICE}"
                 )
 
 
@@ -388,12 +391,8 @@ def _map_values(function: Any, value: Any) -> Any:
     return function(value)
 
 
-def _make_specs(values: Any) -> Nest:
-    """Returns the nest of `_ValueSpec`s of a nest of values or specs."""
-    return _map_values(_make_spec, values)
-
-
 def _make_spec(value: Any) -> _ValueSpec:
+    """Returns the spec of a value, or of a spec such as TensorFlow's."""
     if hasattr(value, "shape") and not hasattr(value, "__array__"):
         dtype = np.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
         return _ValueSpec(tuple(value.shape), dtype, False, describe(value))

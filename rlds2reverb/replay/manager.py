@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,6 @@ class BufferManager:
 
     def sample_check(self, sizes: Mapping[str, int], *, cur_learner_iter: int | None = None) -> SampleCheck:
         """Returns whether samples of all these sizes, by buffer, would be allowed now, and the reason if not."""
-        self._require_known(sizes)
         with self._hold_locks(sizes):
             checks = [self[name].sample_check(size, cur_learner_iter) for name, size in sizes.items()]
         reason = "; ".join(check.reason for check in checks if not check.allowed)
@@ -152,14 +151,14 @@ class BufferManager:
         if isinstance(batch_size, Mapping):
             if sample_ratio is not None:
                 raise ValueError("sample_ratio cannot be set if batch_size has numbers by buffer; use one number")
-            samples = self._sample_each(batch_size, cur_learner_iter, ReplayBuffer.sample)
-            if isinstance(samples, SampleRefusal):
-                return None
-            return next(iter(samples.values())) if len(samples) == 1 else samples
-        owners, counts = self._select_owners(batch_size, sample_ratio, exact)
+            owners, counts = None, batch_size
+        else:
+            owners, counts = self._select_owners(batch_size, sample_ratio, exact)
         samples = self._sample_each(counts, cur_learner_iter, ReplayBuffer.sample)
         if isinstance(samples, SampleRefusal):
             return None
+        if owners is None:
+            return next(iter(samples.values())) if len(samples) == 1 else samples
         items = [iter(sample) for sample in samples.values()]
         return [next(items[owner]) for owner in owners]
 
@@ -219,7 +218,6 @@ class BufferManager:
         check: Callable[[Iterable[str]], None] | None = None,
     ) -> dict[str, Any] | SampleRefusal:
         """Calls `sample`, a method of the buffers, for each buffer after `check`, unless one of them refuses."""
-        self._require_known(sizes)
         with self._hold_locks(sizes):
             allowed, reason = self.sample_check(sizes, cur_learner_iter=cur_learner_iter)
             if not allowed:
@@ -301,7 +299,7 @@ class BufferManager:
             then. A batch that was sampled from a buffer directly can be passed only to the `update` of that buffer.
         """
         update = validation.read_update("a manager", info, priority)
-        if update.priorities is None:
+        if update is None:
             return 0
         updates = []
         for owner, indices in self._group_by_owner(update.ids, update.buffers):
@@ -337,7 +335,7 @@ class BufferManager:
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffers' states by name, all of the same moment; see `ReplayBuffer.state_dict`."""
         with self._take_snapshots(self.names) as snapshots:
-            return {name: snapshot.state()._asdict() for name, snapshot in snapshots.items()}
+            return {name: snapshot.read() for name, snapshot in snapshots.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the states of all buffers, or of none, by the result of `state_dict`.
@@ -396,11 +394,10 @@ class BufferManager:
                     stack.callback(snapshots[name].end)
             yield snapshots
 
-    @contextmanager
-    def _hold_locks(self, names: Iterable[str]) -> Iterator[None]:
+    def _hold_locks(self, names: Iterable[str]) -> AbstractContextManager[None]:
         """Holds the locks of buffers, acquired in the order of their names to prevent deadlocks."""
-        with hold_all(self._buffers[name].lock for name in sorted(names)):
-            yield
+        self._require_known(names)
+        return hold_all(self._buffers[name].lock for name in sorted(names))
 
     # --- arguments
 

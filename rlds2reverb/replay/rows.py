@@ -37,7 +37,7 @@ class RowRing:
           OSError: If there is not enough space in the directory.
         """
         self.capacity, self._mmap_dir = capacity, mmap_dir
-        #: Number of rows ever written.
+        #: Number of rows ever written, including those skipped because later rows of the same push replace them.
         self.num_written = 0
         self.columns = [self._allocate(spec, capacity) for spec in specs]
         #: Called with the first position and the end of the rows that are about to be overwritten; see `snapshots`.
@@ -77,10 +77,6 @@ class RowRing:
                 self.before_write(position, position + size)
             for ring, column in zip(self.columns, columns, strict=True):
                 ring[position : position + size] = column[rows]
-        self.num_written += count
-
-    def skip(self, count: int) -> None:
-        """Counts rows as written that would be overwritten at once; the next write must fill all positions."""
         self.num_written += count
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:

@@ -49,7 +49,7 @@ class Candidates:
     Attributes:
       tree: probability of each candidate, up to a common factor.
       slots: int64 `[M]`, slots of the tree's leaves; None if each leaf is its own slot.
-      max_counts: function from slots to the number of times that each element can occur in a batch; None for no limit.
+      max_counts: function from leaves to the number of times that each element can occur in a batch; None for no limit.
     """
 
     tree: SumTree
@@ -58,13 +58,8 @@ class Candidates:
 
     def sample(self, size: int, rng: np.random.Generator) -> np.ndarray:
         """Samples elements; returns their slots, int64 `[size]`, in the order in which they were sampled."""
-        if not size:
-            return np.zeros(0, np.int64)
-        slots, max_counts = self.slots, self.max_counts
-        if slots is None:
-            return _sample_leaves(self.tree, size, rng, max_counts)
-        in_range = None if max_counts is None else lambda leaves: max_counts(slots[leaves])
-        return slots[_sample_leaves(self.tree, size, rng, in_range)]
+        sampled = _sample_leaves(self.tree, size, rng, self.max_counts)
+        return sampled if self.slots is None else self.slots[sampled]
 
 
 def select_candidates(
@@ -95,7 +90,7 @@ def select_candidates(
         return SampleRefusal(f"{holder} can sample only {available} of {size} elements from {sample_range}; widen it")
     tree = SumTree(len(slots))
     tree.set(slice(0, len(slots)), probabilities)
-    return Candidates(tree, slots, max_counts)
+    return Candidates(tree, slots, None if max_counts is None else lambda leaves: max_counts(slots[leaves]))
 
 
 def _find_refusal(table: ElementTable, config: BufferConfig, size: int, sample_count: int, holder: str) -> str:
@@ -128,7 +123,7 @@ def exceeds_rate(push_count: int, sample_count: int, min_rate: float) -> bool:
 
 
 def _make_max_counts(table: ElementTable, config: BufferConfig) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Returns `Candidates.max_counts`."""
+    """Returns a function from slots to how often each element can occur in a batch; None for no limit."""
     max_use = config.max_use
     if max_use is None:
         return None if config.with_replacement else lambda slots: np.ones(len(slots), np.int64)

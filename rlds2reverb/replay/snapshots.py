@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,6 @@ from .store import Store
 
 #: Size of a block; copying one takes a fraction of a millisecond.
 _BLOCK_BYTES = 1 << 20
-
-
-class State(NamedTuple):
-    """The complete state of a buffer: plain JSON values, and arrays by name."""
-
-    header: dict[str, Any]
-    arrays: dict[str, np.ndarray]
 
 
 class Snapshot:
@@ -55,7 +48,7 @@ class Snapshot:
         self._block_rows = max(1, _BLOCK_BYTES // max(row_bytes, 1))
 
     @property
-    def columns(self) -> list[ArraySpec]:
+    def column_specs(self) -> list[ArraySpec]:
         """The `ArraySpec`s `[R, ...]` of the columns."""
         return [ArraySpec((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
 
@@ -70,14 +63,11 @@ class Snapshot:
 
     def blocks(self) -> Iterator[list[np.ndarray]]:
         """Yields the rows of all columns block by block, once."""
-        try:
-            while self._next * self._block_rows < self.num_rows:
-                with self._lock:
-                    block, self._next = self._next, self._next + 1
-                    columns = self._kept.pop(block, None) or self._copy(block)
-                yield columns
-        finally:
-            self.end()
+        while self._next * self._block_rows < self.num_rows:
+            with self._lock:
+                block, self._next = self._next, self._next + 1
+                columns = self._kept.pop(block, None) or self._copy(block)
+            yield columns
 
     def end(self) -> None:
         """Stops preserving rows. Idempotent."""
@@ -86,18 +76,19 @@ class Snapshot:
                 self._ring.before_write = None
             self._kept, self._columns = {}, []
 
-    def state(self) -> State:
-        """Returns the complete state, in memory."""
+    def read(self) -> dict[str, Any]:
+        """Returns the complete state in memory, as `header` and `arrays`, and ends the snapshot."""
         try:
             begin = 0
-            whole = [np.empty((self.num_rows, *column.shape[1:]), column.dtype) for column in self._columns]
+            columns = [np.empty(spec.shape, spec.dtype) for spec in self.column_specs]  # type: ignore[arg-type]
             for block in self.blocks():
-                for column, part in zip(whole, block, strict=True):
+                for column, part in zip(columns, block, strict=True):
                     column[begin : begin + len(part)] = part
                 begin += len(block[0])
         finally:
             self.end()
-        return State(self.header, {**self.arrays, **{f"column_{i}": column for i, column in enumerate(whole)}})
+        arrays = {**self.arrays, **{f"column_{index}": column for index, column in enumerate(columns)}}
+        return {"header": self.header, "arrays": arrays}
 
 
 def describe_nest(nest: Nest) -> Any:

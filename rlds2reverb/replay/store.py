@@ -90,7 +90,7 @@ class Store:
         """
         columns, num_skipped = rows.columns, max(0, len(rows.lengths) - self.max_size)
         if not self.spec.has_time_axis:
-            self.ring.skip(num_skipped)
+            self.ring.num_written += num_skipped  # The others fill the whole ring and would overwrite these rows.
             self.ring.write([column[num_skipped:] for column in columns])
             return
         starts = np.cumsum(rows.lengths) - rows.lengths if starts is None else starts

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.errors import RateLimitedError
 from rlds2reverb.priorities import require_priorities
 from rlds2reverb.tables import MAX_PRIORITY
 
@@ -21,15 +20,6 @@ from .staleness import UNKNOWN_ITER
 _MAX_DIGITS = 18
 
 # --- pushes
-
-
-def require_push_rate(holder: str, push_count: int, sample_count: int, size: int, max_rate: float) -> None:
-    """Raises `RateLimitedError` if a push would exceed `max_rate` pushed per sampled element; not before a sample."""
-    if sample_count and push_count + size > max_rate * sample_count:
-        raise RateLimitedError(
-            f"{holder} has {push_count} elements pushed and {sample_count} sampled; pushing {size} more would exceed "
-            f"{max_rate:g} pushed per sampled element (push_sample_rate_limit); sample first"
-        )
 
 
 def read_item_options(items: Sequence[Any]) -> tuple[np.ndarray | None, np.ndarray]:
@@ -145,17 +135,17 @@ class UpdateInfo(NamedTuple):
 
     Attributes:
       ids: array or list of `replay_unique_id`s.
-      priorities: float64 `[M]`, one per id; None if there is nothing to update.
+      priorities: float64 `[M]`, one per id.
       buffers: int64 `[M]`, see `BatchInfo.buffer`; None if the info does not contain it.
     """
 
     ids: Any
-    priorities: np.ndarray | None
+    priorities: np.ndarray
     buffers: np.ndarray | None
 
 
-def read_update(holder: str, info: Mapping[str, Any] | BatchInfo, priority: Any) -> UpdateInfo:
-    """Returns the arguments of an update in a uniform type.
+def read_update(holder: str, info: Mapping[str, Any] | BatchInfo, priority: Any) -> UpdateInfo | None:
+    """Returns the arguments of an update in a uniform type, or None if there are no priorities.
 
     Raises:
       TypeError: If the info is neither a mapping nor the info of a batch.
@@ -168,7 +158,7 @@ def read_update(holder: str, info: Mapping[str, Any] | BatchInfo, priority: Any)
         raise TypeError(f"info must be the info of a batch, or a dict with {UNIQUE_ID!r} and {PRIORITY!r}, got {got}")
     values = info.get(PRIORITY) if priority is None else priority
     if values is None:
-        return UpdateInfo((), None, None)
+        return None
     if UNIQUE_ID not in info:
         raise ValueError(f"an update of {holder} requires {UNIQUE_ID!r}; pass the ids that sampling returned")
     ids, buffers = info[UNIQUE_ID], info.get("buffer")

@@ -13,7 +13,7 @@ from rlds2reverb.episodes import Episode, from_transitions
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.specs import describe, map_structure
 
-from .continuity import discontinuities
+from .continuity import find_discontinuities
 
 
 def as_columns(nest: Any, where: str) -> Any:
@@ -110,7 +110,7 @@ def make_log_episode(
             observations, actions, rewards=rewards, terminated=terminated, final_observation=final, extras=extras
         )
         if next_observations is not None:
-            discontinuous_rows = discontinuities(observations, next_observations)
+            discontinuous_rows = find_discontinuities(observations, next_observations)
     except (SpecMismatchError, TypeError, ValueError) as error:
         raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
     dropped_last_transition = len(steps[fields.IS_FIRST]) == len(rewards)

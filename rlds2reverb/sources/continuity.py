@@ -1,8 +1,8 @@
 """Detection of rows whose `next_observations` is not the observation of the next row.
 
-Such discontinuities are resets without a flag, or rows out of order. Adjacent steps of an episode share an observation:
-the one after an action is that of the next step, so that a differing `next_observations` inside an episode is lost. A
-few discontinuities are counted; many are an error.
+Such discontinuities are resets without a flag, or rows out of order. RLDS stores the observation after an action only
+as that of the next step, so that a `next_observations` that differs from it would be lost. A few discontinuities are
+counted; many are an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEW_ROWS, _MAX_SHARE_IF_FEW = 10, 0.1
 _MIN_ROWS = 10_000
 
 
-def discontinuities(observations: Nest, next_observations: Nest) -> tuple[int, ...]:
+def find_discontinuities(observations: Nest, next_observations: Nest) -> tuple[int, ...]:
     """Returns the rows `t` of one episode in which `next_observations[t]` is not `observations[t + 1]`.
 
     The last row counts only if the final observation is included. With observations 10, 11, 50 and next observations
@@ -38,11 +38,11 @@ def discontinuities(observations: Nest, next_observations: Nest) -> tuple[int, .
     rows: set[int] = set()
     for now, after in zip(tree.flatten(observations), tree.flatten(next_observations), strict=True):
         following = now[1 : len(after) + 1]
-        rows.update(differing_rows(after[: len(following)], following).tolist())
+        rows.update(find_differing_rows(after[: len(following)], following).tolist())
     return tuple(sorted(rows))
 
 
-def differing_rows(one: np.ndarray, other: np.ndarray, *, ignore: Sequence[int] = ()) -> np.ndarray:
+def find_differing_rows(one: np.ndarray, other: np.ndarray, *, ignore: Sequence[int] = ()) -> np.ndarray:
     """Returns the rows in which two arrays `[T, ...]` differ, as ascending int64 `[M]`, without those in `ignore`.
 
     Rounding differences (relative 1e-5 or absolute 1e-6) are ignored, and so is NaN, which is reported elsewhere.

@@ -22,7 +22,7 @@ from rlds2reverb.specs import concatenate
 
 from . import hdf5
 from .columns import as_columns, as_flags
-from .continuity import INDEPENDENT_ROWS_ADVICE, SPLIT_ADVICE, ContinuityCheck, differing_rows
+from .continuity import INDEPENDENT_ROWS_ADVICE, SPLIT_ADVICE, ContinuityCheck, find_differing_rows
 from .hdf5_blocks import read_blocks
 from .source import Source
 
@@ -100,15 +100,15 @@ def open_d4rl(
         rows are discontinuities.
     """
 
-    def check(file: h5py.File) -> TransitionRows:
+    def open_rows(file: h5py.File) -> TransitionRows:
         return _check_columns(path.name, _open_columns(file, extra_fields, limits), extra_fields, ends)
 
     def read() -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
-            yield from _read_episodes(check(file))
+            yield from _read_episodes(open_rows(file))
 
     with hdf5.open_hdf5(path) as file:
-        num_rows = check(file).num_rows
+        num_rows = open_rows(file).num_rows
         metadata = hdf5.read_scalars(file, "metadata")
     return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata)
 
@@ -216,11 +216,11 @@ def _check_columns(
     _require_ends(name, columns, ends)
     if not num_rows:
         raise SourceError(f"{name} has no rows; there is nothing to convert")
-    following = columns.get(NEXT_OBSERVATIONS)
-    if following is not None and _describe_row(following) != _describe_row(columns[OBSERVATIONS]):
+    expected = _describe_row(columns[OBSERVATIONS])
+    if NEXT_OBSERVATIONS in columns and _describe_row(columns[NEXT_OBSERVATIONS]) != expected:
         raise SourceError(
-            f"{name}: rows of '{NEXT_OBSERVATIONS}' must be {_describe_row(columns[OBSERVATIONS])} like those of "
-            f"'{OBSERVATIONS}', got {_describe_row(following)}"
+            f"{name}: rows of '{NEXT_OBSERVATIONS}' must be {expected} like those of '{OBSERVATIONS}', got "
+            f"{_describe_row(columns[NEXT_OBSERVATIONS])}"
         )
     return TransitionRows(name, num_rows, dict(columns), ends)
 
@@ -304,8 +304,8 @@ def _find_discontinuities(
     """Returns the discontinuities of a block, counted from its first row; -1 is the last row of the previous block."""
     if NEXT_OBSERVATIONS not in block:
         return []
-    rows = differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], ignore=ends).tolist()
-    if previous is not None and len(differing_rows(previous[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
+    rows = find_differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], ignore=ends).tolist()
+    if previous is not None and len(find_differing_rows(previous[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
         rows.insert(0, -1)
     return list(rows)
 
@@ -326,7 +326,7 @@ def _find_ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int, nu
         is_end |= block[TIMEOUTS]
     if rows.ends.at_discontinuity:
         following = np.concatenate([block[OBSERVATIONS][1:], rows.columns[OBSERVATIONS][stop : stop + 1]])
-        is_end[differing_rows(block[NEXT_OBSERVATIONS][: len(following)], following)] = True
+        is_end[find_differing_rows(block[NEXT_OBSERVATIONS][: len(following)], following)] = True
     ends = np.flatnonzero(is_end).tolist()
     limit = rows.ends.max_episode_steps
     if limit is None:
@@ -364,23 +364,22 @@ def _build_episodes(
       unterminated: whether the last episode ends without a flag.
     """
     ends = np.cumsum(lengths)
-    following = columns.get(NEXT_OBSERVATIONS)
+    next_observations = columns.get(NEXT_OBSERVATIONS)
     steps, num_steps = join_transitions(
         columns[OBSERVATIONS],
         columns[ACTIONS],
         rewards=columns[REWARDS],
         num_transitions=lengths,
         terminated=columns[TERMINALS][ends - 1],
-        final_observations=None if following is None else following[ends - 1],
+        final_observations=None if next_observations is None else next_observations[ends - 1],
         extras=_select_extras(columns),
     )
-    del columns, following  # The steps are copies, so that these rows, which are as large, can be freed.
+    del columns, next_observations  # The steps are copies, so that these rows, which are as large, can be freed.
     row = step = 0
     for number, (length, count) in enumerate(zip(lengths.tolist(), num_steps.tolist(), strict=True)):
-        place = slice(step, step + count)
-        inside = [at for at in discontinuities if row <= at - first_row < row + length] if discontinuities else ()
-        episode_steps = {name: column[place] for name, column in steps.items()}
-        yield Episode(episode_steps, first_index + number, unterminated, count == length, tuple(inside)), length
+        inside = tuple(at for at in discontinuities if row <= at - first_row < row + length)
+        episode_steps = {name: column[step : step + count] for name, column in steps.items()}
+        yield Episode(episode_steps, first_index + number, unterminated, count == length, inside), length
         row, step = row + length, step + count
 
 

@@ -22,9 +22,9 @@ from .source import Source
 _LOG_FIELDS = (d4rl.OBSERVATIONS, d4rl.ACTIONS, d4rl.REWARDS)
 _TERMINATED = "terminated"
 #: Names of the flag of terminal ends in logs.
-_TERMINAL_NAMES = (_TERMINATED, "terminations", d4rl.TERMINALS, "terminal")
+_TERMINAL_NAMES = (*d4rl.ALIASES[d4rl.TERMINALS], d4rl.TERMINALS)
 #: Names of the flag of truncated ends in logs. It is ignored: an episode that is not terminated is truncated.
-_TRUNCATION_NAMES = ("truncated", "truncations", d4rl.TIMEOUTS, "timeout")
+_TRUNCATION_NAMES = (*d4rl.ALIASES[d4rl.TIMEOUTS], d4rl.TIMEOUTS)
 
 
 def from_episodes(

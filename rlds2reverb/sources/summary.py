@@ -211,8 +211,8 @@ def summarize(
         total_bytes += episode.num_bytes
         for path, column in leaves(episode.steps):
             name = path_name(path, root="")
-            bad = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
-            non_finite[name] = non_finite.get(name, 0) + bad
+            count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
+            non_finite[name] = non_finite.get(name, 0) + count
         if episode.num_steps:
             returns.append(episode.total_reward)
             lengths.append(float(episode.num_transitions))

@@ -249,11 +249,11 @@ def _fit_moments(source: Source) -> list[_Moments | None]:
     moments = [_Moments() if leaf.dtype.kind == "f" else None for leaf in spec]
     num_transitions = 0
     for episode in source:
-        num = episode.num_transitions
-        num_transitions += num
+        length = episode.num_transitions
+        num_transitions += length
         for column, leaf in zip(tree.flatten(episode.steps[fields.OBSERVATION]), moments, strict=True):
-            if num and leaf is not None:
-                leaf.add(column[:num].astype(np.float64))
+            if length and leaf is not None:
+                leaf.add(column[:length].astype(np.float64))
     if not num_transitions:
         raise ValueError(f"{source.name} has no transitions, so that the mean of its observations is undefined")
     if not all(leaf.is_finite for leaf in moments if leaf is not None):

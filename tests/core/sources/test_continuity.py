@@ -1,4 +1,4 @@
-"""Discontinuities: rows that do not continue in the next one are counted, or an error if there are many."""
+"""Tests of discontinuities: a few rows that do not continue in the next row are counted, many raise an error."""
 
 import h5py
 import numpy as np
@@ -12,11 +12,11 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import find_problems
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import d4rl, load, summarize
-from rlds2reverb.sources.continuity import differing_rows, discontinuities
+from rlds2reverb.sources.continuity import find_differing_rows, find_discontinuities
 
 
 def make_rows(ends, num_rows, *, jump_at=()):
-    """Rows that count up; `next_observations` differs from the next observation in the rows of `jump_at`."""
+    """Returns rows that count up; `next_observations` differs from the next observation in the rows of `jump_at`."""
     now = np.arange(num_rows, dtype=np.float32) + 10
     following = now + 1
     following[list(jump_at)] += 0.5
@@ -31,7 +31,7 @@ def make_rows(ends, num_rows, *, jump_at=()):
 
 
 def naive_discontinuities(rows):
-    """The definition, row by row."""
+    """Returns the discontinuities by their definition, row by row."""
     is_end = rows["timeouts"] | rows["terminals"]
     return [
         row
@@ -76,7 +76,7 @@ def test_unflagged_reset_is_reported_and_valid():
     assert summarize(load(rows, split_at_discontinuity=True)).discontinuities == 0
 
 
-def test_file_without_half_of_its_timeouts_has_a_warning(data, tmp_path):
+def test_file_with_half_of_its_timeouts_missing_has_a_warning(data, tmp_path):
     with h5py.File(data / "d4rl/pendulum_mixed-v2.hdf5") as file:
         rows = {name: file[name][:] for name in file if isinstance(file[name], h5py.Dataset)}
     ends = np.flatnonzero(rows["timeouts"])
@@ -89,22 +89,17 @@ def test_file_without_half_of_its_timeouts_has_a_warning(data, tmp_path):
     assert f"first in row {ends[0]:,} (episode 0)" in summary.warnings[0]
 
 
-@pytest.mark.parametrize("independent_rows", [False, True])
-def test_shuffled_rows_require_independent_rows(independent_rows):
+def test_shuffled_rows_require_independent_rows():
     rows = make_rows([99], 100)
     order = np.random.default_rng(0).permutation(100)
     rows = {name: column[order] for name, column in rows.items()}
     rows["terminals"][3] = True
-    if not independent_rows:
-        with pytest.raises(
-            SourceError,
-            match=r"next_observations .* in more than 1% .* row \d+ \(episode 0\); .*independent_rows=True .*; .*split_at",
-        ):
-            list(load(rows))
-        return
-    many = list(load(rows, independent_rows=True))
-    assert [each.index for each in many] == list(range(100))
-    for row, each in enumerate(many):
+    message = r"next_observations .* in more than 1% .* row \d+ \(episode 0\); .*independent_rows=True .*; .*split_at"
+    with pytest.raises(SourceError, match=message):
+        list(load(rows))
+    episodes = list(load(rows, independent_rows=True))
+    assert [each.index for each in episodes] == list(range(100))
+    for row, each in enumerate(episodes):
         steps = each.steps
         assert find_problems(each) == []
         np.testing.assert_array_equal(steps["observation"], [rows["observations"][row], rows["next_observations"][row]])
@@ -121,8 +116,8 @@ def test_independent_rows_are_read_from_files_without_timeouts(data):
     with h5py.File(path) as file:
         num_rows, following = len(file["rewards"]), file["next_observations"][:]
     source = load(path, independent_rows=True, extra_fields=["qpos"])
-    (first, *_), last = (many := list(source)), many[-1]
-    assert len(many) == source.num_rows == num_rows
+    first, *_, last = episodes = list(source)
+    assert len(episodes) == source.num_rows == num_rows
     np.testing.assert_array_equal(last.steps["observation"][1], following[-1])
     assert first.steps["qpos"].shape[0] == 2 and not first.steps["qpos"][1].any()
     rows = make_rows([], 4)
@@ -159,17 +154,17 @@ def test_many_discontinuities_raise(num_rows, num_jumps, is_error):
 def test_rounding_and_nan_are_not_discontinuities():
     one = np.array([[1.0, 1000.0], [2.0, np.nan], [np.nan, 5.0], [3.0, 3.0]])
     other = np.array([[1.0 + 1e-7, 1000.001], [np.nan, 9.0], [1.0, 5.1], [3.0, 3.0]])
-    assert differing_rows(one, other).tolist() == [2]
-    assert differing_rows(np.array([1, 2, 3]), np.array([1, 9, 9]), ignore=[1]).tolist() == [2]
-    assert differing_rows(np.zeros((3, 0)), np.zeros((3, 0))).tolist() == []
+    assert find_differing_rows(one, other).tolist() == [2]
+    assert find_differing_rows(np.array([1, 2, 3]), np.array([1, 9, 9]), ignore=[1]).tolist() == [2]
+    assert find_differing_rows(np.zeros((3, 0)), np.zeros((3, 0))).tolist() == []
 
 
 def test_nested_observations_of_logs_are_compared():
     now = {"a": np.arange(4), "b": (np.zeros((4, 2)),)}
     after = {"a": np.array([1, 2, 9, 4]), "b": (np.array([[0, 0], [0, 1], [0, 0], [0, 0]]),)}
-    assert discontinuities(now, after) == (1, 2)
+    assert find_discontinuities(now, after) == (1, 2)
     longer = {"a": np.arange(5), "b": (np.zeros((5, 2)),)}
-    assert discontinuities(longer, {**after, "a": np.array([1, 2, 3, 9])}) == (1, 3)
+    assert find_discontinuities(longer, {**after, "a": np.array([1, 2, 3, 9])}) == (1, 3)
 
 
 def test_relabelled_robomimic_observations_raise(data, tmp_path):
@@ -199,8 +194,8 @@ def test_logs_of_shuffled_rows_are_read_as_independent_rows():
     }
     longer = {**log, "observations": np.arange(4.0), "terminations": True}
     del longer["next_observations"]
-    many = list(load([log, longer], independent_rows=True))
-    assert [each.steps["observation"].tolist() for each in many] == [
+    episodes = list(load([log, longer], independent_rows=True))
+    assert [each.steps["observation"].tolist() for each in episodes] == [
         [10, 11],
         [30, 31],
         [20, 21],
@@ -208,8 +203,8 @@ def test_logs_of_shuffled_rows_are_read_as_independent_rows():
         [1, 2],
         [2, 3],
     ]
-    assert [each.is_terminal for each in many] == [False, True, False, False, False, True]
-    assert many[2].steps["qpos"].tolist() == [2, 0]
+    assert [each.is_terminal for each in episodes] == [False, True, False, False, False, True]
+    assert episodes[2].steps["qpos"].tolist() == [2, 0]
     with pytest.raises(SourceError, match="episode 0 has no next_observations, which independent_rows=True requires"):
         list(load([{**longer, "observations": np.arange(3.0)}], independent_rows=True))
     with pytest.raises(SourceError, match=r"episode 0: \['qpos'\] must have as many rows as rewards \(3\), got 2"):
