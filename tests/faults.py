@@ -36,7 +36,7 @@ CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2rev
 #: The folder of the fork server's socket. It is created on import, before a test changes the temporary directory: in a
 #: test's own folder the path of the socket might exceed the 107 characters that Linux allows.
 SOCKETS = get_temp_dir()
-#: Longer than any step takes: a process that sends nothing for so long hangs.
+#: Longer than any step takes; a process that sends nothing for this long hangs.
 HANG_SECS = 100
 
 Process = multiprocessing.process.BaseProcess
@@ -52,7 +52,7 @@ def make_episodes(num_episodes: int = 100, length: int = 150) -> list[dict]:
 
 @contextmanager
 def process(program: Callable[..., None], *arguments: Any) -> Iterator[tuple[Process, Connection]]:
-    """Runs `program(channel, *arguments)` in a process; yields it and the other end of the channel; kills it at the end."""
+    """Runs `program(channel, *arguments)` in a process; yields the process and a channel to it, and finally kills it."""
     channel, child_channel = CONTEXT.Pipe()
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         started = CONTEXT.Process(target=_run, args=(program, child_channel, arguments, scratch))
@@ -110,7 +110,7 @@ def use_small_groups() -> None:
 def wrap_calls(
     owner: Any, name: str, *, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
 ) -> None:
-    """Makes this process call something before or after each call of a function."""
+    """Makes this process call `before` and `after` around each call of a function."""
     function = getattr(owner, name)
 
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
@@ -139,8 +139,8 @@ def convert(
     options, waiting = {"source": make_episodes(), **options}, list(hold_at)
     if "state_home" in options:
         os.environ["XDG_STATE_HOME"] = str(options.pop("state_home"))
-    rare = {name: options.pop(name) for name in ("writer", "key_seed", "force") if name in options}
-    options["options"] = ingestion.IngestOptions(**rare)
+    advanced = {name: options.pop(name) for name in ("writer", "key_seed", "force") if name in options}
+    options["options"] = ingestion.IngestOptions(**advanced)
 
     def hold(stage: str, index: int) -> None:
         if (stage, index) in waiting:
@@ -266,14 +266,14 @@ def serve_on_full_disk(channel: Connection, package_path: list[str], folder: Pat
 def read_checkpoint(checkpoint: Path) -> tuple[dict[int, bytes], dict[int, bytes]]:
     """Returns the items and the chunks of a checkpoint that a server wrote, by key.
 
-    Each item is stored once. A chunk may be stored twice: restored from a checkpoint, and sent again for others of its
-    items; Reverb merges the two when it starts from that.
+    Each item is stored once. A chunk may be stored twice, if it was restored from a checkpoint and sent again for other
+    items; Reverb merges the copies when it starts from the checkpoint.
     """
     items = [schema_pb2.PrioritizedItem.FromString(record) for record in _read_records(checkpoint / "items.tfrecord")]
     chunks = [schema_pb2.ChunkData.FromString(record) for record in _read_records(checkpoint / "chunks.tfrecord")]
     for item in items:
         item.ClearField("inserted_at")
-        item.ClearField("times_sampled")  # One item may have been sampled; see `stored_items`.
+        item.ClearField("times_sampled")  # An item may have been sampled; see `stored_items`.
     items_by_key = {item.key: item.SerializeToString(deterministic=True) for item in items}
     distinct_chunks = {(chunk.chunk_key, chunk.SerializeToString(deterministic=True)) for chunk in chunks}
     chunks_by_key = dict(distinct_chunks)

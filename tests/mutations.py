@@ -123,7 +123,7 @@ MUTATIONS = [
     Mutation(
         "a truncated episode loses its final observation",
         "rlds2reverb/sources/d4rl.py",
-        "final_observations=None if following is None else following[ends - 1],",
+        "final_observations=None if next_observations is None else next_observations[ends - 1],",
         "final_observations=None,",
         "tests/core/sources/test_d4rl.py",
     ),

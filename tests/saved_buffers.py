@@ -1,4 +1,4 @@
-"""A small buffer that has seen every kind of event, and its content for comparisons."""
+"""A small buffer after every kind of operation, and its content for comparisons."""
 
 import numpy as np
 

@@ -33,13 +33,13 @@ server: ReplayServer = ReplayServer([TableConfig()])
 
 def test_every_module_can_be_imported():
     core = [str(Path(rlds2reverb.__file__).parent)]  # In a checkout, the package's path includes other folders.
-    found = [module.name for module in pkgutil.walk_packages(core, "rlds2reverb.")]
+    names = [module.name for module in pkgutil.walk_packages(core, "rlds2reverb.")]
     for layer in (rlds2reverb.adders, rlds2reverb.cli):
-        found += [module.name for module in pkgutil.walk_packages(layer.__path__, f"{layer.__name__}.")]
-    for name in found:
+        names += [module.name for module in pkgutil.walk_packages(layer.__path__, f"{layer.__name__}.")]
+    for name in names:
         if not name.endswith("__main__"):
             importlib.import_module(name)
-    assert len(found) > 90
+    assert len(names) > 90
 
 
 @pytest.mark.slow  # The test of the wheel also runs it.
@@ -61,8 +61,8 @@ PUBLIC = {
 
 def public_names(module):
     """Returns the names in `__all__`, or all names without a leading underscore that are not modules."""
-    found = [name for name in vars(module) if name[0] != "_" and not isinstance(vars(module)[name], types.ModuleType)]
-    return sorted(set(getattr(module, "__all__", found)) - {"annotations"})
+    names = [name for name in vars(module) if name[0] != "_" and not isinstance(vars(module)[name], types.ModuleType)]
+    return sorted(set(getattr(module, "__all__", names)) - {"annotations"})
 
 
 def make_script_of_all_names():

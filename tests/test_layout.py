@@ -1,4 +1,4 @@
-"""The import rules: sub-packages of the core in one order, layers independent, and only `cli` joins them."""
+"""The import rules: the parts of the core have an order, layers are independent, and only `cli` imports all."""
 
 import ast
 from pathlib import Path
@@ -73,7 +73,7 @@ def core_imports(module):
     """Yields the modules of the core that one of its modules imports."""
     package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
     for name in modules_imported(FILES[module], package):
-        while name and name not in FILES:  # the last part may be a name in a module
+        while name and name not in FILES:  # The last part may be a name in a module.
             name = name.rpartition(".")[0]
         if name:
             yield name
@@ -103,12 +103,12 @@ def test_core_imports_no_layer_and_siblings_relatively(module):
 def test_modules_do_not_import_each_other_in_a_circle():
     imports = {module: set(core_imports(module)) - {module} for module in FILES}
     packages = {module for module, path in FILES.items() if path.name == "__init__.py"}
-    for module, found in imports.items():  # a package may still be importing when its modules run
-        imports[module] = {name for name in found if name not in packages or not module.startswith(f"{name}.")}
+    for module, imported in imports.items():  # A package may still be importing when its modules run.
+        imports[module] = {name for name in imported if name not in packages or not module.startswith(f"{name}.")}
     done = set()
-    while left := [module for module in imports if module not in done]:
-        ready = [module for module in left if imports[module] <= done]
-        assert ready, f"these import each other in a circle: {left}"
+    while remaining := [module for module in imports if module not in done]:
+        ready = [module for module in remaining if imports[module] <= done]
+        assert ready, f"these modules import each other in a circle: {remaining}"
         done.update(ready)
 
 

@@ -1,4 +1,4 @@
-"""Mutations refer to source lines and tests that exist."""
+"""Tests that mutations refer to existing source lines and tests."""
 
 import pytest
 from mutations import MUTATIONS, ROOT

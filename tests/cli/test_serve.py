@@ -41,20 +41,20 @@ def served(tmp_path):
 
 def set_outcomes(monkeypatch, server, *outcomes):
     """Makes `checkpoint` raise or return the outcomes in order; an outcome that is a signal is sent first."""
-    left = iter(outcomes)
+    remaining = iter(outcomes)
 
     def checkpoint(*_):
-        outcome = next(left)
+        outcome = next(remaining)
         while isinstance(outcome, signal.Signals):
             signal.raise_signal(outcome)
-            outcome = next(left)
+            outcome = next(remaining)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     monkeypatch.setattr(server, "checkpoint", checkpoint)
     monkeypatch.setattr(command, "_RETRY_SECS", 0.001)
-    return left
+    return remaining
 
 
 # --- at intervals
@@ -80,19 +80,19 @@ def test_checkpoint_every_requires_a_root(arguments, capsys):
 
 
 def test_checkpoints_are_written_at_intervals_and_at_the_end(served, monkeypatch, capsys):
-    left = set_outcomes(monkeypatch, served, "one", "two", signal.SIGTERM, "three", "last", "never")
+    remaining = set_outcomes(monkeypatch, served, "one", "two", signal.SIGTERM, "three", "last", "never")
     command.serve_until_end(served, checkpoint_secs=0.001)
     names = re.findall("checkpoint (.*)", capsys.readouterr().err)
-    assert (names, next(left)) == (["one", "two", "three", "last"], "never")
+    assert (names, next(remaining)) == (["one", "two", "three", "last"], "never")
 
 
 def test_convert_writes_checkpoints_at_intervals_and_at_the_end(data, tmp_path, monkeypatch, capsys):
-    left = set_outcomes(monkeypatch, ReplayServer, "filled", "one", signal.SIGTERM, "two", "last", "never")
+    remaining = set_outcomes(monkeypatch, ReplayServer, "filled", "one", signal.SIGTERM, "two", "last", "never")
     source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
     options = ["--checkpoint-root", str(tmp_path / "root"), "--checkpoint-every", "0.001s"]
     assert run(["convert", str(source), "--serve", *options]) == 0
     words = re.findall("(?:^checkpoint|^serving) (\\S+)", capsys.readouterr().err, re.M)
-    assert (words, next(left)) == (["filled", "on", "one", "two", "last"], "never")
+    assert (words, next(remaining)) == (["filled", "on", "one", "two", "last"], "never")
 
 
 def test_a_failed_checkpoint_is_reported_and_tried_at_the_next_interval(served, monkeypatch, capsys):

@@ -198,7 +198,7 @@ def test_wrong_options_fail_before_tensorflow_is_loaded(hopper, tmp_path, argume
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_names_suggest_the_most_similar_one(hopper, tmp_path, capsys):
+def test_unknown_names_suggest_the_most_similar_name(hopper, tmp_path, capsys):
     options = ("--algo", "td3_bc", "--run-dir", tmp_path / "run")
     code, _, err = call(capsys, *options, "--data", hopper, "--set", "hiden_sizes=(8,)")
     assert code == 1 and "td3_bc has no hyperparameter 'hiden_sizes'; did you mean 'hidden_sizes'?" in err
@@ -221,7 +221,7 @@ def test_a_preset_sets_the_run_unless_the_command_line_does(hopper, tmp_path, ca
     assert (configuration["gamma"], configuration["reward"], configuration["batch_size"]) == (0.999, "scale:100", 8)
 
 
-def test_a_config_that_sets_what_the_run_determines_is_rejected(hopper, tmp_path, capsys, clear_gin):
+def test_config_raises_when_it_sets_a_value_of_the_run(hopper, tmp_path, capsys, clear_gin):
     options = ("--algo", "iql", "--data", hopper, "--run-dir", tmp_path / "run")
     (tmp_path / "mine.gin").write_text("IQLAgent.discount = 0.9")
     code, _, err = call(capsys, *options, "--config", tmp_path / "mine.gin")

@@ -38,7 +38,7 @@ def damage(path):
 # --- Files
 
 
-def test_checkpoint_restores_what_was_saved(tmp_path, value):
+def test_checkpoint_restores_the_saved_state(tmp_path, value):
     store = Checkpoints(tmp_path, {"value": value})
     assert store.open() is None and store.best() is None
     saved = store.save(3, {"note": "x"})

@@ -28,13 +28,13 @@ def evaluation(*returns, reference_returns=None, num_clipped=0):
 
 def tensorboard_scalars(folder):
     """Returns the steps of each tag in the event files; raises `DataLossError` for a torn record."""
-    found = {}
+    steps_by_tag = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         for record in tf.data.TFRecordDataset(str(path)):
             event = tf.compat.v1.Event.FromString(record.numpy())
             for value in event.summary.value:
-                found.setdefault(value.tag, []).append(event.step)
-    return found
+                steps_by_tag.setdefault(value.tag, []).append(event.step)
+    return steps_by_tag
 
 
 # --- CSV
@@ -46,10 +46,10 @@ def test_columns_can_be_added_leaving_earlier_rows_empty(tmp_path):
     log.append(20, {"loss": None, "a, b": 1e300})
     log.append(30, {"q": tf.constant(3)})
     assert (tmp_path / "log.csv").read_text() == 'step,loss,q,"a, b"\n10,0.1,2,\n20,,,1e+300\n30,,3,\n'
-    found = read_csv_log(tmp_path / "log.csv")
-    np.testing.assert_equal(found["loss"], [0.1, np.nan, np.nan])
-    np.testing.assert_equal(found["a, b"], [np.nan, 1e300, np.nan])
-    assert found["step"].tolist() == [10, 20, 30] and sorted(os.listdir(tmp_path)) == ["log.csv"]
+    log = read_csv_log(tmp_path / "log.csv")
+    np.testing.assert_equal(log["loss"], [0.1, np.nan, np.nan])
+    np.testing.assert_equal(log["a, b"], [np.nan, 1e300, np.nan])
+    assert log["step"].tolist() == [10, 20, 30] and sorted(os.listdir(tmp_path)) == ["log.csv"]
 
 
 def test_csv_log_keeps_numbers_exactly(tmp_path):
@@ -187,17 +187,17 @@ def test_write_config_stores_versions_data_and_command(tmp_path, monkeypatch):
             reference_returns=(-1200, -150),
             command="rlds2reverb train --algo iql",
         )
-    found = load_run("my run")
-    assert found.configuration == {
+    run = load_run("my run")
+    assert run.configuration == {
         "algo": "iql",
         "seed": 3,
         "run_dir": "my run",
         "hidden": [256, 256],
         "beta": [1.0, 1.0],
     }
-    assert found.environment == "Pendulum-v1" and found.reference_returns == (-1200.0, -150.0)
-    assert found.behaviour_return == 12.5 and found.config["data"]["fingerprint"] == "xxh128 00"
-    assert {"python", "rlds2reverb", "tf-agents", "dm-reverb", "numpy"} <= found.config["versions"].keys()
+    assert run.environment == "Pendulum-v1" and run.reference_returns == (-1200.0, -150.0)
+    assert run.behaviour_return == 12.5 and run.config["data"]["fingerprint"] == "xxh128 00"
+    assert {"python", "rlds2reverb", "tf-agents", "dm-reverb", "numpy"} <= run.config["versions"].keys()
     assert Path("my run/repeat.txt").read_text() == f"cd {tmp_path} && rlds2reverb train --algo iql\n"
 
 
@@ -206,8 +206,8 @@ def test_repeat_command_defaults_to_this_process(tmp_path, monkeypatch):
     with RunDirectory(tmp_path) as run:
         run.write_config({})
     assert (tmp_path / "repeat.txt").read_text().endswith(" && rlds2reverb train --data 'a b.hdf5'\n")
-    found = load_run(tmp_path)
-    assert found.environment is found.reference_returns is found.behaviour_return is None
+    run = load_run(tmp_path)
+    assert run.environment is run.reference_returns is run.behaviour_return is None
 
 
 def test_write_config_raises_for_values_that_are_not_json(tmp_path):
@@ -235,9 +235,9 @@ def test_cut_after_cuts_csv_and_tensorboard_logs_for_a_resumed_run(tmp_path):
         run.log_evaluation(250, evaluation(5))
         run.cut_after(200)
         run.log(260, {"loss": 8})
-    found = load_run(tmp_path)
-    assert found.progress["step"].tolist() == [100, 200, 260] and found.progress["loss"][-1] == 8
-    columns = {name: column.tolist() for name, column in found.evaluations.items()}
+    run = load_run(tmp_path)
+    assert run.progress["step"].tolist() == [100, 200, 260] and run.progress["loss"][-1] == 8
+    columns = {name: column.tolist() for name, column in run.evaluations.items()}
     assert columns == {
         "step": [100, 200],
         "mean": [15, 15],
@@ -248,9 +248,9 @@ def test_cut_after_cuts_csv_and_tensorboard_logs_for_a_resumed_run(tmp_path):
         "return_0": [10, 10],
         "return_1": [20, 20],
     }
-    assert found.priorities.shape == (2, len(PRIORITY_BINS)) and found.priority_steps.tolist() == [100, 200]
+    assert run.priorities.shape == (2, len(PRIORITY_BINS)) and run.priority_steps.tolist() == [100, 200]
     one = np.searchsorted(PRIORITY_BINS, 1.0)
-    assert PRIORITY_BINS[one] == 1 and found.priorities[0, [0, one, one + 1, -1]].tolist() == [1, 1, 1, 1]
+    assert PRIORITY_BINS[one] == 1 and run.priorities[0, [0, one, one + 1, -1]].tolist() == [1, 1, 1, 1]
     tags = tensorboard_scalars(tmp_path / "train")
     assert tags["loss"] == [100, 200, 260] and tags["evaluation/score"] == [100, 200] and "new" not in tags
 
