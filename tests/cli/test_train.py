@@ -221,7 +221,7 @@ def test_a_preset_sets_the_run_unless_the_command_line_does(hopper, tmp_path, ca
     assert (configuration["gamma"], configuration["reward"], configuration["batch_size"]) == (0.999, "scale:100", 8)
 
 
-def test_config_raises_when_it_sets_a_value_of_the_run(hopper, tmp_path, capsys, clear_gin):
+def test_config_is_rejected_when_it_sets_a_value_of_the_run(hopper, tmp_path, capsys, clear_gin):
     options = ("--algo", "iql", "--data", hopper, "--run-dir", tmp_path / "run")
     (tmp_path / "mine.gin").write_text("IQLAgent.discount = 0.9")
     code, _, err = call(capsys, *options, "--config", tmp_path / "mine.gin")
