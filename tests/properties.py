@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-_EXAMPLES_FACTOR = 10 if os.environ.get("THOROUGH") == "1" else 0.4
+_EXAMPLES_FACTOR = 10 if os.environ.get("THOROUGH") == "1" else 0.25
 
 settings.register_profile(
     "tests",
@@ -21,7 +21,7 @@ settings.load_profile("tests")
 
 
 def examples(count: int) -> settings:
-    """Returns settings for 0.4 times `count` examples in the fast tests, and 10 times `count` in the slow ones."""
+    """Returns settings for 0.25 times `count` examples in the fast tests, and 10 times `count` in the slow ones."""
     return settings(max_examples=int(count * _EXAMPLES_FACTOR))
 
 

@@ -14,8 +14,8 @@ PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if pat
 NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
 FOREIGN_OPTIONS = {"--help", "--no-deps", "--require-hashes"}
-#: Blocks that take more than about five seconds, by page and number.
-SLOW_BLOCKS = set()
+#: Blocks that take more than about two seconds, by page and number.
+SLOW_BLOCKS = {"adders.md-5", "sampling.md-2"}
 
 
 def python_blocks():

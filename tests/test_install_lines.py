@@ -100,6 +100,7 @@ def test_readme_installs_with_the_documented_commands():
     assert lines[1:] == ["make install", "source .venv/bin/activate", "rlds2reverb doctor", "make demo"]
 
 
+@pytest.mark.slow
 def test_make_install_creates_an_environment_with_the_command(tmp_path, shell):
     process = shell(*installation_lines()[:3], "command -v rlds2reverb", "rlds2reverb --version")
     assert process.returncode == 0, process.stderr
@@ -115,6 +116,7 @@ def test_all_installation_lines_succeed(shell):
     assert "no problems found" in process.stdout and "iql trained in build/demo" in process.stdout
 
 
+@pytest.mark.slow
 def test_pip_installs_the_checkout(tmp_path, repository, shell):
     version = f"python3.{sys.version_info[1]}"
     process = shell(

@@ -537,6 +537,7 @@ def wait_until_serving(process):
     pytest.fail("".join(lines))
 
 
+@pytest.mark.slow
 def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_path):
     """Runs convert, inspect and serve in subprocesses, and checks that libraries print nothing."""
     root = tmp_path / "root"
@@ -578,6 +579,7 @@ def test_a_terminal_shows_a_status_line_while_tensorflow_loads(data, tmp_path):
     assert b"loading TensorFlow and Reverb" in shown and b"[reverb/cc" not in shown
 
 
+@pytest.mark.slow
 def test_convert_resumes_after_sigterm(data, tmp_path):
     program = """
 import os, signal, sys
