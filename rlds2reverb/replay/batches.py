@@ -137,7 +137,7 @@ class Sample(NamedTuple):
 def stream_batches(
     sample: Callable[[], Batch | SampleRefusal], empty_batch: Batch, batch_size: int, prefetch: int, timeout_secs: float
 ) -> tf.data.Dataset:
-    """Returns an endless dataset with one call of a function per batch; TensorFlow is imported only here.
+    """Returns an endless dataset that calls a function for each batch; imports TensorFlow.
 
     Args:
       sample: function that samples a batch, and is called again if the sample is refused.

@@ -93,7 +93,7 @@ class ReplayBuffer:
         self.snapshot_lock = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._is_closed, self._spec = False, spec
-        #: The state, which a load replaces under the lock.
+        #: The elements and counts, which `load` replaces under the lock.
         self.contents = Contents(
             name, self.config, None if mmap_dir is None else Path(mmap_dir), np.random.default_rng(seed)
         )
@@ -311,7 +311,7 @@ class ReplayBuffer:
         with self.lock:
             self._require_open()
             contents = self.contents
-            if contents.spec is not None and contents.spec is not spec:  # Another thread has changed it meanwhile.
+            if contents.spec is not None and contents.spec is not spec:  # Another thread has changed the spec.
                 rows = convert(contents.spec)
             kept: np.ndarray | slice = slice(None)
             if self.config.min_length and (rows.lengths < self.config.min_length).any():
@@ -534,7 +534,7 @@ class ReplayBuffer:
         return self._checkpoints
 
     def snapshot(self) -> Snapshot:
-        """Returns the present state, which can be read while others use the buffer; hold `snapshot_lock` until then."""
+        """Returns the present state, which can be read while others use the buffer; hold `snapshot_lock` meanwhile."""
         with self.lock:
             self._require_open()
             contents = self.contents

@@ -114,7 +114,7 @@ class BufferConfig:
 
     @cached_property
     def min_positive_priority(self) -> float:
-        """The lowest priority above 0 whose power is not rounded to 0; with exponents up to 1 it is 2.2e-308."""
+        """The lowest priority above 0 whose power is not rounded to 0; for exponents up to 1 it is 2.2e-308."""
         return 0.0 if self.exponent is None else float(np.finfo(np.float64).tiny ** (1 / max(1.0, self.exponent)))
 
     @property
@@ -138,7 +138,7 @@ class BufferConfig:
 
     @property
     def min_length(self) -> int:
-        """The number of steps that an episode must have to be stored."""
+        """The minimum number of steps of an episode; shorter ones are not stored."""
         return 0 if self.window is None or self._pads_windows else self.window
 
     @property

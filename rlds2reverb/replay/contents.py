@@ -225,7 +225,7 @@ class Contents:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """What a state must have in common with the buffer that restores it."""
+        """The entries of a header that must be equal in the buffer that restores it."""
         config = self.config
         return {"name": self.name, "kind": config.kind, "max_size": config.max_size, "length": config.length}
 

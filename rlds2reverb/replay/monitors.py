@@ -79,7 +79,7 @@ class RateWindow:
 class BufferMonitor(Listener):
     """A listener that summarizes events: `buffer.add_listener(BufferMonitor(buffer.name))`. It is thread-safe.
 
-    It reports these values, as far as there are data:
+    It reports these values, except those for which there are no data:
       `throughput/push`, `throughput/sample`: items per second in the window.
       `count/pushed`, `count/sampled`, `count/updated`, `count/removed_REASON`: items since the start; see
         `listeners.REASONS`.

@@ -311,7 +311,7 @@ def _find_discontinuities(
 
 
 def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
-    """Yields the bounds of blocks that grow to `block_rows`, so that the first episode is available early."""
+    """Yields the bounds of blocks that grow up to `block_rows` rows, so that the first episode is available early."""
     start, size = 0, min(_FIRST_BLOCK_ROWS, block_rows)
     while start < num_rows:
         stop = min(start + size, num_rows)

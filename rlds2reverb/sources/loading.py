@@ -66,8 +66,8 @@ def load(
     Raises:
       FileNotFoundError: If the path does not exist, or the named dataset is not on this machine.
       SourceError: If the data are damaged, hostile, or in none of these formats, or if `source` is the `HOST:PORT` of a
-        server; while iterating, also if more than 1 % of the rows do not continue in the next one (see
-        `independent_rows`).
+        server; while iterating, also if `next_observations` does not match the next row in more than 1 % of
+        the rows (see `independent_rows`).
       TypeError: If `source` is of any other type, such as a generator, which can be read only once.
       ValueError: If the arguments contradict each other.
     """
