@@ -72,7 +72,7 @@ def test_batches_match_single_episodes(adder):
 
 @dataclass(frozen=True)
 class DoubledNStep(NStep):
-    """An adder of a user, which overrides only how the rows of one episode are made."""
+    """A user-defined adder that overrides only how the rows of one episode are made."""
 
     def make_rows(self, columns):
         rows = super().make_rows(columns)

@@ -195,9 +195,8 @@ def test_vector_discounts_apply_by_component():
         reward, discount = expected_for_component(steps["reward"][:, at], HALVES[:, at], False)
         np.testing.assert_allclose(columns["reward"][:, at], reward)
         np.testing.assert_allclose(columns["discount"][:, at], discount)
-    single = make_items(
-        NStep(3, 0.5), {**steps, "reward": make_steps(False)["reward"]}
-    )  # This has one reward and two discounts.
+    # One reward is combined with each of the two discounts.
+    single = make_items(NStep(3, 0.5), {**steps, "reward": make_steps(False)["reward"]})
     np.testing.assert_allclose(single["reward"], np.stack([columns["reward"][:, 0], -columns["reward"][:, 1]], 1))
     np.testing.assert_allclose(single["discount"], columns["discount"])
 
@@ -367,7 +366,7 @@ def test_tf_agents_agrees_inside_an_episode_but_not_at_a_truncated_end(end):
         assert tf_agents_n_step(rows, begin, 3, 0.5) == pytest.approx(items[begin])
     if end == "truncated":
         assert items[2:] == [(8, 0.5, 14), (8, 1, 14)]
-        # TF-Agents returns the next episode's observation, with one gamma too all_steps, and then also its reward.
+        # TF-Agents returns the next episode's observation, with one gamma too many, and then also its reward.
         assert tf_agents_n_step(rows, 2, 3, 0.5) == (8, 0.25, 50)
         assert tf_agents_n_step(rows, 3, 3, 0.5) == (8 + 0.25 * 1000, 0.25, 51)
 

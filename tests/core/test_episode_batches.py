@@ -1,4 +1,4 @@
-"""Tests of episode batches: which episodes are joined, and that batches equal their episodes."""
+"""Tests of episode batches: which episodes are joined, and that a batch is equal to its episodes."""
 
 import numpy as np
 import pytest
@@ -26,10 +26,10 @@ def indices(batches):
 
 
 def test_small_consecutive_episodes_of_one_spec_are_joined():
-    three, nested = episode(3, terminal=True), episode(2, terminal=False, nested=True)
-    empty = {name: column[:0] for name, column in three.items()}
-    uneven = {**three, "reward": three["reward"][:2]}
-    all_steps = make_episodes([three, three, empty, three, uneven, three, nested, nested])
+    flat, nested = episode(3, terminal=True), episode(2, terminal=False, nested=True)
+    empty = {name: column[:0] for name, column in flat.items()}
+    uneven = {**flat, "reward": flat["reward"][:2]}
+    all_steps = make_episodes([flat, flat, empty, flat, uneven, flat, nested, nested])
     assert indices(batch_episodes(all_steps)) == [[0, 1], [2], [3], [4], [5], [6, 7]]
 
 

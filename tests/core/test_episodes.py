@@ -1,4 +1,4 @@
-"""Tests of building episodes from transitions, and of finding their problems."""
+"""Tests of episodes built from transitions, and of problems found in episodes."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_nested_observations_and_extras_have_a_final_row():
     assert steps["qpos"].reshape(-1).tolist() == [10, 11, 12, 0]
 
 
-def make_invalid(name: str, step: int, value: object) -> Episode:
+def make_invalid_episode(name: str, step: int, value: object) -> Episode:
     steps = episode(4, terminal=True)
     steps[name] = steps[name].copy()
     steps[name][step] = value
@@ -95,7 +95,7 @@ def make_invalid(name: str, step: int, value: object) -> Episode:
     ],
 )
 def test_find_problems_reports_episode_step_and_field(name, step, value, message):
-    problems = find_problems(make_invalid(name, step, value))
+    problems = find_problems(make_invalid_episode(name, step, value))
     matching = [problem for problem in problems if problem.message.startswith(message)]
     assert len(matching) == 1, problems
     assert (matching[0].episode, matching[0].step, matching[0].field) == (7, step, name)
@@ -117,8 +117,8 @@ def test_missing_steps_and_uneven_columns_are_problems():
     assert problem.message.startswith("step['reward'] must have 3 rows like is_first, got 2")
 
 
-def test_invalid_episode_error_names_the_first_problem_and_counts_others():
-    problems = find_problems(make_invalid("is_first", 0, False)) * 3
+def test_invalid_episode_error_names_one_problem_and_counts_the_others():
+    problems = find_problems(make_invalid_episode("is_first", 0, False)) * 3
     error = InvalidEpisodeError(problems)
     assert str(error) == f"{problems[0]}; and 2 more" and error.problems == problems
 

@@ -1,4 +1,4 @@
-"""Lock files: one holder at a time, even as files come and go, and none is left behind."""
+"""Tests of file locks: there is one holder at a time, and no file is left behind."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def hold(channel, path):
 
 
 def take_turns(channel, path, count):
-    """Takes the lock `count` times, and each time creates a file that no other holder may have created."""
+    """Takes the lock `count` times, and each time creates a file that must not exist while the lock is held."""
     inside = path.with_suffix(".inside")
     while count:
         try:
@@ -56,14 +56,14 @@ def test_lock_of_a_killed_process_is_free(tmp_path):
 def test_lock_leaves_a_file_that_replaced_its_own(tmp_path):
     path = tmp_path / "lock"
     with FileLock(path, "this"):
-        path.unlink()  # together with its folder, say
+        path.unlink()  # For example, its folder was deleted.
         with FileLock(path, "this"):
             pass
         path.touch()
     assert path.exists()
 
 
-def test_lock_excludes_others_while_its_file_comes_and_goes(tmp_path):
+def test_lock_has_one_holder_although_its_file_is_deleted_each_time(tmp_path):
     path = tmp_path / "lock"
     with process(take_turns, path, 2000) as (_, one), process(take_turns, path, 2000) as (_, other):
         assert receive(one) == receive(other) == "done"

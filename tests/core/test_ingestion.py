@@ -55,7 +55,7 @@ def ingest_and_read(source, *, length=2, stride=1, **options):
         return report, read_items(server.address, "items")
 
 
-def windows(episodes_columns, length, stride):
+def slide_windows(episodes_columns, length, stride):
     """Yields all windows of the rows of each episode, with a double loop."""
     for columns in episodes_columns:
         for begin in range(0, len(columns.step_type) - length + 1, stride):
@@ -96,11 +96,11 @@ DATASETS = [
 @pytest.mark.parametrize(("name", "max_episodes"), DATASETS)
 def test_shipped_datasets_are_stored_bit_for_bit(data, name, max_episodes):
     source = load(data / name)
-    if "robomimic_ph/lift_ph" in name:  # Its episodes mark success on several steps.
+    if "robomimic_ph/lift_ph" in name:  # Its episodes are terminal at several steps.
         source, _ = apply_transforms(source, [CutAtTerminal()])
     selected = [episode.steps for episode in itertools.islice(source, max_episodes)]
     report, items = ingest_and_read(selected if max_episodes else source)
-    expected = list(windows(map(trajectory_columns, selected), 2, 1))
+    expected = list(slide_windows(map(trajectory_columns, selected), 2, 1))
     assert report.items == len(items) == len(expected) > 0
     assert report.steps == sum(len(steps["is_first"]) for steps in selected)
     for item, expected_item in zip(items, expected, strict=True):
@@ -111,7 +111,7 @@ def test_shipped_datasets_are_stored_bit_for_bit(data, name, max_episodes):
 @examples(25)
 def test_generated_episodes_are_stored_bit_for_bit(all_steps, length, stride):
     report, items = ingest_and_read(all_steps, length=length, stride=stride)
-    expected = list(windows(map(trajectory_columns, all_steps), length, stride))
+    expected = list(slide_windows(map(trajectory_columns, all_steps), length, stride))
     assert len(items) == len(expected) == report.items
     for item, expected_item in zip(items, expected, strict=True):
         assert_equal_nests(item, expected_item)
@@ -136,7 +136,7 @@ def test_several_tables_receive_the_same_items():
         assert_equal_nests(item, expected_item)
 
 
-def test_items_have_the_given_priority():
+def test_items_are_stored_with_their_priority():
     with make_server([episode(3, terminal=True)], config=TableConfig("items")) as server:
         ingest([episode(3, terminal=True)], server.client, "items", priority=2.5)
         sample = next(iter(server.client.sample("items", emit_timesteps=False)))
@@ -242,7 +242,7 @@ def test_table_without_a_signature_accepts_any_item():
 
 
 def test_tf_agents_replay_buffer_reads_the_items(data):
-    """The table is built and sampled as in TF-Agents: from the spec of RLDS data, with items of any length."""
+    """The table is built and sampled as in TF-Agents: its signature is the spec of RLDS data, with a free length."""
     source = load(data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5")
     spec = create_trajectory_data_spec(source.to_rlds())
     with ReplayServer([TableConfig("items")], tensor_spec.add_outer_dim(spec)) as server:
@@ -272,7 +272,7 @@ def test_strings_raise():
 
 
 @pytest.mark.parametrize("priority", [-1, float("nan"), float("inf"), 1e308, 1.1e12])
-def test_harmful_priorities_raise_before_they_are_sent(priority):
+def test_invalid_priorities_raise_before_they_are_sent(priority):
     message = r"the priority of item 0 of episode 0 must be a finite number in \[0, 1e\+12\]"
     for argument in (priority, lambda episode, items: priority):
         with pytest.raises(ValueError, match=message):
@@ -296,7 +296,7 @@ def test_harmful_priorities_raise_before_they_are_sent(priority):
         ),
     ],
 )
-def test_arguments_out_of_range_raise(options, message):
+def test_invalid_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         if "options" in options:
             options = {**options, "options": IngestOptions(**options["options"])}
@@ -311,12 +311,12 @@ def test_connect_raises_unless_the_address_is_host_and_port(address):
 
 def test_server_may_be_an_object_a_port_or_an_address():
     server = reverb.Server([TableConfig("items").build()], port=None)
-    for form in (server, server.localhost_client(), server.port, f"localhost:{server.port}"):
-        assert ingest([episode(2, terminal=True)], form, "items").items == 1
+    for destination in (server, server.localhost_client(), server.port, f"localhost:{server.port}"):
+        assert ingest([episode(2, terminal=True)], destination, "items").items == 1
     server.stop()
 
 
-def test_any_path_or_string_but_host_and_port_is_a_directory(tmp_path, monkeypatch):
+def test_destination_is_a_directory_unless_it_is_host_and_port(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for destination in ("out", f"{tmp_path}/run:8000", "8000", tmp_path / "path", Path("name:8000")):
         assert ingest([episode(2, terminal=True)], destination).items == 1
@@ -372,7 +372,7 @@ def test_rlds_dataset_is_stored_like_a_list_of_episodes():
 
 @dataclass
 class LastRows:
-    """An adder for the last rows of each episode, whose repr does not include the length."""
+    """An adder for the last rows of each episode, whose repr does not show the length."""
 
     length: int
 
@@ -390,12 +390,14 @@ class LastRows:
 
 def test_complete_directory_raises_when_the_dataset_has_grown(tmp_path):
     growing = [episode(3, terminal=True), episode(4, terminal=True)]
-    source = Source("log", "memory", lambda: (Episode(steps, at) for at, steps in enumerate(growing)))
-    assert ingest(source, tmp_path / "out").items == 5
+
+    def make_source():  # The number of its episodes is unknown.
+        return Source("log", "memory", lambda: (Episode(steps, index) for index, steps in enumerate(growing)))
+
+    assert ingest(make_source(), tmp_path / "out").items == 5
     growing.append(episode(5, terminal=True))
-    source = Source("log", "memory", lambda: (Episode(steps, at) for at, steps in enumerate(growing)))
     with pytest.raises(CheckpointError, match="out is complete, but the dataset has more episodes than it"):
-        ingest(source, tmp_path / "out")
+        ingest(make_source(), tmp_path / "out")
 
 
 def test_complete_directory_raises_when_the_items_differ(tmp_path):
@@ -414,7 +416,7 @@ def test_directory_without_items_raises(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_failed_calls_leave_a_foreign_directory_unchanged(tmp_path):
+def test_failed_calls_do_not_change_a_foreign_directory(tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/note.txt").touch()
     for call in (
@@ -427,7 +429,7 @@ def test_failed_calls_leave_a_foreign_directory_unchanged(tmp_path):
 
 
 def test_restart_without_resume_discards_the_journal(tmp_path):
-    """A restarted run that is killed before its first part is complete leaves nothing of the earlier run."""
+    """If a run without resume is killed before its first part is complete, nothing of the earlier run is left."""
     partial = tmp_path / "out.partial"
     source = load([episode(3, terminal=True)])
     description = {"run": 1}
@@ -485,7 +487,7 @@ def test_allowed_eviction_warns():
         assert ("table sizes", "items: 10 items") in report.facts()
 
 
-def test_warnings_and_notes_are_python_warnings_once_each(tmp_path):
+def test_each_warning_and_note_is_one_python_warning(tmp_path):
     now = np.stack([np.arange(3.0), np.full(3, 5.0)], 1)
     log = {"observations": now, "actions": np.arange(3), "rewards": np.ones(3), "terminated": False}
     transformed, statistics = apply_transforms(load([log, log]), [NormalizeObservations()])
@@ -508,7 +510,7 @@ def test_warnings_and_notes_are_python_warnings_once_each(tmp_path):
 
 def test_too_many_items_raise_when_an_adder_repeats_rows():
     @dataclass(frozen=True)
-    class Twice:
+    class RepeatedWindows:
         def __call__(self, episode):
             items = TrajectoryWindows()(episode)
             starts = np.repeat(items.starts, 2)
@@ -519,9 +521,9 @@ def test_too_many_items_raise_when_an_adder_repeats_rows():
 
     with make_server([episode(7, terminal=True)], config=small_table()) as server:
         with pytest.raises(ValueError, match="at least 12 items, but the smallest table holds 10"):
-            ingest([episode(7, terminal=True)], server.address, "items", adder=Twice())
+            ingest([episode(7, terminal=True)], server.address, "items", adder=RepeatedWindows())
 
 
-def test_table_without_max_size_has_reverbs_maximum(tmp_path):
+def test_table_without_max_size_has_reverbs_maximum():
     with ReplayServer([TableConfig()]) as server:
         assert server.client.server_info(timeout=10)["replay"].max_size == 2**31 - 1

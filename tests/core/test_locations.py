@@ -15,5 +15,5 @@ def test_host_and_port_is_an_address(address):
 @pytest.mark.parametrize(
     "location", ["", "data", "8000", "host:", ":80", "host:x", "a/b:8000", "a b:8000", "host:123456", Path("host:8000")]
 )
-def test_anything_else_is_a_path(location):
+def test_other_strings_and_paths_are_not_an_address(location):
     assert server_address(location) is None

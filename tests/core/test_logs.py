@@ -1,4 +1,4 @@
-"""Tests that other libraries print nothing to the stderr of a user's script."""
+"""Tests that other libraries print nothing to stderr in a user's script."""
 
 import os
 import subprocess
@@ -35,7 +35,9 @@ def test_script_prints_only_its_own_lines_unless_logs_are_enabled(data):
         )
         for log in ("", "1")
     ]
-    quiet, loud = (run.communicate(timeout=100)[1] for run in runs)
+    quiet, verbose = (run.communicate(timeout=100)[1] for run in runs)
     assert [run.returncode for run in runs] == [0, 0]
     assert quiet == "WARNING:root:a line of the script\nand a second one\n"
-    assert "Started replay server" in loud and "Gym has been unmaintained" in loud and len(loud.splitlines()) > 8
+    assert (
+        "Started replay server" in verbose and "Gym has been unmaintained" in verbose and len(verbose.splitlines()) > 8
+    )

@@ -1,4 +1,4 @@
-"""Tests of `rlds_to_reverb` against TF-Agents' module, and of the faults of that module that are fixed."""
+"""Tests of `rlds_to_reverb` against TF-Agents' module, and of that module's faults, which it fixes."""
 
 from unittest import mock
 
@@ -34,7 +34,7 @@ def load_prepared(data, name):
     return tfds.builder_from_directory(data / name).as_dataset(split="train")
 
 
-def trajectories(module, dataset, *arguments, **options):
+def convert(module, dataset, *arguments, **options):
     return list(module.convert_rlds_to_trajectories(dataset, *arguments, **options).as_numpy_iterator())
 
 
@@ -49,7 +49,7 @@ def reward_and_next(current, following):
 def test_trajectories_match_tf_agents_on_shipped_data(data, name):
     dataset = load_prepared(data, name).take(4)
     assert rlds_to_reverb.create_trajectory_data_spec(dataset) == reference.create_trajectory_data_spec(dataset)
-    got, expected = trajectories(rlds_to_reverb, dataset), trajectories(reference, dataset)
+    got, expected = convert(rlds_to_reverb, dataset), convert(reference, dataset)
     assert len(got) == len(expected) > 0
     for item, expected_item in zip(got, expected, strict=True):
         assert type(item) is type(expected_item)
@@ -64,7 +64,7 @@ def test_trajectories_match_tf_agents_on_generated_episodes(all_steps):
     dataset = rlds_dataset(all_steps)
     for arguments in ((), (reward_and_next,)):
         for item, expected_item in zip(
-            trajectories(rlds_to_reverb, dataset, *arguments), trajectories(reference, dataset, *arguments), strict=True
+            convert(rlds_to_reverb, dataset, *arguments), convert(reference, dataset, *arguments), strict=True
         ):
             assert_equal_nests(item, expected_item)
 
@@ -73,7 +73,7 @@ def test_trajectories_match_tf_agents_on_generated_episodes(all_steps):
 @given(episodes(), st.sampled_from(DISCOUNT_SOURCES))
 @examples(20)
 def test_trajectories_match_the_naive_loop_on_nested_episodes(all_steps, source):
-    got = trajectories(rlds_to_reverb, rlds_dataset(all_steps), discount_source=source)
+    got = convert(rlds_to_reverb, rlds_dataset(all_steps), discount_source=source)
     expected = naive_trajectories(all_steps, source)
     assert len(got) == len(expected) == sum(len(steps["is_first"]) for steps in all_steps)
     for item, expected_item in zip(got, expected, strict=True):
@@ -89,7 +89,7 @@ def test_trajectories_match_the_naive_loop_on_nested_episodes(all_steps, source)
 
 
 def test_empty_dataset_yields_nothing():
-    assert trajectories(rlds_to_reverb, rlds_dataset([], episode(1, terminal=False))) == []
+    assert convert(rlds_to_reverb, rlds_dataset([], episode(1, terminal=False))) == []
 
 
 def test_step_features_match_tf_agents():
@@ -110,11 +110,11 @@ def test_missing_steps_and_fields_raise_tf_agents_messages(data):
 
 
 @pytest.mark.parametrize("name", ["no_is_last", "terminal_mid", "is_last_mid"])
-def test_broken_steps_raise_tf_agents_messages(data, name):
+def test_invalid_steps_raise_tf_agents_messages(data, name):
     messages = []
     for module in (reference, rlds_to_reverb):
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            trajectories(module, load_prepared(data, f"malformed/rlds/{name}"))
+            convert(module, load_prepared(data, f"malformed/rlds/{name}"))
         messages.append(str(caught.value).split("assertion failed: [")[1].split("]")[0])
     assert messages[1].startswith(messages[0])
 
@@ -124,50 +124,50 @@ def test_broken_steps_raise_tf_agents_messages(data, name):
 
 def test_nested_observations_and_actions_stay_single_steps():
     all_steps = [episode(3, terminal=True, nested=True)]
-    got = trajectories(rlds_to_reverb, rlds_dataset(all_steps))
+    got = convert(rlds_to_reverb, rlds_dataset(all_steps))
     assert got[1].observation["image"].shape == (3, 2) and got[1].observation["state"].tolist() == [11, -11]
     assert got[1].action["move"] == 11 and got[1].action["turn"].shape == (2,)
-    assert trajectories(reference, rlds_dataset(all_steps))[1].observation["image"].shape == (2, 3, 2)
+    assert convert(reference, rlds_dataset(all_steps))[1].observation["image"].shape == (2, 3, 2)
 
 
 def test_spec_includes_the_policy_info():
     dataset = rlds_dataset([episode(3, terminal=True)])
     spec = rlds_to_reverb.create_trajectory_data_spec(dataset, reward_and_next)
     assert spec.policy_info == {"sum": tf.TensorSpec((), tf.float32), "next": tf.TensorSpec((2,), tf.float32)}
-    first = trajectories(rlds_to_reverb, dataset, reward_and_next)[0]
+    first = convert(rlds_to_reverb, dataset, reward_and_next)[0]
     described = [(leaf.dtype.as_numpy_dtype, tuple(leaf.shape)) for leaf in tree.flatten(spec)]
     assert described == [(np.asarray(value).dtype, np.shape(value)) for value in tree.flatten(first)]
 
 
 @pytest.mark.parametrize("length", [2, 3])
-def test_policy_info_may_be_a_list_a_number_or_nothing(length):
+def test_policy_info_can_be_a_nest_or_empty(length):
     dataset = rlds_dataset([episode(length, terminal=True)])
 
     def pair(current, following):
         return [current["reward"], {"one": 1.0}]
 
     assert rlds_to_reverb.create_trajectory_data_spec(dataset, pair).policy_info[0] == tf.TensorSpec((), tf.float32)
-    rows = trajectories(rlds_to_reverb, dataset, pair)
+    rows = convert(rlds_to_reverb, dataset, pair)
     assert [(float(row.policy_info[0]), float(row.policy_info[1]["one"])) for row in rows] == [
         (100.0 + step, 1.0) for step in range(length)
     ]
     for nothing in (None, {}, ()):
-        assert trajectories(rlds_to_reverb, dataset, lambda current, following, n=nothing: n)[0].policy_info == ()
+        assert convert(rlds_to_reverb, dataset, lambda current, following, n=nothing: n)[0].policy_info == ()
 
 
 def test_policy_info_fn_receives_additional_step_fields():
     steps = {**episode(3, terminal=True), "logits": np.arange(6, dtype=np.float32).reshape(3, 2)}
-    rows = trajectories(rlds_to_reverb, rlds_dataset([steps]), lambda current, following: current["logits"])
+    rows = convert(rlds_to_reverb, rlds_dataset([steps]), lambda current, following: current["logits"])
     assert [row.policy_info.tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_discount_into_a_terminal_is_zero_unless_source_is_step():
     dataset = rlds_dataset([episode(3, terminal=True), episode(2, terminal=False)])
     discounts = {
-        source: [float(row.discount) for row in trajectories(rlds_to_reverb, dataset, discount_source=source)]
+        source: [float(row.discount) for row in convert(rlds_to_reverb, dataset, discount_source=source)]
         for source in DISCOUNT_SOURCES
     }
-    assert discounts["step"] == [1, 1, 0, 1, 1] == [float(row.discount) for row in trajectories(reference, dataset)]
+    assert discounts["step"] == [1, 1, 0, 1, 1] == [float(row.discount) for row in convert(reference, dataset)]
     assert discounts["next_terminal"] == discounts["product"] == [1, 0, 0, 1, 1]
 
 
@@ -176,11 +176,11 @@ def test_float64_data_and_integer_discounts_are_cast():
     steps["observation"] = steps["observation"].astype(np.float64)
     dataset = rlds_dataset([steps])
     with pytest.raises(TypeError):
-        trajectories(reference, dataset)
-    rows = trajectories(rlds_to_reverb, dataset)
+        convert(reference, dataset)
+    rows = convert(rlds_to_reverb, dataset)
     assert (rows[0].discount.dtype, rows[0].observation.dtype) == (np.float32, np.float64)
     assert [float(row.discount) for row in rows] == [1, 1, 0]
-    assert trajectories(rlds_to_reverb, dataset, cast_floats=True)[0].observation.dtype == np.float32
+    assert convert(rlds_to_reverb, dataset, cast_floats=True)[0].observation.dtype == np.float32
     assert rlds_to_reverb.create_trajectory_data_spec(dataset, cast_floats=True).observation.dtype == tf.float32
 
 
@@ -196,11 +196,11 @@ def test_float64_data_and_integer_discounts_are_cast():
 )
 def test_errors_name_the_episode_and_the_step(data, name, message):
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        trajectories(rlds_to_reverb, load_prepared(data, f"malformed/rlds/{name}"))
+        convert(rlds_to_reverb, load_prepared(data, f"malformed/rlds/{name}"))
     assert message in str(caught.value)
 
 
-def table(spec, name="items", length=None):
+def make_table(spec, name="items"):
     return reverb.Table(
         name,
         sampler=reverb.selectors.Fifo(),
@@ -208,7 +208,7 @@ def table(spec, name="items", length=None):
         max_size=10_000,
         rate_limiter=reverb.rate_limiters.MinSize(1),
         max_times_sampled=1,
-        signature=tensor_spec.add_outer_dim(spec, length),
+        signature=tensor_spec.add_outer_dim(spec),
     )
 
 
@@ -216,7 +216,7 @@ class PushServer:
     """A server with the tables of one push, whose items can be read back in order."""
 
     def __init__(self, spec, *names):
-        self.server = reverb.Server([table(spec, name) for name in names or ("items",)], port=None)
+        self.server = reverb.Server([make_table(spec, name) for name in names or ("items",)], port=None)
         self.client = self.server.localhost_client()
 
     def __enter__(self):
@@ -225,34 +225,31 @@ class PushServer:
     def __exit__(self, *exception):
         self.server.stop()
 
-    def size(self, name="items"):
+    def count_items(self, name="items"):
         return self.client.server_info(timeout=10)[name].current_size
 
-    def items(self, name="items"):
+    def read_items(self, name="items"):
         return read_items(f"localhost:{self.server.port}", name)
 
 
-@pytest.mark.parametrize(("validate", "stored"), [("first", 4), ("none", 4), ("all", 0)])
-def test_invalid_episode_leaves_no_items_and_all_can_be_validated_first(data, validate, stored):
+@pytest.mark.parametrize(("validate", "num_items"), [("first", 5), ("none", 5), ("all", 0)])
+def test_push_stores_the_episodes_before_an_invalid_one_unless_validated(data, validate, num_items):
     dataset = load_prepared(data, "malformed/rlds/two_is_first")
-    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
-        observer = reverb_utils.ReverbAddTrajectoryObserver(pushed.client, "items", sequence_length=2)
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as server:
+        observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "items", sequence_length=2)
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"episode 2, step 1"):
             rlds_to_reverb.push_rlds_to_reverb(dataset, observer, validate=validate)
         observer.flush()
         # Episodes 0 and 1 have 4 and 3 trajectories, hence 3 + 2 windows of two; the invalid episode 2 has none.
-        assert pushed.size() == (5 if stored else 0)
+        assert server.count_items() == num_items
 
 
-def test_nan_is_accepted_as_in_tf_agents(data):
-    """`ingest` reports such problems; this function keeps TF-Agents' behaviour."""
+def test_nan_is_accepted_as_in_tf_agents():
+    """`ingest` raises for such data; this function keeps TF-Agents' behaviour."""
     steps = episode(3, terminal=True)
     steps["reward"] = np.array([1, np.nan, 2], np.float32)
-    assert (
-        len(trajectories(rlds_to_reverb, rlds_dataset([steps])))
-        == len(trajectories(reference, rlds_dataset([steps])))
-        == 3
-    )
+    for module in (rlds_to_reverb, reference):
+        assert len(convert(module, rlds_dataset([steps]))) == 3
 
 
 # --- pushes through TF-Agents' observers
@@ -280,11 +277,11 @@ OBSERVERS = {
 
 
 def push(module, dataset, make_observer, names=("items",), **options):
-    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset), *names) as pushed:
-        observer = make_observer(pushed.client, list(names))
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset), *names) as server:
+        observer = make_observer(server.client, list(names))
         count = module.push_rlds_to_reverb(dataset, observer, **options)
         observer.close()
-        return count, [pushed.items(name) for name in names]
+        return count, [server.read_items(name) for name in names]
 
 
 @pytest.mark.parametrize("fast", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -312,23 +309,23 @@ def test_fast_push_stores_the_observers_items_for_any_data(all_steps, observer):
 
 def test_fast_push_stores_the_episodes_before_an_invalid_one(data):
     dataset = load_prepared(data, "malformed/rlds/two_is_first")
-    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
-        observer = OBSERVERS["pairs"](pushed.client, ["items"])
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as server:
+        observer = OBSERVERS["pairs"](server.client, ["items"])
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"episode 2, step 1"):
             rlds_to_reverb.push_rlds_to_reverb(dataset, observer, fast=True)
-        assert pushed.size() == 5
+        assert server.count_items() == 5
 
 
 def test_fast_push_raises_when_the_observer_is_not_supported():
     dataset = rlds_dataset(EPISODES)
-    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
-        short = reverb_utils.ReverbAddEpisodeObserver(pushed.client, "items", max_sequence_length=4)
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as server:
+        short = reverb_utils.ReverbAddEpisodeObserver(server.client, "items", max_sequence_length=4)
         with pytest.raises(
             ValueError, match="an episode has 6 trajectories, but the observer's max_sequence_length is 4"
         ):
             rlds_to_reverb.push_rlds_to_reverb(dataset, short, fast=True)
-        assert pushed.size() == 3
-        busy = OBSERVERS["pairs"](pushed.client, ["items"])
+        assert server.count_items() == 3
+        busy = OBSERVERS["pairs"](server.client, ["items"])
         busy(next(iter(rlds_to_reverb.convert_rlds_to_trajectories(dataset))))
         with pytest.raises(ValueError, match="holds 1 steps of an unfinished episode; call its reset"):
             rlds_to_reverb.push_rlds_to_reverb(dataset, busy, fast=True)
@@ -356,18 +353,18 @@ def test_pushed_nested_data_match_the_source():
 def test_push_stores_the_policy_info():
     dataset = rlds_dataset([episode(3, terminal=True)])
     spec = rlds_to_reverb.create_trajectory_data_spec(dataset, reward_and_next)
-    with PushServer(spec) as pushed:
-        observer = OBSERVERS["pairs"](pushed.client, ["items"])
+    with PushServer(spec) as server:
+        observer = OBSERVERS["pairs"](server.client, ["items"])
         assert rlds_to_reverb.push_rlds_to_reverb(dataset, observer, reward_and_next) == 3
         observer.close()
-        assert [item.policy_info["sum"].tolist() for item in pushed.items()] == [[201, 203], [203, 102]]
+        assert [item.policy_info["sum"].tolist() for item in server.read_items()] == [[201, 203], [203, 102]]
 
 
 def test_push_raises_before_the_first_item_when_the_signature_differs():
     dataset = rlds_dataset(EPISODES)
     float64 = rlds_dataset([{**EPISODES[0], "reward": EPISODES[0]["reward"].astype(np.float64)}])
-    with PushServer(rlds_to_reverb.create_trajectory_data_spec(float64)) as pushed:
-        observer = OBSERVERS["pairs"](pushed.client, ["items"])
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(float64)) as server:
+        observer = OBSERVERS["pairs"](server.client, ["items"])
         with pytest.raises(SpecMismatchError) as caught:
             rlds_to_reverb.push_rlds_to_reverb(dataset, observer)
         assert str(caught.value) == "Replay buffer table signature spec should match RLDS data spec."
@@ -375,47 +372,47 @@ def test_push_raises_before_the_first_item_when_the_signature_differs():
             "trajectory['reward'] is float32 [], but the table expects float64 []; build"
         )
         assert str(caught.value.__cause__) == caught.value.details
-        assert pushed.size() == 0
+        assert server.count_items() == 0
 
 
 def test_push_warns_and_drops_policy_info_missing_in_the_signature():
     dataset = rlds_dataset([episode(3, terminal=True)])
-    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
-        observer = OBSERVERS["pairs"](pushed.client, ["items"])
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as server:
+        observer = OBSERVERS["pairs"](server.client, ["items"])
         with pytest.warns(
             UserWarning, match="policy_info is left out because the table's signature has none"
         ) as caught:
             assert rlds_to_reverb.push_rlds_to_reverb(dataset, observer, reward_and_next) == 3
         observer.close()
         assert len(caught) == 1
-        assert [(item.policy_info, item.reward.tolist()) for item in pushed.items()] == [
+        assert [(item.policy_info, item.reward.tolist()) for item in server.read_items()] == [
             ((), [100, 101]),
             ((), [101, 102]),
         ]
 
 
-#: is_first, is_last, is_terminal, the message of the rule that the first invalid step violates, and that step.
-BROKEN_FLAGS = {
+#: For each case: is_first, is_last, is_terminal, the message for the first invalid step, and its index.
+INVALID_FLAGS = {
     "mid before first, then terminal": ([1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1], "Mid step should not", 1),
     "last before mid, then terminal": ([1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], "Last step of an episode", 0),
     "two rules at one step": ([1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0], "Terminal step must be", 1),
 }
 
 
-@pytest.mark.parametrize("name", BROKEN_FLAGS)
-def test_error_names_the_first_broken_step(name):
-    *flags, message, step = BROKEN_FLAGS[name]
+@pytest.mark.parametrize("name", INVALID_FLAGS)
+def test_error_names_the_first_invalid_step(name):
+    *flags, message, step = INVALID_FLAGS[name]
     steps = episode(4, terminal=False)
     steps |= {
         key: np.array(flag, bool) for key, flag in zip(("is_first", "is_last", "is_terminal"), flags, strict=True)
     }
     dataset = rlds_dataset([steps])
-    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as pushed:
+    with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as server:
         calls = [
-            lambda: trajectories(reference, dataset),
-            lambda: trajectories(rlds_to_reverb, dataset),
+            lambda: convert(reference, dataset),
+            lambda: convert(rlds_to_reverb, dataset),
             lambda: rlds_to_reverb.push_rlds_to_reverb(
-                dataset, OBSERVERS["pairs"](pushed.client, ["items"]), fast=True
+                dataset, OBSERVERS["pairs"](server.client, ["items"]), fast=True
             ),
         ]
         for call in calls:

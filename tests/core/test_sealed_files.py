@@ -1,4 +1,4 @@
-"""Sealed files and folders: complete or absent, and any damage is noticed."""
+"""Tests that sealed files and folders are complete or absent, and that any damage is detected."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from rlds2reverb._sealed_files import MANIFEST, SealedFolders, load_json, read_m
 from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 
-def test_load_json_returns_what_was_saved_last(tmp_path):
+def test_load_json_returns_the_content_saved_last(tmp_path):
     path = tmp_path / "journal.json"
     assert load_json(path) is None
     for content in ({"seen": 1}, {"seen": 2, "nested": {"a": [1, 2.5, None, "x"]}}):
@@ -18,20 +18,29 @@ def test_load_json_returns_what_was_saved_last(tmp_path):
 def test_load_json_raises_for_any_changed_byte(tmp_path):
     path = tmp_path / "journal.json"
     save_json(path, {"seen": 12, "name": "x"})
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        if whole[place] in b" \n":
+    content_bytes = path.read_bytes()
+    for position in range(len(content_bytes)):
+        if content_bytes[position] in b" \n":
             continue
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        path.write_bytes(
+            content_bytes[:position] + bytes([content_bytes[position] ^ 1]) + content_bytes[position + 1 :]
+        )
         with pytest.raises(CorruptFileError, match="journal.json is damaged"):
             load_json(path)
-    for content in (b"", whole[: len(whole) // 2], b"[]", b'{"xxh3_128": 1}', b"\xff\xff", b"[" * 100_000):
+    for content in (
+        b"",
+        content_bytes[: len(content_bytes) // 2],
+        b"[]",
+        b'{"xxh3_128": 1}',
+        b"\xff\xff",
+        b"[" * 100_000,
+    ):
         path.write_bytes(content)
         with pytest.raises(CorruptFileError):
             load_json(path)
 
 
-def fill(text):
+def make_fill(text):
     """Returns a function that fills a folder with two files."""
 
     def write(folder):
@@ -44,9 +53,9 @@ def fill(text):
 
 def test_folders_are_numbered_and_keep_their_content(tmp_path):
     folders = SealedFolders(tmp_path, "save-")
-    assert folders.write(3, fill("three")) == tmp_path / "save-0000000003"
-    folders.write(12, fill("twelve"))
-    folders.write(3, fill("again"))
+    assert folders.write(3, make_fill("three")) == tmp_path / "save-0000000003"
+    folders.write(12, make_fill("twelve"))
+    folders.write(3, make_fill("again"))
     assert folders.numbers() == [3, 12] and read_manifest(folders.path(3))["note"] == "again"
     assert (folders.path(3) / "a").read_text() == "again"
     folders.delete([3])
@@ -56,7 +65,7 @@ def test_folders_are_numbered_and_keep_their_content(tmp_path):
 @pytest.mark.parametrize("name", ["a", "empty", MANIFEST])
 @pytest.mark.parametrize("damage", ["changed", "removed"])
 def test_read_manifest_names_the_damaged_file(tmp_path, name, damage):
-    folder = SealedFolders(tmp_path).write(1, fill("text"))
+    folder = SealedFolders(tmp_path).write(1, make_fill("text"))
     if damage == "removed":
         (folder / name).unlink()
     else:
@@ -67,7 +76,7 @@ def test_read_manifest_names_the_damaged_file(tmp_path, name, damage):
 
 def test_failed_write_keeps_complete_folders(tmp_path):
     folders = SealedFolders(tmp_path)
-    folders.write(1, fill("kept"))
+    folders.write(1, make_fill("kept"))
 
     def fail(folder):
         (folder / "a").write_text("half")
@@ -82,11 +91,11 @@ def test_failed_write_keeps_complete_folders(tmp_path):
 
 def test_folders_of_a_killed_process_are_cleaned_up(tmp_path):
     folders = SealedFolders(tmp_path)
-    folders.write(1, fill("one"))
-    folders.write(2, fill("two"))
-    folders.path(1).rename(tmp_path / "0000000001.replaced")  # Killed between the two renames of a write,
-    (tmp_path / "0000000003.partial").mkdir()  # while files were written,
-    (tmp_path / "0000000002.replaced").mkdir()  # and before the replaced folder was deleted.
+    folders.write(1, make_fill("one"))
+    folders.write(2, make_fill("two"))
+    folders.path(1).rename(tmp_path / "0000000001.replaced")  # as if killed between the two renames of a write
+    (tmp_path / "0000000003.partial").mkdir()  # as if killed while files were written
+    (tmp_path / "0000000002.replaced").mkdir()  # as if killed before the replaced folder was deleted
     again = SealedFolders(tmp_path)
     assert again.numbers() == [1, 2] and read_manifest(again.path(1))["note"] == "one"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["0000000001", "0000000002"]

@@ -63,12 +63,12 @@ def test_tensor_specs_keep_shapes_and_dtypes():
         ({**SPEC, "d": SPEC["a"]}, r"the data do not match table 't': unexpected step\['d'\]"),
     ],
 )
-def test_mismatch_names_field_got_and_expected(other, message):
+def test_mismatch_names_the_field_and_both_specs(other, message):
     with pytest.raises(SpecMismatchError, match=message + ".*; do this"):
         require_match(other, SPEC, holder="table 't'", advice="do this")
 
 
-def test_unknown_size_matches_any():
+def test_unknown_size_matches_any_size():
     require_match(SPEC["a"], ArraySpec((None,), np.dtype("float32")), holder="h", advice="a")
     require_match(SPEC["a"], tf.TensorSpec((None,), tf.float32), holder="h", advice="a")
 

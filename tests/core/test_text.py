@@ -3,7 +3,7 @@
 from reference_impls import episode
 
 from rlds2reverb import ingest, load, summarize
-from rlds2reverb._text import format_columns, format_facts, format_number
+from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
 
 
 def test_facts_are_aligned_and_wrapped():
@@ -13,7 +13,8 @@ def test_facts_are_aligned_and_wrapped():
     assert len(lines) == 6 and max(map(len, lines)) <= 80 and lines[3].startswith("         word")
 
 
-def test_numbers_and_columns_are_formatted():
+def test_bytes_numbers_and_columns_are_formatted():
+    assert [format_bytes(x) for x in (2.1e9, 4_560_000)] == ["2.1 GB", "4.6 MB"]
     assert [format_number(x) for x in (12345.6, 2.0, 0.12345, float("nan"))] == ["12,346", "2", "0.1235", "-"]
     assert format_columns(("a", "bc"), [("long", "d")]) == "a     bc\nlong  d"
 

@@ -39,13 +39,13 @@ def test_discount_is_zero_only_at_a_terminal(source, terminal, truncated):
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_vector_discounts_become_zero_by_row(width):
-    """A width equal to the number of steps would hide a broadcast along the wrong axis."""
+def test_vector_discounts_become_zero_in_whole_rows(width):
+    """The width 2 also detects a broadcast along the wrong axis, which a width equal to the number of steps hides."""
     steps = {**episode(3, terminal=True), "discount": np.full((3, width), 0.5, np.float32)}
     assert trajectory_columns(steps).discount.tolist() == [[0.5] * width, [0] * width, [0] * width]
 
 
-def test_single_step_becomes_last_and_last():
+def test_single_step_has_step_type_last_and_next_step_type_last():
     columns = trajectory_columns(episode(1, terminal=False))
     assert (columns.step_type.tolist(), columns.next_step_type.tolist()) == ([LAST], [LAST])
 

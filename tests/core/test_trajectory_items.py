@@ -19,7 +19,7 @@ from rlds2reverb.trajectory_items import PADDINGS, TrajectoryEpisodes, Trajector
 
 
 def observations(items):
-    """The first number of each observation of each item."""
+    """Returns the first number of each observation of each item."""
     first = items.columns.observation[:, 0]
     return [first[a : a + n].tolist() for a, n in zip(items.starts, items.lengths, strict=True)]
 
@@ -41,7 +41,7 @@ def observations(items):
         (1, TrajectoryEpisodes(), [[10]]),
     ],
 )
-def test_items_match_examples_computed_by_hand(length, adder, expected):
+def test_items_match_hand_computed_examples(length, adder, expected):
     assert observations(adder(Episode(episode(length, terminal=True), 0))) == expected
 
 
@@ -80,12 +80,12 @@ def test_item_spec_matches_the_items(adder):
         ({"discount_source": "x"}, "discount_source must be one of .*, got 'x'"),
     ],
 )
-def test_arguments_out_of_range_raise(options, message):
+def test_invalid_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         TrajectoryWindows(**options)
 
 
-def test_options_with_few_values_are_literals():
+def test_options_with_few_values_are_typed_as_literals():
     assert get_args(get_type_hints(TrajectoryWindows)["padding"]) == PADDINGS == ("none", "short", "tile")
     assert get_args(get_type_hints(TrajectoryWindows)["discount_source"]) == DISCOUNT_SOURCES
     assert get_args(get_type_hints(push_rlds_to_reverb)["validate"]) == VALIDATE_MODES
@@ -104,7 +104,7 @@ def test_options_with_few_values_are_literals():
         ([0], [2], True, "squeezed items must have one row each, got 2"),
     ],
 )
-def test_items_raise_when_they_do_not_fit_their_columns(starts, lengths, squeeze, message):
+def test_items_raise_unless_they_fit_their_columns(starts, lengths, squeeze, message):
     with pytest.raises(ValueError, match=message):
         Items({"a": np.zeros(3)}, np.array(starts), np.array(lengths), squeeze)
     with pytest.raises(ValueError, match="columns of equal length"):

@@ -1,4 +1,4 @@
-"""Tests of sampling from real servers that die, stop, return or never start, and of slow consumers."""
+"""Tests of sampling from servers that die, stop, restart or never start, and of slow consumers."""
 
 import os
 import signal
@@ -26,6 +26,7 @@ def kill(running):
 
 
 def iterate_batches(addresses, reports, **options):
+    """Returns an iterator over batches that appends the lost servers to `reports`."""
     return iter(
         sample_dataset(
             addresses,
@@ -44,14 +45,14 @@ def read_until_reported(batches, reports, count=1):
         next(batches)
 
 
-def read_until_only_from(server, batches, *, in_a_row=50):
-    """Reads until `in_a_row` consecutive batches came from one server, and checks the weights of the last."""
-    seen = 0
-    while seen < in_a_row:
+def read_until_only_from(server, batches, *, num_batches=50):
+    """Reads until `num_batches` consecutive batches come from one server only, and checks the last one's weights."""
+    num_seen = 0
+    while num_seen < num_batches:
         info = next(batches).info
-        seen = seen + 1 if set(info.server.numpy()) == {server} else 0
-    chances = 1 / info.probability.numpy()
-    np.testing.assert_allclose(info.weight, chances / chances.max(), rtol=1e-6)
+        num_seen = num_seen + 1 if set(info.server.numpy()) == {server} else 0
+    inverse = 1 / info.probability.numpy()
+    np.testing.assert_allclose(info.weight, inverse / inverse.max(), rtol=1e-6)
 
 
 def read_until_from(server, batches):
@@ -60,10 +61,10 @@ def read_until_from(server, batches):
 
 
 @pytest.mark.parametrize("failure", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
-def test_dead_server_is_reported_and_the_other_continues(failure):
+def test_dead_server_is_reported_and_sampling_continues(failure):
     reports = []
-    with serve_in_process({1: 1.0, 2: 3.0}) as (first, there), serve_in_process({3: 1.0, 4: 3.0}) as (_, other):
-        batches = iterate_batches([there, other], reports)
+    with serve_in_process({1: 1.0, 2: 3.0}) as (first, lost_address), serve_in_process({3: 1.0, 4: 3.0}) as (_, other):
+        batches = iterate_batches([lost_address, other], reports)
         read_until_from(0, batches)
         read_until_from(1, batches)
         assert not reports
@@ -73,11 +74,8 @@ def test_dead_server_is_reported_and_the_other_continues(failure):
             os.kill(first.pid, signal.SIGSTOP)
         read_until_reported(batches, reports)
         ((address, reason),) = reports
-        assert (
-            address == there
-            and f"waited {TIMEOUT_SECS:g} s for a sample of table 'items' at" in reason
-            and "gone" in reason
-        )
+        assert address == lost_address and "gone" in reason
+        assert f"waited {TIMEOUT_SECS:g} s for a sample of table 'items' at" in reason
         read_until_only_from(1, batches)
         if failure == "stopped":
             os.kill(first.pid, signal.SIGCONT)
@@ -85,7 +83,7 @@ def test_dead_server_is_reported_and_the_other_continues(failure):
         assert len(reports) == 1
 
 
-def test_server_unreachable_at_the_start_joins_once_it_is_up():
+def test_server_that_starts_later_joins():
     reports = []
     port = portpicker.pick_unused_port()
     with serve_numbers({1: 1.0}) as (server,):
@@ -99,9 +97,9 @@ def test_server_unreachable_at_the_start_joins_once_it_is_up():
 @pytest.mark.slow
 def test_server_that_dies_before_the_first_batch_is_reported():
     reports = []
-    with serve_in_process({1: 1.0}) as (first, there), serve_numbers({2: 1.0}) as (server,):
+    with serve_in_process({1: 1.0}) as (first, lost_address), serve_numbers({2: 1.0}) as (server,):
         dataset = sample_dataset(
-            [there, server.address],
+            [lost_address, server.address],
             "items",
             8,
             timeout_secs=TIMEOUT_SECS,
@@ -109,35 +107,35 @@ def test_server_that_dies_before_the_first_batch_is_reported():
         )
         kill(first)
         read_until_reported(iter(dataset), reports)
-    assert reports[0][0] == there
+    assert reports[0][0] == lost_address
 
 
 @pytest.mark.slow
 def test_restarted_server_rejoins_and_its_next_death_is_reported():
     reports = []
     with serve_in_process({3: 1.0}) as (_, other):
-        with serve_in_process({1: 1.0}) as (first, there):
-            batches = iterate_batches([there, other], reports)
+        with serve_in_process({1: 1.0}) as (first, lost_address):
+            batches = iterate_batches([lost_address, other], reports)
             read_until_from(0, batches)
             kill(first)
             read_until_reported(batches, reports)
-        with serve_in_process({1: 1.0}, int(there.rpartition(":")[2])) as (again, _):
+        with serve_in_process({1: 1.0}, int(lost_address.rpartition(":")[2])) as (again, _):
             read_until_from(0, batches)
             kill(again)
             read_until_reported(batches, reports, 2)
-    assert [address for address, _ in reports] == [there, there]
+    assert [address for address, _ in reports] == [lost_address, lost_address]
 
 
 @pytest.mark.slow
 def test_iterating_raises_when_all_servers_are_dead():
     reports = []
-    with serve_in_process({1: 1.0}) as (first, there), serve_in_process({2: 1.0}) as (second, other):
-        batches = iterate_batches([there, other], reports)
+    with serve_in_process({1: 1.0}) as (first, lost_address), serve_in_process({2: 1.0}) as (second, other):
+        batches = iterate_batches([lost_address, other], reports)
         next(batches)
         kill(first)
         kill(second)
         with pytest.raises(
-            tf.errors.OpError, match=f"sample of table 'items' at {there}, and it is gone.*{other}, and"
+            tf.errors.OpError, match=f"sample of table 'items' at {lost_address}, and it is gone.*{other}, and"
         ):
             while True:
                 next(batches)
@@ -183,7 +181,7 @@ def test_warning_names_the_server_and_the_reason():
 
 
 def find_stalls(indices, num_streams=2, max_ticks=3):
-    """Returns the reports of a watcher for elements of streams with these indices; -1 is a tick."""
+    """Returns the reports of a watcher of elements from streams with these indices; -1 is a tick."""
     reports = []
     watch = _make_watcher(num_streams, max_ticks, lambda *report: reports.append(report))
     elements = tf.data.Dataset.from_tensor_slices(tf.constant(indices, tf.int32)).map(lambda n: (n, n))
@@ -199,7 +197,7 @@ def test_stream_is_stalled_after_max_ticks_without_elements():
     assert find_stalls([-1, -1, 0, -1, -1, -1]) == [([1], False), ([0], True)]
 
 
-def test_stall_is_reported_once_and_again_after_a_recovery():
+def test_stall_is_reported_once_until_the_stream_recovers():
     assert find_stalls([0, -1] * 10) == [([1], False)]
     assert find_stalls([*[0, -1] * 5, 1, *[0, -1] * 5]) == [([1], False), ([1], False)]
 
@@ -209,8 +207,8 @@ def test_readers_of_streams_alternate():
         lambda number: tf.data.Dataset.range(1000).batch(1).repeat(), 2, timeout_secs=5, on_stalled=print, num_readers=8
     )
     got = [int(number) for number, _ in streams.take(400)]
-    both = [len(set(got[begin : begin + 4])) == 2 for begin in range(40, 396)]
-    assert np.mean(both) > 0.8
+    is_mixed = [len(set(got[begin : begin + 4])) == 2 for begin in range(40, 396)]
+    assert np.mean(is_mixed) > 0.8
 
 
 def test_slow_consumer_does_not_make_streams_look_stalled():
@@ -224,5 +222,5 @@ def test_slow_consumer_does_not_make_streams_look_stalled():
     elements = iter(streams)
     for _ in range(8):
         next(elements)
-        threading.Event().wait(0.15)  # longer than the timeout
+        threading.Event().wait(0.15)  # This is longer than the timeout.
     assert not reports

@@ -1,4 +1,4 @@
-"""Tests of importance weights: numbers worked out by hand, and properties."""
+"""Tests of importance weights: hand-computed values and properties."""
 
 import numpy as np
 import pytest
@@ -19,26 +19,26 @@ from rlds2reverb.sampling.importance import (
 PROBABILITIES = np.array([0.5, 0.25, 0.125, 0.125])
 
 
-def weights(probabilities, sizes, beta, **options):
+def compute_weights(probabilities, sizes, beta, **options):
     probabilities = np.asarray(probabilities, np.float64)
     sizes = np.broadcast_to(sizes, probabilities.shape)
     return importance_weights(tf.constant(probabilities), tf.constant(sizes), tf.constant(beta, tf.float64), **options)
 
 
-def test_weights_by_hand():
+def test_weights_match_hand_computed_values():
     # N * P = 2, 1, 1/2, 1/2; to the power of -1: 1/2, 1, 2, 2; over the largest: 1/4, 1/2, 1, 1 (Schaul et al. 2016, 3.4).
-    got = weights(PROBABILITIES, 4, 1.0)
+    got = compute_weights(PROBABILITIES, 4, 1.0)
     assert got.dtype == tf.float32 and got.numpy().tolist() == [0.25, 0.5, 1, 1]
-    np.testing.assert_allclose(weights(PROBABILITIES, 4, 0.5), [0.5, 0.5**0.5, 1, 1], rtol=1e-7)
-    assert weights(PROBABILITIES, 4, 0.0).numpy().tolist() == [1, 1, 1, 1]
+    np.testing.assert_allclose(compute_weights(PROBABILITIES, 4, 0.5), [0.5, 0.5**0.5, 1, 1], rtol=1e-7)
+    assert compute_weights(PROBABILITIES, 4, 0.0).numpy().tolist() == [1, 1, 1, 1]
 
 
-def test_each_item_uses_the_table_size_at_its_sampling():
-    # N * P = 4 * 0.5 = 2 and 8 * 0.5 = 4
-    assert weights([0.5, 0.5], [4, 8], 1.0).numpy().tolist() == [1, 0.5]
+def test_weights_use_the_table_size_when_an_item_was_sampled():
+    # N * P is 4 * 0.5 = 2 and 8 * 0.5 = 4.
+    assert compute_weights([0.5, 0.5], [4, 8], 1.0).numpy().tolist() == [1, 0.5]
 
 
-def test_weights_relative_to_the_table_by_hand():
+def test_weights_relative_to_the_table_match_hand_computed_values():
     # p = 4, 2 of a table of 4, 2, 1, 1 (alpha 1): P = 1/2, 1/4; P_min = 1/8, its weight 2; w = 1/2 / 2, 1 / 2.
     lowest = lowest_probabilities(
         tf.constant([0.5, 0.25], tf.float64),
@@ -47,19 +47,19 @@ def test_weights_relative_to_the_table_by_hand():
         tf.constant([1.0, 1.0], tf.float64),
     )
     assert lowest.numpy().tolist() == [0.125, 0.125]
-    assert weights([0.5, 0.25], 4, 1.0, lowest_probabilities=lowest).numpy().tolist() == [0.25, 0.5]
+    assert compute_weights([0.5, 0.25], 4, 1.0, lowest_probabilities=lowest).numpy().tolist() == [0.25, 0.5]
 
 
 def test_outdated_min_priority_keeps_weights_at_most_one():
     one = tf.constant([1.0], tf.float64)
     lowest = lowest_probabilities(one / 2, one, tf.constant(3.0, tf.float64), one)
-    assert weights([0.5], 2, 1.0, lowest_probabilities=lowest).numpy().tolist() == [1]
+    assert compute_weights([0.5], 2, 1.0, lowest_probabilities=lowest).numpy().tolist() == [1]
     # Items with priority 0 are sampled if the exponent is 0.
     lowest = lowest_probabilities(one / 2, 0 * one, tf.constant(3.0, tf.float64), 0 * one)
-    assert weights([0.5], 2, 1.0, lowest_probabilities=lowest).numpy().tolist() == [1]
+    assert compute_weights([0.5], 2, 1.0, lowest_probabilities=lowest).numpy().tolist() == [1]
 
 
-def test_combined_servers_by_hand():
+def test_combine_servers_matches_hand_computed_values():
     # Three items of server 0 (10 items), one of server 2 (30 items), none of server 1: fractions 3/4 and 1/4.
     probabilities, sizes = combine_servers(
         tf.constant([0.1, 0.2, 0.4, 0.5], tf.float64),
@@ -71,10 +71,10 @@ def test_combined_servers_by_hand():
     assert sizes.numpy().tolist() == [40, 40, 39, 40]
 
 
-def test_single_server_is_returned_unchanged():
-    own = tf.constant([0.1, 0.2], tf.float64)
-    probabilities, sizes = combine_servers(own, tf.constant([3, 4], tf.int64), tf.constant([0, 0]), num_servers=1)
-    assert probabilities is own and sizes.numpy().tolist() == [3, 4]
+def test_combine_servers_returns_a_single_server_unchanged():
+    local = tf.constant([0.1, 0.2], tf.float64)
+    probabilities, sizes = combine_servers(local, tf.constant([3, 4], tf.int64), tf.constant([0, 0]), num_servers=1)
+    assert probabilities is local and sizes.numpy().tolist() == [3, 4]
 
 
 TABLES = st.lists(
@@ -84,7 +84,7 @@ TABLES = st.lists(
 
 @given(TABLES, st.floats(0, 2), st.lists(st.integers(1, 5), min_size=4, max_size=4))
 def test_weighted_mean_matches_the_mean_over_all_tables(tables, alpha, repeats):
-    """sum_i P_i w_i f_i / sum_i P_i w_i = mean f, in expectation, whatever each server contributes."""
+    """sum_i P_i w_i f_i / sum_i P_i w_i = mean f, in expectation, however many items each server contributes."""
     sizes = np.array([len(table) for table in tables])
     # The batch contains every item of table k repeats[k] times, so that the servers contribute differently.
     owners = np.repeat(np.arange(len(tables)), sizes * repeats[: len(tables)])
@@ -98,21 +98,23 @@ def test_weighted_mean_matches_the_mean_over_all_tables(tables, alpha, repeats):
         num_servers=len(tables),
     )
     assert set(totals.numpy()) == {sizes.sum()}
-    weight = weights(probabilities, totals, 1.0).numpy().astype(np.float64)
+    weight = compute_weights(probabilities, totals, 1.0).numpy().astype(np.float64)
     # A server contributes n_k / B of the batch, and the copies of an item share the item's probability equally.
-    chance = local * np.bincount(owners)[owners] / len(owners) / np.array(repeats)[owners]
+    sampled_probabilities = local * np.bincount(owners)[owners] / len(owners) / np.array(repeats)[owners]
     expected = np.mean([value for table in tables for _, value in table])
-    np.testing.assert_allclose((chance * weight * values).sum() / (chance * weight).sum(), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        (sampled_probabilities * weight * values).sum() / (sampled_probabilities * weight).sum(), expected, atol=1e-4
+    )
 
 
 @given(st.lists(st.floats(1e-12, 1), min_size=1, max_size=30), st.floats(0, 1), st.integers(1, 10**12))
 def test_weights_are_in_0_1_with_maximum_1_and_decrease_with_probability(probabilities, beta, size):
-    got = weights(probabilities, size, beta).numpy()
+    got = compute_weights(probabilities, size, beta).numpy()
     assert np.isfinite(got).all() and (got >= 0).all() and got.max() == 1
     assert np.all(np.diff(got[np.argsort(probabilities, kind="stable")]) <= 0)
 
 
-def test_schedule_goes_from_start_to_end_and_stays():
+def test_schedule_changes_linearly_and_then_stays_constant():
     schedule = LinearSchedule(0.4, 1.0, 10)
     got = [float(schedule(tf.constant(at, tf.int64))) for at in (0, 5, 10, 11, 2**60)]
     np.testing.assert_allclose(got, [0.4, 0.7, 1, 1, 1], rtol=1e-12)

@@ -1,4 +1,4 @@
-"""Tests of `mixed_dataset` and of writing the priorities of its batches back."""
+"""Tests of `mixed_dataset`, and of writing back the priorities of its batches."""
 
 from functools import partial
 
@@ -29,6 +29,7 @@ def served():
 
 
 def make_dataset(server, **options):
+    """Returns a function of the number of items per batch."""
     return partial(sample_dataset, server, "items", max_in_flight=8, num_workers=1, **options)
 
 
@@ -41,23 +42,22 @@ def make_datasets(servers, **options):
 @pytest.mark.parametrize(
     ("weights", "num_expert"), [((0.5, 0.5), 8), ((0.25, 0.75), 12), ((0.9, 0.1), 2), ((1 / 3, 2 / 3), 11)]
 )
-def test_every_batch_has_the_same_counts(served, weights, num_expert):
+def test_every_batch_has_the_same_number_of_items_per_dataset(served, weights, num_expert):
     weights = dict(zip(("own", "expert"), weights, strict=True))
     for sample in mixed_dataset(make_datasets(served), 16, weights=weights).take(40).as_numpy_iterator():
-        assert sample.info.dataset_index.tolist() == [0] * num_expert + [1] * (
-            16 - num_expert
-        )  # 'expert' comes before 'own'
+        # The datasets are sorted by name: 'expert' comes before 'own'.
+        assert sample.info.dataset_index.tolist() == [0] * num_expert + [1] * (16 - num_expert)
         assert ((sample.data > 10) == (sample.info.dataset_index == 0)).all() and not sample.info.server.any()
 
 
-def test_importance_weights_are_relative_to_the_own_dataset(served):
+def test_importance_weights_are_relative_to_each_dataset(served):
     tables = [EXPERT, OWN]
     for sample in mixed_dataset(make_datasets(served, beta=1.0), 32, weights=HALVES).take(20).as_numpy_iterator():
         for index, table in enumerate(tables):
-            own = sample.info.dataset_index == index
-            priorities = np.array([table[value] for value in sample.data[own].astype(int)])
-            np.testing.assert_allclose(sample.info.probability[own], priorities / sum(table.values()))
-            np.testing.assert_allclose(sample.info.weight[own], priorities.min() / priorities, rtol=1e-6)
+            mask = sample.info.dataset_index == index
+            priorities = np.array([table[value] for value in sample.data[mask].astype(int)])
+            np.testing.assert_allclose(sample.info.probability[mask], priorities / sum(table.values()))
+            np.testing.assert_allclose(sample.info.weight[mask], priorities.min() / priorities, rtol=1e-6)
 
 
 def test_priorities_are_written_to_the_server_of_the_dataset():
@@ -107,7 +107,7 @@ def test_episodes_are_padded_to_the_longest_of_the_batch():
     assert lengths[0] == lengths[1] < lengths[2] == lengths[3] == sample.data.reward.shape[1]
 
 
-def test_error_of_one_dataset_is_raised_and_iterators_can_be_dropped(served):
+def test_error_of_one_dataset_is_raised_and_iterators_can_be_deleted(served):
     with serve_numbers({}) as (empty,):
         datasets = {"own": make_dataset(served[0].address), "expert": make_dataset(empty.address, timeout_secs=0.5)}
         batches = iter(mixed_dataset(datasets, 4, weights=HALVES))
@@ -191,5 +191,5 @@ def test_batch_that_does_not_match_the_writer_raises(served):
         (3, (1.0,), [3]),
     ],
 )
-def test_counts_follow_the_largest_remainders(size, weights, counts):
+def test_item_counts_use_the_largest_remainders(size, weights, counts):
     assert list(allocate_items(size, dict(zip("abc", weights, strict=False))).values()) == counts

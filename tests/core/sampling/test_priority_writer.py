@@ -13,7 +13,7 @@ from rlds2reverb.sampling.priority_writer import PriorityWriter
 
 
 def read_priorities(server):
-    """Returns the priority of each number, by sampling it."""
+    """Returns the priority of each number in the table, read from samples."""
     batches = sample_dataset(server.address, "items", 200, max_in_flight=200).take(2)
     priorities = {}
     for sample in batches.as_numpy_iterator():
@@ -59,7 +59,7 @@ def test_invalid_priorities_raise_and_none_is_written(invalid):
         assert read_priorities(server) == {1: 1.0}
 
 
-def test_batch_of_other_servers_or_lengths_raises():
+def test_batch_with_other_servers_or_lengths_raises():
     writer = PriorityWriter("localhost:1", "items")
     with pytest.raises(ValueError, match=r"must have the same length, got shapes \(1,\), \(2,\) and \(2,\)"):
         writer.write(make_info([1, 2], [0, 0]), [1.0])
@@ -74,28 +74,27 @@ def test_batch_of_other_servers_or_lengths_raises():
 def test_stopped_server_is_reported_and_the_other_is_updated():
     reports = []
     with serve_numbers({1: 1.0}) as (server,), serve_in_process({2: 1.0}) as (running, other):
-        own = next(iter(sample_dataset(server.address, "items", 1))).info.key.numpy()[0]
-        both = make_info([7, own], [0, 1])
+        key = next(iter(sample_dataset(server.address, "items", 1))).info.key.numpy()[0]
+        info = make_info([7, key], [0, 1])
         os.kill(running.pid, signal.SIGSTOP)
         PriorityWriter(
             [other, server.address], "items", timeout_secs=0.5, on_server_lost=lambda *report: reports.append(report)
-        ).write(both, [3.0, 4.0])
-        assert reports == [(other, f"waited 0.5 s for {other} to update priorities")] and read_priorities(server) == {
-            1: 4
-        }
+        ).write(info, [3.0, 4.0])
+        assert reports == [(other, f"waited 0.5 s for {other} to update priorities")]
+        assert read_priorities(server) == {1: 4}
         with pytest.raises(ServerUnavailableError, match="to update priorities"):
-            PriorityWriter([other, server.address], "items", timeout_secs=0.5).write(both, [5.0, 6.0])
+            PriorityWriter([other, server.address], "items", timeout_secs=0.5).write(info, [5.0, 6.0])
         assert read_priorities(server) == {1: 6}
         os.kill(running.pid, signal.SIGCONT)
 
 
 def test_dead_server_is_reported_and_the_other_is_updated():
     reports = []
-    with serve_in_process({1: 1.0}) as (first, there), serve_numbers({2: 1.0}) as (server,):
-        both = [there, server.address]
-        writer = PriorityWriter(both, "items", on_server_lost=lambda *report: reports.append(report))
+    with serve_in_process({1: 1.0}) as (first, lost_address), serve_numbers({2: 1.0}) as (server,):
+        servers = [lost_address, server.address]
+        writer = PriorityWriter(servers, "items", on_server_lost=lambda *report: reports.append(report))
         keys = {}
-        for sample in sample_dataset(both, "items", 8):
+        for sample in sample_dataset(servers, "items", 8):
             keys |= dict(zip(sample.info.server.numpy().tolist(), sample.info.key.numpy().tolist(), strict=True))
             if len(keys) == 2:
                 break
@@ -105,4 +104,4 @@ def test_dead_server_is_reported_and_the_other_is_updated():
         first.join()
         writer.write(info, [5.0, 6.0])
         assert read_priorities(server) == {2: 6.0}
-    assert [address for address, _ in reports] == [there]
+    assert [address for address, _ in reports] == [lost_address]

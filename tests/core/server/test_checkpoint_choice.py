@@ -1,4 +1,4 @@
-"""The checkpoint that a server starts from after kills at the worst moment, without manifests, and after damage."""
+"""Tests of which checkpoint a server starts from after a kill, without a manifest, or after damage."""
 
 import re
 import shutil
@@ -30,40 +30,40 @@ def fill(root, *num_steps):
             server.checkpoint()
 
 
-def size(root, **options):
+def count_items(root, **options):
     """Returns the number of items that a server starts with."""
     with ReplayServer([TableConfig()], checkpoint_root=root, **options) as server:
         return server.client.server_info(timeout=10)["replay"].current_size
 
 
-def newest(root):
+def find_newest(root):
     (checkpoint,) = (root / "checkpoints").iterdir()
     return checkpoint
 
 
 @pytest.fixture(scope="module")
 def one_template(tmp_path_factory):
-    root = tmp_path_factory.mktemp("made") / "root"
+    root = tmp_path_factory.mktemp("template") / "root"
     fill(root, 5)
     return root
 
 
 @pytest.fixture(scope="module")
 def two_template(tmp_path_factory):
-    root = tmp_path_factory.mktemp("made") / "root"
+    root = tmp_path_factory.mktemp("template") / "root"
     fill(root, 5, 4)
     return root
 
 
 @pytest.fixture
-def one(tmp_path, one_template):
+def one_checkpoint(tmp_path, one_template):
     """A root with one checkpoint of 4 items."""
     return shutil.copytree(one_template, tmp_path / "root")
 
 
 @pytest.fixture
-def two(tmp_path, two_template):
-    """A root whose newest checkpoint has 7 items and the previous one 4."""
+def two_checkpoints(tmp_path, two_template):
+    """A root whose newest checkpoint has 7 items; the previous checkpoint has 4."""
     return shutil.copytree(two_template, tmp_path / "root")
 
 
@@ -71,7 +71,7 @@ def two(tmp_path, two_template):
 
 
 def hold_before_manifest(channel, root):
-    """Serves until Reverb has completed a checkpoint, and waits before its manifest is written."""
+    """Completes a checkpoint of Reverb, reports that it is held, and waits before writing the manifest."""
 
     def hold():
         channel.send("held")
@@ -90,50 +90,50 @@ def kill_before_manifest(root):
         running.join()
 
 
-def test_server_killed_before_manifest_starts_from_reverbs_checkpoint(one):
-    kill_before_manifest(one)
-    assert not (one / "manifests" / f"{newest(one).name}.json").exists()
-    assert size(one) == 7
-    assert (one / "manifests" / f"{newest(one).name}.json").is_file()
-    CheckpointRoot(one).verify_latest()
+def test_server_killed_before_manifest_starts_from_reverbs_checkpoint(one_checkpoint):
+    kill_before_manifest(one_checkpoint)
+    assert not (one_checkpoint / "manifests" / f"{find_newest(one_checkpoint).name}.json").exists()
+    assert count_items(one_checkpoint) == 7
+    assert (one_checkpoint / "manifests" / f"{find_newest(one_checkpoint).name}.json").is_file()
+    CheckpointRoot(one_checkpoint).verify_latest()
 
 
 def test_server_killed_before_manifest_starts_in_a_new_root(tmp_path):
     (tmp_path / "root").mkdir()
     kill_before_manifest(tmp_path / "root")
-    assert size(tmp_path / "root") == 3
+    assert count_items(tmp_path / "root") == 3
 
 
-def test_server_killed_before_reverb_deleted_the_previous_uses_the_newest(one, tmp_path):
-    before = newest(one)
+def test_server_killed_before_the_previous_is_deleted_uses_the_newest(one_checkpoint, tmp_path):
+    before = find_newest(one_checkpoint)
     shutil.copytree(before, tmp_path / "copy")
-    kill_before_manifest(one)
+    kill_before_manifest(one_checkpoint)
     shutil.copytree(tmp_path / "copy", before)
-    assert size(one) == 7
+    assert count_items(one_checkpoint) == 7
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damaged_checkpoint_without_manifest_is_replaced_by_the_previous(one, name):
-    kill_before_manifest(one)
-    damage_file(newest(one) / f"{name}.tfrecord", "flipped")
+def test_damaged_checkpoint_without_manifest_is_replaced_by_the_previous(one_checkpoint, name):
+    kill_before_manifest(one_checkpoint)
+    damage_file(find_newest(one_checkpoint) / f"{name}.tfrecord", "flipped")
     with pytest.warns(RuntimeWarning, match=rf"{name}.tfrecord is damaged .*moved to .*set_aside\); started from"):
-        assert size(one) == 4
+        assert count_items(one_checkpoint) == 4
 
 
-def test_server_starts_from_a_checkpoint_requested_by_a_stock_client(one):
-    with ReplayServer([TableConfig()], checkpoint_root=one) as server:
+def test_server_starts_from_a_checkpoint_requested_by_a_stock_client(one_checkpoint):
+    with ReplayServer([TableConfig()], checkpoint_root=one_checkpoint) as server:
         ingest([episode(4, terminal=True, start=1000)], server.address)
         server.client.checkpoint()
-    assert size(one) == 7
-    CheckpointRoot(one).verify_latest()
+    assert count_items(one_checkpoint) == 7
+    CheckpointRoot(one_checkpoint).verify_latest()
 
 
 @pytest.mark.parametrize("content", ["", '{"files": {}}', '{"files": {"tables.tfrecord": [1, 2, 3]}}'])
-def test_damaged_manifest_is_rewritten(one, content):
-    (manifest,) = (one / "manifests").iterdir()
+def test_damaged_manifest_is_rewritten(one_checkpoint, content):
+    (manifest,) = (one_checkpoint / "manifests").iterdir()
     before = manifest.read_text()
     manifest.write_text(content)
-    assert size(one) == 4
+    assert count_items(one_checkpoint) == 4
     assert manifest.read_text() == before
 
 
@@ -142,63 +142,64 @@ def test_damaged_manifest_is_rewritten(one, content):
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
 @pytest.mark.parametrize("name", FILES)
-def test_damaged_checkpoint_is_set_aside_and_the_previous_served(two, name, damage):
-    file = newest(two) / f"{name}.tfrecord"
+def test_damaged_checkpoint_is_set_aside_and_the_previous_served(two_checkpoints, name, damage):
+    file = find_newest(two_checkpoints) / f"{name}.tfrecord"
     file.unlink() if damage == "missing" else damage_file(file, damage)
     moved = hash_files(file.parent)
     with pytest.warns(
         RuntimeWarning, match=rf"{name}.tfrecord is (damaged|missing).*moved to .*set_aside\); started from"
     ):
-        assert size(two) == 4
-    assert hash_files(two / "set_aside" / file.parent.name) == moved
+        assert count_items(two_checkpoints) == 4
+    assert hash_files(two_checkpoints / "set_aside" / file.parent.name) == moved
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fill(two, 9)
-        assert size(two) == 12
-    assert hash_files(two / "set_aside" / file.parent.name) == moved
-    assert (two / "manifests" / f"{file.parent.name}.json").is_file()
+        fill(two_checkpoints, 9)
+        assert count_items(two_checkpoints) == 12
+    assert hash_files(two_checkpoints / "set_aside" / file.parent.name) == moved
+    assert (two_checkpoints / "manifests" / f"{file.parent.name}.json").is_file()
 
 
-def test_missing_done_file_counts_as_damage(two):
-    (newest(two) / "DONE").unlink()
+def test_missing_done_file_counts_as_damage(two_checkpoints):
+    (find_newest(two_checkpoints) / "DONE").unlink()
     with pytest.warns(RuntimeWarning, match="has no DONE file.*; started from"):
-        assert size(two) == 4
+        assert count_items(two_checkpoints) == 4
 
 
-def test_server_killed_while_linking_the_newest_starts_from_it(one):
-    half = one / "previous/2999-01-01T00:00:00.000000000+00:00"
+def test_server_killed_while_linking_the_newest_starts_from_it(one_checkpoint):
+    half = one_checkpoint / "previous/2999-01-01T00:00:00.000000000+00:00"
     half.mkdir(parents=True)
     (half / "tables.tfrecord").write_bytes(b"half")
-    assert size(one) == 4
-    fill(one, 9)
+    assert count_items(one_checkpoint) == 4
+    fill(one_checkpoint, 9)
     assert not half.exists()
 
 
-def test_server_killed_between_the_two_moves_uses_the_previous(two):
-    (two / "set_aside").mkdir()
-    newest(two).rename(two / "set_aside" / newest(two).name)
-    assert size(two) == 4
+def test_server_killed_between_two_moves_uses_the_previous(two_checkpoints):
+    (two_checkpoints / "set_aside").mkdir()
+    find_newest(two_checkpoints).rename(two_checkpoints / "set_aside" / find_newest(two_checkpoints).name)
+    assert count_items(two_checkpoints) == 4
 
 
-@pytest.mark.parametrize("fixture", ["one", "two"])
+@pytest.mark.parametrize("fixture", ["one_checkpoint", "two_checkpoints"])
 def test_root_is_unchanged_when_no_checkpoint_is_valid(fixture, request):
     root = request.getfixturevalue(fixture)
     for file in root.glob("*/*/items.tfrecord"):
         damage_file(file, "flipped")
     before = hash_files(root)
     with pytest.raises(
-        CheckpointError, match=f"{re.escape(str(newest(root)))}/items.tfrecord is damaged: its content does not match"
+        CheckpointError,
+        match=f"{re.escape(str(find_newest(root)))}/items.tfrecord is damaged: its content does not match",
     ):
-        size(root)
+        count_items(root)
     assert hash_files(root) == before
 
 
-def test_damaged_checkpoint_raises_without_keep_previous(two):
-    damage_file(newest(two) / "items.tfrecord", "flipped")
-    before = hash_files(two)
+def test_damaged_checkpoint_raises_without_keep_previous(two_checkpoints):
+    damage_file(find_newest(two_checkpoints) / "items.tfrecord", "flipped")
+    before = hash_files(two_checkpoints)
     with pytest.raises(CheckpointError, match=r"items.tfrecord is damaged"):
-        size(two, keep_previous=False)
-    assert hash_files(two) == before
+        count_items(two_checkpoints, keep_previous=False)
+    assert hash_files(two_checkpoints) == before
 
 
 def test_only_one_checkpoint_is_kept_without_keep_previous(tmp_path):
@@ -208,14 +209,14 @@ def test_only_one_checkpoint_is_kept_without_keep_previous(tmp_path):
     assert [path.stem for path in (tmp_path / "root/manifests").iterdir()] == names[1:]
 
 
-def test_only_the_newest_is_kept_without_hard_links(one, monkeypatch):
+def test_only_the_newest_is_kept_without_hard_links(one_checkpoint, monkeypatch):
     def refuse(*_):
         raise OSError("no hard links here")
 
     monkeypatch.setattr("os.link", refuse)
-    fill(one, 9)
-    assert list((one / "previous").iterdir()) == []
-    assert size(one) == 12
+    fill(one_checkpoint, 9)
+    assert list((one_checkpoint / "previous").iterdir()) == []
+    assert count_items(one_checkpoint) == 12
 
 
 # --- interrupted checkpoints
@@ -228,22 +229,22 @@ def interrupt(root):
     (path / "tables.tfrecord").write_bytes(b"half")
 
 
-def test_interrupted_checkpoint_is_ignored_with_a_warning(one):
-    interrupt(one)
+def test_interrupted_checkpoint_is_ignored_with_a_warning(one_checkpoint):
+    interrupt(one_checkpoint)
     with pytest.warns(RuntimeWarning, match=r"2999\S* was interrupted while it was written; started from"):
-        assert size(one) == 4
+        assert count_items(one_checkpoint) == 4
 
 
 def test_server_starts_empty_when_the_first_checkpoint_was_interrupted(tmp_path):
     interrupt(tmp_path / "root")
     with pytest.warns(RuntimeWarning, match="was interrupted .*; there is no other, so the tables start empty"):
-        assert size(tmp_path / "root") == 0
+        assert count_items(tmp_path / "root") == 0
 
 
 # --- verification without a manifest
 
 
-def records(file: Path) -> list[bytes]:
+def read_records(file: Path) -> list[bytes]:
     plain = file.with_name("plain")
     plain.write_bytes(zlib.decompress(file.read_bytes()))
     return list(tfrecords.read(plain))
@@ -251,17 +252,17 @@ def records(file: Path) -> list[bytes]:
 
 def rewrite(checkpoint, name, records):
     """Writes a file of a checkpoint as Reverb does, with different records."""
-    (checkpoint / f"{name}.tfrecord").write_bytes(zlib.compress(b"".join(map(framed, records))))
+    (checkpoint / f"{name}.tfrecord").write_bytes(zlib.compress(b"".join(map(frame_record, records))))
 
 
-def framed(record: bytes) -> bytes:
+def frame_record(record: bytes) -> bytes:
     return tfrecords.frame(np.frombuffer(record, np.uint8)[None]).tobytes()
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "last byte", "longer", "missing"])
 @pytest.mark.parametrize("name", FILES)
-def test_require_consistent_detects_every_damage(one, name, damage):
-    file = newest(one) / f"{name}.tfrecord"
+def test_require_consistent_detects_every_damage(one_checkpoint, name, damage):
+    file = find_newest(one_checkpoint) / f"{name}.tfrecord"
     require_consistent(file.parent)
     if damage == "missing":
         file.unlink()
@@ -276,31 +277,31 @@ def test_require_consistent_detects_every_damage(one, name, damage):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("items", lambda found: found[1:], "table 'replay' should have 4 items, but has 3"),
-        ("items", lambda found: [*found[1:], found[1]], "it contains an item twice"),
-        ("tables", lambda found: [], "table 'replay' should have 0 items, but has 4"),
-        ("items", lambda found: [], "table 'replay' should have 4 items, but has 0"),
+        ("items", lambda records: records[1:], "table 'replay' should have 4 items, but has 3"),
+        ("items", lambda records: [*records[1:], records[1]], "it contains an item twice"),
+        ("tables", lambda records: [], "table 'replay' should have 0 items, but has 4"),
+        ("items", lambda records: [], "table 'replay' should have 4 items, but has 0"),
         (
             "chunks",
-            lambda found: found[1:],
+            lambda records: records[1:],
             r"(refers to a missing chunk|a chunk of item \d+ of table 'replay' is missing)",
         ),
-        ("items", lambda found: [b"\xff", *found[1:]], r"items.tfrecord is damaged \(Error parsing message"),
+        ("items", lambda records: [b"\xff", *records[1:]], r"items.tfrecord is damaged \(Error parsing message"),
     ],
 )
-def test_require_consistent_raises_for_files_that_disagree(one, name, change, message):
-    checkpoint = newest(one)
-    rewrite(checkpoint, name, change(records(checkpoint / f"{name}.tfrecord")))
+def test_require_consistent_raises_when_files_contradict_each_other(one_checkpoint, name, change, message):
+    checkpoint = find_newest(one_checkpoint)
+    rewrite(checkpoint, name, change(read_records(checkpoint / f"{name}.tfrecord")))
     with pytest.raises(CheckpointError, match=message):
         require_consistent(checkpoint)
 
 
 def test_require_consistent_reads_files_written_without_a_server(tmp_path):
     ingest([episode(5, terminal=True)], tmp_path / "data")
-    require_consistent(newest(tmp_path / "data"))
-    damage_file(newest(tmp_path / "data") / "chunks.tfrecord", "truncated")
+    require_consistent(find_newest(tmp_path / "data"))
+    damage_file(find_newest(tmp_path / "data") / "chunks.tfrecord", "truncated")
     with pytest.raises(CheckpointError, match=r"chunks.tfrecord is damaged \(near byte \d+\); restore it"):
-        require_consistent(newest(tmp_path / "data"))
+        require_consistent(find_newest(tmp_path / "data"))
 
 
 def test_require_consistent_accounts_for_removed_items(tmp_path):
@@ -317,9 +318,9 @@ def test_require_consistent_accounts_for_removed_items(tmp_path):
         require_consistent(Path(server.client.checkpoint()))
 
 
-def test_require_consistent_reads_highly_compressed_files(one):
-    file = newest(one) / "chunks.tfrecord"
-    first, *others = records(file)
-    file.write_bytes(zlib.compress(b"".join(map(framed, others)) + framed(first) * 20_000))
+def test_require_consistent_reads_highly_compressed_files(one_checkpoint):
+    file = find_newest(one_checkpoint) / "chunks.tfrecord"
+    first, *others = read_records(file)
+    file.write_bytes(zlib.compress(b"".join(map(frame_record, others)) + frame_record(first) * 20_000))
     assert file.stat().st_size < 30_000
     require_consistent(file.parent)

@@ -1,4 +1,4 @@
-"""Functions that take a server accept a `ReplayServer`, an address, a port or a client."""
+"""Tests that functions of a server accept a `ReplayServer`, an address, a port or a client."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def server():
         yield server
 
 
-def size(server):
+def count_items(server):
     return table_infos(server.client)["replay"].current_size
 
 
@@ -47,7 +47,7 @@ def test_connect_accepts_every_kind_of_server(server):
 
 
 def test_ingest_and_sample_dataset_accept_a_replay_server(server):
-    assert ingest(SOURCE, server, "replay", adder=TrajectoryWindows(2)).items == size(server) == 3
+    assert ingest(SOURCE, server, "replay", adder=TrajectoryWindows(2)).items == count_items(server) == 3
     batch = next(iter(sample_dataset(server, "replay", batch_size=4)))
     assert batch.data.observation.shape[:2] == (4, 2)
     assert next(iter(sample_dataset([server], "replay", batch_size=4))).info.weight.shape == (4,)
@@ -71,4 +71,4 @@ def test_push_accepts_a_replay_server(fast):
         observer = reverb_utils.ReverbAddTrajectoryObserver(server.client, "replay", sequence_length=2)
         assert push_rlds_to_reverb(dataset, observer, fast=fast) == 4
         observer.close()
-        assert size(server) == 3
+        assert count_items(server) == 3

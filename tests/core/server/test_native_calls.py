@@ -1,4 +1,4 @@
-"""Native calls that are in progress when the interpreter shuts down."""
+"""Tests of native calls that are in progress when the interpreter shuts down."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def test_shutdown_does_not_wait_forever():
     assert calls.shut_down(timeout_secs=0)
 
 
-def test_only_the_main_thread_calls_after_shutdown():
+def test_only_the_main_thread_can_call_after_shutdown():
     calls = NativeCalls(block_secs=0.01)
     assert run_in_thread(calls.begin) is None
     calls.end()
@@ -59,7 +59,7 @@ def test_failed_call_is_no_longer_active():
 
 
 @pytest.mark.slow
-def test_program_exits_cleanly_while_daemon_threads_call():
+def test_program_exits_cleanly_while_daemon_threads_make_calls():
     program = textwrap.dedent(
         """
         import threading, time

@@ -1,4 +1,4 @@
-"""Servers: the checks before a start (ports, locks, checkpoint roots), and restarts from checkpoints."""
+"""Tests of servers: checks before the start (ports, locks, checkpoint roots), and restarts from checkpoints."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ EPISODES = [episode(5, terminal=True)]
 SIGNATURE = item_signature(trajectory_spec(load(EPISODES).step_spec), 2)
 
 
-def size(server):
+def count_items(server):
     return server.client.server_info(timeout=10)["replay"].current_size
 
 
@@ -43,11 +43,11 @@ def root(tmp_path):
 
 def test_restarted_server_has_the_items_of_the_checkpoint(root):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
-        assert size(server) == 4
+        assert count_items(server) == 4
         ingest(EPISODES, server.address)  # The same items are stored once.
-        assert size(server) == 4
+        assert count_items(server) == 4
         ingest([episode(5, terminal=True, start=50)], server.address)
-        assert size(server) == 8
+        assert count_items(server) == 8
 
 
 def test_killed_server_restarts_from_its_last_checkpoint(root):
@@ -72,7 +72,7 @@ def test_killed_server_restarts_from_its_last_checkpoint(root):
         process.wait()
         process.stdout.close()
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
-        assert size(server) == 4
+        assert count_items(server) == 4
 
 
 def test_two_newest_checkpoints_and_their_manifests_are_kept(root):
@@ -100,7 +100,7 @@ def test_signature_that_differs_from_the_stored_one_raises(root):
     with pytest.raises(SpecMismatchError, match="table 'replay' expects"):
         ReplayServer([TableConfig()], item_signature(SIGNATURE, 3), checkpoint_root=root)
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
-        assert size(server) == 4
+        assert count_items(server) == 4
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
@@ -124,7 +124,7 @@ def test_incomplete_checkpoint_raises_without_verification(root):
     (manifest,) = (root / "manifests").iterdir()
     manifest.unlink()
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root, verify=False) as server:
-        assert size(server) == 4
+        assert count_items(server) == 4
     assert not manifest.exists()
     (checkpoint,) = (root / "checkpoints").iterdir()
     items = (checkpoint / "items.tfrecord").read_bytes()
@@ -147,10 +147,10 @@ def test_root_whose_creation_was_interrupted_is_accepted(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "rlds2reverb.tmp").write_text("half")
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=str(tmp_path)) as server:
-        assert size(server) == 0
+        assert count_items(server) == 0
         server.checkpoint()
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path) as server:
-        assert size(server) == 0
+        assert count_items(server) == 0
 
 
 def test_signal_is_deferred_until_the_manifest_is_written(tmp_path, monkeypatch):
@@ -168,14 +168,14 @@ def test_signal_is_deferred_until_the_manifest_is_written(tmp_path, monkeypatch)
     assert len(arrived) == 1 and len(arrived[0]) == 1
 
 
-def test_foreign_directory_raises_and_is_not_changed(tmp_path):
+def test_foreign_directory_raises_and_is_unchanged(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(CheckpointError, match=r"is not a checkpoint root \(it holds thesis.tex\); use a new directory"):
         ReplayServer([TableConfig()], checkpoint_root=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_foreign_entry_raises_before_reverb_could_delete_it(root):
+def test_foreign_entry_raises_before_reverb_can_delete_it(root):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
         (root / "checkpoints/zzz").mkdir()
         (root / "checkpoints/zzz/precious").write_text("kept")
@@ -204,7 +204,7 @@ def test_second_server_on_a_port_or_checkpoint_root_raises(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_port_that_another_program_uses_raises(host):
+def test_port_used_by_another_program_raises(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -226,10 +226,10 @@ def test_free_ports_are_not_reused_within_a_process(monkeypatch):
 
 
 @pytest.mark.slow
-def test_new_server_on_the_port_of_a_stopped_one_answers_at_once():
+def test_new_server_on_a_reused_port_answers_immediately():
     with ReplayServer([TableConfig()], SIGNATURE) as server:
-        assert size(server) == 0
-        client = server.client  # Tries to reconnect less and less often, for all clients of the process.
+        assert count_items(server) == 0
+        client = server.client  # Its growing reconnection delay applies to all clients of the process.
     time.sleep(25)
     with ReplayServer([TableConfig()], SIGNATURE, port=server.port) as server:
         assert ingest(EPISODES, server.address, timeout_secs=1.0).writer == "bulk"
@@ -252,7 +252,7 @@ def test_checkpoint_root_with_pattern_characters_raises(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_from_directory_serves_what_ingest_wrote(tmp_path):
+def test_from_directory_serves_the_items_written_by_ingest(tmp_path):
     ingest(EPISODES, tmp_path / "data", TableConfig("items", Selector("uniform")))
     with ReplayServer.from_directory(str(tmp_path / "data"), checkpoint_root=tmp_path / "root") as server:
         info = server.client.server_info(timeout=10)["items"]

@@ -1,4 +1,4 @@
-"""Temporary folders of servers: removed with their server, or by the next server if theirs was killed."""
+"""Tests that a server's temporary folder is removed when it stops, or by the next server if it was killed."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ from rlds2reverb.ingestion import ingest
 
 
 @pytest.fixture
-def temporary(tmp_path, monkeypatch):
+def temp_folder(tmp_path, monkeypatch):
     """An empty folder for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -22,51 +22,51 @@ def temporary(tmp_path, monkeypatch):
     return folder
 
 
-def serve(channel, temporary, data):
-    tempfile.tempdir = str(temporary)
+def serve(channel, temp_folder, data):
+    tempfile.tempdir = str(temp_folder)
     with ReplayServer.from_directory(data) as server:
         channel.send(server.port)
         channel.recv()
 
 
-def num_links(data):
+def count_links(data):
     """Returns the number of hard links to the chunks of a directory."""
     (chunks,) = data.glob("checkpoints/*/chunks.tfrecord")
     return chunks.stat().st_nlink
 
 
-def test_next_server_removes_the_folder_of_a_killed_one_only(tmp_path, temporary):
+def test_next_server_removes_only_the_folder_of_a_killed_one(tmp_path, temp_folder):
     data = tmp_path / "data"
     ingest([episode(5, terminal=True)], data)
-    assert num_links(data) == 1
+    assert count_links(data) == 1
     with (
-        process(serve, temporary, data) as (killed, to_killed),
-        process(serve, temporary, data) as (running, to_running),
+        process(serve, temp_folder, data) as (killed, to_killed),
+        process(serve, temp_folder, data) as (running, to_running),
     ):
         assert receive(to_killed) != receive(to_running)
         killed.kill()
         killed.join()
-        assert num_links(data) == 3
+        assert count_links(data) == 3
         with ReplayServer.from_directory(data):
-            assert num_links(data) == 3  # One more for the running server, and one for this one.
-        assert num_links(data) == 2
+            assert count_links(data) == 3  # The data, the running server and this server each have a link.
+        assert count_links(data) == 2
         to_running.send("end")
         running.join()
-        assert num_links(data) == 1
+        assert count_links(data) == 1
 
 
-def test_server_removes_its_folder_when_it_stops(tmp_path, temporary):
+def test_server_removes_its_folder_when_it_stops(tmp_path, temp_folder):
     data = tmp_path / "data"
     ingest([episode(5, terminal=True)], data)
     with ReplayServer.from_directory(data) as server:
-        assert (num_links(data), server.client.server_info(timeout=10)["replay"].current_size) == (2, 4)
-    assert [list(folder.iterdir()) for folder in temporary.iterdir()] == [[]]
+        assert (count_links(data), server.client.server_info(timeout=10)["replay"].current_size) == (2, 4)
+    assert [list(folder.iterdir()) for folder in temp_folder.iterdir()] == [[]]
 
 
-def test_folder_of_another_user_raises(temporary, monkeypatch):
+def test_folder_of_another_user_raises(temp_folder, monkeypatch):
     scratch.user_directory()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    (temporary / "rlds2reverb-12345").mkdir()
+    (temp_folder / "rlds2reverb-12345").mkdir()
     with pytest.raises(
         ResourceInUseError, match=r"rlds2reverb-12345 must belong to user 12345, but belongs to user \d+; remove it"
     ):

@@ -1,4 +1,4 @@
-"""Validation of columns: accepted forms and errors."""
+"""Tests of the validation of columns: accepted forms and errors."""
 
 import h5py
 import ml_dtypes

@@ -1,4 +1,4 @@
-"""D4RL rows as episodes: compared with the file itself, on real irregularities, and for any block size."""
+"""Tests of episodes from D4RL rows: compared with the files, with irregular ends, and for any block size."""
 
 import h5py
 import numpy as np
@@ -49,70 +49,67 @@ def test_episodes_match_the_rows_of_the_file(data, name):
     assert row == len(rows["rewards"])
 
 
-def columns(terminals, timeouts=None, **more):
+def make_rows(terminals, timeouts=None, **more):
     num_rows = len(terminals)
-    place = np.arange(num_rows, dtype=np.float32)
+    position = np.arange(num_rows, dtype=np.float32)
     rows = {
-        "observations": place[:, None] + 10,
-        "next_observations": place[:, None] + 11,
-        "actions": place[:, None],
-        "rewards": place + 100,
+        "observations": position[:, None] + 10,
+        "next_observations": position[:, None] + 11,
+        "actions": position[:, None],
+        "rewards": position + 100,
         "terminals": np.array(terminals),
         **more,
     }
     return {**rows, "timeouts": np.array(timeouts)} if timeouts is not None else rows
 
 
-def lengths(rows, **options):
+def episode_lengths(rows, **options):
     return [episode.num_transitions for episode in load(rows, **options)]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30), st.integers(1, 8))
 def test_episodes_do_not_depend_on_the_block_size(flags, block_rows):
     terminals, timeouts = np.array(flags).T
-    whole = list(load(columns(terminals, timeouts)))
+    whole = list(load(make_rows(terminals, timeouts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(d4rl, "_MAX_BLOCK_ROWS", block_rows)
-        parts = list(load(columns(terminals, timeouts)))
-        limited = lengths(columns(terminals, timeouts), max_episode_steps=3)
+        parts = list(load(make_rows(terminals, timeouts)))
+        limited = episode_lengths(make_rows(terminals, timeouts), max_episode_steps=3)
     assert len(whole) == len(parts)
     for one, other in zip(whole, parts, strict=True):
         assert one.unterminated == other.unterminated
         assert all(one.steps[name].tobytes() == other.steps[name].tobytes() for name in one.steps)
-    assert limited == lengths(columns(terminals, timeouts), max_episode_steps=3)
+    assert limited == episode_lengths(make_rows(terminals, timeouts), max_episode_steps=3)
 
 
 def test_terminal_overrides_timeout_and_last_rows_are_unterminated():
-    first, second, third = load(columns([0, 1, 0, 0, 0], [0, 1, 0, 1, 0]))
+    first, second, third = load(make_rows([0, 1, 0, 0, 0], [0, 1, 0, 1, 0]))
     assert (first.is_terminal, first.num_transitions, first.steps["discount"].tolist()) == (True, 2, [1, 0, 0])
     assert (second.is_terminal, second.unterminated, second.steps["discount"].tolist()) == (False, False, [1, 1, 1])
-    assert (third.is_terminal, third.unterminated, third.steps["observation"].reshape(-1).tolist()) == (
-        False,
-        True,
-        [14, 15],
-    )
+    assert (third.is_terminal, third.unterminated) == (False, True)
+    assert third.steps["observation"].reshape(-1).tolist() == [14, 15]
 
 
 def test_max_episode_steps_ends_episodes_without_timeouts():
-    rows = columns([0, 0, 0, 0, 0, 1, 0])
+    rows = make_rows([0, 0, 0, 0, 0, 1, 0])
     with pytest.raises(
         SourceError, match="has no 'timeouts', which mark the ends of truncated episodes; pass max_episode_steps=N"
     ):
         load(rows)
-    assert lengths(rows, max_episode_steps=2) == [2, 2, 2, 1]
-    assert lengths(rows, max_episode_steps=4) == [4, 2, 1]
-    assert lengths(rows, max_episode_steps=100) == [6, 1]
+    assert episode_lengths(rows, max_episode_steps=2) == [2, 2, 2, 1]
+    assert episode_lengths(rows, max_episode_steps=4) == [4, 2, 1]
+    assert episode_lengths(rows, max_episode_steps=100) == [6, 1]
     assert [e.is_terminal for e in load(rows, max_episode_steps=4)] == [False, True, False]
     assert [e.unterminated for e in load(rows, max_episode_steps=4)] == [False, False, True]
 
 
 def test_discontinuity_ends_episodes_without_timeouts():
-    rows = columns([0] * 6)
+    rows = make_rows([0] * 6)
     rows["observations"] = rows["observations"].copy()
     rows["observations"][3:] += 50
     rows["next_observations"] = rows["next_observations"].copy()
     rows["next_observations"][3:] += 50
-    assert lengths(rows, split_at_discontinuity=True) == [3, 3]
+    assert episode_lengths(rows, split_at_discontinuity=True) == [3, 3]
     del rows["next_observations"]
     with pytest.raises(SourceError, match="has no 'next_observations', which split_at_discontinuity=True requires"):
         load(rows, split_at_discontinuity=True)
@@ -140,9 +137,9 @@ def test_infos_are_read_only_as_extra_fields(data):
 )
 def test_inconsistent_columns_raise(change, message):
     with pytest.raises(SourceError, match=message):
-        list(load({**columns([0, 0, 1], [0, 0, 0]), **change}))
+        list(load({**make_rows([0, 0, 1], [0, 0, 0]), **change}))
 
 
 def test_max_episode_steps_below_one_raises():
     with pytest.raises(ValueError, match="max_episode_steps must be an integer >= 1, got 0"):
-        load(columns([0, 1]), max_episode_steps=0)
+        load(make_rows([0, 1]), max_episode_steps=0)

@@ -1,4 +1,4 @@
-"""Blocks of rows read from HDF5 with various chunks and filters, compared with HDF5's own reading."""
+"""Tests of blocks of rows read from HDF5 with various chunks and filters, against HDF5's own reading."""
 
 import threading
 
@@ -28,7 +28,7 @@ def even_bounds(num_rows, size):
 
 
 def read_all_rows(path, bounds):
-    """Returns all blocks joined, after comparing each with the rows that HDF5 itself reads."""
+    """Returns all blocks concatenated, after comparing each with the rows that HDF5 itself reads."""
     with h5py.File(path) as file:
         blocks = [(start, stop, rows["x"]) for start, stop, rows in read_blocks({"x": file["x"]}, bounds)]
         for start, stop, rows in blocks:
@@ -40,7 +40,7 @@ def read_all_rows(path, bounds):
 
 @pytest.fixture
 def unpacking_threads(monkeypatch):
-    """The thread in which each chunk was unpacked by `read_blocks`, not by HDF5."""
+    """The thread of each chunk that `read_blocks` unpacked, instead of HDF5."""
     threads = []
     original = hdf5_blocks.deflate.zlib_decompress
 
@@ -73,14 +73,14 @@ def test_blocks_match_hdf5(tmp_path_factory, data):
 
 
 def test_each_chunk_is_unpacked_once(tmp_path, unpacking_threads):
-    """Includes chunks that extend over many blocks."""
+    """The chunks extend over several blocks."""
     path = write_file(tmp_path / "x.hdf5", np.random.rand(10_000, 3), (3_000, 2), **GZIP)
     read_all_rows(path, even_bounds(10_000, 700))
     assert len(unpacking_threads) == 4 * 2
 
 
 @pytest.mark.parametrize(
-    ("chunks", "filters", "why"),
+    ("chunks", "filters", "reason"),
     [
         ((1_000, 2), {**GZIP, "shuffle": True}, "the bytes are shuffled"),
         ((1_000, 2), {**GZIP, "fletcher32": True}, "there are checksums"),
@@ -89,12 +89,12 @@ def test_each_chunk_is_unpacked_once(tmp_path, unpacking_threads):
         (None, {}, "no chunks"),
     ],
 )
-def test_hdf5_unpacks_unsupported_chunks(tmp_path, unpacking_threads, chunks, filters, why):
+def test_hdf5_unpacks_unsupported_chunks(tmp_path, unpacking_threads, chunks, filters, reason):
     values = np.random.rand(10_000, 3)
     np.testing.assert_array_equal(
         read_all_rows(write_file(tmp_path / "x.hdf5", values, chunks, **filters), even_bounds(10_000, 700)), values
     )
-    assert not unpacking_threads, why
+    assert not unpacking_threads, reason
 
 
 def test_hdf5_unpacks_chunks_that_do_not_fit_in_memory(tmp_path, unpacking_threads, monkeypatch):
@@ -127,7 +127,7 @@ def test_damaged_chunk_raises_after_the_previous_blocks(tmp_path, content):
 
 
 def test_consumer_unpacks_chunks_while_it_waits(tmp_path, monkeypatch):
-    """Blocks each of two threads in its chunk until the other has started one."""
+    """Each of two threads waits in its chunk until the other one has started a chunk."""
     values = np.random.rand(2_000)
     path = write_file(tmp_path / "x.hdf5", values, (1_000,), **GZIP)
     both, original = threading.Barrier(2, timeout=20), hdf5_blocks.deflate.zlib_decompress

@@ -1,4 +1,4 @@
-"""Every malformed input in the test data is either read with the right counts or raises a one-line error."""
+"""Tests that every malformed input in the test data is read with the right counts, or raises a one-line error."""
 
 import json
 import shutil
@@ -15,11 +15,11 @@ from rlds2reverb.sources import load
 
 
 class Error(str):
-    """A pattern of a SourceError."""
+    """The pattern of the SourceError that reading raises."""
 
 
 class Invalid(str):
-    """The beginning of a problem found in an episode."""
+    """The beginning of a problem that `find_problems` reports."""
 
 
 # The expected result for each input: (episodes, terminals, unterminated episodes), or one of the classes above.
@@ -113,16 +113,17 @@ def test_malformed_input_is_read_or_raises(data, name, expected):
         assert "\n" not in str(caught.value)
         return
     source = load(path)
-    many = list(source)
-    problems = [str(problem) for episode in many for problem in find_problems(episode, source.step_spec)]
+    episodes = list(source)
+    problems = [str(problem) for episode in episodes for problem in find_problems(episode, source.step_spec)]
     if isinstance(expected, tuple):
         assert problems == []
-        assert (len(many), sum(e.is_terminal for e in many), sum(e.unterminated for e in many)) == expected
+        num_terminals, num_unterminated = sum(e.is_terminal for e in episodes), sum(e.unterminated for e in episodes)
+        assert (len(episodes), num_terminals, num_unterminated) == expected
     else:
         assert any(problem.startswith(expected) for problem in problems), problems
 
 
-def test_non_ascii_file_name_is_accepted(data, tmp_path):
+def test_file_with_a_non_ascii_name_is_read(data, tmp_path):
     shutil.copy(data / "malformed/hdf5/ok_control.hdf5", tmp_path / "not_utf8_\u00ff.hdf5")
     assert len(list(load(tmp_path / "not_utf8_\u00ff.hdf5"))) == 4
 
@@ -134,7 +135,7 @@ def test_hostile_names_raise_and_create_no_files(data, tmp_path, monkeypatch):
     names = json.loads((data / "malformed/hdf5/dataset_names.json").read_text())
     outside = [Path("/tmp/pwn"), Path("/tmp/x")]
     existed = [path.exists() for path in outside]
-    # Some of these names are existing paths, which are opened and raise for their content.
+    # Some of these names are existing paths; load opens them and raises because of their content.
     for name in names:
         with pytest.raises((SourceError, FileNotFoundError)) as caught:
             load(name, data_dir=tmp_path / "tfds")

@@ -1,4 +1,4 @@
-"""Logs in memory: in a list or produced by a function, the names of their flags, and dropped transitions."""
+"""Tests of logs in memory: lists or functions of episodes, names of flags, and dropped transitions."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LOG = {"observations": np.arange(3.0), "actions": np.arange(3), "rewards": np.on
 
 @pytest.mark.parametrize("name", ["terminated", "terminations", "terminals", "terminal"])
 @pytest.mark.parametrize("truncated", [None, "truncated", "truncations", "timeouts", "timeout"])
-def test_terminal_flag_has_several_names(name, truncated):
+def test_flags_are_accepted_under_several_names(name, truncated):
     more = {truncated: np.array([0, 0, 1])} if truncated else {}
     terminal, timeout = load([{**LOG, name: [0, 0, 1]}, {**LOG, name: [0, 0, 0], **more}])
     assert terminal.is_terminal and not timeout.is_terminal and set(terminal.steps) == set(timeout.steps)
@@ -39,9 +39,6 @@ def test_ambiguous_or_missing_flags_raise(flags, message):
         load([{**LOG, **flags}])
 
 
-ROWS = {**LOG, "observations": np.arange(3.0)}
-
-
 @pytest.mark.parametrize(
     "names", [("terminations", "truncations"), ("terminated", "truncated"), ("terminal", "timeout")]
 )
@@ -49,7 +46,7 @@ def test_rows_accept_the_flag_names_of_gymnasium(names, tmp_path):
     import h5py
 
     terminal, timeout = names
-    rows = {**ROWS, terminal: np.array([0, 1, 0]), timeout: np.array([0, 0, 1])}
+    rows = {**LOG, terminal: np.array([0, 1, 0]), timeout: np.array([0, 0, 1])}
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         for name, column in rows.items():
             file[name] = column
@@ -59,8 +56,8 @@ def test_rows_accept_the_flag_names_of_gymnasium(names, tmp_path):
 
 def test_rows_with_dones_instead_of_terminals_raise():
     with pytest.raises(SourceError, match="has 'dones', which does not say .* pass 'terminals' for terminal ends"):
-        load({**ROWS, "dones": np.array([0, 1, 0])})
-    assert len(list(load({**ROWS, "dones": np.ones(3), "terminals": np.zeros(3), "timeouts": [0, 0, 1]}))) == 1
+        load({**LOG, "dones": np.array([0, 1, 0])})
+    assert len(list(load({**LOG, "dones": np.ones(3), "terminals": np.zeros(3), "timeouts": [0, 0, 1]}))) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,28 +84,31 @@ def test_dropped_last_transitions_are_counted(log, num_dropped):
     assert all("the last transitions of 2 truncated episodes" in note for note in report.notes)
 
 
-def test_truncated_rows_without_next_observations_drop_the_last_one(data):
-    rows = {**ROWS, "terminals": np.array([0, 0, 0]), "timeouts": np.array([0, 1, 0])}
+def test_truncated_rows_without_next_observations_lose_a_transition(data):
+    rows = {**LOG, "terminals": np.array([0, 0, 0]), "timeouts": np.array([0, 1, 0])}
     assert summarize(load(rows)).dropped_last_transition == 2
     assert summarize(load(data / "d4rl/hopper_medium-v2.hdf5")).dropped_last_transition == 0
 
 
 def logs():
+    """Yields three logs, of which the second one is terminated."""
     for index in range(3):
         yield {**LOG, "observations": np.arange(4.0) + index, "terminated": index == 1}
 
 
 class Logs:
+    """An iterable that can be read repeatedly."""
+
     def __iter__(self):
         return logs()
 
 
 @pytest.mark.parametrize(
-    "source", [logs, Logs(), lambda: list(logs()), Logs], ids=["function", "iterable", "list", "class"]
+    "source",
+    [logs, Logs(), lambda: list(logs()), lambda: Logs()],
+    ids=["generator function", "iterable", "function of a list", "function of an iterable"],
 )
-def test_function_of_episodes_can_be_read_repeatedly(source):
-    if source is Logs:
-        source = lambda: Logs()  # noqa: E731
+def test_functions_and_iterables_can_be_read_repeatedly(source):
     opened = load(source)
     expected = list(load(list(logs())))
     assert opened.step_spec == load(list(logs())).step_spec
@@ -121,13 +121,13 @@ def test_function_of_episodes_can_be_read_repeatedly(source):
 def test_function_is_read_one_episode_at_a_time():
     made = []
 
-    def many():
+    def make_logs():
         for index in range(1000):
             made.append(index)
             yield {**LOG, "terminated": True}
 
-    source = load(many)
-    assert source.name == "episodes of many" and made == []
+    source = load(make_logs)
+    assert source.name == "episodes of make_logs" and made == []
     assert source.first_episode.num_transitions == 3 and made == [0]
     reading = iter(source)
     next(reading)

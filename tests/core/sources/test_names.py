@@ -1,4 +1,4 @@
-"""Dataset names: D4RL's have a URL, and nothing is downloaded without permission."""
+"""Tests of dataset names: D4RL names have a URL, and nothing is downloaded without permission."""
 
 import shutil
 import socket
@@ -26,7 +26,7 @@ def no_network(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
-#: Some names of each pattern in d4rl/infos.py.
+#: Some dataset names for each pattern in d4rl/infos.py, with the path in their URL.
 FILES = {
     "hopper-medium-v2": "gym_mujoco_v2/hopper_medium-v2.hdf5",
     "halfcheetah-medium-expert-v2": "gym_mujoco_v2/halfcheetah_medium_expert-v2.hdf5",
@@ -61,12 +61,12 @@ def test_missing_d4rl_dataset_raises_with_its_url(name, tmp_path):
     )
 
 
-def test_other_names_have_no_url():
+def test_names_that_d4rl_does_not_define_have_no_url():
     for name in ("hopper-medium-v9", "hopper-v2", "swimmer-medium-v2", "hopper-full-replay-v0", "mujoco/hopper/x-v0"):
         assert d4rl_names.file_url(name) is None
 
 
-def test_file_in_d4rls_directory_is_opened_by_name(data, tmp_path, monkeypatch):
+def test_file_in_the_d4rl_directory_is_opened_by_name(data, tmp_path, monkeypatch):
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path / "d4rl"))
     (tmp_path / "d4rl").mkdir()
     shutil.copy(data / "d4rl/hopper_medium-v2.hdf5", tmp_path / "d4rl")
@@ -99,7 +99,7 @@ def test_failed_tfds_download_raises_a_one_line_error(capfd):
         load("d4rl_mujoco_hopper/v2-medium", download=True)
     assert "\n" not in str(caught.value)
     out, err = capfd.readouterr()
-    assert "%" not in out + err and "Retry" not in out + err  # no progress bars
+    assert "%" not in out + err and "Retry" not in out + err  # There are no progress bars.
 
 
 @pytest.mark.parametrize(

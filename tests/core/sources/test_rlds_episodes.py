@@ -1,4 +1,4 @@
-"""Episodes of RLDS datasets as arrays: taken from the graph if steps are slices of arrays, else read step by step."""
+"""Tests of reading RLDS episodes: arrays are taken from the graph if steps are slices, else read step by step."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from rlds2reverb.sources.rlds_episodes import read_columns
 
 
 def make_steps(length, seed=0):
-    """Returns columns of many types under names that are not in alphabetical order."""
+    """Returns columns of various types under names that are not in alphabetical order."""
     random = np.random.default_rng(seed)
     return {
         "reward": random.normal(size=length).astype(np.float32),
@@ -84,7 +84,7 @@ def test_subsets_of_slices_are_read_step_by_step(change):
 
 
 @pytest.mark.parametrize("first", ["slices", "mapped"])
-def test_both_kinds_of_episodes_can_be_mixed(first):
+def test_sliced_and_mapped_episodes_can_be_mixed(first):
     second = {"slices": "mapped", "mapped": "slices"}[first]
     mixed = make_episodes(4, 2, change=CHANGES[first]).concatenate(make_episodes(3, 5, change=CHANGES[second]))
     assert [len(steps["reward"]) for steps in read_columns(mixed)] == [4, 2, 3, 5]

@@ -1,4 +1,4 @@
-"""Summaries, compared with the measured returns in the test data and with naive sums."""
+"""Tests of summaries against the measured returns in the test data and against naive sums."""
 
 import json
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from reference_impls import episode
 
+from rlds2reverb.episodes import Episode
 from rlds2reverb.sources import load
 from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.sources.summary import Fingerprint, summarize
@@ -27,9 +28,9 @@ def test_summary_matches_the_measured_numbers(data, name):
 
 
 def test_summary_has_quantiles_fields_and_non_finite_counts():
-    many = [episode(length, terminal=length == 4) for length in (2, 4, 6)]
-    many[0]["reward"] = np.array([np.nan, np.inf], np.float32)
-    got = summarize(load(many))
+    all_steps = [episode(length, terminal=length == 4) for length in (2, 4, 6)]
+    all_steps[0]["reward"] = np.array([np.nan, np.inf], np.float32)
+    got = summarize(load(all_steps))
     assert (got.episodes, got.steps, got.transitions, got.terminals, got.timeouts) == (3, 12, 9, 1, 2)
     assert (got.lengths.q25, got.lengths.median, got.lengths.q75, got.lengths.mean) == (2, 3, 4, 3)
     spec = {field.name: (field.spec, field.non_finite) for field in got.fields}
@@ -61,10 +62,10 @@ def test_fingerprint_depends_on_the_content():
     changed_name = {("extra" if name == "reward" else name): column for name, column in one.items()}
     digests = [digest(one, two), digest(two, one), digest(one), digest(changed_bit), digest(changed_dtype)]
     assert len(set(digests)) == len(digests)
-    running = [Fingerprint(), Fingerprint()]
-    for fingerprint, steps in zip(running, (one, changed_name), strict=True):
-        fingerprint.add(next(iter(load([{**one}]))).__class__(steps, 0))
-    assert running[0].hexdigest() != running[1].hexdigest()
+    fingerprints = [Fingerprint(), Fingerprint()]
+    for fingerprint, steps in zip(fingerprints, (one, changed_name), strict=True):
+        fingerprint.add(Episode(steps, 0))
+    assert fingerprints[0].hexdigest() != fingerprints[1].hexdigest()
 
 
 def test_summary_can_be_written_as_json():
@@ -107,7 +108,7 @@ def test_summary_can_be_written_as_json():
         ("bullet-halfcheetah-medium-replay-v0", "bullet-halfcheetah"),
         ("bullet-walker2d_expert.hdf5", "bullet-walker2d"),
         ("bullet-maze2d-umaze-sparse.hdf5", "bullet-maze2d-umaze"),
-        ("D4RL/pen/human-v2", None),  # A Minari name.
+        ("D4RL/pen/human-v2", None),  # This is a Minari name.
         ("antmaze/umaze-v1", None),
     ],
 )
@@ -116,7 +117,7 @@ def test_environment_is_derived_from_the_name(name, environment):
 
 
 def test_d4rl_score_is_0_for_random_and_100_for_expert():
-    """The definition of D4RL (Fu et al. 2020)."""
+    """This is the definition of D4RL (Fu et al. 2020)."""
     random, expert = REFERENCE_RETURNS["hopper"]
     assert (random, expert) == (-20.272305, 3234.3)
     assert d4rl_score(random, (random, expert)) == 0 and d4rl_score(expert, (random, expert)) == 100

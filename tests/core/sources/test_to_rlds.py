@@ -1,4 +1,4 @@
-"""`Source.to_rlds`: the same columns, and iterators that can be checkpointed."""
+"""Tests of `Source.to_rlds`: equal columns, and iterators that can be checkpointed."""
 
 import subprocess
 import sys
@@ -17,9 +17,9 @@ from rlds2reverb.specs import to_tensor_spec
 EPISODES = [episode(length, terminal=at % 2 == 0, start=100.0 * at) for at, length in enumerate((4, 9, 2, 7, 5))]
 
 
-def columns(source):
+def read_columns(source):
     """Returns a dataset of the columns of each episode."""
-    return load(source).to_rlds().flat_map(lambda one: one["steps"].batch(1000))
+    return load(source).to_rlds().flat_map(lambda episode: episode["steps"].batch(1000))
 
 
 def shuffle_transitions(source):
@@ -28,7 +28,7 @@ def shuffle_transitions(source):
 
 
 def save(path, dataset, count):
-    """Reads `count` elements and saves the iterator; returns the elements and the checkpoint's path."""
+    """Reads `count` elements and saves the iterator; returns the elements and the path of the checkpoint."""
     iterator = iter(dataset)
     read = [next(iterator) for _ in range(count)]
     return read, tf.train.Checkpoint(iterator=iterator).save(str(path))
@@ -41,20 +41,20 @@ def restore(path, dataset):
 
 
 @pytest.mark.parametrize(
-    ("source", "view"),
+    ("source", "make_dataset"),
     [
-        (EPISODES, columns),
+        (EPISODES, read_columns),
         (EPISODES, shuffle_transitions),
-        (lambda: iter(EPISODES), columns),
+        (lambda: iter(EPISODES), read_columns),
         ("d4rl/hopper_medium-v2.hdf5", shuffle_transitions),
     ],
 )
-def test_restored_iterator_yields_the_remaining_elements(source, view, tmp_path, data):
+def test_restored_iterator_yields_the_remaining_elements(source, make_dataset, tmp_path, data):
     source = data / source if isinstance(source, str) else source
-    whole = list(view(source).take(40))
+    whole = list(make_dataset(source).take(40))
     count = len(whole) // 2
-    read, saved = save(tmp_path / "iterator", view(source).take(40), count)
-    rest = list(restore(saved, view(source).take(40)))
+    read, saved = save(tmp_path / "iterator", make_dataset(source).take(40), count)
+    rest = list(restore(saved, make_dataset(source).take(40)))
     assert count and len(read) + len(rest) == len(whole)
     for got, expected in zip(read + rest, whole, strict=True):
         assert_equal_nests(got, expected)
@@ -73,53 +73,50 @@ def test_iterator_is_restored_from_another_process(tmp_path, data):
         print(tf.train.Checkpoint(iterator=iterator).save({saved!r}))
     """
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    rest, expected_rest = (
-        restore(output.strip(), shuffle_transitions(path).take(800)),
-        shuffle_transitions(path).take(800).skip(700),
-    )
-    for got, expected in zip(rest, expected_rest, strict=True):
+    rest = restore(output.strip(), shuffle_transitions(path).take(800))
+    for got, expected in zip(rest, shuffle_transitions(path).take(800).skip(700), strict=True):
         assert_equal_nests(got, expected)
 
 
 def test_checkpoint_does_not_contain_the_dataset(tmp_path):
-    many = [{**EPISODES[0], "observation": np.ones((4, 10_000), np.float32)} for _ in range(200)]  # 32 MB
-    save(tmp_path / "iterator", columns(many), 100)
+    all_steps = [{**EPISODES[0], "observation": np.ones((4, 10_000), np.float32)} for _ in range(200)]  # 32 MB
+    save(tmp_path / "iterator", read_columns(all_steps), 100)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3_000_000
 
 
 def test_columns_match_the_source_including_strings_and_nests():
     strings = {"text": np.array(["a", "b\u00e9", ""]), "raw": np.array([b"x\0y", b"\xff", b""], object)}
-    many = [
+    all_steps = [
         {**episode(3, terminal=True, nested=True), **strings},
         {**episode(3, terminal=False, nested=True), **strings},
     ]
-    source = load(many)
+    source = load(all_steps)
     dataset = source.to_rlds()
     assert dataset.element_spec["steps"].element_spec == to_tensor_spec(source.step_spec)
-    rows = list(columns(many).as_numpy_iterator())
+    rows = list(read_columns(all_steps).as_numpy_iterator())
     assert len(rows) == 2
     for got, expected in zip(rows, source, strict=True):
         assert got.pop("text").tolist() == [b"a", "b\u00e9".encode(), b""] and got.pop("raw").tolist()[0] == b"x\0y"
         assert_equal_nests(got, {name: nest for name, nest in expected.steps.items() if name not in strings})
 
 
-def test_episode_with_a_different_spec_raises_after_a_restore_too(tmp_path):
+def test_episode_with_a_different_spec_raises_also_after_a_restore(tmp_path):
     other = {**EPISODES[1], "reward": EPISODES[1]["reward"].astype(np.float64)}
-    many = [EPISODES[0], other, EPISODES[2]]
-    _, saved = save(tmp_path / "iterator", columns(many), 1)
+    all_steps = [EPISODES[0], other, EPISODES[2]]
+    _, saved = save(tmp_path / "iterator", read_columns(all_steps), 1)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"step\['reward'\] is float64 \[\], .* is episode 1"):
-        next(restore(saved, columns(many)))
-    assert [len(each["reward"]) for each in columns(many).ignore_errors()] == [4, 2]
+        next(restore(saved, read_columns(all_steps)))
+    assert [len(each["reward"]) for each in read_columns(all_steps).ignore_errors()] == [4, 2]
 
 
-def test_failing_source_ends_the_dataset_if_errors_are_ignored():
+def test_failing_source_raises_or_ends_if_errors_are_ignored():
     def broken():
         yield from EPISODES[:2]
         raise SourceError("damaged")
 
-    assert len(list(columns(broken).ignore_errors())) == 2
+    assert len(list(read_columns(broken).ignore_errors())) == 2
     with pytest.raises(tf.errors.InvalidArgumentError, match="damaged"):
-        list(columns(broken))
+        list(read_columns(broken))
 
 
 def test_source_without_steps_raises():
@@ -127,7 +124,7 @@ def test_source_without_steps_raises():
         load([]).to_rlds()
 
 
-class Counted:
+class CountingSource:
     """Yields the numbers 0 to 4 as episodes, and counts the iterators that were started and closed."""
 
     def __init__(self):
@@ -142,7 +139,7 @@ class Counted:
 
 
 def test_consecutive_indices_share_an_iterator():
-    source = Counted()
+    source = CountingSource()
     episodes = IndexedEpisodes(source)
     assert [episodes.get(index) for index in range(6)] == [0, 1, 2, 3, 4, None]
     assert (source.started, source.closed) == (1, 1)
@@ -154,7 +151,7 @@ def test_consecutive_indices_share_an_iterator():
 
 
 def test_number_of_open_iterators_is_limited():
-    source = Counted()
+    source = CountingSource()
     episodes = IndexedEpisodes(source)
     for _ in range(20):
         episodes.get(0)
@@ -170,14 +167,14 @@ def test_unfinished_iterator_is_closed_with_the_dataset():
         finally:
             closed.append(True)
 
-    dataset = columns(make_episodes)
+    dataset = read_columns(make_episodes)
     closed.clear()  # The first episode was read for the spec.
     next(iter(dataset))
     del dataset
     assert closed
 
 
-def test_error_before_an_index_is_raised_up_to_that_index():
+def test_error_of_the_source_is_raised_for_the_indices_it_affects():
     def broken():
         yield from range(3)
         raise SourceError("damaged")

@@ -1,4 +1,4 @@
-"""Transforms, checked against their formulas computed over the whole dataset at once."""
+"""Tests of transforms against their formulas, computed over the whole dataset at once."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_reward_scaling_casts_integers_to_float32(dtype):
     assert got.steps["reward"].dtype == np.float32 and got.steps["reward"].tolist() == [-0.5, 0, 0]
 
 
-def test_transforms_accept_fields_of_any_name():
+def test_transforms_accept_a_field_named_episode():
     (got,), _ = apply([{**episode(3, terminal=True), "episode": np.arange(3)}], CastFloats())
     assert got.steps["episode"].tolist() == [0, 1, 2]
 
@@ -106,7 +106,7 @@ def test_cut_at_terminal_ends_episodes_at_the_first_success(data):
 def test_transforms_are_applied_in_order():
     (got,), statistics = apply([episode(3, terminal=True)], ScaleRewards(scale=2.0), ScaleRewards(shift=1.0))
     assert got.steps["reward"].tolist() == [199, 201, 102]
-    assert statistics == {"reward_scale": 2.0, "reward_shift": 0.5}  # (100 - 0.5) * 2 is 199
+    assert statistics == {"reward_scale": 2.0, "reward_shift": 0.5}  # (100 - 0.5) * 2 = 199
 
 
 def test_statistics_combine_consecutive_reward_scalings():
@@ -125,11 +125,11 @@ def test_statistics_combine_consecutive_reward_scalings():
 
 def test_statistics_combine_all_transforms():
     steps = {**episode(3, terminal=True), "qpos": np.arange(3), "qvel": np.arange(3)}
-    chosen = [DropFields(("qpos",)), CastFloats("float64"), CutAtTerminal(), ClipActions(0.25), ScaleRewards(2.0, 1.0)]
-    again = [DropFields(("qvel",)), CastFloats("float32"), ClipActions(0.125), NormalizeObservations(0.5)]
-    first, before = apply_transforms(load([steps]), chosen)
+    earlier = [DropFields(("qpos",)), CastFloats("float64"), CutAtTerminal(), ClipActions(0.25), ScaleRewards(2.0, 1.0)]
+    later = [DropFields(("qvel",)), CastFloats("float32"), ClipActions(0.125), NormalizeObservations(0.5)]
+    first, before = apply_transforms(load([steps]), earlier)
     assert first.statistics == before and "observation_mean" not in before
-    source, statistics = apply_transforms(first, again)
+    source, statistics = apply_transforms(first, later)
     assert source.statistics == statistics and next(iter(source)).steps["action"].max() <= 0.75
     numbers = {name: value for name, value in statistics.items() if name not in ("observation_mean", "observation_std")}
     assert numbers == {
@@ -166,11 +166,11 @@ def test_statistics_combine_consecutive_normalizations(nested):
 
 @pytest.mark.parametrize("eps", [0, 1e-3])
 def test_constant_column_is_normalised_to_zeros_with_a_note(eps):
-    """0.1 has no exact binary representation, so that its computed mean differs by rounding."""
-    many = [episode(length, terminal=True) for length in (4, 7)]
-    for steps in many:
+    """0.1 has no exact binary representation, so its computed mean differs by rounding."""
+    all_steps = [episode(length, terminal=True) for length in (4, 7)]
+    for steps in all_steps:
         steps["observation"] = np.stack([steps["observation"][:, 0], np.full(len(steps["reward"]), 0.1)], 1)
-    after, statistics = apply(many, NormalizeObservations(eps))
+    after, statistics = apply(all_steps, NormalizeObservations(eps))
     for steps in after:
         assert not steps.steps["observation"][:, 1].any() and np.isfinite(steps.steps["observation"]).all()
         assert steps.steps["observation"][:, 0].any()
@@ -196,8 +196,8 @@ def test_invalid_settings_raise():
         ScaleRewards(float("nan"))
     with pytest.raises(ValueError, match=r"highest and lowest return of episodes in memory must differ .* got 0.0"):
         apply([episode(3, terminal=True)], ScaleRewardsByReturns())
-    bad = {**episode(3, terminal=True), "observation": np.array([1, np.nan, 2], np.float32)}
+    invalid = {**episode(3, terminal=True), "observation": np.array([1, np.nan, 2], np.float32)}
     with pytest.raises(ValueError, match="has NaN or Inf in its observations; validate the data first"):
-        apply([bad], NormalizeObservations())
+        apply([invalid], NormalizeObservations())
     with pytest.raises(ValueError, match="has no transitions, so that the mean"):
         apply([episode(1, terminal=True)], NormalizeObservations())

@@ -1,4 +1,4 @@
-"""If a server does not understand the bulk writer, Reverb's own writer is used."""
+"""Tests that Reverb's own writer is used if a server does not support the bulk writer."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,23 +21,23 @@ ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sample
 
 
 @pytest.fixture
-def no_checked_servers(monkeypatch):
-    """Forgets which servers were checked."""
+def unchecked_servers(monkeypatch):
+    """Clears the set of servers that were checked."""
     monkeypatch.setattr(compatibility, "_COMPATIBLE_SERVERS", set())
 
 
-def test_first_check_leaves_nothing_behind(no_checked_servers):
+def test_first_check_leaves_nothing_behind(unchecked_servers):
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         ingest(SOURCE, server.address)
         info = server.client.server_info(timeout=10)["replay"]
         assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (5, 6)
-        ingest(load([episode(9, terminal=True, start=90)]), server.address)  # Checked already.
+        ingest(load([episode(9, terminal=True, start=90)]), server.address)  # The server is not checked again.
         info = server.client.server_info(timeout=10)["replay"]
         assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (13, 14)
 
 
 @pytest.mark.parametrize("limiter", [RateLimiter("min_size", 3), RateLimiter("min_size", 1)])
-def test_table_in_use_gets_no_trial_item(no_checked_servers, limiter):
+def test_no_trial_item_is_written_to_a_table_in_use(unchecked_servers, limiter):
     with ReplayServer([TableConfig(rate_limiter=limiter)], SIGNATURE) as server:
         if limiter.size == 1:
             server.client.insert(
@@ -49,7 +49,7 @@ def test_table_in_use_gets_no_trial_item(no_checked_servers, limiter):
         assert info.rate_limiter_info.insert_stats.completed == info.current_size == before + 5
 
 
-def test_reader_that_uses_items_up_gets_each_of_them_once(no_checked_servers):
+def test_reader_of_single_use_items_gets_each_of_them_once(unchecked_servers):
     with ReplayServer([ONCE], SIGNATURE) as server, ThreadPoolExecutor(1) as thread:
         samples = server.client.sample("items", 5, emit_timesteps=False)
         waiting = thread.submit(lambda: [next(samples).info.key for _ in range(5)])
@@ -59,6 +59,8 @@ def test_reader_that_uses_items_up_gets_each_of_them_once(no_checked_servers):
 
 
 def corrupt_chunks(original):
+    """Returns an `encode_chunks` that damages its records."""
+
     def encode_chunks(*arguments):
         records = original(*arguments)
         records[:, -40:-20] ^= 255
@@ -67,7 +69,7 @@ def corrupt_chunks(original):
     return encode_chunks
 
 
-def test_reverb_writer_is_used_if_an_item_is_read_back_differently(no_checked_servers, monkeypatch):
+def test_reverb_writer_is_used_if_an_item_is_read_back_differently(unchecked_servers, monkeypatch):
     monkeypatch.setattr(compatibility, "_TIMEOUT_SECS", 2.0)
     with ReplayServer([ONCE], SIGNATURE) as server:
         with monkeypatch.context() as patch:
@@ -78,11 +80,11 @@ def test_reverb_writer_is_used_if_an_item_is_read_back_differently(no_checked_se
     assert (report.writer, len(report.warnings), len(items)) == ("reverb", 1, 5)
     with ReplayServer([ONCE], SIGNATURE) as server:
         ingest(SOURCE, server.address, "items")
-        for got, want in zip(items, read_items(server.address, "items"), strict=True):
-            assert_equal_nests(got, want)
+        for got, expected in zip(items, read_items(server.address, "items"), strict=True):
+            assert_equal_nests(got, expected)
 
 
-def test_reverb_writer_is_used_if_the_stream_is_refused(no_checked_servers, monkeypatch):
+def test_reverb_writer_is_used_if_the_stream_is_refused(unchecked_servers, monkeypatch):
     def refuse(self, blocks):
         raise ServerUnavailableError("the server at localhost:1 refused items (UNIMPLEMENTED: no such method)")
 
@@ -91,7 +93,7 @@ def test_reverb_writer_is_used_if_the_stream_is_refused(no_checked_servers, monk
         assert ingest(SOURCE, server.address, "items").writer == "reverb"
 
 
-def test_packed_layout_raises_if_the_bulk_writer_fails(no_checked_servers, monkeypatch):
+def test_packed_layout_raises_if_the_bulk_writer_fails(unchecked_servers, monkeypatch):
     monkeypatch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
     with ReplayServer([TableConfig()], None) as server:
         with pytest.raises(ValueError, match="does not support the bulk writer .*; use layout='columns'"):

@@ -1,4 +1,4 @@
-"""Conversions to a directory that are killed or run out of disk space continue to the same files, byte for byte."""
+"""Tests that conversions to a directory resume after kills and full disks, and produce the same files."""
 
 import shutil
 import time
@@ -36,21 +36,21 @@ NUM_ITEMS = 100 * 149
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """A directory written by a run that is not disturbed."""
-    directory = tmp_path_factory.mktemp("undisturbed") / "data"
+def uninterrupted(tmp_path_factory):
+    """A directory written by an uninterrupted run."""
+    directory = tmp_path_factory.mktemp("uninterrupted") / "data"
     assert run_ingest(directory)["items"] == NUM_ITEMS
     return directory
 
 
 @pytest.fixture(scope="module")
-def expected(undisturbed):
-    """The hashes of the files of an undisturbed run."""
-    return hash_files(undisturbed)
+def expected(uninterrupted):
+    """The hashes of the files of an uninterrupted run."""
+    return hash_files(uninterrupted)
 
 
 @pytest.fixture(scope="module")
-def unfinished(tmp_path_factory):
+def partial_template(tmp_path_factory):
     """The partial directory of a run that was killed halfway."""
     directory = tmp_path_factory.mktemp("unfinished") / "data"
     kill_at("write", 55, directory)
@@ -58,9 +58,9 @@ def unfinished(tmp_path_factory):
 
 
 @pytest.fixture
-def partial(tmp_path, unfinished):
+def partial_directory(tmp_path, partial_template):
     """A copy of the partial directory of a killed run."""
-    return shutil.copytree(unfinished, tmp_path / "data.partial")
+    return shutil.copytree(partial_template, tmp_path / "data.partial")
 
 
 # --- the process is killed
@@ -84,16 +84,16 @@ def test_conversion_killed_at_20_random_times_resumes(tmp_path, expected):
             start = time.monotonic()
             receive(channel)
             durations.append(time.monotonic() - start)
-    num_late = num_continued = 0
+    num_late = num_resumed = 0
     for number, secs in enumerate(random_times(20, min(durations), seed=3)):
         directory = tmp_path / f"data{number}"
         while not kill_after(secs, directory):
             num_late += 1
             secs *= 0.8
             shutil.rmtree(directory)
-        num_continued += run_ingest(directory)["resumed_episodes"] > 0
+        num_resumed += run_ingest(directory)["resumed_episodes"] > 0
         assert hash_files(directory) == expected, f"killed after {secs} s"
-    assert num_late <= 4 and num_continued >= 5
+    assert num_late <= 4 and num_resumed >= 5
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,18 @@ def test_conversion_killed_while_finishing_resumes(tmp_path, expected, step):
 
 
 @pytest.fixture
-def renamed(tmp_path):
+def renamed_directory(tmp_path):
     """The directory of a run that was killed after renaming it; the partial directory is still next to it."""
     kill_at("rename", 1, tmp_path / "data")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.partial"]
     return tmp_path / "data"
 
 
-def test_directory_is_complete_once_it_is_renamed(renamed, expected):
-    assert hash_files(renamed) == expected
-    with ReplayServer.from_directory(renamed) as server:
+def test_directory_is_complete_once_it_is_renamed(renamed_directory, expected):
+    assert hash_files(renamed_directory) == expected
+    with ReplayServer.from_directory(renamed_directory) as server:
         assert server.client.server_info(timeout=10)["replay"].current_size == NUM_ITEMS
-    assert hash_files(renamed) == expected
+    assert hash_files(renamed_directory) == expected
 
 
 @pytest.mark.parametrize(
@@ -133,38 +133,39 @@ def test_directory_is_complete_once_it_is_renamed(renamed, expected):
         ),
     ],
 )
-def test_renamed_directory_is_not_overwritten(renamed, expected, options, match):
+def test_renamed_directory_is_not_overwritten(renamed_directory, expected, options, match):
     with pytest.raises(CheckpointError, match=match):
-        run_ingest(renamed, **options)
-    assert hash_files(renamed) == expected
-    assert run_ingest(renamed)["resumed_episodes"] == 100
-    assert [path.name for path in renamed.parent.iterdir()] == ["data"]
-    assert hash_files(renamed) == expected
+        run_ingest(renamed_directory, **options)
+    assert hash_files(renamed_directory) == expected
+    assert run_ingest(renamed_directory)["resumed_episodes"] == 100
+    assert [path.name for path in renamed_directory.parent.iterdir()] == ["data"]
+    assert hash_files(renamed_directory) == expected
 
 
 @pytest.mark.parametrize("deleted", [["journal.json"], ["items.tfrecord", "item_keys", "lock"]])
-def test_next_run_cleans_up_after_a_renamed_directory(renamed, expected, deleted):
+def test_next_run_cleans_up_after_a_renamed_directory(renamed_directory, expected, deleted):
     for name in deleted:
-        (renamed.with_name("data.partial") / name).unlink()
-    assert run_ingest(renamed)["resumed_episodes"] == 100
-    assert [path.name for path in renamed.parent.iterdir()] == ["data"]
-    assert hash_files(renamed) == expected
+        (renamed_directory.with_name("data.partial") / name).unlink()
+    assert run_ingest(renamed_directory)["resumed_episodes"] == 100
+    assert [path.name for path in renamed_directory.parent.iterdir()] == ["data"]
+    assert hash_files(renamed_directory) == expected
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_files_left_after_renaming_do_not_change_a_moved_directory(renamed, expected, resume):
-    moved = renamed.rename(renamed.with_name("moved"))
-    run_ingest(renamed, resume=resume)
-    assert sorted(path.name for path in renamed.parent.iterdir()) == ["data", "moved"]
-    assert hash_files(renamed) == hash_files(moved) == expected
+def test_leftover_partial_files_do_not_change_a_moved_directory(renamed_directory, expected, resume):
+    moved = renamed_directory.rename(renamed_directory.with_name("moved"))
+    run_ingest(renamed_directory, resume=resume)
+    assert sorted(path.name for path in renamed_directory.parent.iterdir()) == ["data", "moved"]
+    assert hash_files(renamed_directory) == hash_files(moved) == expected
 
 
-def test_moved_directory_is_not_appended_to_by_a_longer_dataset(tmp_path, monkeypatch):
-    def convert_episodes(num_episodes):  # From a source of unknown length.
+def test_longer_dataset_is_not_appended_to_a_moved_directory(tmp_path, monkeypatch):
+    def convert_episodes(num_episodes):
+        """Converts a source of unknown length."""
         return ingest(replace(load(make_episodes(num_episodes)), num_episodes=None, num_rows=None), tmp_path / "data")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", lambda path, **options: None)  # As if it were killed after renaming.
+        patched.setattr(shutil, "rmtree", lambda path, **options: None)  # This simulates a kill after renaming.
         convert_episodes(5)
     moved = (tmp_path / "data").rename(tmp_path / "moved")
     before = hash_files(moved)
@@ -179,14 +180,14 @@ def test_conversion_killed_repeatedly_resumes(tmp_path, expected):
     assert hash_files(tmp_path / "data") == expected
 
 
-def test_repeated_conversion_does_not_change_the_directory(tmp_path, undisturbed, expected):
-    shutil.copytree(undisturbed, tmp_path / "data")
+def test_repeated_conversion_does_not_change_the_directory(tmp_path, uninterrupted, expected):
+    shutil.copytree(uninterrupted, tmp_path / "data")
     assert run_ingest(tmp_path / "data")["resumed_episodes"] == 100
     assert hash_files(tmp_path / "data") == expected
 
 
-def test_conversion_without_resuming_starts_again(partial, expected):
-    directory = partial.with_name("data")
+def test_conversion_without_resuming_starts_over(partial_directory, expected):
+    directory = partial_directory.with_name("data")
     assert run_ingest(directory, resume=False)["resumed_episodes"] == 0
     assert hash_files(directory) == expected
     with pytest.raises(CheckpointError, match="data exists already; use a new directory, or delete it"):
@@ -197,8 +198,8 @@ def test_conversion_without_resuming_starts_again(partial, expected):
 # --- the disk is full
 
 
-def test_conversion_on_a_full_disk_raises_and_resumes(tmp_path, undisturbed, expected):
-    num_bytes = sum(path.stat().st_size for path in undisturbed.rglob("*"))
+def test_conversion_on_a_full_disk_raises_and_resumes(tmp_path, uninterrupted, expected):
+    num_bytes = sum(path.stat().st_size for path in uninterrupted.rglob("*"))
     sizes = [int(num_bytes * part) >> 12 << 12 for part in (0.002, 0.1, 0.5, 0.51, 0.9, 1.0)]
     with process(convert_on_full_disk, tmp_path, [*sizes, 2 * num_bytes]) as (_, channel):
         skip_unless_mounted(channel)
@@ -210,9 +211,9 @@ def test_conversion_on_a_full_disk_raises_and_resumes(tmp_path, undisturbed, exp
         assert receive(channel) == expected
 
 
-def test_conversion_on_a_full_disk_raises_while_finishing_and_resumes(tmp_path, undisturbed, expected):
-    """Disk sizes increase page by page, from too small for the data to large enough for everything."""
-    large = [undisturbed.glob(f"checkpoints/*/{name}.tfrecord") for name in ("items", "chunks")]
+def test_conversion_on_a_full_disk_raises_while_finishing_and_resumes(tmp_path, uninterrupted, expected):
+    """The size of the disk grows page by page, from too small for the data to large enough for the whole directory."""
+    large = [uninterrupted.glob(f"checkpoints/*/{name}.tfrecord") for name in ("items", "chunks")]
     num_bytes = sum(path.stat().st_size for paths in large for path in paths) + 8 * (NUM_ITEMS + 1900)
     pages = range((num_bytes >> 12) - 2, (num_bytes >> 12) + 16)
     with process(convert_on_full_disk, tmp_path, [page << 12 for page in pages]) as (_, channel):
@@ -230,51 +231,51 @@ def test_conversion_on_a_full_disk_raises_while_finishing_and_resumes(tmp_path, 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["items.tfrecord", "chunks.tfrecord", "item_keys", "chunk_keys", "journal.json"])
-def test_damaged_partial_file_raises_and_is_kept(partial, damage, name):
-    damage_file(partial / name, damage)
-    with pytest.raises(CheckpointError, match=f"{partial / name} is damaged"):
-        ingest(make_episodes(), partial.with_name("data"))
-    assert (partial / name).exists() and not partial.with_name("data").exists()
+def test_damaged_partial_file_raises_and_is_kept(partial_directory, damage, name):
+    damage_file(partial_directory / name, damage)
+    with pytest.raises(CheckpointError, match=f"{partial_directory / name} is damaged"):
+        ingest(make_episodes(), partial_directory.with_name("data"))
+    assert (partial_directory / name).exists() and not partial_directory.with_name("data").exists()
 
 
 @pytest.mark.parametrize("name", ["items.tfrecord", "chunks.tfrecord", "item_keys", "chunk_keys"])
-def test_missing_partial_file_raises(partial, name):
-    (partial / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{partial / name} is damaged"):
-        ingest(make_episodes(), partial.with_name("data"))
+def test_missing_partial_file_raises(partial_directory, name):
+    (partial_directory / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{partial_directory / name} is damaged"):
+        ingest(make_episodes(), partial_directory.with_name("data"))
 
 
-def test_conversion_without_its_journal_starts_again(partial, expected):
-    (partial / "journal.json").unlink()
-    assert run_ingest(partial.with_name("data"))["resumed_episodes"] == 0
-    assert hash_files(partial.with_name("data")) == expected
+def test_conversion_without_its_journal_starts_over(partial_directory, expected):
+    (partial_directory / "journal.json").unlink()
+    assert run_ingest(partial_directory.with_name("data"))["resumed_episodes"] == 0
+    assert hash_files(partial_directory.with_name("data")) == expected
 
 
 @pytest.mark.parametrize("name", ["items.tfrecord", "chunks.tfrecord", "item_keys", "chunk_keys"])
-def test_data_after_the_last_part_are_written_again(partial, expected, name):
-    with (partial / name).open("ab") as stream:
+def test_data_after_the_last_part_are_written_again(partial_directory, expected, name):
+    with (partial_directory / name).open("ab") as stream:
         stream.write(b"half a record")
-    assert run_ingest(partial.with_name("data"))["resumed_episodes"] > 0
-    assert hash_files(partial.with_name("data")) == expected
+    assert run_ingest(partial_directory.with_name("data"))["resumed_episodes"] > 0
+    assert hash_files(partial_directory.with_name("data")) == expected
 
 
 @pytest.mark.parametrize("name", ["root", "journal.tmp"])
-def test_files_left_from_assembling_are_ignored(partial, expected, name):
+def test_files_left_from_assembling_are_ignored(partial_directory, expected, name):
     if name == "root":
-        (partial / "root/checkpoints/foreign").mkdir(parents=True)
+        (partial_directory / "root/checkpoints/foreign").mkdir(parents=True)
     else:
-        (partial / name).write_text("half")
-    run_ingest(partial.with_name("data"))
-    assert hash_files(partial.with_name("data")) == expected
+        (partial_directory / name).write_text("half")
+    run_ingest(partial_directory.with_name("data"))
+    assert hash_files(partial_directory.with_name("data")) == expected
 
 
 # --- a complete directory is damaged
 
 
 @pytest.fixture
-def finished(tmp_path, undisturbed):
-    """A copy of the directory of an undisturbed run."""
-    return shutil.copytree(undisturbed, tmp_path / "data")
+def complete_directory(tmp_path, uninterrupted):
+    """A copy of the directory of an uninterrupted run."""
+    return shutil.copytree(uninterrupted, tmp_path / "data")
 
 
 def assert_server_raises(directory, match):
@@ -284,21 +285,21 @@ def assert_server_raises(directory, match):
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
 @pytest.mark.parametrize("name", ["items", "chunks", "tables"])
-def test_server_raises_for_a_damaged_file(finished, damage, name):
-    (file,) = finished.glob(f"checkpoints/*/{name}.tfrecord")
+def test_server_raises_for_a_damaged_file(complete_directory, damage, name):
+    (file,) = complete_directory.glob(f"checkpoints/*/{name}.tfrecord")
     if damage == "missing":
         file.unlink()
     else:
         damage_file(file, damage)
-    assert_server_raises(finished, f"{name}.tfrecord is (damaged|missing)")
+    assert_server_raises(complete_directory, f"{name}.tfrecord is (damaged|missing)")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("pattern", ["rlds2reverb.json", "manifests/*.json"])
-def test_server_raises_for_a_damaged_description(finished, damage, pattern):
-    (file,) = finished.glob(pattern)
+def test_server_raises_for_a_damaged_description(complete_directory, damage, pattern):
+    (file,) = complete_directory.glob(pattern)
     damage_file(file, damage)
-    assert_server_raises(finished, f"{file.name.replace('+', '.')} is damaged; restore it from a copy")
+    assert_server_raises(complete_directory, f"{file.name.replace('+', '.')} is damaged; restore it from a copy")
 
 
 @pytest.mark.parametrize(
@@ -309,46 +310,46 @@ def test_server_raises_for_a_damaged_description(finished, damage, pattern):
         ("rlds2reverb.json", "data/rlds2reverb.json is missing; restore it from a copy"),
     ],
 )
-def test_server_raises_for_a_missing_file(finished, pattern, match):
-    (file,) = finished.glob(pattern)
+def test_server_raises_for_a_missing_file(complete_directory, pattern, match):
+    (file,) = complete_directory.glob(pattern)
     file.unlink()
-    assert_server_raises(finished, match)
+    assert_server_raises(complete_directory, match)
 
 
-def test_server_raises_for_a_missing_checkpoint(finished):
-    for folder in (finished / "checkpoints").iterdir():
+def test_server_raises_for_a_missing_checkpoint(complete_directory):
+    for folder in (complete_directory / "checkpoints").iterdir():
         shutil.rmtree(folder)
-    assert_server_raises(finished, "data has no checkpoint; write it again")
+    assert_server_raises(complete_directory, "data has no checkpoint; write it again")
 
 
 @pytest.mark.parametrize(
-    ("place", "match"),
+    ("folder", "match"),
     [(".", r"is not a checkpoint root \(it holds notes.txt\)"), ("checkpoints", "notes.txt is not a checkpoint")],
 )
-def test_foreign_file_raises_and_is_not_changed(finished, place, match):
-    (finished / place / "notes.txt").write_text("kept")
-    before = hash_files(finished)
-    assert_server_raises(finished, match)
+def test_foreign_file_raises_and_is_not_changed(complete_directory, folder, match):
+    (complete_directory / folder / "notes.txt").write_text("kept")
+    before = hash_files(complete_directory)
+    assert_server_raises(complete_directory, match)
     with pytest.raises(CheckpointError, match=match):
-        ingest(make_episodes(), finished)
-    assert hash_files(finished) == before
+        ingest(make_episodes(), complete_directory)
+    assert hash_files(complete_directory) == before
 
 
 @pytest.mark.parametrize("name", ["items", "chunks", "tables"])
-def test_repeated_conversion_raises_for_a_damaged_directory(finished, name):
-    (file,) = finished.glob(f"checkpoints/*/{name}.tfrecord")
+def test_repeated_conversion_raises_for_a_damaged_directory(complete_directory, name):
+    (file,) = complete_directory.glob(f"checkpoints/*/{name}.tfrecord")
     damage_file(file, "truncated")
     with pytest.raises(CheckpointError, match=f"{name}.tfrecord is damaged"):
-        ingest(make_episodes(), finished)
+        ingest(make_episodes(), complete_directory)
 
 
-def test_serving_does_not_change_the_directory(finished, expected):
-    with ReplayServer.from_directory(finished) as server:
+def test_serving_does_not_change_the_directory(complete_directory, expected):
+    with ReplayServer.from_directory(complete_directory) as server:
         assert server.client.server_info(timeout=10)["replay"].current_size == NUM_ITEMS
-    assert hash_files(finished) == expected
+    assert hash_files(complete_directory) == expected
 
 
-# --- another process, other data, other arguments
+# --- a second process, different data, different arguments
 
 
 def test_second_process_raises(tmp_path, expected):
@@ -362,27 +363,27 @@ def test_second_process_raises(tmp_path, expected):
     assert hash_files(directory) == expected
 
 
-def other_data():
+def make_different_episodes():
     other = make_episodes()
     other[3] = episode(150, terminal=False, start=7)
     return other
 
 
-def test_resuming_with_other_data_raises_and_changes_nothing(partial, expected):
+def test_resuming_with_different_data_raises_and_changes_nothing(partial_directory, expected):
     with pytest.raises(ResumeError, match=r"its first \d+ episodes differ; write to an empty table or a new directory"):
-        ingest(other_data(), partial.with_name("data"))
-    assert not partial.with_name("data").exists()
-    assert run_ingest(partial.with_name("data"))["resumed_episodes"] > 0
-    assert hash_files(partial.with_name("data")) == expected
+        ingest(make_different_episodes(), partial_directory.with_name("data"))
+    assert not partial_directory.with_name("data").exists()
+    assert run_ingest(partial_directory.with_name("data"))["resumed_episodes"] > 0
+    assert hash_files(partial_directory.with_name("data")) == expected
 
 
-def test_other_data_raise_for_a_finished_directory(finished, expected):
+def test_different_data_raise_for_a_complete_directory(complete_directory, expected):
     with pytest.raises(ResumeError, match="its first 100 episodes differ"):
-        ingest(other_data(), finished)
-    assert hash_files(finished) == expected
+        ingest(make_different_episodes(), complete_directory)
+    assert hash_files(complete_directory) == expected
 
 
-OTHER_ARGUMENTS = [
+DIFFERENT_ARGUMENTS = [
     ({"adder": TrajectoryWindows(3)}, r"length of adder TrajectoryWindows \(--sequence-length\) was 2, is now 3"),
     (
         {"adder": TrajectoryEpisodes()},
@@ -403,31 +404,31 @@ OTHER_ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "difference"), OTHER_ARGUMENTS)
-def test_resuming_with_other_arguments_raises_with_the_difference(partial, options, difference):
+@pytest.mark.parametrize(("options", "difference"), DIFFERENT_ARGUMENTS)
+def test_resuming_with_different_arguments_raises_naming_them(partial_directory, options, difference):
     with pytest.raises(CheckpointError, match=rf"contains a conversion with different arguments: {difference}; delete"):
-        ingest(destination=partial.with_name("data"), **{"source": make_episodes(), **options})
-    assert partial.exists()
+        ingest(destination=partial_directory.with_name("data"), **{"source": make_episodes(), **options})
+    assert partial_directory.exists()
 
 
-@pytest.mark.parametrize(("options", "difference"), OTHER_ARGUMENTS)
-def test_other_arguments_raise_for_a_finished_directory(finished, expected, options, difference):
+@pytest.mark.parametrize(("options", "difference"), DIFFERENT_ARGUMENTS)
+def test_different_arguments_raise_for_a_complete_directory(complete_directory, expected, options, difference):
     with pytest.raises(
         CheckpointError, match=rf"exists already, written with different arguments: {difference}; use a"
     ):
-        ingest(destination=finished, **{"source": make_episodes(), **options})
-    assert hash_files(finished) == expected
+        ingest(destination=complete_directory, **{"source": make_episodes(), **options})
+    assert hash_files(complete_directory) == expected
 
 
 # --- a conversion fails
 
 
 class BrokenSourceError(Exception):
-    """The error of a source in these tests."""
+    """The error that a source raises in these tests."""
 
 
 def make_failing_source(error, num_episodes):
-    """Returns a source of the dataset that fails after some episodes."""
+    """Returns a source that raises an error after some episodes."""
     source = load(make_episodes())
 
     def read():
@@ -469,16 +470,16 @@ def test_permanent_error_says_that_the_partial_directory_is_removed(tmp_path):
     def priority(episode, items):
         return -1.0 if episode.index == 90 else 1.0
 
-    nothing = rf"the priority of item 0 of episode 90 must be .*got -1.*; {tmp_path}/data.partial was removed$"
-    with pytest.raises(ValueError, match=nothing):
+    message = rf"the priority of item 0 of episode 90 must be .*got -1.*; {tmp_path}/data.partial was removed$"
+    with pytest.raises(ValueError, match=message):
         ingest(make_episodes(), tmp_path / "data", priority=priority)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_temporary_error_says_that_the_run_can_continue(tmp_path, expected):
-    kept = f"gone; {tmp_path}/data.partial is kept; call again with the same arguments to continue$"
-    with pytest.raises(BrokenSourceError, match=kept):
+def test_temporary_error_says_that_the_run_can_be_resumed(tmp_path, expected):
+    message = f"gone; {tmp_path}/data.partial is kept; call again with the same arguments to continue$"
+    with pytest.raises(BrokenSourceError, match=message):
         ingest(make_failing_source(BrokenSourceError("gone"), 90), tmp_path / "data")
     assert [path.name for path in tmp_path.iterdir()] == ["data.partial"]
     assert ingest(make_episodes(), tmp_path / "data").resumed_episodes > 0

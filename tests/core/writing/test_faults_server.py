@@ -1,4 +1,4 @@
-"""Every item is stored once, bit for bit, although processes are killed or stopped while they write to a server."""
+"""Tests that every item is stored once, bit for bit, if processes are killed or stopped while writing to a server."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ NUM_ITEMS = 100 * 149
 
 
 def slow(*held_at):
-    """Returns a parameter, a stage and an episode at which a run is held, for the slow tests only."""
+    """Returns a parameter for slow tests: the stage and the episode at which a run is held."""
     return pytest.param(held_at, marks=pytest.mark.slow)
 
 
@@ -57,17 +57,32 @@ def start_server(tmp_path, name="root"):
     return ReplayServer([TableConfig()], checkpoint_root=tmp_path / name)
 
 
-def size(address):
+def wait_until_held(channel):
+    assert [receive(channel), receive(channel)] == ["begun", "held"]
+
+
+def kill(running):
+    running.kill()
+    running.join()
+
+
+def checkpoint(to_server):
+    """Returns the path of a new checkpoint of a server in a different process."""
+    to_server.send("checkpoint")
+    return receive(to_server)
+
+
+def count_items(address):
     return table_infos(connect(address))["replay"].current_size
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The items and chunks that an undisturbed run stores."""
+    """The items and chunks that an uninterrupted run stores."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with start_server(folder) as undisturbed:
-        assert run_ingest(undisturbed.address, state_home=folder)["items"] == NUM_ITEMS
-        items, chunks = read_checkpoint(undisturbed.checkpoint())
+    with start_server(folder) as server:
+        assert run_ingest(server.address, state_home=folder)["items"] == NUM_ITEMS
+        items, chunks = read_checkpoint(server.checkpoint())
     assert len(items) == NUM_ITEMS
     return items, chunks
 
@@ -75,9 +90,9 @@ def expected(tmp_path_factory):
 @pytest.fixture(scope="module")
 def duration_secs(tmp_path_factory):
     """The shortest duration of three runs."""
-    folder, durations = tmp_path_factory.mktemp("measured"), []
+    folder, durations = tmp_path_factory.mktemp("server"), []
     for name in "abc":
-        with start_server(folder, name) as measured, process(convert, measured.address, {}) as (_, channel):
+        with start_server(folder, name) as server, process(convert, server.address, {}) as (_, channel):
             assert receive(channel) == "begun"
             start = time.monotonic()
             receive(channel)
@@ -90,31 +105,31 @@ def duration_secs(tmp_path_factory):
 
 @pytest.mark.parametrize("held_at", [("check", 50), ("try", 0), ("write", 0), ("write", 55), ("write", 99)])
 def test_killed_run_resumes_and_stores_every_item_once(tmp_path, expected, held_at):
-    with start_server(tmp_path) as alive:
-        kill_at(*held_at, alive.address, state_home=tmp_path)
-        run_ingest(alive.address, state_home=tmp_path)
-        assert read_checkpoint(alive.checkpoint()) == expected
+    with start_server(tmp_path) as server:
+        kill_at(*held_at, server.address, state_home=tmp_path)
+        run_ingest(server.address, state_home=tmp_path)
+        assert read_checkpoint(server.checkpoint()) == expected
     assert not list(tmp_path.glob("rlds2reverb/*.json"))
 
 
 @pytest.mark.slow
 def test_run_killed_at_20_random_times_resumes(tmp_path, expected, duration_secs):
-    num_killed = num_continued = 0
+    num_killed = num_resumed = 0
     for number, secs in enumerate(random_times(20, duration_secs, seed=1)):
-        with start_server(tmp_path, f"root{number}") as alive:
-            num_killed += kill_after(secs, alive.address, state_home=tmp_path)
-            report = run_ingest(alive.address, state_home=tmp_path)
-            num_continued += report["resumed_episodes"] > 0
-            assert read_checkpoint(alive.checkpoint()) == expected, f"killed after {secs} s"
-    assert num_killed >= 5 and num_continued >= 1
+        with start_server(tmp_path, f"root{number}") as server:
+            num_killed += kill_after(secs, server.address, state_home=tmp_path)
+            report = run_ingest(server.address, state_home=tmp_path)
+            num_resumed += report["resumed_episodes"] > 0
+            assert read_checkpoint(server.checkpoint()) == expected, f"killed after {secs} s"
+    assert num_killed >= 5 and num_resumed >= 1
 
 
 def interrupt_run(address, tmp_path):
-    """Kills a run after the server has confirmed half of the items; returns the journal, which says so."""
+    """Kills a run after the server has confirmed half of the items; returns the path of the journal."""
     held_at = [("write", 50), ("write", 80)]
     with process(convert, address, {"state_home": tmp_path}, held_at) as (_, channel):
-        assert [receive(channel), receive(channel)] == ["begun", "held"]
-        while size(address) < 40 * 149:
+        wait_until_held(channel)
+        while count_items(address) < 40 * 149:
             time.sleep(0.01)
         channel.send("continue")
         assert receive(channel) == "held"
@@ -123,89 +138,89 @@ def interrupt_run(address, tmp_path):
 
 
 def test_items_in_the_journal_are_not_written_again(tmp_path, expected):
-    with start_server(tmp_path) as alive:
-        interrupt_run(alive.address, tmp_path)
-        report = run_ingest(alive.address, state_home=tmp_path)
+    with start_server(tmp_path) as server:
+        interrupt_run(server.address, tmp_path)
+        report = run_ingest(server.address, state_home=tmp_path)
         assert 0 < report["resumed_episodes"] < 100 and report["items"] == NUM_ITEMS
-        assert read_checkpoint(alive.checkpoint()) == expected
+        assert read_checkpoint(server.checkpoint()) == expected
 
 
-def test_run_without_resuming_writes_everything_and_stores_it_once(tmp_path, expected):
-    with start_server(tmp_path) as alive:
-        interrupt_run(alive.address, tmp_path)
-        assert run_ingest(alive.address, state_home=tmp_path, resume=False)["resumed_episodes"] == 0
-        assert read_checkpoint(alive.checkpoint()) == expected
+def test_run_without_resuming_stores_every_item_once(tmp_path, expected):
+    with start_server(tmp_path) as server:
+        interrupt_run(server.address, tmp_path)
+        assert run_ingest(server.address, state_home=tmp_path, resume=False)["resumed_episodes"] == 0
+        assert read_checkpoint(server.checkpoint()) == expected
 
 
-def test_resuming_with_other_data_raises(tmp_path):
+def test_resuming_with_different_data_raises(tmp_path):
     other = make_episodes()
     other[3] = episode(150, terminal=False, start=7)
-    with start_server(tmp_path) as alive:
-        interrupt_run(alive.address, tmp_path)
-        before = size(alive.address)
+    with start_server(tmp_path) as server:
+        interrupt_run(server.address, tmp_path)
+        before = count_items(server.address)
         with pytest.raises(
             ResumeError, match=r"its first \d+ episodes differ; write to an empty table or a new directory"
         ):
-            run_ingest(alive.address, state_home=tmp_path, source=other)
-        assert size(alive.address) == before
+            run_ingest(server.address, state_home=tmp_path, source=other)
+        assert count_items(server.address) == before
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
 def test_damaged_journal_raises(tmp_path, damage):
-    with start_server(tmp_path) as alive:
-        journal = interrupt_run(alive.address, tmp_path)
+    with start_server(tmp_path) as server:
+        journal = interrupt_run(server.address, tmp_path)
         damage_file(journal, damage)
         with pytest.raises(CorruptFileError, match=f"{journal} is damaged; delete it, or convert without resuming"):
-            run_ingest(alive.address, state_home=tmp_path)
-        assert run_ingest(alive.address, state_home=tmp_path, resume=False)["items"] == NUM_ITEMS
-        assert size(alive.address) == NUM_ITEMS
+            run_ingest(server.address, state_home=tmp_path)
+        assert run_ingest(server.address, state_home=tmp_path, resume=False)["items"] == NUM_ITEMS
+        assert count_items(server.address) == NUM_ITEMS
 
 
 def test_second_process_raises(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with start_server(tmp_path) as alive:
-        with process(convert, alive.address, {"state_home": tmp_path}, [("write", 50)]) as (_, channel):
-            assert [receive(channel), receive(channel)] == ["begun", "held"]
-            with pytest.raises(ResourceInUseError, match=f"this transfer to {alive.address} is in use by process"):
-                ingest(make_episodes(), alive.address)
+    with start_server(tmp_path) as server:
+        with process(convert, server.address, {"state_home": tmp_path}, [("write", 50)]) as (_, channel):
+            wait_until_held(channel)
+            with pytest.raises(ResourceInUseError, match=f"this transfer to {server.address} is in use by process"):
+                ingest(make_episodes(), server.address)
             channel.send("continue")
             assert receive(channel)["items"] == NUM_ITEMS
 
 
-@pytest.mark.parametrize("at", [0, 20])
-def test_changed_dataset_raises_and_is_not_written(tmp_path, at):
+@pytest.mark.parametrize("index", [0, 20])
+def test_changed_dataset_raises_and_is_not_written(tmp_path, index):
     changed = make_episodes()
-    changed[at] = {**changed[at], "reward": changed[at]["reward"] + np.float32(0.5)}
-    with start_server(tmp_path) as alive:
-        interrupt_run(alive.address, tmp_path)
-        before = size(alive.address)
+    changed[index] = {**changed[index], "reward": changed[index]["reward"] + np.float32(0.5)}
+    with start_server(tmp_path) as server:
+        interrupt_run(server.address, tmp_path)
+        before = count_items(server.address)
         with pytest.raises(ResumeError, match="the dataset does not match the one that the earlier run wrote"):
-            run_ingest(alive.address, state_home=tmp_path, source=changed)
-        assert size(alive.address) == before
-        assert run_ingest(alive.address, state_home=tmp_path)["items"] == NUM_ITEMS == size(alive.address)
+            run_ingest(server.address, state_home=tmp_path, source=changed)
+        assert count_items(server.address) == before
+        assert run_ingest(server.address, state_home=tmp_path)["items"] == NUM_ITEMS == count_items(server.address)
 
 
-def test_table_that_was_reset_gets_everything_again(tmp_path):
-    with start_server(tmp_path) as alive:
-        interrupt_run(alive.address, tmp_path)
-        alive.client.reset("replay")
+def test_reset_table_gets_all_items_again(tmp_path):
+    with start_server(tmp_path) as server:
+        interrupt_run(server.address, tmp_path)
+        server.client.reset("replay")
         others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
-        with process(convert, alive.address, {"source": others}) as (_, channel):
+        with process(convert, server.address, {"source": others}) as (_, channel):
             assert receive(channel) == "begun"
             num_others = receive(channel)["items"]
-        report = run_ingest(alive.address, state_home=tmp_path)
+        report = run_ingest(server.address, state_home=tmp_path)
         assert (report["resumed_episodes"], report["items"]) == (0, NUM_ITEMS)
-        assert size(alive.address) == NUM_ITEMS + num_others
+        assert count_items(server.address) == NUM_ITEMS + num_others
 
 
 def test_journal_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
     (tmp_path / "home").write_text("a file in place of a folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     with (
-        start_server(tmp_path) as alive,
+        start_server(tmp_path) as server,
         pytest.warns(RuntimeWarning, match="cannot write a journal to .*XDG_STATE_HOME"),
     ):
-        report = ingest(make_episodes(), alive.address)
+        report = ingest(make_episodes(), server.address)
         assert (report.items, len(report.warnings)) == (NUM_ITEMS, 1)
 
 
@@ -213,8 +228,8 @@ def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, s
     server_pid, to_server, port = stoppable
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
     with process(convert, port, options, [("write", 50)]) as (run, channel):
-        assert [receive(channel), receive(channel)] == ["begun", "held"]
-        os.kill(server_pid, signal.SIGSTOP)  # So that the run waits for it.
+        wait_until_held(channel)
+        os.kill(server_pid, signal.SIGSTOP)  # This makes the run wait for the server.
         channel.send("continue")
         assert not channel.poll(0.5)
         os.kill(run.pid, signal.SIGSTOP)
@@ -222,67 +237,59 @@ def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, s
         os.kill(server_pid, signal.SIGCONT)
         os.kill(run.pid, signal.SIGCONT)
         assert receive(channel)["restarts"] == 0
-    to_server.send("checkpoint")
-    assert read_checkpoint(receive(to_server)) == expected
+    assert read_checkpoint(checkpoint(to_server)) == expected
 
 
 # --- the server is killed
 
 
 @pytest.mark.parametrize(("held_at", "num_restarts"), [(("check", 50), 0), (("write", 0), 1), (("write", 99), 1)])
-def test_restarted_server_gets_everything_again(tmp_path, expected, held_at, num_restarts):
+def test_restarted_server_gets_all_items_again(tmp_path, expected, held_at, num_restarts):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
         ingest(make_episodes()[:20], port)
-        to_first.send("checkpoint")
-        receive(to_first)
+        checkpoint(to_first)
         with process(convert, port, {"state_home": tmp_path}, [held_at]) as (_, channel):
-            assert [receive(channel), receive(channel)] == ["begun", "held"]
-            first.kill()
-            first.join()
+            wait_until_held(channel)
+            kill(first)
             with process(serve_table, tmp_path / "root", port) as (_, to_second):
                 assert receive(to_second) == port
-                assert size(port) == 20 * 149
+                assert count_items(port) == 20 * 149
                 channel.send("continue")
                 assert receive(channel)["restarts"] == num_restarts
-                to_second.send("checkpoint")
-                assert read_checkpoint(receive(to_second)) == expected
+                assert read_checkpoint(checkpoint(to_second)) == expected
 
 
-def test_server_that_stays_away_raises_and_the_run_resumes_later(tmp_path, expected):
+def test_server_that_stays_down_raises_and_the_run_resumes_later(tmp_path, expected):
     options = {"state_home": tmp_path, "timeout_secs": 1.0}
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
         with process(convert, port, options, [("write", 50)]) as (_, channel):
-            assert [receive(channel), receive(channel)] == ["begun", "held"]
-            first.kill()
-            first.join()
+            wait_until_held(channel)
+            kill(first)
             channel.send("continue")
             with pytest.raises(ServerUnavailableError, match=f"lost the server at localhost:{port} for 1 s"):
                 receive(channel)
     with process(serve_table, tmp_path / "root", port) as (_, to_second):
         assert receive(to_second) == port
         run_ingest(port, **options)
-        to_second.send("checkpoint")
-        assert read_checkpoint(receive(to_second)) == expected
+        assert read_checkpoint(checkpoint(to_second)) == expected
 
 
 @pytest.mark.parametrize("held_at", [pytest.param(("check", 99), marks=pytest.mark.slow), ("try", 0)])
-def test_server_restarted_before_the_first_item_is_not_incompatible(tmp_path, expected, held_at):
+def test_server_restarted_before_the_first_item_uses_the_bulk_writer(tmp_path, expected, held_at):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
         with process(convert, port, {"state_home": tmp_path}, [held_at]) as (_, channel):
-            assert [receive(channel), receive(channel)] == ["begun", "held"]
-            first.kill()
-            first.join()
+            wait_until_held(channel)
+            kill(first)
             channel.send("continue")
             channel.poll(0.5)
             with process(serve_table, tmp_path / "root", port) as (_, to_second):
                 assert receive(to_second) == port
                 report = receive(channel)
                 assert (report["writer"], report["warnings"]) == ("bulk", ())
-                to_second.send("checkpoint")
-                assert read_checkpoint(receive(to_second)) == expected
+                assert read_checkpoint(checkpoint(to_second)) == expected
 
 
 def test_trial_item_does_not_reappear_with_a_checkpoint(tmp_path, expected):
@@ -290,42 +297,37 @@ def test_trial_item_does_not_reappear_with_a_checkpoint(tmp_path, expected):
         port = receive(to_first)
         held_at = [("try", 0), ("write", 0)]
         with process(convert, port, {"state_home": tmp_path}, held_at) as (_, channel):
-            assert [receive(channel), receive(channel)] == ["begun", "held"]
-            to_first.send("checkpoint")
-            assert len(read_checkpoint(receive(to_first))[0]) == 1
+            wait_until_held(channel)
+            assert len(read_checkpoint(checkpoint(to_first))[0]) == 1
             channel.send("continue")
             assert receive(channel) == "held"
-            first.kill()
-            first.join()
+            kill(first)
             with process(serve_table, tmp_path / "root", port) as (_, to_second):
                 assert receive(to_second) == port
                 channel.send("continue")
                 assert receive(channel)["restarts"] == 1
-                to_second.send("checkpoint")
-                assert read_checkpoint(receive(to_second)) == expected
+                assert read_checkpoint(checkpoint(to_second)) == expected
 
 
 def test_server_killed_during_a_checkpoint_starts_from_the_previous_one(tmp_path):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
         ingest(make_episodes()[:20], port)
-        to_first.send("checkpoint")
-        previous = receive(to_first)
+        previous = checkpoint(to_first)
         ingest(make_episodes(), port)
         to_first.send("checkpoint")
         while set(previous.parent.iterdir()) == {previous}:
             pass
-        first.kill()
-        first.join()
+        kill(first)
         (interrupted,) = set(previous.parent.iterdir()) - {previous}
         assert not (interrupted / "DONE").exists()
     with pytest.warns(RuntimeWarning, match="was interrupted while it was written; started from"):
         second = start_server(tmp_path)
     with second:
-        assert size(second.address) == 20 * 149
+        assert count_items(second.address) == 20 * 149
         assert len(read_checkpoint(second.checkpoint())[0]) == 20 * 149
     with start_server(tmp_path) as third:
-        assert size(third.address) == 20 * 149
+        assert count_items(third.address) == 20 * 149
 
 
 @pytest.mark.slow
@@ -343,22 +345,20 @@ def kill_and_restart(root, journals, secs, expected):
         with process(convert, port, {"state_home": journals}) as (_, channel):
             assert receive(channel) == "begun"
             channel.poll(secs / 2)
-            to_first.send("checkpoint")
-            receive(to_first)
+            checkpoint(to_first)
             channel.poll(secs / 2)
-            first.kill()
-            first.join()
+            kill(first)
             with process(serve_table, root, port) as (_, to_second):
                 assert receive(to_second) == port
                 recovered = finishes_after_restart(channel)
-                if not recovered:  # It had finished, or raised an error.
+                if not recovered:  # The run finished before the kill, or raised an error.
                     run_ingest(port, state_home=journals)
-                to_second.send("checkpoint")
-                assert read_checkpoint(receive(to_second)) == expected, f"killed after {secs} s"
+                assert read_checkpoint(checkpoint(to_second)) == expected, f"killed after {secs} s"
                 return recovered
 
 
 def finishes_after_restart(channel):
+    """Returns whether the run of a channel noticed a restart and finished."""
     try:
         return receive(channel)["restarts"] > 0
     except ServerUnavailableError:
@@ -370,13 +370,12 @@ def finishes_after_restart(channel):
 
 @contextmanager
 def replace_server(tmp_path, held_at, new_server, **options):
-    """Kills the server at an episode of a stage, starts a new one on its port, and yields the run and both channels."""
+    """Kills the server while a run is held, starts a new one on its port, and yields the run and both channels."""
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
         with process(convert, port, {"state_home": tmp_path, **options}, [held_at]) as (run, channel):
-            assert [receive(channel), receive(channel)] == ["begun", "held"]
-            first.kill()
-            first.join()
+            wait_until_held(channel)
+            kill(first)
             with process(new_server, tmp_path / "new", port) as (_, to_second):
                 assert receive(to_second) == port
                 channel.send("continue")
@@ -403,7 +402,7 @@ OTHER_SPECS = {
     "held_at", [slow("check", 50), slow("try", 0), slow("write", 0), ("write", 55), slow("write", 99)]
 )
 @pytest.mark.parametrize("field", OTHER_SPECS)
-def test_restarted_server_with_another_signature_raises(tmp_path, held_at, field):
+def test_restarted_server_with_a_different_signature_raises(tmp_path, held_at, field):
     spec, message = OTHER_SPECS[field]
     new_server = partial(serve_table, signature=make_signature()._replace(**{field: spec}))
     with replace_server(tmp_path, held_at, new_server) as (run, channel, to_second):
@@ -411,8 +410,7 @@ def test_restarted_server_with_another_signature_raises(tmp_path, held_at, field
             receive(channel)
         run.join(15)
         assert run.exitcode == 0
-        to_second.send("checkpoint")
-        assert read_checkpoint(receive(to_second)) == ({}, {})
+        assert read_checkpoint(checkpoint(to_second)) == ({}, {})
 
 
 @pytest.mark.parametrize("held_at", [("check", 50), ("write", 55)])
@@ -420,8 +418,7 @@ def test_restarted_server_with_a_matching_signature_gets_the_items(tmp_path, exp
     new_server = partial(serve_table, signature=make_signature())
     with replace_server(tmp_path, held_at, new_server) as (_, channel, to_second):
         assert receive(channel)["items"] == NUM_ITEMS
-        to_second.send("checkpoint")
-        assert read_checkpoint(receive(to_second)) == expected
+        assert read_checkpoint(checkpoint(to_second)) == expected
 
 
 @pytest.mark.parametrize("held_at", [("check", 50), ("write", 55)])
@@ -429,14 +426,13 @@ def test_restarted_server_without_the_table_raises(tmp_path, held_at):
     with replace_server(tmp_path, held_at, partial(serve_table, table="other")) as (_, channel, to_second):
         with pytest.raises(ValueError, match="the server has no table 'replay'; it has other"):
             receive(channel)
-        to_second.send("checkpoint")
-        assert read_checkpoint(receive(to_second)) == ({}, {})
+        assert read_checkpoint(checkpoint(to_second)) == ({}, {})
 
 
 @pytest.mark.parametrize(
     ("held_at", "timeout_secs"),
     [
-        (("write", 11), 1.0),  # Ends before gRPC has reconnected.
+        (("write", 11), 1.0),  # The timeout ends before gRPC has reconnected.
         pytest.param(("write", 11), 30.0, marks=pytest.mark.slow),
         *(pytest.param(("write", at), secs, marks=pytest.mark.slow) for at in (0, 19) for secs in (30.0, 2.0)),
     ],
@@ -459,8 +455,7 @@ def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_pa
     with replace_server(tmp_path, ("check", 11), serve_table, **options) as (_, channel, to_second):
         report = receive(channel)
         assert (report["items"], report["restarts"], report["writer"]) == (20 * 149, 0, "reverb")
-        to_second.send("checkpoint")
-        assert len(read_checkpoint(receive(to_second))[0]) == 20 * 149
+        assert len(read_checkpoint(checkpoint(to_second))[0]) == 20 * 149
 
 
 # --- the server is stopped
@@ -468,8 +463,9 @@ def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_pa
 
 @pytest.fixture
 def stoppable(tmp_path):
-    with process(serve_table, tmp_path / "root") as (held, to_server):
-        yield held.pid, to_server, receive(to_server)
+    """A server in a process: its process id, the channel to it, and its port."""
+    with process(serve_table, tmp_path / "root") as (server, to_server):
+        yield server.pid, to_server, receive(to_server)
 
 
 @pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
@@ -477,7 +473,7 @@ def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expec
     pid, to_server, port = stoppable
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
     with process(convert, port, options, [(stage, 50)]) as (run, channel):
-        assert [receive(channel), receive(channel)] == ["begun", "held"]
+        wait_until_held(channel)
         os.kill(pid, signal.SIGSTOP)
         channel.send("continue")
         with pytest.raises(ServerUnavailableError, match="localhost:"):
@@ -486,8 +482,7 @@ def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expec
         assert run.exitcode == 0
     os.kill(pid, signal.SIGCONT)
     run_ingest(port, **options)
-    to_server.send("checkpoint")
-    assert read_checkpoint(receive(to_server)) == expected
+    assert read_checkpoint(checkpoint(to_server)) == expected
 
 
 @pytest.mark.parametrize("secs", [1, pytest.param(30, marks=pytest.mark.slow)])
@@ -496,20 +491,19 @@ def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected,
     pid, to_server, port = stoppable
     options = {"state_home": tmp_path, "timeout_secs": 2.0 * secs + 10}
     with process(convert, port, options, [(stage, 50)]) as (_, channel):
-        assert [receive(channel), receive(channel)] == ["begun", "held"]
+        wait_until_held(channel)
         os.kill(pid, signal.SIGSTOP)
         channel.send("continue")
         assert not channel.poll(secs)
         os.kill(pid, signal.SIGCONT)
         report = receive(channel)
         assert (report["restarts"], report["writer"]) == (0, "bulk")
-    to_server.send("checkpoint")
-    assert read_checkpoint(receive(to_server)) == expected
+    assert read_checkpoint(checkpoint(to_server)) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", ["bulk", "reverb"])
-def test_program_ends_if_its_server_is_stopped(tmp_path, stoppable, writer):
+def test_program_exits_if_its_server_is_stopped(tmp_path, stoppable, writer):
     pid, _, port = stoppable
     program = textwrap.dedent(
         f"""
@@ -521,8 +515,8 @@ def test_program_ends_if_its_server_is_stopped(tmp_path, stoppable, writer):
         """
     )
     home = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=home)
-    assert ended.returncode == 1 and "ServerUnavailableError: waited 1 s for" in ended.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=home)
+    assert result.returncode == 1 and "ServerUnavailableError: waited 1 s for" in result.stderr
 
 
 # --- the disk is full

@@ -1,4 +1,4 @@
-"""The guarantees of `ingest` to a server, each in a situation in which an item would be lost without it.
+"""Tests of the guarantees of `ingest` to a server, each in a situation in which items would be lost without it.
 
 `tests/mutations.py` removes the lines that provide the guarantees and checks that a test here fails.
 """
@@ -35,7 +35,7 @@ class StopRunError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch, tmp_path):
+def small_groups(monkeypatch, tmp_path):
     """Makes this process write many small groups, save its state after each, and keep journals in a separate folder."""
     monkeypatch.setattr("rlds2reverb._encoding.item_blocks._GROUP_BYTES", 1 << 15)
     monkeypatch.setattr("rlds2reverb._writing.server_destination._SECS_BETWEEN_SAVES", 0)
@@ -47,10 +47,10 @@ def table_info(server):
 
 
 def stop_at(number, server):
-    """Returns a callback that stops a run at an episode, once the server has the items of most episodes before it."""
+    """Returns a callback that stops a run at an episode, once the server has the items of most earlier episodes."""
 
-    def progress(stage, at):
-        if (stage, at.index) == ("write", number):
+    def progress(stage, current):
+        if (stage, current.index) == ("write", number):
             while table_info(server).current_size < (number - 25) * 149:
                 time.sleep(0.01)
             raise StopRunError
@@ -59,6 +59,7 @@ def stop_at(number, server):
 
 
 def begin_run(server, number):
+    """Runs `ingest` until it is stopped at an episode."""
     with pytest.raises(StopRunError):
         ingest(make_episodes(), server.address, progress=stop_at(number, server))
 
@@ -66,8 +67,8 @@ def begin_run(server, number):
 def test_batches_lost_with_a_connection_are_sent_again():
     with ReplayServer([TableConfig()]) as server, run_proxy(server.port) as proxy:
 
-        def break_connection(stage, at):
-            if (stage, at.index) == ("write", 40):
+        def break_connection(stage, current):
+            if (stage, current.index) == ("write", 40):
                 proxy.bytes_until_break = 50_000
 
         report = ingest(make_episodes(), proxy.port, progress=break_connection)
@@ -76,7 +77,7 @@ def test_batches_lost_with_a_connection_are_sent_again():
 
 
 def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
-    """The new process has the first items and, from another run, as many items as the journal says."""
+    """The new process has the first items and, from a different run, as many items as the journal claims."""
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
         begin_run(server, 40)
         server.checkpoint()
@@ -90,7 +91,7 @@ def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
         assert table_info(server).current_size == NUM_ITEMS + 60 * 149
 
 
-def test_table_with_missing_items_gets_them_again():
+def test_missing_items_are_written_again():
     lifo = TableConfig("replay", Selector("lifo"))
     with ReplayServer([lifo]) as server:
         begin_run(server, 60)
@@ -102,9 +103,9 @@ def test_table_with_missing_items_gets_them_again():
 
 
 def test_journal_contains_only_confirmed_items():
-    """A full stack accepts no items until it is sampled. A run that fails there is continued, and no item is lost.
+    """A run that fails because a stack is full, and accepts no items until it is sampled, resumes without losing items.
 
-    Its first items, which the next run checks, stay at the bottom; the number of items proves nothing.
+    The first items, which the second run looks up, stay at the bottom, and the stack's size does not reveal the loss.
     """
     lifo = Selector("lifo")
     stack = TableConfig("replay", lifo, lifo, 500, 1, RateLimiter("stack", 500))
@@ -124,7 +125,7 @@ def test_journal_contains_only_confirmed_items():
         with ThreadPoolExecutor(1) as thread:
             sampled = []
 
-            def begin_to_sample(stage, at):
+            def begin_to_sample(stage, current):
                 if stage != "check" and not sampled:
                     sampled.append(thread.submit(sample, -1))
 

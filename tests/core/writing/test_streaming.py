@@ -1,4 +1,4 @@
-"""Sources are read as streams: a file is much larger than the memory used."""
+"""Tests that sources are read in blocks, with far less memory than the size of their file."""
 
 import subprocess
 import sys
@@ -8,12 +8,14 @@ import h5py
 import numpy as np
 import pytest
 
+from rlds2reverb.sources import d4rl, load
+
 NUM_ROWS = 2_000_000
 
 
 @pytest.mark.slow
 def test_summary_of_a_large_file_uses_a_tenth_of_its_size(tmp_path):
-    """The file has 550 MB; the process uses less than 60 MB more than at its start."""
+    """The file has 550 MB; peak memory rises by less than 60 MB."""
     path = tmp_path / "large.hdf5"
     block = np.random.default_rng(0).normal(size=(100_000, 34)).astype(np.float32)
     with h5py.File(path, "w") as file:
@@ -43,10 +45,8 @@ def test_summary_of_a_large_file_uses_a_tenth_of_its_size(tmp_path):
 
 
 @pytest.mark.slow
-def test_block_size_does_not_change_the_episodes(tmp_path):
-    """The file has a million rows and episodes with all kinds of ends."""
-    from rlds2reverb.sources import d4rl, load
-
+def test_block_size_does_not_change_the_episodes():
+    """The dataset has a million rows, and episodes with all kinds of ends."""
     generator = np.random.default_rng(1)
     rows = {
         "observations": generator.normal(size=(1_000_000, 3)).astype(np.float32),
