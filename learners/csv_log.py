@@ -70,7 +70,6 @@ class CsvLog:
             self._replace(kept)
 
     def _replace(self, rows: Sequence[Sequence[str]]) -> None:
-        """Rewrites the file atomically."""
         if not self._columns:
             self._path.unlink()  # The process died before the header was complete.
             return

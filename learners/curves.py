@@ -259,7 +259,6 @@ def _make_curve(label: str, runs: Sequence[Run], metric: str) -> Curve:
 
 
 def _get_values(run: Run, metric: str) -> np.ndarray:
-    """Returns the metric in each evaluation, float64 [N]."""
     return run.evaluations["mean" if metric == "return" else "score"]
 
 

@@ -355,7 +355,7 @@ class Learner:
             return None
         manifest = {
             "identity": self._identity,
-            "hooks": {name: hook.state_dict() for name, hook in self._named_hooks().items()},
+            "hooks": {name: hook.state_dict() for name, hook in self._name_hooks().items()},
             "best_return": None if np.isinf(self.best_return) else self.best_return,
             "evaluated_at": self.evaluated_at,
             "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
@@ -390,7 +390,7 @@ class Learner:
         self._done, self._saved_at = checkpoint.step, checkpoint.step if is_own else None
         self.run.cut_after(checkpoint.step)
         states = manifest.get("hooks", {})
-        for name, hook in self._named_hooks().items():
+        for name, hook in self._name_hooks().items():
             if states.get(name):
                 hook.load_state_dict(states[name])
         best = manifest.get("best_return") if is_own else None
@@ -401,7 +401,7 @@ class Learner:
         self.load_path = str(checkpoint.path)
         return True
 
-    def _named_hooks(self) -> dict[str, LearnerHook]:
+    def _name_hooks(self) -> dict[str, LearnerHook]:
         """Returns the hooks by the keys of their states in a checkpoint; hooks with the same name are numbered."""
         named: dict[str, LearnerHook] = {}
         for hook in self._hooks:

@@ -190,7 +190,7 @@ def _init_weights(
         is_last = index == len(sizes) - 2
         scale = final_scale if is_last else None
         if init == "orthogonal":
-            weights = _orthogonal(rng, rows, columns) * (np.sqrt(2) if scale is None else scale)
+            weights = _make_orthogonal(rng, rows, columns) * (np.sqrt(2) if scale is None else scale)
             bias = np.zeros(columns)
         else:
             bound = 1 / np.sqrt(rows) if scale is None else scale
@@ -203,7 +203,7 @@ def _init_weights(
     return [np.asarray(part, np.float32) for part in parts]
 
 
-def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+def _make_orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     """Returns a matrix [rows, columns] with orthonormal rows or columns, whichever are fewer."""
     q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
     q = q * np.sign(np.diag(r))

@@ -23,14 +23,14 @@ HOOKS: dict[str, Callable[..., LearnerHook]] = {
 #: Functions that create a hook from its value in DI-engine's shorthand.
 _SHORTHAND: dict[str, Callable[[Any], LearnerHook]] = {
     "load_ckpt_before_run": lambda path: LoadCkptHook(load_path="latest" if path is True else path),
-    "save_ckpt_after_iter": lambda every: SaveCkptHook(**_interval(every)),
+    "save_ckpt_after_iter": lambda every: SaveCkptHook(**_make_interval(every)),
     "save_ckpt_after_run": lambda _: SaveCkptHook("save_ckpt_after_run", position="after_run"),
-    "log_show_after_iter": lambda every: LogShowHook(**_interval(every)),
-    "log_reduce_after_iter": lambda every: LogReduceHook(**_interval(every)),
+    "log_show_after_iter": lambda every: LogShowHook(**_make_interval(every)),
+    "log_reduce_after_iter": lambda every: LogReduceHook(**_make_interval(every)),
 }
 
 
-def _interval(value: Any) -> dict[str, Any]:
+def _make_interval(value: Any) -> dict[str, Any]:
     return {} if value is True else {"every": value}
 
 

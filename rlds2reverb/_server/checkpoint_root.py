@@ -37,7 +37,7 @@ _FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
 _DONE = "DONE"
 
 
-def require_plain(path: Path) -> None:
+def require_no_pattern_characters(path: Path) -> None:
     """Raises `CheckpointError` if Reverb, which treats a checkpoint's path as a glob pattern, would not find it."""
     special = sorted(set("*?[]\\") & set(str(path.absolute())))
     if special:
@@ -90,7 +90,7 @@ class CheckpointRoot:
           CheckpointError: If the directory holds foreign entries, or Reverb would not find it.
         """
         if create:
-            require_plain(path)
+            require_no_pattern_characters(path)
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._manifests = path / "manifests"
@@ -209,9 +209,9 @@ class CheckpointRoot:
         Raises:
           CheckpointError: If no checkpoint is valid, or if the newest is not and `fall_back` is False.
         """
-        interrupted = [f"{path} was interrupted while it was written" for path in self._interrupted()]
+        interrupted = [f"{path} was interrupted while it was written" for path in self._find_interrupted()]
         damaged: dict[Path, CheckpointError] = {}
-        for chosen in self._candidates():
+        for chosen in self._find_candidates():
             try:
                 has_manifest = self._verify(chosen)
                 break
@@ -233,15 +233,15 @@ class CheckpointRoot:
         skipped = [f"{error} (moved to {self._set_aside})" for error in damaged.values()] + interrupted
         return f"{'; '.join(skipped)}; started from {chosen}" if skipped else None
 
-    def _candidates(self) -> list[Path]:
+    def _find_candidates(self) -> list[Path]:
         """Returns the checkpoints of both folders that are or once were complete, without duplicates, newest first."""
         kept = list(self._previous.iterdir()) if self._previous.is_dir() else []
         paths = {path.name: path for path in kept if _is_complete(path)}
-        interrupted = self._interrupted()
+        interrupted = self._find_interrupted()
         paths.update({path.name: path for path in self.checkpoints.iterdir() if path not in interrupted})
         return [paths[name] for name in sorted(paths, reverse=True)]
 
-    def _interrupted(self) -> list[Path]:
+    def _find_interrupted(self) -> list[Path]:
         """Returns the checkpoints that were never complete, and thus have no manifest."""
         paths = [path for path in self.checkpoints.iterdir() if not _is_complete(path)]
         return sorted(path for path in paths if not self._manifest_path(path).is_file())

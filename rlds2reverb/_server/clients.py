@@ -1,4 +1,4 @@
-"""Clients of Reverb servers, and what servers report about their tables."""
+"""Clients of Reverb servers, and checks of the tables that the servers report."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def connect_all(servers: Server | Sequence[Server]) -> list[reverb.Client]:
 
 
 def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[str, TableInfo]:
-    """Returns what the server reports about its tables, by name.
+    """Returns the server's `TableInfo` by table name.
 
     The request uses a new connection: Reverb's clients share theirs within a process, and take up to two minutes to
     reconnect to a server that was restarted.

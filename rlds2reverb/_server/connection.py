@@ -78,7 +78,7 @@ class ServerConnection:
         return f"{state_id.high:016x}{state_id.low:016x}"
 
     def table_infos(self, *, timeout_secs: float) -> dict[str, TableInfo]:
-        """Returns what the server reports about its tables, by name.
+        """Returns the server's `TableInfo` by table name.
 
         Raises:
           ServerUnavailableError: If the server does not answer in time.

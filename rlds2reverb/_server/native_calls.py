@@ -85,7 +85,7 @@ def call_with_deadline(timeout_secs: float, call: Callable[[], Any], what: str) 
     Args:
       timeout_secs: seconds to wait.
       call: function without arguments.
-      what: what the call waits for, for the error message.
+      what: description of the result, for the error message.
 
     Raises:
       ServerUnavailableError: If the call did not return in time.

@@ -46,7 +46,7 @@ def require_stored_items_match(
 
     Args:
       address: address of the server.
-      infos: what the server reports about its tables.
+      infos: the server's `TableInfo` by table name.
       tables: names of the tables to check.
       signature: signature of the new items; `None` in its shapes allows any size.
       timeout_secs: seconds to wait for an item, at most 5.

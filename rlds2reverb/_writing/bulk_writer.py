@@ -232,7 +232,6 @@ class BulkWriter:
                     self._changed.wait(self._deadline.tick_secs)
 
     def _reopen(self, pause: float, remaining: float) -> None:
-        """Replaces the broken stream and sends the unconfirmed batches again."""
         if isinstance(self._error, grpc.RpcError) and self._error.code() not in _TRANSIENT:
             reason = f"{self._error.code().name}: {self._error.details()}"
             raise ServerUnavailableError(f"the server at {self._address} refused items ({reason})")

@@ -23,7 +23,7 @@ from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, path_name
 #: How the columns of an item are stored in a table; see `_encoding.packing`.
 Layout = Literal["columns", "packed"]
 
-#: What to do with an invalid episode; see `ingestion.ingest`.
+#: The treatment of invalid episodes; see `ingestion.ingest`.
 OnInvalid = Literal["error", "skip_episode", "keep"]
 
 
@@ -93,7 +93,6 @@ def _make_block(episodes: Sequence[Episode], items: ItemBatch, priority: Priorit
 
 
 def _compute_priorities(episodes: Sequence[Episode], items: ItemBatch, priority: Priority) -> np.ndarray:
-    """Returns the priorities of the items of all episodes, float64 `[M]`."""
     if len(episodes) == 1 or not callable(priority):
         return compute_priorities(priority, episodes[0], items.items)
     return np.concatenate(
@@ -114,7 +113,7 @@ def make_conversion(
     """
     first = source.first_episode
     step_spec = make_step_spec(first.steps)
-    episode = _first_valid(first, source, step_spec, on_invalid)
+    episode = _find_first_valid(first, source, step_spec, on_invalid)
     item_spec = adder.item_spec(step_spec)
     _require_no_strings(item_spec)
     items = adder(episode)
@@ -143,8 +142,8 @@ def _row_spec(leaf: Any, *, squeeze: bool) -> ArraySpec:
     return ArraySpec(tuple(leaf.shape) if squeeze else tuple(leaf.shape)[1:], leaf.dtype.as_numpy_dtype)
 
 
-def _first_valid(first: Episode, source: Source, step_spec: Nest, on_invalid: OnInvalid) -> Episode:
-    """Returns the first valid episode, or the very first if none is valid."""
+def _find_first_valid(first: Episode, source: Source, step_spec: Nest, on_invalid: OnInvalid) -> Episode:
+    """Returns the first valid episode, or `first` if there is none."""
     problems = find_problems(first, step_spec)
     if not problems:
         return first

@@ -31,7 +31,12 @@ from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._file_lock import FileLock
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._sealed_files import load_json, save_json, sync
-from rlds2reverb._server.checkpoint_root import CheckpointRoot, link_or_copy, require_plain, table_records
+from rlds2reverb._server.checkpoint_root import (
+    CheckpointRoot,
+    link_or_copy,
+    require_no_pattern_characters,
+    table_records,
+)
 from rlds2reverb._server.memory import estimate_server_bytes
 from rlds2reverb.errors import (
     CheckpointError,
@@ -179,7 +184,7 @@ class DirectoryDestination:
                 f"{self.directory} must not be the root of a file system, because another directory is renamed to it; "
                 f"use a new directory in it, such as {self.directory / 'data'}"
             )
-        require_plain(self.directory)
+        require_no_pattern_characters(self.directory)
         with self._full_disk_as_error():
             self._partial.mkdir(parents=True, exist_ok=True)
             self._resources.enter_context(FileLock(self._partial / "lock", f"the conversion to {self.directory}"))
@@ -322,24 +327,23 @@ class DirectoryDestination:
         (checkpoint / "tables.tfrecord").write_bytes(self._frame_tables(configs))
         (checkpoint / "DONE").touch()
         digests = {name: file.digest for name, file in self._files.items()}
-        root.write_manifest(checkpoint, data=self._manifest_data(state), digests=digests)
+        root.write_manifest(checkpoint, data=self._describe_checkpoint(state), digests=digests)
         for written in (checkpoint / "tables.tfrecord", checkpoint / "DONE", checkpoint, root.checkpoints, path):
             sync(written)
         os.rename(path, self.directory)
         sync(self.directory.parent)
 
     def _frame_tables(self, configs: Sequence[TableConfig]) -> bytes:
-        """Returns Reverb's messages on the tables, with their final sizes, as TFRecords."""
-        records = []
+        """Returns Reverb's messages about the tables, with their final sizes, as TFRecords."""
         capacities = {config.name: config.capacity for config in configs}
-        for record in self._tables.result():
-            record.max_size = capacities[record.table_name]
-            record.rate_limiter.insert_count = self._encoder.num_items
-            content = record.SerializeToString(deterministic=True)
-            records.append(tfrecords.frame(np.frombuffer(content, np.uint8)[None]).tobytes())
-        return b"".join(records)
+        messages = []
+        for message in self._tables.result():
+            message.max_size = capacities[message.table_name]
+            message.rate_limiter.insert_count = self._encoder.num_items
+            messages.append(message.SerializeToString(deterministic=True))
+        return b"".join(tfrecords.frame(group).tobytes() for group in _iterate_groups(messages))
 
-    def _manifest_data(self, state: TransferState) -> dict[str, Any]:
+    def _describe_checkpoint(self, state: TransferState) -> dict[str, Any]:
         num_items, num_chunks = self._encoder.num_items, self._files["chunk_keys"].size // 8
         return {
             "run": self._description,

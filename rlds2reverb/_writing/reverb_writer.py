@@ -84,8 +84,8 @@ class ReverbWriter:
             is_late = isinstance(error, reverb.errors.DeadlineExceededError)
             # This waits, so it comes first: a server that is just being restarted may be available afterwards.
             reason = explain_blocked_inserts(self._client, self._table_names, self._timeout_secs) if is_late else ""
-            if self._current_state_id() not in (None, self.state_id):
-                raise self._restart_error() from error
+            if self._read_state_id() not in (None, self.state_id):
+                raise self._make_restart_error() from error
             if is_late:
                 raise ServerUnavailableError(reason) from None
             raise
@@ -98,15 +98,15 @@ class ReverbWriter:
           ServerUnavailableError: If it was restarted.
         """
         if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self.state_id:
-            raise self._restart_error()
+            raise self._make_restart_error()
 
-    def _current_state_id(self) -> str | None:
+    def _read_state_id(self) -> str | None:
         try:
             return server_state_id(self._client.server_address, timeout_secs=_STATE_ID_SECS)
         except ServerUnavailableError:
             return None
 
-    def _restart_error(self) -> ServerUnavailableError:
+    def _make_restart_error(self) -> ServerUnavailableError:
         return ServerUnavailableError(
             f"the server at {self._client.server_address} was restarted during the run and may have lost items; with "
             "writer='reverb', convert again into empty tables"

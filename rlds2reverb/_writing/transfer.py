@@ -1,4 +1,4 @@
-"""The transfer of a dataset to a destination, from the beginning or from where an earlier run stopped."""
+"""The transfer of a dataset to a destination, from the beginning or from the point where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Transfer:
     Attributes:
       source: the dataset.
       conversion: the conversion of episodes to items.
-      on_invalid: what to do with invalid episodes; see `ingestion.ingest`.
+      on_invalid: treatment of invalid episodes; see `ingestion.ingest`.
       resume: whether to continue an earlier run.
       report: report, completed during the transfer.
       progress: callback for each episode.
@@ -211,7 +211,7 @@ class Transfer:
         saved = destination.open(resume=self.resume)
         fingerprint = Fingerprint()
         seen = 0
-        for group in group_by_size(self._timed_episodes(), first_end=saved.seen if saved else 0):
+        for group in group_by_size(self._read_to_write(), first_end=saved.seen if saved else 0):
             is_resumed = saved is not None and seen < saved.seen
             blocks = []
             for batch in batch_episodes(group):
@@ -222,7 +222,7 @@ class Transfer:
                     self.progress("resume" if is_resumed else "write", episode)
             if not is_resumed:
                 with report.stage("write"):
-                    destination.write(blocks, self._state(seen, fingerprint))
+                    destination.write(blocks, self._make_state(seen, fingerprint))
             elif saved is not None and seen == saved.seen:
                 saved.require_same_data(seen, fingerprint)
                 report.items, report.episodes_too_short = saved.items, saved.episodes_too_short
@@ -231,7 +231,7 @@ class Transfer:
             saved.require_same_data(seen, fingerprint)
         report.fingerprint = fingerprint.hexdigest()
         with report.stage("write"):
-            destination.finish(self._state(seen, fingerprint))
+            destination.finish(self._make_state(seen, fingerprint))
 
     def _convert(self, batch: EpisodeBatch, fingerprint: Fingerprint, *, count_only: bool) -> list[ItemBlock]:
         """Returns the items of the episodes that are not skipped, and adds them to the report."""
@@ -247,10 +247,10 @@ class Transfer:
             raise capacity_error(self.report.items, self.max_items)
         return blocks
 
-    def _state(self, seen: int, fingerprint: Fingerprint) -> TransferState:
+    def _make_state(self, seen: int, fingerprint: Fingerprint) -> TransferState:
         return TransferState(seen, fingerprint.hexdigest(), self.report.items, self.report.episodes_too_short)
 
-    def _timed_episodes(self) -> Iterator[Episode]:
+    def _read_to_write(self) -> Iterator[Episode]:
         episodes = iter(self.source)
         while True:
             with self.report.stage("read"):
