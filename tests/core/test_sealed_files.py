@@ -93,9 +93,9 @@ def test_folders_of_a_killed_process_are_cleaned_up(tmp_path):
     folders = SealedFolders(tmp_path)
     folders.write(1, make_fill("one"))
     folders.write(2, make_fill("two"))
-    folders.path(1).rename(tmp_path / "0000000001.replaced")  # as if killed between the two renames of a write
-    (tmp_path / "0000000003.partial").mkdir()  # as if killed while files were written
-    (tmp_path / "0000000002.replaced").mkdir()  # as if killed before the replaced folder was deleted
+    folders.path(1).rename(tmp_path / "0000000001.replaced")  # Simulates a kill between the two renames of a write.
+    (tmp_path / "0000000003.partial").mkdir()  # Simulates a kill while files are written.
+    (tmp_path / "0000000002.replaced").mkdir()  # Simulates a kill before the replaced folder is deleted.
     again = SealedFolders(tmp_path)
     assert again.numbers() == [1, 2] and read_manifest(again.path(1))["note"] == "one"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["0000000001", "0000000002"]

@@ -104,7 +104,7 @@ class ServerContents:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory):
+def contents(tmp_path_factory):
     """The contents of a checkpoint and of the tables, by writer."""
     out = {}
     for writer in WRITERS:
@@ -130,16 +130,16 @@ def expected_items(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_writers_store_the_same_items(stored, name):
-    reference, bulk = (stored[writer].samples[name] for writer in WRITERS)
+def test_both_writers_store_the_same_items(contents, name):
+    reference, bulk = (contents[writer].samples[name] for writer in WRITERS)
     assert len(bulk) == len(reference) == len(list(expected_items(name))) > 0
     for item, expected_item in zip(bulk, reference, strict=True):
         assert_equal_nests(item, expected_item)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_writers_store_the_same_item_metadata(stored, name):
-    reference, bulk = (stored[writer].items[name] for writer in WRITERS)
+def test_both_writers_store_the_same_item_metadata(contents, name):
+    reference, bulk = (contents[writer].items[name] for writer in WRITERS)
     expected = [each for each, _, _ in expected_items(name)]
     assert [item.priority for item in bulk] == [item.priority for item in reference] == expected
     for item, expected_item in zip(bulk, reference, strict=True):
@@ -154,18 +154,18 @@ def test_both_writers_store_the_same_item_metadata(stored, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_writers_store_the_same_data_in_chunks(stored, name):
-    reference, bulk = (stored[writer] for writer in WRITERS)
+def test_both_writers_store_the_same_data_in_chunks(contents, name):
+    reference, bulk = (contents[writer] for writer in WRITERS)
     for item, expected_item in zip(bulk.items[name], reference.items[name], strict=True):
         assert_same_columns(item_columns(item, bulk.chunks), item_columns(expected_item, reference.chunks))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_chunk_fields_match_the_chunk_contents(stored, writer):
-    chunks = stored[writer].chunks
+def test_chunk_fields_match_the_chunk_contents(contents, writer):
+    chunks = contents[writer].chunks
     used = {
         part.chunk_key: part.index
-        for items in stored[writer].items.values()
+        for items in contents[writer].items.values()
         for item in items
         for column in item.flat_trajectory.columns
         for part in column.chunk_slices
@@ -180,21 +180,21 @@ def test_chunk_fields_match_the_chunk_contents(stored, writer):
         assert {len(column) for column in columns} == {span.end - span.start + 1}
 
 
-def test_both_writers_set_the_same_chunk_fields(stored):
+def test_both_writers_set_the_same_chunk_fields(contents):
     fields = [
-        {field.name for chunk in stored[writer].chunks.values() for field, _ in chunk.ListFields()}
+        {field.name for chunk in contents[writer].chunks.values() for field, _ in chunk.ListFields()}
         for writer in WRITERS
     ]
     assert fields[0] == fields[1]
 
 
-def test_large_item_has_several_chunks(stored):
-    longest = stored["bulk"].items["large"][-1]
+def test_large_item_has_several_chunks(contents):
+    longest = contents["bulk"].items["large"][-1]
     for column in longest.flat_trajectory.columns:
         assert len(column.chunk_slices) > 5 and all(part.length for part in column.chunk_slices)
 
 
-def test_writers_store_columns_in_different_chunks(stored):
+def test_writers_store_columns_in_different_chunks(contents):
     """The tests above compare different chunks: a chunk of Reverb's writer has one column, others have all of them."""
-    sizes = [{len(chunk.data.tensors) for chunk in stored[writer].chunks.values()} for writer in WRITERS]
+    sizes = [{len(chunk.data.tensors) for chunk in contents[writer].chunks.values()} for writer in WRITERS]
     assert sizes[0] == {1} and min(sizes[1]) > 1

@@ -279,21 +279,21 @@ def test_random_call_sequences_match_the_model(seed):
     rng = random.Random(seed)
     run = Comparison()
 
-    def pushed():
+    def make_elements():
         return [(rng.choice([None, 0.5, 8.0, 0.0]), rng.choice([None, 0, 1, 2, 5])) for _ in range(rng.randint(1, 10))]
 
     def flip():
         return rng.random() < 0.5
 
     calls = [
-        *[lambda: run.push_more(pushed(), flip())] * 6,
+        *[lambda: run.push_more(make_elements(), flip())] * 6,
         *[lambda: run.sample(rng.randint(0, 4), rng.choice([None, 0, 1, 3]), flip(), rng.choice(RANGES))] * 12,
         *[lambda: run.update([(rng.randint(0, 12), rng.choice([0.25, 3.0, 0.0])) for _ in range(4)], flip())] * 6,
         run.clear,
         lambda: run.save(rng.choice(["dict", "files"])),
         lambda: run.restore(rng.choice(["dict", "files"]), flip()),
     ]
-    run.begin(BufferConfig(**{name: rng.choice(values) for name, values in OPTIONS.items()}), flip(), pushed())
+    run.begin(BufferConfig(**{name: rng.choice(values) for name, values in OPTIONS.items()}), flip(), make_elements())
     try:
         for _ in range(80):
             rng.choice(calls)()

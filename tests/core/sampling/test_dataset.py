@@ -325,7 +325,7 @@ def test_empty_shard_is_reported_and_sampling_continues():
 
 
 @pytest.fixture(scope="module")
-def served():
+def number_server():
     """A server whose table holds the number 1."""
     with ReplayServer([CONFIG], NUMBER) as server:
         write_numbers(server.client, {1: 1.0})
@@ -357,25 +357,27 @@ def test_out_of_range_arguments_raise_before_any_query(options, message):
         sample_dataset("localhost:1", "items", 8, **options)
 
 
-def test_inconsistent_servers_raise(served):
+def test_inconsistent_servers_raise(number_server):
     packed = packed_signature(Packing(SIGNATURE, squeeze=False))
     with ReplayServer([CONFIG], tf.TensorSpec((2,), tf.float32)) as other, ReplayServer([CONFIG], packed) as third:
         with pytest.raises(
             SpecMismatchError, match=r"item is float32 \[2\], but table .* at .* expects float32 \[\]; the tables at"
         ):
-            sample_dataset([served.address, other.address], "items", 8)
+            sample_dataset([number_server.address, other.address], "items", 8)
         with pytest.raises(SpecMismatchError, match="table 'items' packs its items differently at "):
-            sample_dataset([served.address, third.address], "items", 8)
+            sample_dataset([number_server.address, third.address], "items", 8)
     with ReplayServer([TableConfig("others")], NUMBER) as other:
         with pytest.raises(ValueError, match=f"the server at {other.address} has no table 'items'; it has others"):
-            sample_dataset([served.address, other.address], "items", 8)
+            sample_dataset([number_server.address, other.address], "items", 8)
     for kind in ("fifo", "lifo", "min_heap", "max_heap"):
         with ReplayServer([TableConfig("items", Selector(kind))], NUMBER) as other:
-            message = f"sampled at random at {served.address} but in a fixed order at {other.address}, for which no"
-            for servers in ([served.address, other.address], [other.address, served.address]):
+            message = (
+                f"sampled at random at {number_server.address} but in a fixed order at {other.address}, for which no"
+            )
+            for servers in ([number_server.address, other.address], [other.address, number_server.address]):
                 with pytest.raises(ValueError, match=f"table 'items' is {message}"):
                     sample_dataset(servers, "items", 8)
-    for servers in ([], [served.address, served.address]):
+    for servers in ([], [number_server.address, number_server.address]):
         with pytest.raises(ValueError, match="servers must be at least one, without duplicates, got "):
             sample_dataset(servers, "items", 8)
 
@@ -386,9 +388,15 @@ def test_batch_smaller_than_the_number_of_servers_raises():
             sample_dataset(addresses(servers), "items", 1)
 
 
-def test_every_form_of_server_is_accepted_but_paths_raise(served):
-    for server in (served.address, served.port, served, served.client, [reverb.Client(served.address)]):
+def test_every_form_of_server_is_accepted_but_paths_raise(number_server):
+    for server in (
+        number_server.address,
+        number_server.port,
+        number_server,
+        number_server.client,
+        [reverb.Client(number_server.address)],
+    ):
         assert next(iter(sample_dataset(server, "items", 2))).data.numpy().tolist() == [1, 1]
-    for path in ("data", Path(served.address)):
+    for path in ("data", Path(number_server.address)):
         with pytest.raises(ValueError, match="server must be HOST:PORT"):
             sample_dataset(path, "items", 2)

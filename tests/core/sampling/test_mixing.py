@@ -22,7 +22,7 @@ HALVES = {"own": 0.5, "expert": 0.5}
 
 
 @pytest.fixture(scope="module")
-def served():
+def number_servers():
     """One server with numbers below 10, and one with numbers above 10."""
     with serve_numbers(OWN, EXPERT) as servers:
         yield servers
@@ -42,17 +42,19 @@ def make_datasets(servers, **options):
 @pytest.mark.parametrize(
     ("weights", "num_expert"), [((0.5, 0.5), 8), ((0.25, 0.75), 12), ((0.9, 0.1), 2), ((1 / 3, 2 / 3), 11)]
 )
-def test_every_batch_has_the_same_number_of_items_per_dataset(served, weights, num_expert):
+def test_every_batch_has_the_same_number_of_items_per_dataset(number_servers, weights, num_expert):
     weights = dict(zip(("own", "expert"), weights, strict=True))
-    for sample in mixed_dataset(make_datasets(served), 16, weights=weights).take(40).as_numpy_iterator():
+    for sample in mixed_dataset(make_datasets(number_servers), 16, weights=weights).take(40).as_numpy_iterator():
         # The datasets are sorted by name: 'expert' comes before 'own'.
         assert sample.info.dataset_index.tolist() == [0] * num_expert + [1] * (16 - num_expert)
         assert ((sample.data > 10) == (sample.info.dataset_index == 0)).all() and not sample.info.server.any()
 
 
-def test_importance_weights_are_relative_to_each_dataset(served):
+def test_importance_weights_are_relative_to_each_dataset(number_servers):
     tables = [EXPERT, OWN]
-    for sample in mixed_dataset(make_datasets(served, beta=1.0), 32, weights=HALVES).take(20).as_numpy_iterator():
+    for sample in (
+        mixed_dataset(make_datasets(number_servers, beta=1.0), 32, weights=HALVES).take(20).as_numpy_iterator()
+    ):
         for index, table in enumerate(tables):
             mask = sample.info.dataset_index == index
             priorities = np.array([table[value] for value in sample.data[mask].astype(int)])
@@ -107,9 +109,12 @@ def test_episodes_are_padded_to_the_longest_of_the_batch():
     assert lengths[0] == lengths[1] < lengths[2] == lengths[3] == sample.data.reward.shape[1]
 
 
-def test_error_of_one_dataset_is_raised_and_iterators_can_be_deleted(served):
+def test_error_of_one_dataset_is_raised_and_iterators_can_be_deleted(number_servers):
     with serve_numbers({}) as (empty,):
-        datasets = {"own": make_dataset(served[0].address), "expert": make_dataset(empty.address, timeout_secs=0.5)}
+        datasets = {
+            "own": make_dataset(number_servers[0].address),
+            "expert": make_dataset(empty.address, timeout_secs=0.5),
+        }
         batches = iter(mixed_dataset(datasets, 4, weights=HALVES))
         with pytest.raises(tf.errors.OpError, match=r"waited 0\.5 s for a sample of table 'items' at .* has 0 items"):
             next(batches)
@@ -117,9 +122,9 @@ def test_error_of_one_dataset_is_raised_and_iterators_can_be_deleted(served):
         del waiting, batches
 
 
-def test_datasets_with_different_items_raise(served):
+def test_datasets_with_different_items_raise(number_servers):
     with ReplayServer([TableConfig("items")], tf.TensorSpec((2,), tf.float64)) as other:
-        datasets = {"own": make_dataset(served[0].address), "expert": make_dataset(other.address)}
+        datasets = {"own": make_dataset(number_servers[0].address), "expert": make_dataset(other.address)}
         message = (
             r"an item of dataset 'expert' is float64 \[2\], but dataset 'own' expects float32 \[\]; mix datasets whose"
         )
@@ -144,7 +149,7 @@ def test_invalid_weights_raise_before_any_query(weights, message):
         mixed_dataset(unreachable, 8, weights=weights)
 
 
-def test_invalid_datasets_raise(served):
+def test_invalid_datasets_raise():
     with pytest.raises(ValueError, match="at least one, got weights of none and datasets none"):
         mixed_dataset({}, 8, weights={})
     for name in ("batch_size", "prefetch"):
@@ -161,9 +166,9 @@ def test_invalid_datasets_raise(served):
         mixed_dataset({"own": lambda size: numbers_only}, 8, weights={"own": 1.0})
 
 
-def test_batch_that_does_not_match_the_writer_raises(served):
-    own, expert = addresses(served)
-    mixed = next(iter(mixed_dataset(make_datasets(served), 2, weights=HALVES))).info
+def test_batch_that_does_not_match_the_writer_raises(number_servers):
+    own, expert = addresses(number_servers)
+    mixed = next(iter(mixed_dataset(make_datasets(number_servers), 2, weights=HALVES))).info
     plain = next(iter(sample_dataset(own, "items", 2))).info
     with pytest.raises(
         ValueError, match="the batch is from mixed_dataset; pass the servers to PriorityWriter as a dict"

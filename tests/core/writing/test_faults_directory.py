@@ -36,7 +36,7 @@ NUM_ITEMS = 100 * 149
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def uninterrupted_directory(tmp_path_factory):
     """A directory written by an uninterrupted run."""
     directory = tmp_path_factory.mktemp("uninterrupted") / "data"
     assert run_ingest(directory)["items"] == NUM_ITEMS
@@ -44,9 +44,9 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(uninterrupted):
+def expected(uninterrupted_directory):
     """The hashes of the files of an uninterrupted run."""
-    return hash_files(uninterrupted)
+    return hash_files(uninterrupted_directory)
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +180,8 @@ def test_conversion_killed_repeatedly_resumes(tmp_path, expected):
     assert hash_files(tmp_path / "data") == expected
 
 
-def test_repeated_conversion_does_not_change_the_directory(tmp_path, uninterrupted, expected):
-    shutil.copytree(uninterrupted, tmp_path / "data")
+def test_repeated_conversion_does_not_change_the_directory(tmp_path, uninterrupted_directory, expected):
+    shutil.copytree(uninterrupted_directory, tmp_path / "data")
     assert run_ingest(tmp_path / "data")["resumed_episodes"] == 100
     assert hash_files(tmp_path / "data") == expected
 
@@ -198,8 +198,8 @@ def test_conversion_without_resuming_starts_over(partial_directory, expected):
 # --- the disk is full
 
 
-def test_conversion_on_a_full_disk_raises_and_resumes(tmp_path, uninterrupted, expected):
-    num_bytes = sum(path.stat().st_size for path in uninterrupted.rglob("*"))
+def test_conversion_on_a_full_disk_raises_and_resumes(tmp_path, uninterrupted_directory, expected):
+    num_bytes = sum(path.stat().st_size for path in uninterrupted_directory.rglob("*"))
     sizes = [int(num_bytes * part) >> 12 << 12 for part in (0.002, 0.1, 0.5, 0.51, 0.9, 1.0)]
     with process(convert_on_full_disk, tmp_path, [*sizes, 2 * num_bytes]) as (_, channel):
         skip_unless_mounted(channel)
@@ -211,9 +211,9 @@ def test_conversion_on_a_full_disk_raises_and_resumes(tmp_path, uninterrupted, e
         assert receive(channel) == expected
 
 
-def test_conversion_on_a_full_disk_raises_while_finishing_and_resumes(tmp_path, uninterrupted, expected):
+def test_conversion_on_a_full_disk_raises_while_finishing_and_resumes(tmp_path, uninterrupted_directory, expected):
     """The size of the disk grows page by page, from too small for the data to large enough for the whole directory."""
-    large = [uninterrupted.glob(f"checkpoints/*/{name}.tfrecord") for name in ("items", "chunks")]
+    large = [uninterrupted_directory.glob(f"checkpoints/*/{name}.tfrecord") for name in ("items", "chunks")]
     num_bytes = sum(path.stat().st_size for paths in large for path in paths) + 8 * (NUM_ITEMS + 1900)
     pages = range((num_bytes >> 12) - 2, (num_bytes >> 12) + 16)
     with process(convert_on_full_disk, tmp_path, [page << 12 for page in pages]) as (_, channel):
@@ -273,9 +273,9 @@ def test_files_left_from_assembling_are_ignored(partial_directory, expected, nam
 
 
 @pytest.fixture
-def complete_directory(tmp_path, uninterrupted):
+def complete_directory(tmp_path, uninterrupted_directory):
     """A copy of the directory of an uninterrupted run."""
-    return shutil.copytree(uninterrupted, tmp_path / "data")
+    return shutil.copytree(uninterrupted_directory, tmp_path / "data")
 
 
 def assert_server_raises(directory, match):

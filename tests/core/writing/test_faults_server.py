@@ -224,8 +224,8 @@ def test_journal_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
         assert (report.items, len(report.warnings)) == (NUM_ITEMS, 1)
 
 
-def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, stoppable):
-    server_pid, to_server, port = stoppable
+def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, stoppable_server):
+    server_pid, to_server, port = stoppable_server
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
     with process(convert, port, options, [("write", 50)]) as (run, channel):
         wait_until_held(channel)
@@ -462,15 +462,15 @@ def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_pa
 
 
 @pytest.fixture
-def stoppable(tmp_path):
+def stoppable_server(tmp_path):
     """A server in a process: its process id, the channel to it, and its port."""
     with process(serve_table, tmp_path / "root") as (server, to_server):
         yield server.pid, to_server, receive(to_server)
 
 
 @pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
-def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expected, stoppable, stage):
-    pid, to_server, port = stoppable
+def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expected, stoppable_server, stage):
+    pid, to_server, port = stoppable_server
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
     with process(convert, port, options, [(stage, 50)]) as (run, channel):
         wait_until_held(channel)
@@ -487,8 +487,8 @@ def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expec
 
 @pytest.mark.parametrize("secs", [1, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", ["check", "write"])
-def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected, stoppable, stage, secs):
-    pid, to_server, port = stoppable
+def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected, stoppable_server, stage, secs):
+    pid, to_server, port = stoppable_server
     options = {"state_home": tmp_path, "timeout_secs": 2.0 * secs + 10}
     with process(convert, port, options, [(stage, 50)]) as (_, channel):
         wait_until_held(channel)
@@ -503,8 +503,8 @@ def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", ["bulk", "reverb"])
-def test_program_exits_if_its_server_is_stopped(tmp_path, stoppable, writer):
-    pid, _, port = stoppable
+def test_program_exits_if_its_server_is_stopped(tmp_path, stoppable_server, writer):
+    pid, _, port = stoppable_server
     program = textwrap.dedent(
         f"""
         import os, signal
@@ -536,8 +536,8 @@ def test_checkpoint_on_a_full_disk_raises_and_keeps_the_previous_one(tmp_path, n
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_unavailable_server_raises_within_the_timeout(stoppable, end):
-    pid, _, port = stoppable
+def test_unavailable_server_raises_within_the_timeout(stoppable_server, end):
+    pid, _, port = stoppable_server
     os.kill(pid, end)
     with pytest.raises(
         ServerUnavailableError, match=f"no Reverb server answered at localhost:{port} within 1 s; start it"
