@@ -27,4 +27,9 @@ def examples(count: int) -> settings:
 
 def mark_slow_except(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
     """Returns test parameters of which all but the fast ones are marked as slow."""
-    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [value if value in fast else _mark_slow(value) for value in values]
+
+
+def _mark_slow(value: Any) -> Any:
+    # A tuple has a value for each of several arguments.
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)

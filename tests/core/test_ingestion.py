@@ -12,7 +12,7 @@ import reverb
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
+from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
 from tf_agents.replay_buffers.reverb_replay_buffer import ReverbReplayBuffer
 from tf_agents.specs import tensor_spec
@@ -93,7 +93,7 @@ DATASETS = [
 
 
 @pytest.mark.filterwarnings("ignore::rlds2reverb.IngestWarning")
-@pytest.mark.parametrize(("name", "max_episodes"), DATASETS)
+@pytest.mark.parametrize(("name", "max_episodes"), mark_slow_except(DATASETS[1::3], DATASETS))
 def test_shipped_datasets_are_stored_bit_for_bit(data, name, max_episodes):
     source = load(data / name)
     if "robomimic_ph/lift_ph" in name:  # Its episodes are terminal at several steps.

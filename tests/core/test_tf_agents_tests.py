@@ -23,6 +23,7 @@ def load_shipped_tests():
 SHIPPED = load_shipped_tests()
 
 
+@pytest.mark.slow
 class TestRldsToReverb(SHIPPED.RldsToReverbTest):
     test_session = None  # This inherited helper of TensorFlow's TestCase is not a test.
 

@@ -1,5 +1,6 @@
 """Feeds: batches contain the adder's items bit for bit, are sampled uniformly, and match the agent."""
 
+import gc
 from itertools import islice
 
 import numpy as np
@@ -167,6 +168,7 @@ def server():
                 writer.create_item("replay", 1.0 + reward, item)
             writer.flush()
         yield server
+        gc.collect()  # An iterator that outlives its server blocks until its timeout when it is deleted.
 
 
 def test_server_has_the_priorities_of_the_latest_iteration_of_each_key(server, tmp_path):

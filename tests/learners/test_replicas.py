@@ -48,6 +48,7 @@ def train_on_two_devices(channel, names, root):
     channel.send("done")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names", [["iql", "td3_bc"], pytest.param(["bc", "rebrac", "cql", "awac"], marks=pytest.mark.slow)]
 )

@@ -1,11 +1,13 @@
 """Tests of `mixed_dataset`, and of writing back the priorities of its batches."""
 
+import gc
 from functools import partial
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from numbers_served import NUMBER, addresses, serve_numbers, write_numbers
+from properties import mark_slow_except
 from reference_impls import episode
 
 from rlds2reverb._server.replay_server import ReplayServer
@@ -26,6 +28,7 @@ def number_servers():
     """One server with numbers below 10, and one with numbers above 10."""
     with serve_numbers(OWN, EXPERT) as servers:
         yield servers
+        gc.collect()  # An iterator that outlives its server blocks until its timeout when it is deleted.
 
 
 def make_dataset(server, **options):
@@ -40,7 +43,11 @@ def make_datasets(servers, **options):
 
 
 @pytest.mark.parametrize(
-    ("weights", "num_expert"), [((0.5, 0.5), 8), ((0.25, 0.75), 12), ((0.9, 0.1), 2), ((1 / 3, 2 / 3), 11)]
+    ("weights", "num_expert"),
+    mark_slow_except(
+        [((0.9, 0.1), 2), ((1 / 3, 2 / 3), 11)],
+        [((0.5, 0.5), 8), ((0.25, 0.75), 12), ((0.9, 0.1), 2), ((1 / 3, 2 / 3), 11)],
+    ),
 )
 def test_every_batch_has_the_same_number_of_items_per_dataset(number_servers, weights, num_expert):
     weights = dict(zip(("own", "expert"), weights, strict=True))

@@ -1,5 +1,6 @@
 """Tests that functions of a server accept a `ReplayServer`, an address, a port or a client."""
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ def server():
     spec = TrajectoryWindows(2).item_spec(SOURCE.step_spec)
     with ReplayServer([TableConfig("replay")], spec) as server:
         yield server
+        gc.collect()  # An iterator that outlives its server blocks until its timeout when it is deleted.
 
 
 def count_items(server):

@@ -46,7 +46,7 @@ def restore(path, dataset):
         (EPISODES, read_columns),
         (EPISODES, shuffle_transitions),
         (lambda: iter(EPISODES), read_columns),
-        ("d4rl/hopper_medium-v2.hdf5", shuffle_transitions),
+        pytest.param("d4rl/hopper_medium-v2.hdf5", shuffle_transitions, marks=pytest.mark.slow),
     ],
 )
 def test_restored_iterator_yields_the_remaining_elements(source, make_dataset, tmp_path, data):
