@@ -6,8 +6,8 @@ import re
 
 import click
 
-#: `name=value`, where the value is a word, a number or a list.
-_WITH_VALUE = r"(?<![\w.\"'\[-])(?P<name>[a-z]\w*)=(?P<value>\[[^\]]*\]|[\w.]+)"
+#: `name=value`, where the value is a word, a number, a quoted string or a list.
+_WITH_VALUE = r"(?<![\w.\"'\[-])(?P<name>[a-z]\w*)=(?P<value>\[[^\]]*\]|'[^']*'|[\w.]+)"
 #: A name of several words, such as `max_size`, that is not a key, a path or a call.
 _BARE = r"(?<![\w.\"'\[/-])(?P<bare>[a-z]+(?:_[a-z]+)+)(?![\w.\"'\]/(=])"
 _ARGUMENT = re.compile(f"{_WITH_VALUE}|{_BARE}")
@@ -25,9 +25,14 @@ def name_options(message: str, command: click.Command | None) -> str:
 
     def replace(match: re.Match[str]) -> str:
         name, value, bare = match.groups()
+        if value == "False" and f"no_{name}" in options:
+            return options[f"no_{name}"]
         option = options.get(name or bare)
         if option is None:
             return match[0]
-        return option if bare or value == "True" else f"{option} {value}"
+        if bare or value == "True":
+            return option
+        unquoted = value.strip("'")
+        return f"{option} {unquoted}"
 
     return _ARGUMENT.sub(replace, message)

@@ -240,7 +240,7 @@ def make_notes(dropped_last_transition: int, discontinuities: int, first_discont
         sentences.append(
             f"next_observations differs from the observation of the next row in {discontinuities:,} rows inside "
             f"episodes, first in {first_discontinuity}, and the next row's observation is used; if D4RL's end flags "
-            "are missing there, set split_at_discontinuity=True (--split-at-discontinuity) to split the episodes"
+            "are missing there, set split_at_discontinuity=True to split the episodes"
         )
     return tuple(sentences)
 

@@ -323,7 +323,7 @@ class CheckpointRoot:
         if manifest is None:
             raise CheckpointError(
                 f"{checkpoint} is complete, but its manifest {self._manifest_path(checkpoint).name} is missing; "
-                "restore it from a copy, or start with verify=False (--no-verify)"
+                "restore it from a copy, or start with verify=False"
             )
         _verify_digests(checkpoint, manifest["files"])
 

@@ -51,5 +51,5 @@ def require_memory(needed: int, what: str) -> None:
     if needed > free:
         raise InsufficientMemoryError(
             f"{what} will need about {format_bytes(needed)} of memory, but only {format_bytes(free)} are free; use a "
-            "larger machine, convert with layout='packed' (--layout packed), or pass force=True (--force)"
+            "larger machine, convert with layout='packed', or pass force=True"
         )

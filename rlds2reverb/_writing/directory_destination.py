@@ -188,7 +188,7 @@ class DirectoryDestination:
         with self._full_disk_as_error():
             self._partial.mkdir(parents=True, exist_ok=True)
             self._resources.enter_context(FileLock(self._partial / "lock", f"the conversion to {self.directory}"))
-            advice = f"delete {self._partial}, or convert without resuming (--no-resume)"
+            advice = f"delete {self._partial}, or convert with resume=False"
             try:
                 state = load_json(self._journal) if resume else None
                 if state is None or self._is_linked():

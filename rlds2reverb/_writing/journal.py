@@ -73,7 +73,7 @@ class Journal:
         try:
             saved = load_json(self.path)
         except CorruptFileError as error:
-            raise CorruptFileError(f"{error}; delete it, or convert without resuming (--no-resume)") from error
+            raise CorruptFileError(f"{error}; delete it, or convert with resume=False") from error
         if saved is None:
             return None
         if saved[_EXAMPLE] != self._example:

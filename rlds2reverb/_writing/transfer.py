@@ -73,7 +73,7 @@ def changed_data_error(difference: str) -> ResumeError:
     """Returns the error for a dataset that differs from the one that the earlier run wrote."""
     return ResumeError(
         f"the dataset does not match the one that the earlier run wrote: {difference}; write to an empty table or a "
-        "new directory, or without resuming (--no-resume), which keeps the items of both in a table"
+        "new directory, or pass resume=False, which keeps the items of both in a table"
     )
 
 
@@ -81,7 +81,7 @@ def capacity_error(num_items: int, max_items: int) -> ValueError:
     """Returns the error for more items than a table holds."""
     return ValueError(
         f"the dataset has at least {num_items:,} items, but the smallest table holds {max_items:,}; use a larger "
-        "max_size (--max-size), or allow older items to be removed (allow_eviction, --allow-eviction)"
+        "max_size, or pass allow_eviction=True to let new items replace older ones"
     )
 
 

@@ -11,6 +11,8 @@ COMMAND = click.Command(
         click.Option(["--max-episode-steps"]),
         click.Option(["--extra-field", "extra_fields"]),
         click.Option(["--steps"]),
+        click.Option(["--layout"]),
+        click.Option(["--no-resume"], is_flag=True),
     ],
 )
 
@@ -20,6 +22,7 @@ COMMAND = click.Command(
     [
         ("pass download=True to download it", "pass --download to download it"),
         ("pass max_episode_steps=N (the limit)", "pass --max-episode-steps N (the limit)"),
+        ("or convert with layout='packed' and resume=False", "or convert with --layout packed and --no-resume"),
         ("max_episode_steps must be >= 1, got 0", "--max-episode-steps must be >= 1, got 0"),
         (
             "drop it from extra_fields, or pass extra_fields=['a', 'b']",
