@@ -63,9 +63,18 @@ def say(sentence: str) -> None:
 
 def warn(sentence: str) -> None:
     """Prints a warning on stderr, with arguments of the library replaced by options of the command."""
-    context = click.get_current_context(silent=True)
-    sentence = name_options(sentence, context.command if context else None)
+    sentence = _name_options(sentence)
     Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[yellow]warning:[/] {escape_markup(sentence)}")
+
+
+def note(sentence: str) -> None:
+    """Prints a note on stdout, with arguments of the library replaced by options of the command."""
+    print(f"note: {_name_options(sentence)}")
+
+
+def _name_options(sentence: str) -> str:
+    context = click.get_current_context(silent=True)
+    return name_options(sentence, context.command if context else None)
 
 
 def fail(sentence: str) -> None:

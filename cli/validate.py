@@ -147,7 +147,7 @@ def _print(source: str, findings: _Findings) -> None:
         episodes = output.count(findings.unterminated, "episode")
         notes.insert(0, f"{episodes} {verb} without a terminal or a timeout; treated as truncated")
     for note in notes:
-        print(f"note: {note}")
+        output.note(note)
     counts = {"episode": findings.episodes, "step": findings.steps, "problem": findings.num_problems}
     optional = {"warning": len(findings.warnings), "note": len(notes)}
     counts.update({noun: number for noun, number in optional.items() if number})

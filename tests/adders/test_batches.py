@@ -103,7 +103,8 @@ def test_error_names_the_episode(tmp_path):
         ingest([single.steps for single in make_batch().episodes], tmp_path / "out", adder=adder)
 
 
-@pytest.mark.parametrize("with_priorities", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_priorities", [True, False])
 def test_short_episodes_are_stored_with_their_priorities(with_priorities):
     all_steps = [single.steps for single in make_batch((3,) * 40).episodes]
     adder = compose(TD, NStep(2, 0.97)) if with_priorities else NStep(2, 0.97)

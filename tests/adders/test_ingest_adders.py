@@ -48,8 +48,8 @@ FILES = {
     "rlds_prepared/d4rl_mujoco_halfcheetah/v1-medium-replay/1.2.0": 1,
 }
 FIRST, NESTED, SMALL, _ = FILES
-FAST_CASES = {(FIRST, kind) for kind in ("n_step", "windows_zero_pad", "episode_end", "composed")}
-FAST_CASES |= {(name, "composed") for name in FILES}
+FAST_CASES = {(FIRST, kind) for kind in ("n_step", "windows_zero_pad", "episode_end")}
+FAST_CASES |= {(SMALL, "composed")}
 CASES = [
     pytest.param(name, kind, marks=[] if (name, kind) in FAST_CASES else pytest.mark.slow)
     for name in FILES

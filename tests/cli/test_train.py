@@ -89,9 +89,10 @@ def test_prioritized_training_keeps_its_priorities(hopper, tmp_path, capsys):
     assert str(root) in manifest["replay_checkpoint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "adder",
-    [NStep(3, 0.99), pytest.param(TrajectoryWindows(2), marks=pytest.mark.slow)],
+    [NStep(3, 0.99), TrajectoryWindows(2)],
     ids=["transitions", "trajectories"],
 )
 def test_train_reads_converted_directories_and_servers(few, tmp_path, capsys, adder):
@@ -213,6 +214,7 @@ def clear_gin():
     gin.clear_config()
 
 
+@pytest.mark.slow
 def test_a_preset_sets_the_run_unless_the_command_line_does(hopper, tmp_path, capsys, clear_gin):
     recipe = ("--preset", "rebrac-antmaze-umaze", "--set", "hidden_sizes=(8, 8)", "--batch-size", 8)
     code, _, _ = call(capsys, "--algo", "rebrac", "--data", hopper, "--run-dir", tmp_path, "--steps", 2, *recipe)
