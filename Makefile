@@ -11,7 +11,7 @@ DATA := tests/data/d4rl/hopper_medium-v2.hdf5
 TRAIN_DATA := tests/data/d4rl/invertedpendulum_random-v2.hdf5
 # Tests run in four processes, because they often wait for servers, and in a random order that SEED determines.
 SEED ?= 0
-TESTS := $(BIN)/python -m pytest -q -n 5 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
+TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
 .PHONY: help install demo test test-slow lint types wheel-test bench lock clean
 

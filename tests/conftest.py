@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Several test processes share the cores; threads that spin while they wait for work would slow all of them down.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import portpicker
 import properties
