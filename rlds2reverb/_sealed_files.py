@@ -119,9 +119,8 @@ class SealedFolders:
         """
         self.root, self._prefix = root, prefix
         root.mkdir(parents=True, exist_ok=True)
-        for replaced in root.glob(
-            f"{prefix}*{_REPLACED}"
-        ):  # The process was killed between the two renames of `write`.
+        # A process that was killed between the two renames of `write` left only the replaced folder.
+        for replaced in root.glob(f"{prefix}*{_REPLACED}"):
             if not replaced.with_suffix("").exists():
                 replaced.rename(replaced.with_suffix(""))
         self._delete_unfinished()
