@@ -24,7 +24,7 @@ def describe(path: str, *, verify: bool) -> dict[str, Any]:
 
     Args:
       path: path of the directory.
-      verify: whether to read all its files and compare their sha256 checksums.
+      verify: whether to read all its files and compare them with their checksums.
 
     Raises:
       CheckpointError: If it is damaged.

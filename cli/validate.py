@@ -156,7 +156,7 @@ def _print(source: str, findings: _Findings) -> None:
 
 
 def _validate_directory(path: str, *, as_json: bool) -> int:
-    """Compares the files of a converted directory with their sha256 checksums, and prints what it contains."""
+    """Compares the files of a converted directory with their checksums, and prints what it contains."""
     error_message, description = "", {}
     try:
         description = directories.describe(path, verify=True)
