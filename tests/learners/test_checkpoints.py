@@ -299,10 +299,8 @@ def test_killed_runs_end_with_the_weights_of_an_undisturbed_run(tmp_path):
     undisturbed = process(tmp_path / "one", "undisturbed")
     undisturbed.communicate(timeout=280)
     random, begins = np.random.default_rng(), []
-    for kill_after in (
-        *random.integers(4, 20, 2),
-        1000,
-    ):  # Lines of output, each at a random moment of an iteration or checkpoint.
+    # Each line of output comes at a random moment of an iteration or checkpoint.
+    for kill_after in (*random.integers(4, 20, 2), 1000):
         run = process(tmp_path / "two", "killed")
         for number, line in enumerate(run.stdout):
             begins += [int(line.split()[1])] if line.startswith("from") else []
