@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rlds2reverb.locations import server_address
-from rlds2reverb.sources.transforms import REWARD_RECIPES, ScaleRewards, Transform
+from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.tables import RateLimiter, Selector
 
 _SECS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -41,24 +41,6 @@ def _require_priority(text: str) -> None:
         is_valid = False
     if not is_valid:
         raise ValueError(f"the priority must be a number in [0, 1e12] or 'return', got {text!r}")
-
-
-def parse_reward(text: str) -> Transform:
-    """Returns the reward transform for the name of a recipe, or for `scale:SCALE[:SHIFT]`.
-
-    Raises:
-      ValueError: If the text is neither of these.
-    """
-    if text in REWARD_RECIPES:
-        return REWARD_RECIPES[text]
-    kind, *numbers = text.split(":")
-    try:
-        values = [float(number) for number in numbers]
-    except ValueError:
-        values = []
-    if kind != "scale" or len(values) not in (1, 2):
-        raise ValueError(f"the reward recipe must be {', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT], got {text!r}")
-    return ScaleRewards(*values)
 
 
 class Duration(click.ParamType):

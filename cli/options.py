@@ -22,6 +22,7 @@ from rlds2reverb.sources.transforms import (
     NormalizeObservations,
     Transform,
     apply_transforms,
+    parse_reward,
 )
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
@@ -287,7 +288,7 @@ def apply_transform_options(source: Source, options: dict[str, Any]) -> tuple[So
     if options["cast_floats"]:
         transforms.append(CastFloats())
     if options["reward"]:
-        transforms.append(checks.parse_reward(options["reward"]))
+        transforms.append(parse_reward(options["reward"]))
     if options["normalize_observations"]:
         transforms.append(NormalizeObservations())
     if options["clip_actions"]:

@@ -333,6 +333,24 @@ REWARD_RECIPES: dict[str, Transform] = {
 }
 
 
+def parse_reward(text: str) -> Transform:
+    """Returns the reward transform for the name of a recipe, or for `scale:SCALE[:SHIFT]`.
+
+    Raises:
+      ValueError: If the text is neither of these.
+    """
+    if text in REWARD_RECIPES:
+        return REWARD_RECIPES[text]
+    kind, *numbers = text.split(":")
+    try:
+        values = [float(number) for number in numbers]
+    except ValueError:
+        values = []
+    if kind != "scale" or len(values) not in (1, 2):
+        raise ValueError(f"the reward recipe must be {', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT], got {text!r}")
+    return ScaleRewards(*values)
+
+
 @dataclass(frozen=True)
 class DropFields:
     """Drops fields, such as strings, which cannot be stored in a table.

@@ -3,7 +3,7 @@
 import gin
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
-from rlds2reverb.cli.checks import parse_reward
+from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.cli.presets import preset_names, preset_path, read_configs
 from rlds2reverb.learners.agents import AGENTS, is_set_by_gin, make_agent
 
