@@ -148,7 +148,7 @@ MUTATIONS = [
 def survives(mutation: Mutation) -> bool:
     """Returns whether the tests pass with the mutation."""
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        for name in ("rlds2reverb", "adders", "learners", "cli", "tests"):
+        for name in ("rlds2reverb", "adders", "learners", "training", "cli", "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("conftest.py", "pyproject.toml"):
             shutil.copy(ROOT / name, folder)
