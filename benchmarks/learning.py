@@ -23,7 +23,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rlds2reverb.learners.curves import draw_learning_curves, learning_curves, save_png
-from rlds2reverb.learners.run_directory import Run, load_run
+from rlds2reverb.learners.runs import Run, load_run
 
 DATASETS = (
     "hopper_medium_expert-v2",

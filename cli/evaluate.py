@@ -16,7 +16,7 @@ from .quiet import import_quietly, status
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.evaluation import Evaluation, Evaluator
-    from rlds2reverb.learners.run_directory import Run
+    from rlds2reverb.learners.runs import Run
 
 #: Training selects the best policy by episodes with seeds from 0, so `eval` uses different seeds.
 _FIRST_SEED = 1000
@@ -118,7 +118,7 @@ def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) ->
 
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:
     """Returns the run, or None for a directory with only a policy, and the paths of the policies by name."""
-    from rlds2reverb.learners.run_directory import load_run
+    from rlds2reverb.learners.runs import load_run
 
     if (folder / "saved_model.pb").is_file():
         return None, {"policy": folder}

@@ -62,7 +62,7 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
         raise click.BadParameter(f"the directory '{out.parent}' does not exist", param_hint="'--out'")
     with status("drawing"), quiet_imports():
         from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
-        from rlds2reverb.learners.run_directory import load_run
+        from rlds2reverb.learners.runs import load_run
 
         curves = learning_curves([load_run(folder) for folder in dict.fromkeys(folders)], metric=metric)
         save_png(draw_curves(curves, title=title), out)

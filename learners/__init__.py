@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator, read_reference_returns
     from .feeds import InMemoryDataset, StreamingDataset, collect_items, require_experience
     from .learner import Learner
-    from .run_directory import RunDirectory, load_run
+    from .run_directory import RunDirectory
+    from .runs import Run, load_run
 
 _EXPORTS = {
     "checkpoints": ("Checkpoint", "Checkpoints"),
@@ -23,7 +24,8 @@ _EXPORTS = {
     "evaluation": ("Evaluation", "Evaluator", "read_reference_returns"),
     "feeds": ("StreamingDataset", "InMemoryDataset", "collect_items", "require_experience"),
     "learner": ("Learner",),
-    "run_directory": ("RunDirectory", "load_run"),
+    "run_directory": ("RunDirectory",),
+    "runs": ("Run", "load_run"),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -35,6 +37,7 @@ __all__ = [
     "Evaluator",
     "InMemoryDataset",
     "Learner",
+    "Run",
     "RunDirectory",
     "StreamingDataset",
     "TrainingDivergedError",

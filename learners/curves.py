@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from rlds2reverb._arguments import require_one_of
 from rlds2reverb.sources.scores import d4rl_score
 
 from .csv_log import STEP
-from .run_directory import DATA_WAIT_SECS, PRIORITY_BINS, TRAIN_SECS, Run
+from .run_directory import DATA_WAIT_SECS, PRIORITY_BINS, TRAIN_SECS
+from .runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 _GREY = "#666666"
-#: Settings that may differ between the runs of one curve.
-_RUN_SETTINGS = ("seed", "run_dir")
 _MAX_LABEL_LENGTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50
 _NUM_LAST = 5
@@ -66,7 +66,7 @@ class Curve:
 
 
 def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]:
-    """Computes a curve for each group of runs whose configurations differ only in `seed` and `run_dir`.
+    """Computes a curve for each group of runs whose identities differ only in their seeds.
 
     Runs of a group that were evaluated at different steps are interpolated linearly between their evaluations.
 
@@ -121,15 +121,11 @@ def draw_curves(curves: Sequence[Curve], *, title: str | None = None) -> Figure:
       curves: curves from `learning_curves`.
       title: title of the figure; None for the name of the environment.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     runs = [run for curve in curves for run in curve.runs]
     has_waits = any(len(data_wait_shares(curve.runs)[0]) for curve in curves)
     prioritized = [(curve.label, run) for curve in curves for run in curve.runs if run.priorities.any()]
     num_below = has_waits + bool(prioritized)
-    figure = Figure(figsize=(7.2, 6.6 if num_below else 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _make_figure((7.2, 6.6 if num_below else 4.2))
     grid = figure.add_gridspec(1 + (num_below > 0), max(1, num_below), height_ratios=[1.7, 1] if num_below else [1])
     axes = figure.add_subplot(grid[0, :])
     draw_learning_curves(axes, curves)
@@ -140,6 +136,41 @@ def draw_curves(curves: Sequence[Curve], *, title: str | None = None) -> Figure:
     if prioritized:
         label, run = prioritized[0]
         draw_priorities(figure.add_subplot(grid[1, num_below - 1]), run, label=label)
+    return figure
+
+
+def draw_run(run: Run) -> Figure:
+    """Draws the learning curve of a run, or the course of its loss if it was not evaluated.
+
+    Raises:
+      ValueError: If the run has logged nothing yet.
+    """
+    if len(run.evaluations.get(STEP, ())):
+        return draw_curves(learning_curves([run]))
+    if not len(run.progress.get(STEP, ())):
+        raise ValueError(f"{run.path} has logged nothing yet; there is nothing to draw")
+    figure = _make_figure((7.2, 4.2))
+    axes = figure.add_subplot()
+    axes.plot(run.progress[STEP], run.progress["loss"], **_get_line_style(0))
+    axes.set_xlabel("training steps")
+    axes.set_ylabel("loss")
+    _style_axes(axes)
+    return figure
+
+
+def _make_figure(size: tuple[float, float]) -> Figure:
+    """Returns an empty figure that notebooks display without pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    class DisplayedFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            stream = io.BytesIO()
+            self.savefig(stream, format="png")
+            return stream.getvalue()
+
+    figure = DisplayedFigure(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
     return figure
 
 
@@ -278,10 +309,9 @@ def _get_behaviour(run: Run, metric: str) -> float | None:
 
 def _get_group_settings(run: Run) -> dict[str, Any]:
     """Returns the settings that the runs of one curve share; a run without configuration forms its own group."""
-    if not run.configuration:
+    if not run.identity:
         return {"path": str(run.path)}
-    settings = {name: value for name, value in run.configuration.items() if name not in _RUN_SETTINGS}
-    return {**settings, "environment": run.environment}
+    return {name: value for name, value in run.identity.items() if name != "seed"}
 
 
 def _make_labels(runs: Sequence[Run]) -> list[str]:
@@ -296,12 +326,14 @@ def _make_labels(runs: Sequence[Run]) -> list[str]:
     labels = []
     for run, settings in zip(runs, settings_by_run, strict=True):
         words = [str(settings["algo"]) if "algo" in settings else run.path.name]
-        words += [f"{name} {_shorten(settings[name])}" for name in differing if name in settings and name != "path"]
-        label = ", ".join(words)
+        words += [_describe_setting(run, name, settings[name]) for name in differing if name in settings]
+        label = ", ".join(filter(None, words))
         labels.append(label if len(label) <= _MAX_LABEL_LENGTH else f"{label[: _MAX_LABEL_LENGTH - 1]}…")
     return labels
 
 
-def _shorten(value: Any) -> str:
-    """Returns a setting as a string; only the last component of a path."""
-    return Path(value).name if isinstance(value, str) else str(value)
+def _describe_setting(run: Run, name: str, value: Any) -> str:
+    """Returns a setting for a label; data are described by their name, and specs not at all."""
+    if name == "data":
+        return Path(str((run.config.get("data") or {}).get("source", value))).name
+    return "" if name in ("path", "observations", "actions") else f"{name.removeprefix('hyperparameter ')} {value}"

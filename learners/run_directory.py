@@ -1,14 +1,11 @@
-"""The directory of a training run: configuration, versions, logs, and the command that repeats it."""
+"""The directory of a training run, as a learner writes it: configuration, versions and logs; see `runs` for reading."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import platform
-import shlex
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +15,8 @@ import numpy as np
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
 from rlds2reverb._sealed_files import replace_text
-from rlds2reverb.errors import CorruptFileError
 
-from .csv_log import STEP, CsvLog, read_csv_log
+from .csv_log import STEP, CsvLog
 from .event_files import cut_events_after
 
 if TYPE_CHECKING:
@@ -31,16 +27,16 @@ DATA_WAIT_SECS, TRAIN_SECS = "data_wait_secs", "train_secs"
 #: Lower bounds of the bins of priority histograms, 8 per decade; the first bin holds everything below 1e-5.
 PRIORITY_BINS = np.concatenate([[0.0], 10.0 ** (np.arange(-40, 33) / 8)])
 
-_CONFIG, _REPEAT = "config.json", "repeat.txt"
-_PROGRESS, _EVALUATIONS, _PRIORITIES = "progress.csv", "evaluations.csv", "priorities.csv"
+CONFIG_FILE, REPEAT_FILE = "config.json", "repeat.txt"
+PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE = "progress.csv", "evaluations.csv", "priorities.csv"
 _PACKAGES = ("rlds2reverb", "tensorflow", "tensorflow-cpu", "tf-agents", "dm-reverb", "numpy", "gymnasium", "mujoco")
 
 
 class RunDirectory:
     """The directory of one training run; only one learner at a time can write to it.
 
-        config.json       the whole configuration, the data's fingerprint, the environment, package versions
-        repeat.txt        the command line that repeats the run
+        config.json       all options, the data's fingerprint, the environment, package versions
+        repeat.txt        a command that repeats the run
         progress.csv      logged values, one row per logged step
         evaluations.csv   mean, std, score and each return, one row per evaluation
         priorities.csv    histograms of priorities
@@ -66,7 +62,7 @@ class RunDirectory:
             advice = "choose a different run_dir, or stop that process"
             stack.enter_context(FileLock(self.path / ".lock", str(self.path), advice))
             self._progress, self._evaluations, self._priorities = (
-                CsvLog(self.path / name) for name in (_PROGRESS, _EVALUATIONS, _PRIORITIES)
+                CsvLog(self.path / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
             )
             self._writer: Any = None
             stack.callback(self._close_writer)
@@ -82,42 +78,22 @@ class RunDirectory:
         """Flushes the TensorBoard log and releases the directory. Idempotent."""
         self._resources.close()
 
-    def write_config(
-        self,
-        configuration: Mapping[str, Any],
-        *,
-        hyperparameters: Mapping[str, Any] | None = None,
-        data: Mapping[str, Any] | None = None,
-        environment: str | None = None,
-        reference_returns: tuple[float, float] | None = None,
-        command: str | None = None,
-    ) -> None:
-        """Writes `config.json` and `repeat.txt` atomically.
+    def write_config(self, document: Mapping[str, Any], *, repeat: str | None = None) -> None:
+        """Writes `config.json`, with the versions of the packages in use, and `repeat.txt`, both atomically.
 
         Args:
-          configuration: every setting by name; plots use `algo` and `seed`.
-          hyperparameters: the agent's hyperparameters, including defaults.
-          data: a description of the data: `source`, `fingerprint`, and `behaviour_return`, their mean return.
-          environment: id of the evaluation environment.
-          reference_returns: returns of a random policy and of an expert in that environment.
-          command: the command line that repeats the run; None for the one that started this process.
+          document: content of `config.json`; see `runs.Run.config`.
+          repeat: command that repeats the run from any directory; None removes `repeat.txt`.
 
         Raises:
           TypeError: If a value cannot be represented in JSON.
         """
-        command = shlex.join(["rlds2reverb", *sys.argv[1:]]) if command is None else command
-        document = {
-            "configuration": _to_json_value(configuration, "configuration"),
-            "hyperparameters": _to_json_value(hyperparameters or {}, "hyperparameters"),
-            "data": _to_json_value(data or {}, "data"),
-            "environment": environment,
-            "reference_returns": _to_json_value(reference_returns, "reference_returns"),
-            "versions": _get_versions(),
-            "command": command,
-            "folder": str(Path.cwd()),
-        }
-        replace_text(self.path / _CONFIG, json.dumps(document, indent=1) + "\n")
-        replace_text(self.path / _REPEAT, f"cd {shlex.quote(str(Path.cwd()))} && {command}\n")
+        content = {name: _to_json_value(value, name) for name, value in document.items()}
+        replace_text(self.path / CONFIG_FILE, json.dumps({**content, "versions": _get_versions()}, indent=1) + "\n")
+        if repeat is None:
+            (self.path / REPEAT_FILE).unlink(missing_ok=True)
+        else:
+            replace_text(self.path / REPEAT_FILE, repeat + "\n")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a row to `progress.csv`, and the same values to the TensorBoard log.
@@ -177,74 +153,6 @@ class RunDirectory:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-@dataclass(frozen=True)
-class Run:
-    """The content of a run directory.
-
-    Attributes:
-      path: path of the directory.
-      config: content of `config.json`, see `RunDirectory.write_config`; empty if it was never written.
-      progress: columns of `progress.csv`, float64 [N] by name, with increasing `step`.
-      evaluations: columns of `evaluations.csv`: `step`, `mean`, `std`, `score`, `num_episodes`, `return_0` and so on.
-      priorities: int64 [N, len(PRIORITY_BINS)], number of priorities in each bin.
-      priority_steps: int64 [N], step of each histogram.
-    """
-
-    path: Path
-    config: dict[str, Any]
-    progress: dict[str, np.ndarray]
-    evaluations: dict[str, np.ndarray]
-    priorities: np.ndarray
-    priority_steps: np.ndarray
-
-    @property
-    def configuration(self) -> dict[str, Any]:
-        """Every setting by name."""
-        return dict(self.config.get("configuration") or {})
-
-    @property
-    def environment(self) -> str | None:
-        """The id of the evaluation environment, or None."""
-        return self.config.get("environment")
-
-    @property
-    def reference_returns(self) -> tuple[float, float] | None:
-        """The returns of a random policy and of an expert, or None."""
-        pair = self.config.get("reference_returns")
-        return (float(pair[0]), float(pair[1])) if pair else None
-
-    @property
-    def behaviour_return(self) -> float | None:
-        """The mean return of the episodes in the data, or None if unknown."""
-        value = (self.config.get("data") or {}).get("behaviour_return")
-        return None if value is None else float(value)
-
-
-def load_run(path: str | Path) -> Run:
-    """Loads a run directory, including that of a run still in progress.
-
-    Raises:
-      ValueError: If it is not a run directory.
-      CorruptFileError: If a file in it is damaged.
-    """
-    folder = Path(path)
-    names = (_CONFIG, _PROGRESS, _EVALUATIONS, _PRIORITIES)
-    if not any((folder / name).is_file() for name in names):
-        raise ValueError(f"{path} must be the run_dir of a training run, but has none of {', '.join(names)}")
-    config: Any = {}
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise CorruptFileError(f"{folder / _CONFIG} is not valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise CorruptFileError(f"{folder / _CONFIG} must contain a JSON object, got a {type(config).__name__}")
-    logs = [read_csv_log(folder / name) for name in (_PROGRESS, _EVALUATIONS, _PRIORITIES)]
-    steps = logs[2].pop(STEP, np.zeros(0)).astype(np.int64)
-    columns = list(logs[2].values()) or [np.zeros(0)] * len(PRIORITY_BINS)
-    return Run(folder, config, logs[0], logs[1], np.nan_to_num(np.stack(columns, 1)).astype(np.int64), steps)
 
 
 def _get_versions() -> dict[str, str]:

@@ -23,10 +23,11 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "iql"
     with RunDirectory(folder) as directory:
         directory.write_config(
-            {"algo": "iql", "seed": 0},
-            data={"behaviour_return": -514.7},
-            environment="Pendulum-v1",
-            reference_returns=(-1226.85, -151.27),
+            {
+                "data": {"behaviour_return": -514.7},
+                "environment": "Pendulum-v1",
+                "reference_returns": (-1226.85, -151.27),
+            }
         )
     save_policy(PENDULUM, folder / "policy", step=20_000)
     save_policy(LinearPolicy(np.zeros((3, 1))), folder / "best_policy", step=15_000)

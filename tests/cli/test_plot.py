@@ -21,7 +21,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for algo, seed, scale in (("iql", 0, 10), ("iql", 1, 20), ("bc", 0, 5)):
         with RunDirectory(folder / f"{algo}_{seed}") as directory:
-            directory.write_config({"algo": algo, "seed": seed}, environment="Pendulum-v1")
+            directory.write_config({"identity": {"algo": algo, "seed": seed}, "environment": "Pendulum-v1"})
             for step in (1000, 2000):
                 returns = np.array([0.0, 2 * scale * step / 1000])
                 directory.log_evaluation(step, Evaluation(returns, np.array([7, 7]), (0, 1)))

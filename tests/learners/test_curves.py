@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rlds2reverb.learners.curves import data_wait_shares, draw_curves, learning_curves, save_png
-from rlds2reverb.learners.run_directory import PRIORITY_BINS, Run
+from rlds2reverb.learners.run_directory import PRIORITY_BINS
+from rlds2reverb.learners.runs import Run
 
 
 def make_run(
@@ -13,8 +14,8 @@ def make_run(
 ):
     """Returns a run whose scores are ten times its returns."""
     columns = {"step": steps, "mean": means, "std": stds, "score": 10 * np.asarray(means, float)}
-    configuration = {"algo": algo, "seed": seed, "run_dir": f"runs/{algo}_{seed}", **settings} if algo else {}
-    config = {"configuration": configuration, "environment": "Hopper-v5", "reference_returns": references}
+    identity = {"algo": algo, "seed": seed, **settings} if algo else {}
+    config = {"identity": identity, "environment": "Hopper-v5", "reference_returns": references}
     return Run(
         Path(path or f"runs/{algo}_{seed}"),
         {**config, "data": {"behaviour_return": data}},

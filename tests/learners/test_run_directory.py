@@ -15,7 +15,8 @@ import tensorflow as tf
 from rlds2reverb.learners import csv_log
 from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
 from rlds2reverb.learners.evaluation import Evaluation
-from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory, load_run
+from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory
+from rlds2reverb.learners.runs import load_run
 
 from rlds2reverb.errors import CorruptFileError, ResourceInUseError, StorageFullError
 
@@ -177,37 +178,34 @@ def test_killed_learner_leaves_complete_rows_and_a_free_directory(tmp_path):
 # --- Content
 
 
-def test_write_config_stores_versions_data_and_command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with RunDirectory("my run") as run:
+def test_write_config_stores_versions_data_and_command(tmp_path):
+    with RunDirectory(tmp_path / "my run") as run:
         run.write_config(
-            {"algo": "iql", "seed": np.int64(3), "run_dir": Path("my run"), "hidden": (256, 256), "beta": np.ones(2)},
-            data={"source": "x.hdf5", "fingerprint": "xxh128 00", "behaviour_return": 12.5},
-            environment="Pendulum-v1",
-            reference_returns=(-1200, -150),
-            command="rlds2reverb train --algo iql",
+            {
+                "configuration": {"algo": "iql", "seed": np.int64(3), "folder": Path("x"), "hidden": (256, 256)},
+                "data": {"source": "x.hdf5", "fingerprint": "xxh128 00", "behaviour_return": 12.5},
+                "environment": "Pendulum-v1",
+                "reference_returns": (-1200, -150),
+            },
+            repeat="rlds2reverb train --algo iql",
         )
-    run = load_run("my run")
-    assert run.configuration == {
-        "algo": "iql",
-        "seed": 3,
-        "run_dir": "my run",
-        "hidden": [256, 256],
-        "beta": [1.0, 1.0],
-    }
-    assert run.environment == "Pendulum-v1" and run.reference_returns == (-1200.0, -150.0)
-    assert run.behaviour_return == 12.5 and run.config["data"]["fingerprint"] == "xxh128 00"
-    assert {"python", "rlds2reverb", "tf-agents", "dm-reverb", "numpy"} <= run.config["versions"].keys()
-    assert Path("my run/repeat.txt").read_text() == f"cd {tmp_path} && rlds2reverb train --algo iql\n"
+        run = load_run(run.path)
+        assert run.configuration == {"algo": "iql", "seed": 3, "folder": "x", "hidden": [256, 256]}
+        assert run.environment == "Pendulum-v1" and run.reference_returns == (-1200.0, -150.0)
+        assert run.behaviour_return == 12.5 and run.config["data"]["fingerprint"] == "xxh128 00"
+        assert {"python", "rlds2reverb", "tf-agents", "dm-reverb", "numpy"} <= run.config["versions"].keys()
+        assert (run.path / "repeat.txt").read_text() == "rlds2reverb train --algo iql\n"
 
 
-def test_repeat_command_defaults_to_this_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/x/rlds2reverb", "train", "--data", "a b.hdf5"])
+def test_a_run_that_cannot_be_repeated_has_no_repeat_txt(tmp_path):
     with RunDirectory(tmp_path) as run:
+        run.write_config({}, repeat="rlds2reverb train")
         run.write_config({})
-    assert (tmp_path / "repeat.txt").read_text().endswith(" && rlds2reverb train --data 'a b.hdf5'\n")
+    assert not (tmp_path / "repeat.txt").exists()
     run = load_run(tmp_path)
-    assert run.environment is run.reference_returns is run.behaviour_return is None
+    assert (
+        run.environment is run.reference_returns is run.behaviour_return is run.last_return is run.best_return is None
+    )
 
 
 def test_write_config_raises_for_values_that_are_not_json(tmp_path):
@@ -215,7 +213,7 @@ def test_write_config_raises_for_values_that_are_not_json(tmp_path):
         RunDirectory(tmp_path) as run,
         pytest.raises(TypeError, match=r"configuration\['net'\]\['f'\]\[1\] must be .*, got <"),
     ):
-        run.write_config({"net": {"f": [1, object()]}})
+        run.write_config({"configuration": {"net": {"f": [1, object()]}}})
     assert list(tmp_path.iterdir()) == []
 
 

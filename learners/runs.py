@@ -1,0 +1,168 @@
+"""Training runs, loaded from their directories."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlds2reverb.errors import CorruptFileError
+
+from .csv_log import STEP, read_csv_log
+from .run_directory import CONFIG_FILE, EVALUATIONS_FILE, PRIORITIES_FILE, PRIORITY_BINS, PROGRESS_FILE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Folders of the exported policies in a run directory.
+POLICY_FOLDER, BEST_POLICY_FOLDER = "policy", "best_policy"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The content of a run directory. A run that is still in progress can be loaded as well.
+
+    Attributes:
+      path: path of the directory.
+      config: content of `config.json`: `configuration` (every option), `hyperparameters`, `identity`, `data`,
+        `environment`, `reference_returns` and `versions`; empty if it was never written.
+      progress: columns of `progress.csv`, float64 [N] by name, with increasing `step`.
+      evaluations: columns of `evaluations.csv`: `step`, `mean`, `std`, `score`, `num_episodes`, `return_0` and so on.
+      priorities: int64 [N, len(PRIORITY_BINS)], number of priorities in each bin.
+      priority_steps: int64 [N], step of each histogram.
+    """
+
+    path: Path
+    config: dict[str, Any] = field(repr=False)
+    progress: dict[str, np.ndarray] = field(repr=False)
+    evaluations: dict[str, np.ndarray] = field(repr=False)
+    priorities: np.ndarray = field(repr=False)
+    priority_steps: np.ndarray = field(repr=False)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """Every option by name; `TrainingConfig.from_dict` accepts it."""
+        return dict(self.config.get("configuration") or {})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes the run from others; the runs of one learning curve differ only in `seed`."""
+        return dict(self.config.get("identity") or {})
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the evaluation environment, or None."""
+        return self.config.get("environment")
+
+    @property
+    def reference_returns(self) -> tuple[float, float] | None:
+        """The returns of a random policy and of an expert, or None."""
+        pair = self.config.get("reference_returns")
+        return (float(pair[0]), float(pair[1])) if pair else None
+
+    @property
+    def behaviour_return(self) -> float | None:
+        """The mean return of the episodes in the data, or None if unknown."""
+        value = (self.config.get("data") or {}).get("behaviour_return")
+        return None if value is None else float(value)
+
+    @property
+    def last_return(self) -> float | None:
+        """The mean return of the last evaluation, or None without evaluations."""
+        means = self.evaluations.get("mean", np.zeros(0))
+        return float(means[-1]) if len(means) else None
+
+    @property
+    def best_return(self) -> float | None:
+        """The highest mean return of an evaluation, or None without evaluations."""
+        means = self.evaluations.get("mean", np.zeros(0))
+        return float(means.max()) if len(means) else None
+
+    @cached_property
+    def policy(self) -> Any:
+        """The last policy, as a TF-Agents policy; see `load_policy`.
+
+        Raises:
+          ValueError: If the run has not exported a policy yet.
+        """
+        return self._load_policy(POLICY_FOLDER)
+
+    @cached_property
+    def best_policy(self) -> Any:
+        """The policy of the best evaluation, as a TF-Agents policy.
+
+        Raises:
+          ValueError: If the run has not exported one, because it was not evaluated or has not ended yet.
+        """
+        return self._load_policy(BEST_POLICY_FOLDER)
+
+    def _load_policy(self, folder: str) -> Any:
+        from .batched_policy import load_policy
+
+        if not (self.path / folder / "saved_model.pb").is_file():
+            raise ValueError(f"{self.path} has no {folder}/; it is written when a run ends or is stopped")
+        return load_policy(self.path / folder)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draws the learning curve, or the loss if the run was not evaluated; notebooks display the figure.
+
+        Args:
+          path: PNG file to write; None for none.
+
+        Raises:
+          ValueError: If the run has logged nothing yet.
+        """
+        from .curves import draw_run, save_png
+
+        figure = draw_run(self)
+        if path is not None:
+            save_png(figure, path)
+        return figure
+
+    def __str__(self) -> str:
+        words = [f"{self.configuration.get('algo', 'run')} in {self.path}"]
+        if steps := len(self.progress.get(STEP, ())):
+            words.append(f"{int(self.progress[STEP][steps - 1]):,} updates")
+        if self.best_return is not None:
+            words.append(f"last return {self.last_return:,.1f}, best {self.best_return:,.1f}")
+        return ": ".join([words[0], ", ".join(words[1:])]) if words[1:] else words[0]
+
+
+def load_run(path: str | Path) -> Run:
+    """Loads a run directory, including that of a run still in progress.
+
+    Raises:
+      ValueError: If it is not a run directory.
+      CorruptFileError: If a file in it is damaged.
+    """
+    folder = Path(path)
+    names = (CONFIG_FILE, PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
+    if not any((folder / name).is_file() for name in names):
+        raise ValueError(f"{path} must be the run_dir of a training run, but has none of {', '.join(names)}")
+    logs = [read_csv_log(folder / name) for name in names[1:]]
+    steps = logs[2].pop(STEP, np.zeros(0)).astype(np.int64)
+    columns = list(logs[2].values()) or [np.zeros(0)] * len(PRIORITY_BINS)
+    counts = np.nan_to_num(np.stack(columns, 1)).astype(np.int64)
+    return Run(folder, read_run_config(folder), logs[0], logs[1], counts, steps)
+
+
+def read_run_config(folder: Path) -> dict[str, Any]:
+    """Returns the content of a run's `config.json`, or an empty dict if there is none.
+
+    Raises:
+      CorruptFileError: If the file is damaged.
+    """
+    config: Any = {}
+    with suppress(FileNotFoundError):
+        try:
+            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise CorruptFileError(f"{folder / CONFIG_FILE} is not valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise CorruptFileError(f"{folder / CONFIG_FILE} must contain a JSON object, got a {type(config).__name__}")
+    return config

@@ -1,0 +1,387 @@
+"""The options of a training run, each declared once: type, range, default and text.
+
+The command line, gin files, the table in the documentation and the validation are derived from these declarations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
+
+from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward
+
+if TYPE_CHECKING:
+    from .data import TrainingData
+
+#: Value of `env` that selects the environment of the dataset.
+AUTO = "auto"
+#: Value of `reference_returns` that selects D4RL's.
+D4RL = "d4rl"
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of an option, stored in the metadata of its field in `TrainingConfig`.
+
+    Attributes:
+      text: description that stands alone, for `--help` and the documentation.
+      group: heading in `--help`.
+      minimum: lowest number; None if there is none.
+      maximum: highest number; None if there is none.
+      excludes_minimum: whether numbers must be greater than `minimum`.
+      choices: allowed strings; empty if any value is allowed.
+      metavar: placeholder of the value in `--help`.
+      default_text: description of the default if the value itself does not say enough.
+      identifies: whether runs with different values are different runs, so that one cannot continue the other.
+    """
+
+    text: str
+    group: str
+    minimum: float | None = None
+    maximum: float | None = None
+    excludes_minimum: bool = False
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    default_text: str | None = None
+    identifies: bool = False
+
+    def require_valid(self, name: str, value: Any, kind: type) -> None:
+        """Raises `TypeError` or `ValueError` unless a value has the type of the option and is in its range."""
+        if self.choices:
+            require_one_of(name, value, self.choices)
+        elif kind is bool and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+        elif kind is int:
+            require_count(name, value, int(self.minimum or 0))
+        elif kind is float:
+            low, high = self.minimum, self.maximum
+            require_number(name, value, -math.inf if low is None else low, math.inf if high is None else high)
+            if self.excludes_minimum and value == low:
+                raise ValueError(f"{name} must be greater than {low:g}, got {value!r}")
+
+
+def _option(text: str, group: str, *, default: Any = MISSING, **declaration: Any) -> Any:
+    metadata = {"option": Option(text, group, **declaration)}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The options of a training run. Creating one checks every value, before any data are read.
+
+    `batch_size` and `normalize_observations` are None in a call to choose what was published for the algorithm; the
+    attributes then contain that choice.
+
+    Raises:
+      ValueError, TypeError: If an option is out of its range or of the wrong type, if options contradict each other, or
+        if there is no such algorithm; the message names the option.
+    """
+
+    algo: str = _option(
+        f"Algorithm to train: {', '.join(ALGORITHMS)}. `rlds2reverb agents` describes them.",
+        "Run",
+        metavar="NAME",
+        identifies=True,
+    )
+    steps: int = _option("Total number of gradient updates.", "Run", default=100_000, minimum=1)
+    seed: int = _option(
+        "Random seed for weight initialisation, batch sampling and noise.",
+        "Run",
+        default=0,
+        minimum=0,
+        identifies=True,
+    )
+    deterministic: bool = _option(
+        "Make runs with the same seed bit-identical, even if they are continued; slower.", "Run", default=False
+    )
+    allow_config_mismatch: bool = _option(
+        "Continue a run even if its data or options differ from those of this call.", "Run", default=False
+    )
+    hyperparameters: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "option": Option(
+                "Hyperparameter of the agent, such as hidden_sizes=(64,64); `rlds2reverb agents NAME` lists them.",
+                "Agent",
+                metavar="NAME=VALUE",
+                default_text="as published",
+            )
+        },
+    )
+    gamma: float = _option("Discount factor.", "Agent", default=0.99, minimum=0, maximum=1, identifies=True)
+    n_step: int = _option("Number of steps that a transition spans.", "Agent", default=1, minimum=1, identifies=True)
+    jit_compile: bool = _option("Compile the gradient update with XLA.", "Agent", default=False)
+    batch_size: int | None = _option(
+        "Items per batch.",
+        "Batches",
+        default=None,
+        minimum=1,
+        default_text="as published for the algorithm, mostly 256",
+        identifies=True,
+    )
+    sampler: str = _option(
+        "How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose "
+        "priorities are updated with TD errors.",
+        "Batches",
+        default="uniform",
+        choices=("uniform", "prioritized"),
+        identifies=True,
+    )
+    top_percent: float | None = _option(
+        "Train only on the P percent of episodes with the highest return.",
+        "Batches",
+        default=None,
+        minimum=0,
+        excludes_minimum=True,
+        maximum=100,
+        metavar="P",
+        default_text="all episodes",
+        identifies=True,
+    )
+    env: Any = _option(
+        "Gymnasium environment to evaluate in, such as Hopper-v5 or my_module:MyEnv-v0, or 'none'.",
+        "Evaluation",
+        default=AUTO,
+        metavar="ID",
+        default_text="the dataset's own, or derived from its name",
+    )
+    eval_every: int = _option("Number of updates between evaluations.", "Evaluation", default=5_000, minimum=1)
+    eval_episodes: int = _option(
+        "Number of episodes per evaluation; their seeds are 0, 1, ...", "Evaluation", default=10, minimum=1
+    )
+    reference_returns: Any = _option(
+        "Returns of a random policy and an expert, which define the scores 0 and 100: two numbers, 'd4rl' for D4RL's "
+        'own, or a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.',
+        "Evaluation",
+        default=None,
+        metavar="FILE|d4rl",
+        default_text="no scores",
+    )
+    checkpoint_every: int = _option(
+        "Number of updates between checkpoints.", "Checkpoints and logs", default=10_000, minimum=1
+    )
+    keep_checkpoints: int = _option(
+        "Number of checkpoints to keep; older ones are deleted.", "Checkpoints and logs", default=3, minimum=1
+    )
+    log_every: int = _option(
+        "Number of updates between progress lines.", "Checkpoints and logs", default=500, minimum=1
+    )
+    drop_fields: tuple[str, ...] = _option(
+        "Drop a field, such as observation/mission.", "Preprocessing", default=(), metavar="PATH", identifies=True
+    )
+    cut_at_terminal: bool = _option(
+        "End each episode at its first terminal step.", "Preprocessing", default=False, identifies=True
+    )
+    reward: str | None = _option(
+        f"Transform rewards: {', '.join(REWARD_RECIPES)}, or scale:SCALE[:SHIFT] for (r - SHIFT) * SCALE.",
+        "Preprocessing",
+        default=None,
+        metavar="RECIPE",
+        default_text="unchanged",
+        identifies=True,
+    )
+    normalize_observations: bool | None = _option(
+        "Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset.",
+        "Preprocessing",
+        default=None,
+        default_text="as published for the algorithm, mostly not",
+        identifies=True,
+    )
+    clip_actions: bool = _option(
+        "Clip actions to their bounds, less a margin of 1e-5 of the half width; the bounds are the environment's, or "
+        "[-1, 1] if unknown.",
+        "Preprocessing",
+        default=False,
+        identifies=True,
+    )
+
+    def __post_init__(self) -> None:
+        kinds = option_types()
+        for name, option in declared_options().items():
+            value = getattr(self, name)
+            if value is not None or not kinds[name][1]:
+                option.require_valid(name, value, kinds[name][0])
+        algorithm = get_algorithm(self.algo)
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", algorithm.batch_size)
+        if self.normalize_observations is None:
+            object.__setattr__(self, "normalize_observations", algorithm.normalizes_observations)
+        object.__setattr__(self, "drop_fields", tuple(self.drop_fields))
+        object.__setattr__(self, "hyperparameters", dict(self.hyperparameters))
+        if self.reward is not None:
+            parse_reward(self.reward)
+        _require_reference_returns(self.reference_returns)
+        self._require_consistent()
+
+    def _require_consistent(self) -> None:
+        algorithm = get_algorithm(self.algo)
+        if algorithm.items == "trajectories" and self.n_step > 1:
+            raise ValueError(f"{self.algo} requires n_step=1, because it learns from the next action as well")
+        if self.sampler == "prioritized" and not algorithm.has_td_errors:
+            raise ValueError(f"{self.algo} requires sampler='uniform': it has no TD errors to use as priorities")
+        if self.deterministic and self.sampler == "prioritized":
+            raise ValueError("deterministic=True requires sampler='uniform'; servers sample nondeterministically")
+        if "discount" in self.hyperparameters:
+            raise ValueError("'discount' cannot be set here because it must match the stored items; set gamma instead")
+
+    @classmethod
+    def from_gin(
+        cls, algo: str, *, presets: Iterable[str] = (), gin_files: Iterable[str | Path] = (), **options: Any
+    ) -> TrainingConfig:
+        """Creates a configuration from published presets and gin files.
+
+        Options of this call take precedence over files, files over presets, and presets over the defaults.
+
+        Args:
+          algo: name of the algorithm.
+          presets: names of presets, such as 'iql-antmaze'; see `preset_names`.
+          gin_files: paths of gin files with bindings such as `IQLAgent.expectile = 0.9` and `train.gamma = 0.995`.
+          **options: see the attributes of the class.
+
+        Raises:
+          ValueError: If there is no such preset, if a file cannot be read or sets something else, or as for the class.
+        """
+        from rlds2reverb.learners.agents import read_gin
+
+        from .presets import preset_path
+
+        paths = [*map(preset_path, presets), *map(Path, gin_files)]
+        if not paths:
+            return cls(algo, **options)
+        run_options, hyperparameters = read_gin(paths, algo)
+        hyperparameters = {**hyperparameters, **options.pop("hyperparameters", {})}
+        return cls(algo, hyperparameters=hyperparameters, **{**run_options, **options})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainingConfig:
+        """Creates a configuration from the result of `as_dict`, such as `load_run(path).configuration`.
+
+        Raises:
+          ValueError: If an option is missing or unknown, or as for the class.
+        """
+        known = declared_options()
+        unknown = [name for name in values if name not in known]
+        if unknown or "algo" not in values:
+            raise ValueError(
+                f"a configuration must contain 'algo' and only options of TrainingConfig, got {sorted(values)}"
+            )
+        return cls(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns all options as JSON values; an environment that is not given by its id, by its name."""
+        values = {option: getattr(self, option) for option in declared_options()}
+        return dict(json.loads(json.dumps(values, default=_describe)))
+
+    def replace(self, **options: Any) -> TrainingConfig:
+        """Returns a configuration with some options changed."""
+        return replace(self, **options)
+
+    @cached_property
+    def resolved_hyperparameters(self) -> dict[str, Any]:
+        """The agent's hyperparameters: those of this configuration, then gin's, then the published ones.
+
+        Those that the run determines are included: the discount is `gamma`, and the length of schedules is `steps`.
+
+        Raises:
+          ValueError, TypeError: If the algorithm has no such hyperparameter, or a value is out of its range.
+        """
+        from rlds2reverb.learners.agents import get_hyperparameters, resolve_hyperparameters
+
+        determined = {"discount": self.gamma, "num_updates": self.steps, "seed": self.seed}
+        names = get_hyperparameters(self.algo)
+        determined = {name: value for name, value in determined.items() if name in names}
+        return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
+
+    def settings(self, environment: str | None) -> dict[str, Any]:
+        """Returns the part of `identity` that is known before the data are read, as JSON values.
+
+        Args:
+          environment: name of the evaluation environment; None without evaluation.
+        """
+        names = [name for name, option in declared_options().items() if option.identifies]
+        # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
+        derived = {"discount", "seed"} | ({"num_updates"} - self.hyperparameters.keys())
+        hyperparameters = {
+            f"hyperparameter {name}": value
+            for name, value in self.resolved_hyperparameters.items()
+            if name not in derived and not name.startswith("observation_")
+        }
+        values = {**{name: getattr(self, name) for name in names}, **hyperparameters, "environment": environment}
+        return dict(json.loads(json.dumps(values, default=_describe)))
+
+    def identity(self, data: TrainingData, environment: str | None) -> dict[str, Any]:
+        """Returns what distinguishes this run from others, as JSON values.
+
+        A checkpoint belongs to a run if the identities are equal, and the runs of one learning curve differ only in
+        `seed`.
+
+        Args:
+          data: the data of the run.
+          environment: name of the evaluation environment; None without evaluation.
+        """
+        return {**self.settings(environment), **data.identity()}
+
+
+def declared_options() -> dict[str, Option]:
+    """Returns the declaration of every option of `TrainingConfig` by name."""
+    return {each.name: each.metadata["option"] for each in fields(TrainingConfig)}
+
+
+def option_types() -> dict[str, tuple[Any, bool]]:
+    """Returns the type of every option of `TrainingConfig` by name, and whether it may be None."""
+    types = {}
+    for name, hint in get_type_hints(TrainingConfig).items():
+        if name not in declared_options():
+            continue
+        alternatives = get_args(hint)
+        is_optional = type(None) in alternatives
+        types[name] = (alternatives[0] if is_optional else hint, is_optional)
+    return types
+
+
+def default_text(name: str) -> str:
+    """Returns a description of an option's default."""
+    option = declared_options()[name]
+    if option.default_text is not None:
+        return option.default_text
+    default = next(each.default for each in fields(TrainingConfig) if each.name == name)
+    if default is MISSING:
+        return "required"
+    return {False: "no", (): "none"}.get(default, f"{default:,}" if isinstance(default, int) else str(default))
+
+
+def options_table() -> str:
+    """Returns the documentation's table of all options, in Markdown."""
+    rows = ["| option | default | |", "|---|---|---|"]
+    rows += [f"| `{name}` | {default_text(name)} | {option.text} |" for name, option in declared_options().items()]
+    return "\n".join(rows) + "\n"
+
+
+def _require_reference_returns(value: Any) -> None:
+    if value is None or isinstance(value, (str, Path)):
+        return
+    try:
+        random, expert = map(float, value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"reference_returns must be two numbers, {D4RL!r}, or the path of a JSON file, got {value!r}"
+        ) from None
+    if random == expert:
+        raise ValueError(f"the two reference_returns must differ, got {random:g} for both")
+
+
+def _describe(value: Any) -> Any:
+    """Returns a JSON value for an object that JSON cannot represent."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
