@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 WIDTH = 80
 #: Values of at most this many words, such as commands and paths, are not wrapped, so that they can be copied.
@@ -54,3 +55,9 @@ def format_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
     )
+
+
+def suggest(name: str, valid_names: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name: `; did you mean 'NAME'?`, or '' if no name is similar."""
+    similar = difflib.get_close_matches(name, list(valid_names), 1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
