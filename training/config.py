@@ -13,10 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
+import numpy as np
+import tree
+from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward
+from rlds2reverb.specs import describe
 
 if TYPE_CHECKING:
     from .data import TrainingData
@@ -295,9 +298,8 @@ class TrainingConfig:
         """
         from rlds2reverb.learners.agents import get_hyperparameters, resolve_hyperparameters
 
-        determined = {"discount": self.gamma, "num_updates": self.steps, "seed": self.seed}
         names = get_hyperparameters(self.algo)
-        determined = {name: value for name, value in determined.items() if name in names}
+        determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
 
     def settings(self, environment: str | None) -> dict[str, Any]:
@@ -308,7 +310,7 @@ class TrainingConfig:
         """
         names = [name for name, option in declared_options().items() if option.identifies]
         # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
-        derived = {"discount", "seed"} | ({"num_updates"} - self.hyperparameters.keys())
+        derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()
         hyperparameters = {
             f"hyperparameter {name}": value
             for name, value in self.resolved_hyperparameters.items()
@@ -327,7 +329,13 @@ class TrainingConfig:
           data: the data of the run.
           environment: name of the evaluation environment; None without evaluation.
         """
-        return {**self.settings(environment), **data.identity()}
+        action = data.action_spec
+        return {
+            **self.settings(environment),
+            "data": data.fingerprint,
+            "observations": str(tree.map_structure(describe, data.time_step_spec.observation)),
+            "actions": f"{describe(action)} in [{_format(action.minimum)}, {_format(action.maximum)}]",
+        }
 
 
 def declared_options() -> dict[str, Option]:
@@ -355,13 +363,35 @@ def default_text(name: str) -> str:
     default = next(each.default for each in fields(TrainingConfig) if each.name == name)
     if default is MISSING:
         return "required"
-    return {False: "no", (): "none"}.get(default, f"{default:,}" if isinstance(default, int) else str(default))
+    if default is False or default == ():
+        return "no" if default is False else "none"
+    return f"{default:,}" if isinstance(default, int) else str(default)
+
+
+def values_text(name: str) -> str:
+    """Returns a description of an option's allowed values."""
+    option, (kind, is_optional) = declared_options()[name], option_types()[name]
+    if option.choices:
+        return " or ".join(option.choices)
+    if kind is bool:
+        text = "True or False"
+    elif kind is int:
+        text = f"integer >= {option.minimum:g}"
+    elif kind is float:
+        text = f"number in {'(' if option.excludes_minimum else '['}{option.minimum:g}, {option.maximum:g}]"
+    else:
+        text = {"hyperparameters": "dict", "drop_fields": "paths", "env": "see below"}.get(name, "text")
+        text = "two numbers or text" if name == "reference_returns" else text
+    return f"{text}, or None" if is_optional else text
 
 
 def options_table() -> str:
     """Returns the documentation's table of all options, in Markdown."""
-    rows = ["| option | default | |", "|---|---|---|"]
-    rows += [f"| `{name}` | {default_text(name)} | {option.text} |" for name, option in declared_options().items()]
+    rows = ["| option | values | default | |", "|---|---|---|---|"]
+    rows += [
+        f"| `{name}` | {values_text(name)} | {default_text(name)} | {option.text} |"
+        for name, option in declared_options().items()
+    ]
     return "\n".join(rows) + "\n"
 
 
@@ -376,6 +406,12 @@ def _require_reference_returns(value: Any) -> None:
         ) from None
     if random == expert:
         raise ValueError(f"the two reference_returns must differ, got {random:g} for both")
+
+
+def _format(bound: Any) -> str:
+    """Returns the lower or upper bounds of actions: one number if all are equal."""
+    values = list(dict.fromkeys(np.ravel(bound).tolist()))
+    return f"{values[0]:g}" if len(values) == 1 else str(np.ravel(bound).tolist())
 
 
 def _describe(value: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Uses of TensorFlow internals: serialised specs, the graph of a dataset, and a dataset that serves as a clock."""
+"""Uses of TensorFlow internals: serialised specs, the graph of a dataset, a clock as a dataset, and determinism."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import struct_pb2
+from tensorflow.python.framework import config
 from tensorflow.python.saved_model import nested_structure_coder
 
 from .versions import require_version
@@ -66,3 +69,15 @@ def make_clock(tick_secs: float) -> tf.data.Dataset:
         output_shapes=[()],
     )
     return tf.data.experimental.from_variant(delayed, numbers.element_spec)
+
+
+@contextmanager
+def op_determinism() -> Iterator[None]:
+    """Makes TensorFlow's operations deterministic during the context; for the whole process, and slower."""
+    was_enabled = config.is_op_determinism_enabled()
+    config.enable_op_determinism()
+    try:
+        yield
+    finally:
+        if not was_enabled:
+            config.disable_op_determinism()

@@ -1,0 +1,137 @@
+"""The progress of a training run on stderr: live on a terminal and in a notebook, a line per log entry elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+
+class Progress:
+    """Prints notes, warnings, the current activity, and the numbers that a learner logs.
+
+    On a terminal and in a notebook the latest numbers replace the previous ones, and evaluations stay visible.
+    """
+
+    def __init__(self, num_iterations: int, *, quiet: bool = False, translate: Callable[[str], str] = str):
+        """Prints nothing yet.
+
+        Args:
+          num_iterations: total number of iterations of the run.
+          quiet: whether to print only notes and warnings.
+          translate: function applied to notes and warnings.
+        """
+        self._total, self._quiet, self._translate = num_iterations, quiet, translate
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._line: _LiveLine = _NotebookLine() if _in_notebook() else _TerminalLine(self._console)
+        self._score = ""
+
+    def note(self, sentence: str) -> None:
+        """Prints a note."""
+        self._line.print(self._translate(sentence))
+
+    def warn(self, sentence: str) -> None:
+        """Prints a warning."""
+        self._line.clear()
+        self._console.print(f"[yellow]warning:[/] {escape(self._translate(sentence))}")
+
+    @contextmanager
+    def activity(self, description: str) -> Iterator[None]:
+        """Shows what is being done during the context, if it can be shown live."""
+        if self._quiet or not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(f"{escape(description)} ..."):
+            yield
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Prints the numbers logged after `step` iterations: an evaluation, or losses and rates."""
+        if self._quiet:
+            return
+        if "evaluation/mean_return" in numbers:
+            score = f" score {numbers['evaluation/score']:.1f}" if "evaluation/score" in numbers else ""
+            self._score = f"return {numbers['evaluation/mean_return']:,.1f}{score}"
+            self._line.print(f"{step:>9,} of {self._total:,}   {self._score}")
+        else:
+            self._line.show(self._format_numbers(step, numbers))
+
+    def _format_numbers(self, step: int, numbers: Mapping[str, float]) -> str:
+        rate = numbers.get("steps_per_sec", 0.0)
+        parts = [f"{step:>9,} of {self._total:,}", f"loss {numbers.get('loss', float('nan')):.4g}"]
+        if rate:
+            parts += [f"{rate:,.0f} steps/s", f"data wait {numbers['data_wait_share']:.0%}"]
+        if rate and step < self._total:
+            secs = (self._total - step) / rate
+            parts.append(f"{secs:.0f} s left" if secs < 60 else f"{secs / 60:.1f} min left")
+        if self._score and self._line.is_live:  # Elsewhere the score is on a previous line.
+            parts.insert(2, self._score)
+        return "   ".join(parts)
+
+    def close(self) -> None:
+        """Ends the live line."""
+        self._line.clear()
+
+
+class _TerminalLine:
+    """A line on stderr that is overwritten on a terminal; elsewhere every text is a line of its own."""
+
+    def __init__(self, console: Console):
+        self.is_live = console.is_terminal
+
+    def show(self, text: str) -> None:
+        """Shows a text until the next one is shown or printed."""
+        print(f"\r\x1b[K{text}" if self.is_live else text, end="" if self.is_live else "\n", file=sys.stderr, flush=True)
+
+    def print(self, text: str) -> None:
+        """Prints a text that stays visible."""
+        self.clear()
+        print(text, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Removes the text that is shown."""
+        if self.is_live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+class _NotebookLine:
+    """A text below a notebook cell that is replaced in place."""
+
+    is_live = True
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        """Shows a text until the next one is shown or printed."""
+        from IPython.display import display
+
+        data = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def print(self, text: str) -> None:
+        """Prints a text that stays visible."""
+        if self._handle is None:
+            print(text, flush=True)
+        else:  # The live text becomes the printed one, and the next live text appears below it.
+            self.show(text)
+            self._handle = None
+
+    def clear(self) -> None:
+        """Leaves the text that is shown."""
+
+
+_LiveLine = _TerminalLine | _NotebookLine
+
+
+def _in_notebook() -> bool:
+    """Returns whether the code runs in an IPython kernel, such as that of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel")

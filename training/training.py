@@ -1,0 +1,326 @@
+"""Training: a dataset in, a trained run out."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb.learners import Evaluator, Learner, read_reference_returns
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
+from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
+
+from rlds2reverb._internals.tensorflow import op_determinism
+from rlds2reverb.errors import CheckpointError, SpecMismatchError
+from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
+
+from .batches import open_batches
+from .config import AUTO, D4RL, TrainingConfig
+from .data import TrainingData, open_data, open_source
+from .environment import Environment, resolve_environment
+from .progress import Progress
+
+
+class Training:
+    """One training run, and its parts.
+
+        with Training("hopper_medium-v2.hdf5", TrainingConfig("iql"), "runs/iql") as training:
+            print(training.data.behaviour_return)
+            run = training.run()
+
+    Creating one reads and validates the data, creates the agent and, if the directory contains a run, restores it.
+
+    Attributes:
+      config: the `TrainingConfig`.
+      data: the `TrainingData`.
+      environment: the `Environment` of the evaluations; None without evaluation.
+      evaluator: the `Evaluator`; None without evaluation.
+      agent: the agent.
+      learner: the `Learner`, with its hooks.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        config: TrainingConfig,
+        run_dir: str | Path,
+        *,
+        progress: Progress | None = None,
+        repeat: str | None = None,
+    ):
+        """Prepares the run.
+
+        Args:
+          source: any source of `load` (a path, a name, a `Source`, a list or a generator function of episodes); the
+            address of a server, a directory that `ingest` wrote, or a pair (server, table).
+          config: the options.
+          run_dir: directory of the run, created if missing. If it contains a run, that run is continued.
+          progress: prints notes and progress; None prints nothing.
+          repeat: command for `repeat.txt`; None for a Python command, if the source is a path or a name.
+
+        Raises:
+          CheckpointError: If the directory contains a different run, and the configuration does not allow that.
+          ResourceInUseError: If another process trains in the directory.
+          SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
+            cannot learn from; as `Evaluator`, for an environment that does not match the data.
+        """
+        self.config, self.run_dir = config, Path(run_dir)
+        self._progress = progress or Progress(config.steps, quiet=True)
+        config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
+        with ExitStack() as stack:
+            stack.callback(self._progress.close)
+            if config.deterministic:
+                stack.enter_context(op_determinism())
+            repeat = repeat or _python_command(source, config, self.run_dir)
+            with self._progress.activity("opening the data"):
+                source = open_source(source)
+            self.environment = self._find_environment(source)
+            self.evaluator = self._make_evaluator()
+            self._require_same_settings()
+            self.data = self._open_data(source)
+            self.agent = make_agent(
+                config.algo,
+                self.data.time_step_spec,
+                self.data.action_spec,
+                **self._hyperparameters(),
+            )
+            batches = stack.enter_context(open_batches(self.data, config))
+            self.learner = stack.enter_context(
+                Learner(
+                    self.run_dir,
+                    self.agent,
+                    batches.feed,
+                    priorities=batches.priorities,
+                    replay=batches.replay,
+                    hooks=self._make_hooks(),
+                    jit_compile=config.jit_compile,
+                    identity=config.identity(self.data, self.environment_name),
+                    keep_checkpoints=config.keep_checkpoints,
+                    on_log=self._progress.log,
+                )
+            )
+            self._restore(batches.fill)
+            self._write_config(repeat)
+            self._resources = stack.pop_all()
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Releases the run directory and stops what the run has started. Idempotent."""
+        self._resources.close()
+
+    @property
+    def environment_name(self) -> str | None:
+        """The name of the evaluation environment, or None."""
+        return None if self.evaluator is None else self.evaluator.name
+
+    def run(self) -> Run:
+        """Trains until `config.steps` updates are done in total, exports the policies, and returns the run.
+
+        SIGTERM and SIGINT, and so an interrupted notebook cell, save a checkpoint and end the run early;
+        `learner.stop_reason` then names the signal. Running the same training again continues it.
+
+        Raises:
+          TrainingDivergedError: If the loss or a weight is not finite.
+          ServerUnavailableError: If a server with the data is lost.
+        """
+        self.learner.start(self.config.steps)
+        with self._progress.activity("exporting the policy"):
+            self.learner.export_policy(self.run_dir / POLICY_FOLDER)
+            if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER) is None:
+                shutil.rmtree(self.run_dir / BEST_POLICY_FOLDER, ignore_errors=True)
+            run = load_run(self.run_dir)
+            if run.best_return is not None:
+                run.plot(self.run_dir / "curve.png")
+        if self.learner.stop_reason:
+            self._progress.note(f"stopped by {self.learner.stop_reason} after {self.learner.step:,} updates")
+        return run
+
+    def _find_environment(self, source: Any) -> Environment | None:
+        environment = resolve_environment(self.config.env, source)
+        if environment is not None and environment.note:
+            self._progress.note(environment.note)
+        return environment
+
+    def _make_evaluator(self) -> Evaluator | None:
+        config, environment = self.config, self.environment
+        if environment is None or environment.make_env is None:
+            return None
+        references = _resolve_reference_returns(config.reference_returns, environment.name)
+        try:
+            return Evaluator(environment.make_env, num_episodes=config.eval_episodes, reference_returns=references)
+        except ImportError as error:
+            self._progress.warn(f"no evaluation: {error}")
+            return None
+
+    def _require_same_settings(self) -> None:
+        """Raises `CheckpointError` before the data are read if the directory contains a run with other settings."""
+        saved = read_run_config(self.run_dir).get("identity") if self.run_dir.is_dir() else None
+        if not saved or self.config.allow_config_mismatch or not any(self.run_dir.glob("checkpoints/*")):
+            return
+        settings = self.config.settings(self.environment_name)
+        if self.config.env == AUTO:  # The data may turn out not to match the environment.
+            settings.pop("environment")
+        differences = [f"{name} was {saved.get(name)}, is now {value}" for name, value in settings.items()
+                       if name in saved and saved[name] != value]  # fmt: skip
+        if differences:
+            raise CheckpointError(
+                f"{self.run_dir} contains a different run: {'; '.join(differences)}; use a different run_dir, or "
+                "continue with allow_config_mismatch=True"
+            )
+
+    def _open_data(self, source: Any) -> TrainingData:
+        """Returns the data; without evaluation if the environment of the dataset's name does not match them."""
+        try:
+            data = self._read(source)
+            if self.evaluator is not None:
+                self.evaluator.require_observations(data.time_step_spec.observation)
+        except SpecMismatchError as error:
+            if self.evaluator is None or self.config.env != AUTO:
+                raise
+            self._progress.warn(f"no evaluation, pass env= to choose an environment: {error}")
+            self.environment = self.evaluator = None
+            data = self._read(source)
+        for note in data.notes:
+            self._progress.note(note)
+        for warning in data.warnings:
+            self._progress.warn(warning)
+        return data
+
+    def _read(self, source: Any) -> TrainingData:
+        action_space = None if self.evaluator is None else self.evaluator.action_space
+        with self._progress.activity("reading the data"):
+            return open_data(source, self.config, action_space=action_space)
+
+    def _hyperparameters(self) -> dict[str, Any]:
+        """Returns the agent's hyperparameters, with the statistics of the data unless the user has set others."""
+        values, moments = dict(self.config.resolved_hyperparameters), self.data.moments
+        is_set = values["observation_mean"] is not None or values["observation_std"] is not None
+        if self.config.normalize_observations and moments is not None and not is_set:
+            values |= {"observation_mean": moments.mean, "observation_std": moments.std}
+        return values
+
+    def _make_hooks(self) -> list[LearnerHook]:
+        config = self.config
+        hooks: list[LearnerHook] = [
+            LogShowHook(every=config.log_every),
+            SaveCkptHook(every=config.checkpoint_every),
+            SaveCkptHook(position="after_run"),
+        ]
+        if self.evaluator is not None:
+            hooks.append(EvaluateHook(self.evaluator.evaluate, every=config.eval_every))
+            hooks.append(EvaluateHook(self.evaluator.evaluate, position="after_run"))
+        return hooks
+
+    def _restore(self, fill: Callable[[], None]) -> None:
+        """Continues the run in the directory, or fills the table of a new one."""
+        with self._progress.activity("preparing the update"):
+            if not self.learner.load_checkpoint(allow_config_mismatch=self.config.allow_config_mismatch):
+                fill()
+                return
+        self._progress.note(f"continuing from iteration {self.learner.step:,}")
+        steps_before = load_run(self.run_dir).configuration.get("steps", self.config.steps)
+        if steps_before != self.config.steps and self.config.resolved_hyperparameters.get("num_updates"):
+            self._progress.note(
+                f"the actor's learning rate schedule now ends after {self.config.steps:,} updates instead of "
+                f"{steps_before:,}"
+            )
+
+    def _write_config(self, repeat: str | None) -> None:
+        hyperparameters = {
+            name: value  # The exported policies contain the statistics.
+            for name, value in self.config.resolved_hyperparameters.items()
+            if not name.startswith("observation_")
+        }
+        data = self.data
+        self.learner.run.write_config(
+            {
+                "configuration": self.config.as_dict(),
+                "hyperparameters": hyperparameters,
+                "identity": self.config.identity(data, self.environment_name),
+                "data": {
+                    "source": data.name,
+                    "fingerprint": data.fingerprint,
+                    "behaviour_return": data.behaviour_return,
+                },
+                "environment": self.environment_name,
+                "reference_returns": self.evaluator.reference_returns if self.evaluator else None,
+            },
+            repeat=repeat,
+        )
+
+
+def train(
+    source: Any,
+    algo: str,
+    run_dir: str | Path,
+    *,
+    presets: Iterable[str] = (),
+    gin_files: Iterable[str | Path] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Run:
+    """Trains an agent from a dataset and evaluates it; the same call continues a run that was interrupted or killed.
+
+        run = train("hopper_medium-v2.hdf5", "iql", "runs/iql", steps=20_000, hyperparameters={"expectile": 0.8})
+        print(run.best_return)
+        run.plot()
+
+    Args:
+      source: the data; see `Training`.
+      algo: name of the algorithm, such as 'iql'; see `rlds2reverb agents`.
+      run_dir: directory of the run, created if missing.
+      presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
+      gin_files: gin files with further settings.
+      progress: whether to show progress on stderr or in the notebook; notes and warnings are always shown.
+      **options: options of `TrainingConfig`.
+
+    Returns:
+      The run, which `load_run(run_dir)` loads again at any time. If the call was interrupted, the run is incomplete.
+
+    Raises:
+      ValueError, TypeError: If an option is invalid; see `TrainingConfig`.
+      TrainingDivergedError: If the loss or a weight is not finite.
+      Exception: See `Training`.
+    """
+    config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
+    with Training(source, config, run_dir, progress=Progress(config.steps, quiet=not progress)) as training:
+        return training.run()
+
+
+def _resolve_reference_returns(value: Any, environment: str) -> tuple[float, float] | None:
+    """Returns the pair that the option `reference_returns` describes for an environment.
+
+    Raises:
+      ValueError: If D4RL or the file has no reference returns for the environment.
+    """
+    if value is None:
+        return None
+    if value == D4RL:
+        key = d4rl_environment(environment)
+        if key is None:
+            raise ValueError(f"D4RL has no reference_returns for {environment}; pass two numbers or a JSON file")
+        return REFERENCE_RETURNS[key]
+    if isinstance(value, (str, Path)):
+        return read_reference_returns(value, environment)
+    random, expert = value
+    return float(random), float(expert)
+
+
+def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str | None:
+    """Returns a shell command that repeats the run from any directory, or None if the data are objects in memory."""
+    values = config.as_dict()
+    if not isinstance(source, (str, Path)) or values["env"] != config.env:
+        return None
+    call = f"Training({str(source)!r}, TrainingConfig.from_dict({values!r}), {str(run_dir)!r}).run()"
+    code = f"from rlds2reverb.training import Training, TrainingConfig; {call}"
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
