@@ -11,18 +11,25 @@ from .cql import CQLAgent, conservative_penalty
 from .discrete_actors import CategoricalActor, EpsilonGreedyActor
 from .discrete_bc import DiscreteBCAgent
 from .dqn import DQNAgent
+from .gin_settings import GinSettings, read_gin
+from .hyperparameters import Hyperparameter, Range
 from .iql import IQLAgent
 from .networks import MLP, GaussianActor, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .policies import ActorPolicy
 from .rebrac import ReBRACAgent
-from .registry import AGENTS, get_hyperparameters, is_set_by_gin, make_agent, resolve_hyperparameters
+from .registry import (
+    get_agent_class,
+    get_hyperparameters,
+    make_agent,
+    parse_hyperparameter,
+    resolve_hyperparameters,
+)
 from .spaces import BoundedActions, DiscreteActions, Observations
 from .squashed_gaussian import SquashedGaussianActor
 from .td3_bc import TD3BCAgent
 
 __all__ = [
-    "AGENTS",
     "MLP",
     "AWACAgent",
     "ActorPolicy",
@@ -37,17 +44,22 @@ __all__ = [
     "DiscreteBCAgent",
     "EpsilonGreedyActor",
     "GaussianActor",
+    "GinSettings",
+    "Hyperparameter",
     "IQLAgent",
     "Observations",
     "OfflineAgent",
+    "Range",
     "ReBRACAgent",
     "SquashedGaussianActor",
     "TD3BCAgent",
     "TanhActor",
     "conservative_penalty",
     "critic_values",
+    "get_agent_class",
     "get_hyperparameters",
-    "is_set_by_gin",
     "make_agent",
+    "parse_hyperparameter",
+    "read_gin",
     "resolve_hyperparameters",
 ]

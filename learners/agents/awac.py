@@ -1,18 +1,26 @@
 """Advantage-weighted actor-critic (AWAC)."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import gin
 import tensorflow as tf
 
 from .adam import Adam
+from .hyperparameters import (
+    Fraction,
+    LayerSizes,
+    LogStdBounds,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .networks import MLP, GaussianActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .spaces import BoundedActions, Observations
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class AWACAgent(OfflineAgent):
     """AWAC (Nair, Gupta, Dalal & Levine 2020, "AWAC: Accelerating Online RL with Offline Datasets").
 
@@ -33,18 +41,18 @@ class AWACAgent(OfflineAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        actor_hidden_sizes: Sequence[int] = (256, 256, 256, 256),
-        hidden_sizes: Sequence[int] = (256, 256),
-        actor_learning_rate: float = 3e-4,
-        critic_learning_rate: float = 3e-4,
-        actor_weight_decay: float = 1e-4,
-        discount: float = 0.99,
-        target_update_rate: float = 0.005,
-        lambda_: float = 1.0,
+        seed: Seed = 0,
+        actor_hidden_sizes: LayerSizes = (256, 256, 256, 256),
+        hidden_sizes: LayerSizes = (256, 256),
+        actor_learning_rate: Positive = 3e-4,
+        critic_learning_rate: Positive = 3e-4,
+        actor_weight_decay: NonNegative = 1e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        lambda_: Positive = 1.0,
         normalize_weights: bool = True,
-        max_weight: float = 100.0,
-        log_std_bounds: tuple[float, float] = (-6.0, 0.0),
+        max_weight: Positive = 100.0,
+        log_std_bounds: LogStdBounds = (-6.0, 0.0),
     ) -> None:
         """Creates the networks, and target networks for the critics.
 

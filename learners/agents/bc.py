@@ -1,18 +1,17 @@
 """Behavioural cloning of continuous actions."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-import gin
 import tensorflow as tf
 
 from .adam import Adam
+from .hyperparameters import LayerSizes, NonNegative, Positive, Seed, configurable
 from .networks import MLP, GaussianActor, TanhActor
 from .offline_agent import Batch, OfflineAgent
 from .spaces import BoundedActions, Observations
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class BCAgent(OfflineAgent):
     """Behavioural cloning: the actor is fitted to the data's actions.
 
@@ -30,11 +29,11 @@ class BCAgent(OfflineAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        hidden_sizes: Sequence[int] = (256, 256),
-        learning_rate: float = 3e-4,
-        distribution: str = "deterministic",
-        exploration_noise: float = 0.1,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256),
+        learning_rate: Positive = 3e-4,
+        distribution: Literal["deterministic", "gaussian"] = "deterministic",
+        exploration_noise: NonNegative = 0.1,
     ) -> None:
         """Creates the network.
 
@@ -50,12 +49,7 @@ class BCAgent(OfflineAgent):
           learning_rate: Adam's learning rate.
           distribution: "deterministic" or "gaussian".
           exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
-
-        Raises:
-          ValueError: If `distribution` has a different value.
         """
-        if distribution not in ("deterministic", "gaussian"):
-            raise ValueError(f"distribution must be 'deterministic' or 'gaussian', got {distribution!r}")
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         network = MLP([observations.size, *hidden_sizes, actions.size], seed=seed, name="actor")

@@ -1,13 +1,22 @@
 """Conservative Q-learning (CQL) for continuous actions."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import gin
 import numpy as np
 import tensorflow as tf
 
 from .adam import Adam
+from .hyperparameters import (
+    Count,
+    Fraction,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Range,
+    Seed,
+    configurable,
+)
 from .networks import MLP, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .spaces import BoundedActions, Observations
@@ -33,7 +42,7 @@ def conservative_penalty(q_sampled: tf.Tensor, log_densities: tf.Tensor, q_data:
     return tf.reduce_logsumexp(q_sampled - log_densities, axis=-2) - q_data
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class CQLAgent(OfflineAgent):
     """CQL(H) on SAC (Kumar, Zhou, Tucker & Levine 2020, "Conservative Q-Learning for Offline Reinforcement Learning").
 
@@ -57,18 +66,18 @@ class CQLAgent(OfflineAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        hidden_sizes: Sequence[int] = (256, 256, 256),
-        actor_learning_rate: float = 1e-4,
-        critic_learning_rate: float = 3e-4,
-        discount: float = 0.99,
-        target_update_rate: float = 0.005,
-        min_q_weight: float = 5.0,
-        num_samples: int = 10,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256, 256),
+        actor_learning_rate: Positive = 1e-4,
+        critic_learning_rate: Positive = 3e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        min_q_weight: NonNegative = 5.0,
+        num_samples: Count = 10,
         deterministic_backup: bool = True,
-        lagrange_threshold: float | None = None,
+        lagrange_threshold: NonNegative | None = None,
         target_entropy: float | None = None,
-        num_bc_updates: int = 0,
+        num_bc_updates: Annotated[int, Range(0)] = 0,
         max_q_backup: bool = False,
     ) -> None:
         """Creates the networks, and target networks for the critics.

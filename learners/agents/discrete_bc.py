@@ -1,19 +1,18 @@
 """Behavioural cloning of discrete actions."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import gin
 import tensorflow as tf
 
 from .adam import Adam
 from .discrete_actors import CategoricalActor
+from .hyperparameters import LayerSizes, Positive, Seed, configurable
 from .networks import MLP
 from .offline_agent import Batch, OfflineAgent
 from .spaces import DiscreteActions, Observations
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class DiscreteBCAgent(OfflineAgent):
     """Behavioural cloning: loss = -mean(w * log pi(a|s)), where pi is the softmax of a network's outputs.
 
@@ -28,9 +27,9 @@ class DiscreteBCAgent(OfflineAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        hidden_sizes: Sequence[int] = (256, 256),
-        learning_rate: float = 3e-4,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256),
+        learning_rate: Positive = 3e-4,
     ) -> None:
         """Creates the network; the defaults are those of `BCAgent`.
 

@@ -1,19 +1,18 @@
 """Q-learning for discrete actions: DQN, double DQN and discrete CQL."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import gin
 import tensorflow as tf
 
 from .adam import Adam
 from .discrete_actors import EpsilonGreedyActor
+from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import MLP
 from .offline_agent import Batch, OfflineAgent
 from .spaces import DiscreteActions, Observations
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class DQNAgent(OfflineAgent):
     """DQN (Mnih et al. 2015), double DQN (van Hasselt, Guez & Silver 2016), discrete CQL(H) (Kumar et al. 2020).
 
@@ -32,16 +31,16 @@ class DQNAgent(OfflineAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        hidden_sizes: Sequence[int] = (256, 256),
-        learning_rate: float = 6.25e-5,
-        adam_epsilon: float = 1.5e-4,
-        discount: float = 0.99,
-        target_update_period: int = 2000,
-        target_update_rate: float = 1.0,
-        exploration_epsilon: float = 0.1,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256),
+        learning_rate: Positive = 6.25e-5,
+        adam_epsilon: Positive = 1.5e-4,
+        discount: Fraction = 0.99,
+        target_update_period: Count = 2000,
+        target_update_rate: PositiveFraction = 1.0,
+        exploration_epsilon: Fraction = 0.1,
         double: bool = False,
-        conservative_weight: float = 0.0,
+        conservative_weight: NonNegative = 0.0,
     ) -> None:
         """Creates the network and its target network.
 

@@ -1,18 +1,28 @@
 """Implicit Q-learning (IQL)."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import gin
 import tensorflow as tf
 
 from .adam import Adam
+from .hyperparameters import (
+    Count,
+    Fraction,
+    LayerSizes,
+    LogStdBounds,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Range,
+    Seed,
+    configurable,
+)
 from .networks import MLP, GaussianActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .spaces import BoundedActions, Observations
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class IQLAgent(OfflineAgent):
     """IQL (Kostrikov, Nair & Levine 2021, "Offline Reinforcement Learning with Implicit Q-Learning").
 
@@ -32,18 +42,18 @@ class IQLAgent(OfflineAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        hidden_sizes: Sequence[int] = (256, 256),
-        actor_learning_rate: float = 3e-4,
-        critic_learning_rate: float = 3e-4,
-        value_learning_rate: float = 3e-4,
-        num_updates: int | None = 1_000_000,
-        discount: float = 0.99,
-        target_update_rate: float = 0.005,
-        expectile: float = 0.7,
-        temperature: float = 3.0,
-        max_weight: float = 100.0,
-        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256),
+        actor_learning_rate: Positive = 3e-4,
+        critic_learning_rate: Positive = 3e-4,
+        value_learning_rate: Positive = 3e-4,
+        num_updates: Count | None = 1_000_000,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        expectile: Annotated[float, Range(0, 1, min_open=True, max_open=True)] = 0.7,
+        temperature: NonNegative = 3.0,
+        max_weight: Positive = 100.0,
+        log_std_bounds: LogStdBounds = (-5.0, 2.0),
     ) -> None:
         """Creates the networks, and target networks for the critics.
 

@@ -1,17 +1,16 @@
 """ReBRAC, TD3+BC with penalties in both actor and critics."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import gin
 import tensorflow as tf
 
+from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import critic_values
 from .offline_agent import Batch
 from .td3_bc import TD3BCAgent
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class ReBRACAgent(TD3BCAgent):
     """ReBRAC (Tarasov et al. 2023, "Revisiting the Minimalist Approach to Offline Reinforcement Learning").
 
@@ -34,18 +33,18 @@ class ReBRACAgent(TD3BCAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        hidden_sizes: Sequence[int] = (256, 256, 256),
-        actor_learning_rate: float = 1e-3,
-        critic_learning_rate: float = 1e-3,
-        discount: float = 0.99,
-        target_update_rate: float = 0.005,
-        policy_noise: float = 0.2,
-        noise_clip: float = 0.5,
-        policy_delay: int = 2,
-        exploration_noise: float = 0.1,
-        actor_penalty: float = 0.1,
-        critic_penalty: float = 0.01,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256, 256),
+        actor_learning_rate: Positive = 1e-3,
+        critic_learning_rate: Positive = 1e-3,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        policy_noise: NonNegative = 0.2,
+        noise_clip: NonNegative = 0.5,
+        policy_delay: Count = 2,
+        exploration_noise: NonNegative = 0.1,
+        actor_penalty: NonNegative = 0.1,
+        critic_penalty: NonNegative = 0.01,
     ) -> None:
         """Creates the networks and their target networks.
 

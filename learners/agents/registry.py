@@ -1,106 +1,78 @@
-"""The registry of agents and their hyperparameters by name."""
+"""Agents and their hyperparameters by the name of the algorithm."""
 
-import difflib
-import inspect
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
-import gin
+from rlds2reverb._text import suggest
 
-from .awac import AWACAgent
-from .bc import BCAgent
-from .cql import CQLAgent
-from .discrete_bc import DiscreteBCAgent
-from .dqn import DQNAgent
-from .iql import IQLAgent
+from ..algorithms import get_algorithm
+from .hyperparameters import (
+    Hyperparameter,
+    check_hyperparameters,
+    get_gin_bindings,
+    read_declarations,
+    with_defaults,
+)
 from .offline_agent import OfflineAgent
-from .rebrac import ReBRACAgent
-from .td3_bc import TD3BCAgent
-
-#: Agent classes by name.
-AGENTS: dict[str, type[OfflineAgent]] = {
-    "awac": AWACAgent,
-    "bc": BCAgent,
-    "cql": CQLAgent,
-    "discrete_bc": DiscreteBCAgent,
-    "discrete_cql": DQNAgent,
-    "double_dqn": DQNAgent,
-    "dqn": DQNAgent,
-    "iql": IQLAgent,
-    "rebrac": ReBRACAgent,
-    "td3": TD3BCAgent,
-    "td3_bc": TD3BCAgent,
-}
-
-#: Defaults of names that stand for a class with different defaults.
-PRESETS: dict[str, dict[str, Any]] = {
-    # Adam's settings are those of the authors' batch_rl/multi_head/quantile_agent.py; the weight is the one in their
-    # README for 10 % of the data.
-    "discrete_cql": {"conservative_weight": 1.0, "learning_rate": 5e-5, "adam_epsilon": 3.125e-4},
-    "double_dqn": {"double": True},
-    "td3": {"alpha": None},
-}
 
 
-def make_agent(name: str, time_step_spec: Any, action_spec: Any, **overrides: Any) -> OfflineAgent:
-    """Creates an agent with its published defaults.
+def make_agent(algo: str, time_step_spec: Any, action_spec: Any, **hyperparameters: Any) -> OfflineAgent:
+    """Creates the agent of an algorithm.
 
     Args:
-      name: one of `AGENTS`.
+      algo: name of the algorithm; see `rlds2reverb.learners.algorithms.ALGORITHMS`.
       time_step_spec: spec of the time steps of data and environment.
       action_spec: BoundedTensorSpec of the action.
-      **overrides: hyperparameters that replace the defaults of the class, including `observation_mean`,
-        `observation_std` and `seed`.
+      **hyperparameters: values that replace gin's and the published defaults; see `get_hyperparameters`.
 
     Raises:
-      ValueError: If there is no such agent.
-      TypeError: If the agent has no such hyperparameter.
+      ValueError: If there is no such algorithm, or a hyperparameter is of the wrong type or out of its range.
+      TypeError: If the algorithm has no such hyperparameter.
     """
-    if name not in AGENTS:
-        raise ValueError(f"agent must be one of {', '.join(sorted(AGENTS))}, got {name!r}{_suggest(name, AGENTS)}")
-    allowed = get_hyperparameters(name)
-    for option in overrides:
-        if option not in allowed:
-            raise TypeError(
-                f"hyperparameters of {name} must be among {', '.join(sorted(allowed))}, "
-                f"got {option!r}{_suggest(option, allowed)}"
-            )
-    return AGENTS[name](time_step_spec, action_spec, **{**_get_presets(name), **overrides})
+    resolved = resolve_hyperparameters(algo, **hyperparameters)
+    return get_agent_class(algo)(time_step_spec, action_spec, **resolved)
 
 
-def get_hyperparameters(name: str) -> dict[str, Any]:
-    """Returns the keyword arguments of an agent in `AGENTS` with their defaults."""
-    parameters = inspect.signature(AGENTS[name].__init__).parameters.values()
-    defaults = {
-        parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    return {**defaults, **_get_presets(name)}
+def get_agent_class(algo: str) -> Any:
+    """Returns the class of an algorithm's agent; raises `ValueError` if there is no such algorithm."""
+    module, _, name = get_algorithm(algo).agent.partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
-def is_set_by_gin(parameter: str) -> bool:
-    """Returns whether gin sets a parameter, such as `IQLAgent.expectile`."""
-    try:
-        gin.query_parameter(parameter)
-    except ValueError:
-        return False
-    return True
+def get_hyperparameters(algo: str) -> dict[str, Hyperparameter]:
+    """Returns the hyperparameters of an algorithm by name; raises `ValueError` if there is no such algorithm."""
+    return with_defaults(read_declarations(get_agent_class(algo)), get_algorithm(algo).defaults)
 
 
-def resolve_hyperparameters(name: str, **overrides: Any) -> dict[str, Any]:
-    """Returns the effective hyperparameters of an agent: the overrides, then gin's values, then the defaults."""
-    defaults, prefix = get_hyperparameters(name), AGENTS[name].__name__
-    from_gin = {
-        option: gin.query_parameter(f"{prefix}.{option}") for option in defaults if is_set_by_gin(f"{prefix}.{option}")
-    }
-    return {**defaults, **from_gin, **overrides}
+def resolve_hyperparameters(algo: str, **overrides: Any) -> dict[str, Any]:
+    """Returns the effective hyperparameters of an algorithm: the overrides, then gin's values, then the defaults.
+
+    Raises:
+      ValueError: If there is no such algorithm, or a value is of the wrong type or out of its range.
+      TypeError: If the algorithm has no such hyperparameter.
+    """
+    declared = get_hyperparameters(algo)
+    for name in overrides:
+        if name not in declared:
+            raise TypeError(_describe_unknown(algo, name, declared))
+    defaults = {name: each.default for name, each in declared.items()}
+    bindings = get_gin_bindings(get_algorithm(algo).class_name)
+    return check_hyperparameters(declared, {**defaults, **bindings, **overrides})
 
 
-def _get_presets(name: str) -> dict[str, Any]:
-    """Returns the presets of a name that gin does not override."""
-    prefix, presets = AGENTS[name].__name__, PRESETS.get(name, {})
-    return {option: value for option, value in presets.items() if not is_set_by_gin(f"{prefix}.{option}")}
+def parse_hyperparameter(algo: str, name: str, text: str) -> Any:
+    """Returns the value of a hyperparameter that is written as text, such as `0.9`, `(256, 256)`, `true` or `None`.
+
+    Raises:
+      ValueError: If there is no such algorithm or hyperparameter, or the text is not of its type or out of its range.
+    """
+    declared = get_hyperparameters(algo)
+    if name not in declared:
+        raise ValueError(_describe_unknown(algo, name, declared))
+    return declared[name].parse(text)
 
 
-def _suggest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def _describe_unknown(algo: str, name: str, declared: Iterable[str]) -> str:
+    advice = suggest(name, declared) or f"; use one of {', '.join(sorted(declared))}"
+    return f"{algo} has no hyperparameter {name!r}{advice}"

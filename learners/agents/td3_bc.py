@@ -1,19 +1,18 @@
 """TD3+BC and TD3."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import gin
 import tensorflow as tf
 
 from .adam import Adam
+from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import MLP, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .replicas import assign_on_replica, mean_over_replicas
 from .spaces import BoundedActions, Observations
 
 
-@gin.configurable(module="rlds2reverb")
+@configurable
 class TD3BCAgent(OfflineAgent):
     """TD3+BC (Fujimoto & Gu 2021); with `alpha=None` TD3 (Fujimoto, van Hoof & Meger 2018).
 
@@ -36,17 +35,17 @@ class TD3BCAgent(OfflineAgent):
         *,
         observation_mean: Any = None,
         observation_std: Any = None,
-        seed: int = 0,
-        hidden_sizes: Sequence[int] = (256, 256),
-        actor_learning_rate: float = 3e-4,
-        critic_learning_rate: float = 3e-4,
-        discount: float = 0.99,
-        target_update_rate: float = 0.005,
-        policy_noise: float = 0.2,
-        noise_clip: float = 0.5,
-        policy_delay: int = 2,
-        exploration_noise: float = 0.1,
-        alpha: float | None = 2.5,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256),
+        actor_learning_rate: Positive = 3e-4,
+        critic_learning_rate: Positive = 3e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        policy_noise: NonNegative = 0.2,
+        noise_clip: NonNegative = 0.5,
+        policy_delay: Count = 2,
+        exploration_noise: NonNegative = 0.1,
+        alpha: NonNegative | None = 2.5,
     ) -> None:
         """Creates the networks and their target networks.
 
