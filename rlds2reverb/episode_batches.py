@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tree
 
-from rlds2reverb.episodes import Episode, has_problems
-from rlds2reverb.specs import Nest, concatenate
+from rlds2reverb.episodes import Episode, find_problems, has_problems
+from rlds2reverb.errors import InvalidEpisodeError
+from rlds2reverb.specs import Nest, concatenate, map_structure
 
 #: Size limit of a batch of several episodes: large enough to keep calls few, small enough to stay in the CPU caches.
 _MAX_BATCH_BYTES = 1 << 20
@@ -25,6 +27,18 @@ class EpisodeBatch:
     """
 
     episodes: Sequence[Episode]
+
+    @classmethod
+    def from_columns(cls, steps: dict[str, Nest], num_steps: np.ndarray) -> EpisodeBatch:
+        """Returns a batch of concatenated columns, which are split into episodes only if those are accessed.
+
+        Args:
+          steps: columns `[R, ...]` of all episodes.
+          num_steps: int64 `[E]`, the number of steps of each episode, at least 1.
+        """
+        batch = cls(_SplitEpisodes(steps, num_steps))
+        vars(batch).update(steps=steps, num_steps=num_steps)  # The values of the cached properties.
+        return batch
 
     @cached_property
     def steps(self) -> dict[str, Nest]:
@@ -42,6 +56,32 @@ class EpisodeBatch:
     def is_valid(self, step_spec: Nest | None = None) -> bool:
         """Returns whether `episodes.find_problems` finds no problem in any of the episodes."""
         return not has_problems(self.steps, self.num_steps, step_spec)
+
+    def require_valid(self, step_spec: Nest | None = None) -> None:
+        """Raises `InvalidEpisodeError` with the problems of the first episode in which `find_problems` finds some."""
+        if self.is_valid(step_spec):
+            return
+        for episode in self.episodes:
+            if problems := find_problems(episode, step_spec):
+                raise InvalidEpisodeError(problems)
+
+
+class _SplitEpisodes(Sequence[Episode]):
+    """The episodes of concatenated columns, as views."""
+
+    def __init__(self, steps: dict[str, Nest], num_steps: np.ndarray):
+        self._steps = steps
+        self._ends = np.cumsum(num_steps)
+        self._starts = self._ends - num_steps
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        rows = slice(int(self._starts[index]), int(self._ends[index]))
+        return Episode(map_structure(lambda column: column[rows], self._steps), index)
 
 
 def batch_episodes(episodes: Iterable[Episode]) -> Iterator[EpisodeBatch]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,9 +15,13 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
-from rlds2reverb.specs import Nest, leaves, path_name
+from rlds2reverb.specs import Nest, map_structure
 
+from .moments import STD_EPS, LeafMoments, ObservationMoments
 from .source import Source
+
+#: Margin between clipped actions and their bounds, as a fraction of half the distance between the bounds.
+ACTION_EPS = 1e-5
 
 EpisodeFn = Callable[[Episode], Episode]
 
@@ -28,6 +31,13 @@ class Transform(Protocol):
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Returns the function that transforms one episode, and its statistics (plain numbers and lists)."""
+
+
+class RewardTransform(Transform, Protocol):
+    """A transform of rewards that depends on nothing but the returns of the dataset."""
+
+    def fit_returns(self, returns: Sequence[float], name: str) -> ScaleRewards:
+        """Returns the change of a single reward, given the undiscounted return of each episode of a dataset `name`."""
 
 
 def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[Source, dict[str, Any]]:
@@ -129,23 +139,27 @@ class CastFloats:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
+
+        def apply(episode: Episode) -> Episode:
+            return replace(episode, steps=self.cast(episode.steps))
+
+        return apply, {"float_dtype": np.dtype(self.dtype).name}
+
+    def cast(self, steps: Mapping[str, Nest]) -> dict[str, Nest]:
+        """Returns the columns of one or more episodes with their floats cast."""
         dtype = np.dtype(self.dtype)
 
         def cast(column: np.ndarray) -> np.ndarray:
-            return column.astype(dtype) if column.dtype.kind == "f" else column
+            return column.astype(dtype, copy=False) if column.dtype.kind == "f" else column
 
-        def apply(episode: Episode) -> Episode:
-            rest = {name: nest for name, nest in episode.steps.items() if name != fields.DISCOUNT}
-            return _replace_columns(episode, **tree.map_structure(cast, rest))
-
-        return apply, {"float_dtype": dtype.name}
+        return {name: nest if name == fields.DISCOUNT else map_structure(cast, nest) for name, nest in steps.items()}
 
 
 @dataclass(frozen=True)
 class ClipActions:
-    """Clips float actions to ±(1 − eps), inside the open range of a tanh policy."""
+    """Clips float actions to ±(1 − eps), inside the open range of a tanh policy; see `clip_actions`."""
 
-    eps: float = 1e-5
+    eps: float = ACTION_EPS
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps < 1:
@@ -153,15 +167,30 @@ class ClipActions:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
-        limit = 1 - self.eps
-
-        def clip(column: np.ndarray) -> np.ndarray:
-            return np.clip(column, -limit, limit).astype(column.dtype) if column.dtype.kind == "f" else column
 
         def apply(episode: Episode) -> Episode:
-            return _replace_columns(episode, **{fields.ACTION: tree.map_structure(clip, episode.steps[fields.ACTION])})
+            actions = map_structure(lambda column: clip_actions(column, -1, 1, self.eps), episode.steps[fields.ACTION])
+            return _replace_columns(episode, **{fields.ACTION: actions})
 
-        return apply, {"action_limit": limit}
+        return apply, {"action_limit": 1 - self.eps}
+
+
+def clip_actions(actions: np.ndarray, low: Any, high: Any, eps: float = ACTION_EPS) -> np.ndarray:
+    """Returns float actions clipped to their bounds less a margin; actions of other dtypes are returned unchanged.
+
+    Inside the margin the log-probabilities of a tanh policy are finite.
+
+    Args:
+      actions: float `[T, ...]`.
+      low: finite minimum of each element, or one for all.
+      high: finite maximum of each element, or one for all.
+      eps: the margin as a fraction of half the distance between the bounds.
+    """
+    if actions.dtype.kind != "f":
+        return actions
+    low, high = np.float64(low), np.float64(high)
+    margin = eps * (high - low) / 2
+    return np.clip(actions, low + margin, high - margin).astype(actions.dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -174,7 +203,7 @@ class NormalizeObservations:
     (images) are not changed. The dtype is kept.
     """
 
-    eps: float = 1e-3
+    eps: float = STD_EPS
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps < np.inf:
@@ -182,95 +211,24 @@ class NormalizeObservations:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
-        moments = _fit_moments(source)
+        spec = source.step_spec[fields.OBSERVATION]
+        moments = ObservationMoments.from_episodes(source, spec, source.name)
 
-        def normalize(column: np.ndarray, leaf: _Moments | None) -> np.ndarray:
-            if leaf is None:
-                return column
-            scale = np.where(leaf.std > 0, leaf.std + self.eps, np.inf)  # Division by infinity yields 0.
-            return ((column - leaf.mean) / scale).astype(column.dtype)
+        def normalize(column: np.ndarray, leaf: LeafMoments | None) -> np.ndarray:
+            return column if leaf is None else ((column - leaf.mean) / leaf.divisor(self.eps)).astype(column.dtype)
 
         def apply(episode: Episode) -> Episode:
             observation = episode.steps[fields.OBSERVATION]
-            columns = [normalize(*pair) for pair in zip(tree.flatten(observation), moments, strict=True)]
+            columns = [normalize(*pair) for pair in zip(tree.flatten(observation), moments.leaves, strict=True)]
             return _replace_columns(episode, **{fields.OBSERVATION: tree.unflatten_as(observation, columns)})
 
-        spec = source.step_spec[fields.OBSERVATION]
         fitted = {
-            "observation_mean": tree.unflatten_as(spec, [leaf and leaf.mean.tolist() for leaf in moments]),
-            "observation_std": tree.unflatten_as(spec, [leaf and leaf.std.tolist() for leaf in moments]),
+            "observation_mean": tree.unflatten_as(spec, [leaf and leaf.mean.tolist() for leaf in moments.leaves]),
+            "observation_std": tree.unflatten_as(spec, [leaf and leaf.std.tolist() for leaf in moments.leaves]),
             "observation_eps": self.eps,
         }
-        notes = _describe_constants(spec, moments)
+        notes = moments.describe_constants()
         return apply, {**fitted, "notes": notes} if notes else fitted
-
-
-class _Moments:
-    """Running mean and standard deviation of one leaf, combined over episodes (Chan et al. 1979, eq. 2.1).
-
-    The std of a constant element is exactly 0, and its mean exactly that constant.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._mean = self._squares = np.float64(0)
-        self._lowest, self._highest = np.float64(np.inf), np.float64(-np.inf)
-
-    def add(self, rows: np.ndarray) -> None:
-        """Adds rows, float64 `[T, ...]`."""
-        count = self._count + len(rows)
-        share = len(rows) / count
-        delta = rows.mean(axis=0) - self._mean
-        self._squares = self._squares + rows.var(axis=0) * len(rows) + delta**2 * self._count * share
-        self._mean = self._mean + delta * share
-        self._lowest = np.minimum(self._lowest, rows.min(axis=0))
-        self._highest = np.maximum(self._highest, rows.max(axis=0))
-        self._count = count
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all rows are free of NaN and Inf."""
-        return bool(np.isfinite(self._squares).all())
-
-    @cached_property
-    def mean(self) -> np.ndarray:
-        """The mean of each element."""
-        return np.where(self._lowest == self._highest, self._lowest, self._mean)
-
-    @cached_property
-    def std(self) -> np.ndarray:
-        """The standard deviation of each element."""
-        return np.where(self._lowest == self._highest, 0, np.sqrt(self._squares / self._count))
-
-
-def _fit_moments(source: Source) -> list[_Moments | None]:
-    """Returns the moments of each float leaf of the observations, without the final ones; None for other leaves."""
-    spec = tree.flatten(source.step_spec[fields.OBSERVATION])
-    moments = [_Moments() if leaf.dtype.kind == "f" else None for leaf in spec]
-    num_transitions = 0
-    for episode in source:
-        length = episode.num_transitions
-        num_transitions += length
-        for column, leaf in zip(tree.flatten(episode.steps[fields.OBSERVATION]), moments, strict=True):
-            if length and leaf is not None:
-                leaf.add(column[:length].astype(np.float64))
-    if not num_transitions:
-        raise ValueError(f"{source.name} has no transitions, so that the mean of its observations is undefined")
-    if not all(leaf.is_finite for leaf in moments if leaf is not None):
-        raise ValueError(f"{source.name} has NaN or Inf in its observations; validate the data first")
-    return moments
-
-
-def _describe_constants(spec: Nest, moments: list[_Moments | None]) -> list[str]:
-    """Returns a sentence for each leaf that has constant elements."""
-    notes = []
-    for (path, _), leaf in zip(leaves({fields.OBSERVATION: spec}), moments, strict=True):
-        places = [] if leaf is None else [list(map(int, place)) for place in np.argwhere(leaf.std == 0)]
-        if places:
-            where = "" if places == [[]] else f" at {', '.join(map(str, places[:8]))}"
-            more = f" and {len(places) - 8} more places" if len(places) > 8 else ""
-            notes.append(f"{path_name(path, 'step')} is constant{where}{more} and was normalised to zeros there")
-    return notes
 
 
 @dataclass(frozen=True)
@@ -290,17 +248,24 @@ class ScaleRewards:
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
 
-        def scale(column: np.ndarray, keep: np.ndarray) -> np.ndarray:
-            keep = keep.reshape(-1, *[1] * (column.ndim - 1))
+        def apply(episode: Episode) -> Episode:
+            return _replace_columns(episode, **{fields.REWARD: self.transform(episode.steps)})
+
+        return apply, {"reward_scale": self.scale, "reward_shift": self.shift}
+
+    def fit_returns(self, returns: Sequence[float], name: str) -> ScaleRewards:
+        """Implements `RewardTransform.fit_returns`; the transform does not depend on the returns."""
+        return self
+
+    def transform(self, steps: Mapping[str, Nest]) -> Nest:
+        """Returns the new rewards of one or more episodes, given their columns `[R, ...]`."""
+
+        def scale(column: np.ndarray) -> np.ndarray:
+            keep = steps[fields.IS_LAST].reshape(-1, *[1] * (column.ndim - 1))
             dtype = column.dtype if column.dtype.kind == "f" else np.dtype(np.float32)
             return np.where(keep, column, (column.astype(dtype) - self.shift) * self.scale).astype(dtype)
 
-        def apply(episode: Episode) -> Episode:
-            keep = episode.steps[fields.IS_LAST]
-            rewards = tree.map_structure(lambda column: scale(column, keep), episode.steps[fields.REWARD])
-            return _replace_columns(episode, **{fields.REWARD: rewards})
-
-        return apply, {"reward_scale": self.scale, "reward_shift": self.shift}
+        return map_structure(scale, steps[fields.REWARD])
 
 
 @dataclass(frozen=True)
@@ -315,25 +280,33 @@ class ScaleRewardsByReturns:
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
         returns = [episode.total_reward for episode in source if episode.num_steps]
+        return self.fit_returns(returns, source.name).fit(source)
+
+    def fit_returns(self, returns: Sequence[float], name: str) -> ScaleRewards:
+        """Implements `RewardTransform.fit_returns`.
+
+        Raises:
+          ValueError: If the returns do not differ, or are not finite.
+        """
         spread = max(returns, default=0.0) - min(returns, default=0.0)
         if not spread > 0 or not np.isfinite(spread):
             raise ValueError(
-                f"the highest and lowest return of {source.name} must differ by a finite number, got {spread}; use "
+                f"the highest and lowest return of {name} must differ by a finite number, got {spread}; use "
                 "ScaleRewards with a fixed scale"
             )
-        return ScaleRewards(scale=self.target / spread).fit(source)
+        return ScaleRewards(scale=self.target / spread)
 
 
 #: Reward recipes by name: IQL (see `ScaleRewardsByReturns`; antmaze: r − 1) and CQL (Kumar et al. 2020,
 #: arXiv:2006.04779, antmaze: (r − 0.5) · 4).
-REWARD_RECIPES: dict[str, Transform] = {
+REWARD_RECIPES: dict[str, RewardTransform] = {
     "iql_locomotion": ScaleRewardsByReturns(),
     "iql_antmaze": ScaleRewards(shift=1.0),
     "cql_antmaze": ScaleRewards(scale=4.0, shift=0.5),
 }
 
 
-def parse_reward(text: str) -> Transform:
+def parse_reward(text: str) -> RewardTransform:
     """Returns the reward transform for the name of a recipe, or for `scale:SCALE[:SHIFT]`.
 
     Raises:
