@@ -41,8 +41,8 @@ setup(
         "rlds2reverb.learners.hooks",
         "rlds2reverb.learners.agents",
         "rlds2reverb.training",
+        "rlds2reverb.training.presets",
         "rlds2reverb.cli",
-        "rlds2reverb.cli.presets",
     ],
     package_dir={
         "rlds2reverb": "rlds2reverb",
@@ -50,9 +50,9 @@ setup(
         "rlds2reverb.learners": "learners",
         "rlds2reverb.training": "training",
         "rlds2reverb.cli": "cli",
-        "rlds2reverb.cli.presets": "cli/presets",
+        "rlds2reverb.training.presets": "training/presets",
     },
-    package_data={"rlds2reverb": ["py.typed"], "rlds2reverb.cli.presets": ["*.gin"]},
+    package_data={"rlds2reverb": ["py.typed"], "rlds2reverb.training.presets": ["*.gin"]},
     install_requires=[
         "tensorflow==2.15.1",
         "tf-agents==0.19.0",

@@ -104,6 +104,6 @@ def test_pyright_resolves_every_public_name(tmp_path):
 
 
 def test_presets_are_installed():
-    from rlds2reverb.cli.presets import preset_names
+    from rlds2reverb.training.presets import preset_names
 
     assert {"iql-antmaze", "rebrac-hopper-medium"} <= set(preset_names())

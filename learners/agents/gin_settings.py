@@ -68,10 +68,17 @@ class _Macro:
     name: str
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """A value `@name`, a function or class, which no hyperparameter accepts."""
+
+    name: str
+
+
 class _Delegate(config_parser.ParserDelegate):
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-        """Implements `ParserDelegate.configurable_reference`: rejects references to functions and classes."""
-        raise ValueError(f"cannot use @{scoped_configurable_name}; write the value itself")
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Reference:
+        """Implements `ParserDelegate.configurable_reference`."""
+        return _Reference(scoped_configurable_name)
 
     def macro(self, macro_name: str) -> _Macro:
         """Implements `ParserDelegate.macro`."""
@@ -158,6 +165,8 @@ class _Bindings:
             if value.name not in self._macros or value.name in names:
                 raise ValueError(f"the macro %{value.name} is not defined; add '{value.name} = VALUE'")
             return self._replace_macros(self._macros[value.name], (*names, value.name))
+        if isinstance(value, _Reference):
+            raise ValueError(f"a value cannot be a reference, got @{value.name}; write the value itself")
         if isinstance(value, (list, tuple)):
             return type(value)(self._replace_macros(each, names) for each in value)
         if isinstance(value, Mapping):

@@ -141,7 +141,7 @@ class Hyperparameter:
         return ValueError(f"{message}; the default is {self.default!r}")
 
 
-def read_declarations(cls: type) -> dict[str, Hyperparameter]:
+def read_declarations(cls: Any) -> dict[str, Hyperparameter]:
     """Returns the hyperparameters that the constructor of an agent's class declares."""
     construct = inspect.unwrap(cls.__init__)
     hints = get_type_hints(construct, include_extras=True)
@@ -153,7 +153,7 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
     }
 
 
-_Agent = TypeVar("_Agent", bound=type)
+_Agent = TypeVar("_Agent")
 
 
 def configurable(cls: _Agent) -> _Agent:
@@ -162,16 +162,17 @@ def configurable(cls: _Agent) -> _Agent:
     Arguments of the call take precedence over gin's. The class is registered with gin, but gin does not wrap its
     constructor, because it would append "In call to configurable ..." to every message.
     """
-    declared = read_declarations(cls)
-    construct = cls.__init__
+    agent: Any = cls  # Type checkers do not allow assignments to the constructor of a class.
+    declared = read_declarations(agent)
+    construct = agent.__init__
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs = {**get_gin_bindings(cls.__name__), **kwargs}
+        kwargs = {**get_gin_bindings(agent.__name__), **kwargs}
         construct(self, *args, **check_hyperparameters(declared, kwargs))
 
-    cls.__init__ = __init__
-    gin.register(module=_MODULE)(cls)
+    agent.__init__ = __init__
+    gin.register(module=_MODULE)(agent)
     return cls
 
 

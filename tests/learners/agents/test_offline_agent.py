@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
-from rlds2reverb.learners.agents import AGENTS, make_agent
+from rlds2reverb.learners.agents import get_agent_class, make_agent
 from rlds2reverb.learners.agents.spaces import BoundedActions
+from rlds2reverb.learners.algorithms import ALGORITHMS
 
 CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac"]
 
@@ -119,7 +120,7 @@ def test_initialize_changes_nothing():
 
 
 def test_agents_derive_directly_from_their_base_or_from_td3():
-    for cls in AGENTS.values():
+    for cls in map(get_agent_class, ALGORITHMS):
         names = [each.__name__ for each in cls.__mro__]
         assert names[1] == "OfflineAgent" or names[1:3] == ["TD3BCAgent", "OfflineAgent"]
 

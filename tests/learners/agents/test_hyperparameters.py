@@ -1,0 +1,139 @@
+"""Types and ranges of hyperparameters."""
+
+import numpy as np
+import pytest
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC
+from rlds2reverb.learners.agents import (
+    BCAgent,
+    get_agent_class,
+    get_hyperparameters,
+    make_agent,
+    parse_hyperparameter,
+    resolve_hyperparameters,
+)
+from rlds2reverb.learners.algorithms import ALGORITHMS
+
+INVALID = [
+    ("iql", "expectile", -2, "a number in (0, 1), got -2; the default is 0.7"),
+    ("iql", "expectile", 1, "a number in (0, 1), got 1"),
+    ("iql", "actor_learning_rate", -1, "a number > 0, got -1"),
+    ("iql", "actor_learning_rate", "fast", "a number > 0, got 'fast'; the default is 0.0003"),
+    ("iql", "temperature", -0.1, "a number >= 0, got -0.1"),
+    (
+        "iql",
+        "hidden_sizes",
+        256,
+        "a sequence of integers >= 1, such as (256, 256), got 256; write (256,) for one layer",
+    ),
+    ("iql", "hidden_sizes", (256, 0), "a sequence of integers >= 1, such as (256, 256), got (256, 0)"),
+    ("iql", "hidden_sizes", (2.5,), "a sequence of integers >= 1, such as (256, 256), got (2.5,)"),
+    ("iql", "num_updates", 0, "an integer >= 1 or None, got 0"),
+    ("iql", "log_std_bounds", (2, -5), "two ascending numbers in [-20, 20], got (2, -5)"),
+    ("iql", "log_std_bounds", (1,), "two ascending numbers in [-20, 20], got (1,)"),
+    ("iql", "discount", 1.5, "a number in [0, 1], got 1.5"),
+    ("iql", "seed", -1, "an integer in [0, 4294967295], got -1"),
+    ("iql", "observation_mean", "high", "an array or a nest of arrays, got 'high'"),
+    ("awac", "lambda_", 0, "a number > 0, got 0"),
+    ("awac", "target_update_rate", 7, "a number in (0, 1], got 7"),
+    ("awac", "target_update_rate", 0, "a number in (0, 1], got 0"),
+    ("cql", "num_samples", 0, "an integer >= 1, got 0"),
+    ("cql", "num_bc_updates", -1, "an integer >= 0, got -1"),
+    ("cql", "deterministic_backup", "maybe", "True or False, got 'maybe'"),
+    ("cql", "deterministic_backup", 1, "True or False, got 1"),
+    ("td3_bc", "policy_delay", 0, "an integer >= 1, got 0"),
+    ("td3_bc", "policy_delay", 1.5, "an integer >= 1, got 1.5"),
+    ("bc", "distribution", "cauchy", "'deterministic' or 'gaussian', got 'cauchy'"),
+    ("dqn", "exploration_epsilon", 2, "a number in [0, 1], got 2"),
+]
+
+
+@pytest.mark.parametrize(("algo", "name", "value", "message"), INVALID)
+def test_invalid_value_raises_before_anything_is_built(algo, name, value, message):
+    expected = f"{name} must be {message}"
+    for build in (
+        lambda: resolve_hyperparameters(algo, **{name: value}),
+        lambda: make_agent(algo, None, None, **{name: value}),
+        lambda: get_agent_class(algo)(None, None, **{name: value}),
+        lambda: parse_hyperparameter(algo, name, str(value)),
+    ):
+        with pytest.raises(ValueError) as caught:
+            build()
+        assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), True, np.bool_(True), None, "0.5", [0.5], np.array([0.5])]
+)
+def test_numbers_must_be_finite_and_neither_booleans_nor_strings_nor_arrays(value):
+    with pytest.raises(ValueError, match=r"expectile must be a number in \(0, 1\), got "):
+        resolve_hyperparameters("iql", expectile=value)
+
+
+def test_long_values_are_shortened_in_messages():
+    with pytest.raises(ValueError, match=r"got \[0\.0, [0., ]{54}\.\.\.; the default"):
+        resolve_hyperparameters("iql", expectile=np.zeros(1000))
+
+
+def test_values_become_python_s_own_types():
+    values = resolve_hyperparameters(
+        "cql",
+        hidden_sizes=np.array([8, 4]),
+        min_q_weight=np.int64(5),
+        num_samples=np.float32(3),
+        deterministic_backup=np.bool_(False),
+        lagrange_threshold=None,
+        num_bc_updates=1e6,
+    )
+    expected = {
+        "hidden_sizes": (8, 4),
+        "min_q_weight": 5.0,
+        "num_samples": 3,
+        "deterministic_backup": False,
+        "lagrange_threshold": None,
+        "num_bc_updates": 1_000_000,
+    }
+    assert {name: values[name] for name in expected} == expected
+    assert all(type(values[name]) is type(value) for name, value in expected.items())
+    assert all(type(each) is int for each in values["hidden_sizes"])
+
+
+@pytest.mark.parametrize(
+    ("algo", "name", "text", "value"),
+    [
+        ("iql", "expectile", " 0.9 ", 0.9),
+        ("iql", "actor_learning_rate", "1e-4", 1e-4),
+        ("iql", "hidden_sizes", "64,64", (64, 64)),
+        ("iql", "hidden_sizes", "[64]", (64,)),
+        ("iql", "hidden_sizes", "(64,)", (64,)),
+        ("iql", "num_updates", "1e6", 1_000_000),
+        ("iql", "num_updates", "none", None),
+        ("td3_bc", "alpha", "None", None),
+        ("dqn", "double", "true", True),
+        ("dqn", "double", "False", False),
+        ("bc", "distribution", "gaussian", "gaussian"),
+        ("bc", "distribution", "'gaussian'", "gaussian"),
+        ("iql", "observation_mean", "[0.0, 1.0]", [0.0, 1.0]),
+    ],
+)
+def test_text_is_parsed_by_the_type_of_the_hyperparameter(algo, name, text, value):
+    assert parse_hyperparameter(algo, name, text) == value
+
+
+def test_text_for_an_unknown_hyperparameter_raises_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"iql has no hyperparameter 'expectil'; did you mean 'expectile'\?"):
+        parse_hyperparameter("iql", "expectil", "0.9")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_hyperparameter_has_a_valid_default_and_a_description(algo):
+    for name, each in get_hyperparameters(algo).items():
+        assert each.text.endswith(".") and "\n" not in each.text, name
+        assert each.type == "array" or each.check(each.default) == each.default, name
+        assert each.type in ("array", "boolean") or each.range or name == "target_entropy", name
+
+
+def test_positional_and_unknown_arguments_of_a_constructor_raise_as_usual():
+    with pytest.raises(TypeError, match="positional"):
+        BCAgent(TIME_STEP_SPEC, ACTION_SPEC, None)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'alpha'"):
+        BCAgent(TIME_STEP_SPEC, ACTION_SPEC, alpha=1)

@@ -1,0 +1,55 @@
+"""The table of algorithms against the agents."""
+
+import subprocess
+import sys
+
+import pytest
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from rlds2reverb.learners.agents import get_hyperparameters, make_agent
+from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
+from tf_agents.specs import tensor_spec
+
+
+def test_table_matches_the_figures_of_the_papers():
+    assert {name for name, each in ALGORITHMS.items() if each.actions == "discrete"} == {
+        "dqn",
+        "double_dqn",
+        "discrete_cql",
+        "discrete_bc",
+    }
+    sizes = {name: each.batch_size for name, each in ALGORITHMS.items() if each.batch_size != 256}
+    assert sizes == {"awac": 1024, "rebrac": 1024, "dqn": 32, "double_dqn": 32, "discrete_cql": 32}
+    assert [name for name, each in ALGORITHMS.items() if each.normalizes_observations] == ["td3_bc"]
+    assert [name for name, each in ALGORITHMS.items() if each.items == "trajectories"] == ["rebrac"]
+    assert sorted(ALGORITHMS) == list(ALGORITHMS) and len(ALGORITHMS) == 11
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_table_describes_the_agent(name):
+    algorithm = get_algorithm(name)
+    is_discrete = algorithm.actions == "discrete"
+    spec = tensor_spec.BoundedTensorSpec([], "int32", -1, 1) if is_discrete else ACTION_SPEC
+    agent = make_agent(name, TIME_STEP_SPEC, spec, hidden_sizes=(4,))
+    assert type(agent).__name__ == algorithm.class_name
+    data = make_columns(4)
+    if is_discrete:
+        data |= {key: data[key][:, 1].round().astype("int32") for key in ("action", "next_action")}
+    info = agent.train((to_trajectory if algorithm.items == "trajectories" else to_transition)(data))
+    assert ("td_error" in info.extra) == algorithm.has_td_errors
+
+
+def test_hyperparameters_that_a_run_determines_exist():
+    names = {name for algo in ALGORITHMS for name in get_hyperparameters(algo)}
+    assert names >= set(RUN_HYPERPARAMETERS)
+
+
+def test_unknown_algorithm_raises_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"algo must be one of awac, .*, got 'iqll'; did you mean 'iql'\?"):
+        get_algorithm("iqll")
+    with pytest.raises(ValueError, match=r"got None$"):
+        get_algorithm(None)
+
+
+def test_table_needs_no_tensorflow():
+    code = "import sys, rlds2reverb.learners.algorithms; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
