@@ -13,9 +13,10 @@ import click
 
 from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Source
 
-from . import checks, directories, output
+from . import checks, output
 from .options import (
     GroupedCommand,
     apply_transform_options,
@@ -220,7 +221,7 @@ def convert(
 
 def _require_vacant(out: Path) -> None:
     """Raises `click.UsageError` unless the path is free, an empty directory or a converted one."""
-    if not os.path.lexists(out) or directories.is_rlds2reverb_directory(out):
+    if not os.path.lexists(out) or is_table_directory(out):
         return
     if not out.is_dir() or any(out.iterdir()):
         raise click.UsageError(f"--out {out} exists and was not written by rlds2reverb; pass a new directory")

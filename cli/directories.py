@@ -11,14 +11,6 @@ from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from .quiet import import_quietly
 
 
-def is_rlds2reverb_directory(path: str | Path) -> bool:
-    """Returns whether a path is a directory that `convert --out` or `serve --checkpoint-root` wrote."""
-    try:
-        return (Path(path).expanduser() / "rlds2reverb.json").is_file()
-    except (OSError, ValueError, RuntimeError):  # The text cannot be a path, for example because it is too long.
-        return False
-
-
 def describe(path: str, *, verify: bool) -> dict[str, Any]:
     """Returns the tables, source, counts and sizes of such a directory as JSON values.
 

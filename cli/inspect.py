@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb.locations import server_address
+from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
@@ -64,7 +64,7 @@ def inspect(
     if server_address(src) is not None:
         _inspect_server(src, timeout, as_json=as_json)
         return
-    if directories.is_rlds2reverb_directory(src):
+    if is_table_directory(src):
         description = directories.describe(src, verify=False)
         if as_json:
             output.print_json(description)

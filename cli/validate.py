@@ -9,6 +9,7 @@ import click
 
 from rlds2reverb.episodes import Episode, find_problems, locate_discontinuity, make_notes
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
+from rlds2reverb.locations import is_table_directory
 from rlds2reverb.specs import Nest
 
 from . import checks, directories, output
@@ -91,7 +92,7 @@ def validate(as_json: bool, max_problems: int, **options: Any) -> int:
 
     The exit code is 2 if there is a problem, else 0.
     """
-    if directories.is_rlds2reverb_directory(options["source"]):
+    if is_table_directory(options["source"]):
         return _validate_directory(options["source"], as_json=as_json)
     findings = _check(options, max_problems)
     if as_json:

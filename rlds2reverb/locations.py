@@ -1,4 +1,4 @@
-"""The rule that distinguishes server addresses from paths."""
+"""The rules that distinguish server addresses, directories of tables, and other paths."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def server_address(location: str | Path) -> str | None:
     system; for a file with a name like an address, pass `Path("name:8000")`.
     """
     return location if isinstance(location, str) and _ADDRESS.fullmatch(location) else None
+
+
+def is_table_directory(location: str | Path) -> bool:
+    """Returns whether a location is a directory of tables, which `ingest` or a server with a checkpoint root wrote."""
+    try:
+        return (Path(location).expanduser() / "rlds2reverb.json").is_file()
+    except (OSError, ValueError, RuntimeError):  # The text cannot be a path, for example because it is too long.
+        return False

@@ -1,0 +1,207 @@
+"""The action spec of a dataset: the bounds that agents learn within, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
+from rlds2reverb.learners.evaluation import action_bounds
+from tf_agents.specs import tensor_spec
+
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import ArraySpec, Nest, describe
+
+#: Actions that exceed a bound by less than this fraction of the range are attributed to rounding.
+_ROUNDING = 1e-5
+#: Maximum number of distinct discrete actions to distinguish, which is also the limit of the agents.
+_MAX_VALUES = 1 << 20
+_MAX_LISTED = 8
+_ADVICE = "pass the environment that the dataset was recorded in as env="
+
+
+class ActionStatistics:
+    """The minimum and maximum of the actions of a dataset, and the distinct values of discrete ones."""
+
+    def __init__(self, spec: ArraySpec):
+        """Starts without actions.
+
+        Args:
+          spec: spec of one action.
+        """
+        self.spec = spec
+        self.low: Any = None
+        self.high: Any = None
+        self.values = np.zeros(0, spec.dtype)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the actions are integers."""
+        return np.issubdtype(self.spec.dtype, np.integer)
+
+    def add(self, actions: np.ndarray) -> None:
+        """Adds actions `[T, ...]`; there may be none."""
+        if not len(actions):
+            return
+        low, high = actions.min(0), actions.max(0)
+        self.low = low if self.low is None else np.minimum(self.low, low)
+        self.high = high if self.high is None else np.maximum(self.high, high)
+        if self.is_discrete and len(self.values) < _MAX_VALUES:
+            self.values = np.union1d(self.values, actions)
+
+
+def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: Any) -> ArraySpec:
+    """Returns the spec of the actions after checking it.
+
+    Args:
+      spec: nest of specs of one action of the dataset.
+      algorithm: the algorithm.
+      action_space: action space of the environment; None if unknown.
+
+    Raises:
+      SpecMismatchError: If no algorithm supports such actions, if only others do, or if the environment's actions are
+        of a different kind.
+    """
+    if not isinstance(spec, ArraySpec):
+        raise SpecMismatchError("the actions must be one array, got a nest; drop parts of it with drop_fields")
+    got = describe(spec)
+    is_discrete = np.issubdtype(spec.dtype, np.integer)
+    if not is_discrete and not np.issubdtype(spec.dtype, np.floating):
+        raise SpecMismatchError(f"the actions must be floats or integers, got {got}; encode them as numbers")
+    require_same_actions(spec, action_space)
+    if is_discrete and spec.shape != ():
+        raise SpecMismatchError(
+            f"discrete actions must be single integers, got {got}: MultiDiscrete actions are not supported; encode "
+            "each combination as one integer"
+        )
+    if not is_discrete and len(spec.shape) != 1:
+        raise SpecMismatchError(f"continuous actions must be vectors, got {got}; reshape them")
+    kind = "discrete" if is_discrete else "continuous"
+    if algorithm.actions != kind:
+        names = ", ".join(name for name, each in ALGORITHMS.items() if each.actions == kind)
+        raise SpecMismatchError(
+            f"{algorithm.name} requires {algorithm.actions} actions, but those of the dataset are {kind} ({got}); use "
+            f"one of {names}"
+        )
+    return spec
+
+
+def require_same_actions(spec: Any, action_space: Any) -> None:
+    """Raises `SpecMismatchError` unless the dataset's and the environment's actions have the same shape and kind.
+
+    Args:
+      spec: spec of one action of the dataset.
+      action_space: action space of the environment; None if unknown.
+    """
+    if action_space is None:
+        return
+    dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+    if tuple(action_space.shape) != tuple(spec.shape):
+        raise SpecMismatchError(
+            f"the dataset's actions have shape {tuple(spec.shape)}, but those of the environment "
+            f"{tuple(action_space.shape)}; {_ADVICE}"
+        )
+    if np.issubdtype(dtype, np.integer) != np.issubdtype(action_space.dtype, np.integer):
+        raise SpecMismatchError(
+            f"the dataset's actions are {dtype.name}, but those of the environment "
+            f"{np.dtype(action_space.dtype).name}; {_ADVICE}"
+        )
+
+
+def make_action_spec(
+    actions: ActionStatistics, action_space: Any, own_space: Any, *, is_clipped: bool
+) -> tuple[tensor_spec.BoundedTensorSpec, list[str]]:
+    """Returns the bounded spec of a dataset's actions, and sentences about bounds that are not the environment's.
+
+    The bounds are those of the environment, else of the dataset's own action space. Without both, discrete actions
+    range from the minimum to the maximum of the data, and continuous ones from -1 to 1 if all of them are within these
+    bounds or will be clipped, else from the minimum to the maximum of the data.
+
+    Args:
+      actions: statistics of the actions.
+      action_space: action space of the environment; None if unknown.
+      own_space: the dataset's own action space; None if unknown. It is ignored if the data do not match it.
+      is_clipped: whether actions will be clipped to their bounds.
+
+    Raises:
+      SpecMismatchError: If discrete actions are outside the bounds, or the data do not tell the number of actions.
+    """
+    space = action_space
+    if space is None and _describes(own_space, actions.spec):
+        space = own_space
+    origin = "those of the environment" if action_space is not None else "those of the dataset's own action space"
+    choose = _choose_discrete if actions.is_discrete else _choose_continuous
+    low, high, reason = choose(actions, space, origin, is_clipped=is_clipped)
+    spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, low, high, name="action")
+    if action_space is not None and reason == origin:
+        return spec, []
+    advice = "" if action_space is not None else "; pass env= to use those of an environment"
+    return spec, [f"the action bounds are {describe_bounds(spec)}, {reason}{advice}"]
+
+
+def _describes(space: Any, spec: ArraySpec) -> bool:
+    """Returns whether a space has bounds, and elements of the shape and kind of the data."""
+    if space is None or not (hasattr(space, "low") or hasattr(space, "n")):
+        return False
+    is_same_kind = np.issubdtype(space.dtype, np.integer) == np.issubdtype(spec.dtype, np.integer)
+    return bool(tuple(space.shape) == tuple(spec.shape) and is_same_kind)
+
+
+def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_clipped: bool) -> tuple[Any, Any, str]:
+    first, last = int(actions.low), int(actions.high)
+    if space is not None:
+        low, high = (int(bound) for bound in action_bounds(space))
+        if first < low or last > high:
+            raise SpecMismatchError(
+                f"the discrete actions of the dataset are from {first} to {last}, but {origin} from {low} to {high}; "
+                f"{_ADVICE}, or re-encode the actions"
+            )
+        return low, high, origin
+    num_values, num_actions = len(actions.values), last - first + 1
+    if num_values == 1 or 2 * num_values < num_actions:
+        listed = _list_values(actions.values)
+        problem = f"the only action is {listed}" if num_values == 1 else f"the only actions are {listed}"
+        raise SpecMismatchError(
+            f"the number of discrete actions is unknown, because {problem}; {_ADVICE}, or re-encode the actions as 0, "
+            "1, 2, ..."
+        )
+    return first, last, "the minimum and maximum of the data"
+
+
+def _choose_continuous(actions: ActionStatistics, space: Any, origin: str, *, is_clipped: bool) -> tuple[Any, Any, str]:
+    # A constant action still needs an interval around it.
+    is_constant = actions.low == actions.high
+    widest_low, widest_high = actions.low - is_constant, actions.high + is_constant
+    if space is None:
+        if is_clipped:
+            return -1.0, 1.0, "to which the actions are clipped"
+        if (actions.low >= -1).all() and (actions.high <= 1).all():
+            return -1.0, 1.0, "which all actions are within"
+        return widest_low, widest_high, "the minimum and maximum of the data"
+    low, high = action_bounds(space)
+    has_bounds = np.isfinite(low) & np.isfinite(high)
+    if has_bounds.all():
+        return low, high, origin
+    low, high = np.where(has_bounds, low, widest_low), np.where(has_bounds, high, widest_high)
+    return low, high, f"{origin}, or the minimum and maximum of the data where those are infinite"
+
+
+def describe_bounds(spec: tensor_spec.BoundedTensorSpec) -> str:
+    """Formats the bounds of actions: '[-1, 1]', or the minimum and maximum of each element."""
+    low, high = (np.unique(bound) for bound in (spec.minimum, spec.maximum))
+    if len(low) == len(high) == 1:
+        return f"[{low[0]:.7g}, {high[0]:.7g}]"
+    return f"from {_list_values(np.ravel(spec.minimum))} to {_list_values(np.ravel(spec.maximum))}"
+
+
+def _list_values(values: Sequence[Any] | np.ndarray) -> str:
+    listed = ", ".join(f"{value:.7g}" for value in values[:_MAX_LISTED])
+    return f"{listed}, ..." if len(values) > _MAX_LISTED else listed
+
+
+def count_outside(actions: np.ndarray, spec: tensor_spec.BoundedTensorSpec) -> int:
+    """Returns how many actions `[T, A]` are outside the bounds by more than rounding explains."""
+    slack = _ROUNDING * (np.float64(spec.maximum) - spec.minimum)
+    is_outside = (actions < spec.minimum - slack) | (actions > spec.maximum + slack)
+    return int(is_outside.reshape(len(actions), -1).any(1).sum())

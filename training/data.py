@@ -1,0 +1,289 @@
+"""The data of a training run: a dataset in memory, or a table with its items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners.algorithms import get_algorithm
+from tf_agents.trajectories import time_step
+
+from rlds2reverb import ReplayServer, TrajectoryWindows
+from rlds2reverb._server.clients import connect
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.episodes import Episode
+from rlds2reverb.items import Items
+from rlds2reverb.sources import Source, load
+from rlds2reverb.specs import Nest, describe, leaves, path_name, to_tensor_spec
+
+from .actions import describe_bounds, make_action_spec
+from .config import TrainingConfig
+from .dataset import Contents, Progress, convert_batches, find_best, prepare_batches, read_contents
+from .tables import (
+    ServedTable,
+    describe_table,
+    identify_table,
+    is_table,
+    is_table_directory,
+    make_table_action_spec,
+    require_matching_items,
+    require_no_preprocessing,
+    split_source,
+)
+
+
+class Moments(NamedTuple):
+    """What agents subtract from the observations, and divide them by: nests of float32.
+
+    The divisor is the standard deviation + 0.001, and infinity for constant elements, which become 0. Integers, such as
+    images, are not normalised: they have 0 and 1.
+    """
+
+    mean: Nest
+    std: Nest
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a training run. Use it as a context manager if `open_data` had to start a server for it.
+
+    Attributes:
+      name: name of the dataset, or the address of the server.
+      time_step_spec: TF-Agents' spec of the time steps.
+      action_spec: the bounded spec of the actions.
+      fingerprint: fingerprint of the content before rewards and actions were changed, or an identifier of the table.
+      adder: the adder of the items: `NStep`, or `TrajectoryWindows(2)`.
+      returns: float64 `[E]`, the undiscounted return of each episode in the dataset's own rewards; None for a table.
+      num_episodes: number of episodes to train on; None for a table.
+      num_transitions: number of transitions, or of the table's items.
+      moments: statistics of the observations; None for a table.
+      items: the items in memory for uniform sampling, else None.
+      episodes: the episodes to train on for prioritized sampling, in memory, else None.
+      table: the table with the items, else None.
+      owns_server: whether `open_data` started the server of the table.
+      notes: sentences for the user.
+      warnings: sentences that the user should not miss.
+    """
+
+    name: str
+    time_step_spec: Any
+    action_spec: Any
+    fingerprint: str
+    adder: Any
+    returns: np.ndarray | None
+    num_episodes: int | None
+    num_transitions: int
+    moments: Moments | None
+    items: Items | None
+    episodes: Source | None
+    table: ServedTable | None
+    owns_server: bool = False
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    _resources: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
+
+    def __enter__(self) -> TrainingData:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the server of a directory of tables. Idempotent."""
+        self._resources.close()
+
+    @property
+    def behaviour_return(self) -> float | None:
+        """The mean return of the dataset, and so of the policies that produced it; None if unknown."""
+        return None if self.returns is None else float(self.returns.mean())
+
+    @property
+    def to_experience(self) -> Callable[[Nest], Nest] | None:
+        """Function that converts a batch of items to TF-Agents' experience; None if the items are experience."""
+        has_transitions = isinstance(self.adder, NStep) and not (self.table and self.table.has_trajectories)
+        return self.adder.as_transition if has_transitions else None
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what distinguishes these data from others, as JSON values."""
+        observations = leaves(self.time_step_spec.observation)
+        return {
+            "data": self.fingerprint,
+            "observations": {path_name(path, "observation"): describe(leaf) for path, leaf in observations},
+            "actions": describe(self.action_spec),
+            "action bounds": describe_bounds(self.action_spec),
+        }
+
+
+def open_source(source: Any) -> Any:
+    """Opens a source of training data without reading it.
+
+    Args:
+      source: see `open_data`.
+
+    Returns:
+      A `Source`; tables are returned unchanged.
+
+    Raises:
+      FileNotFoundError, SourceError, TypeError: As `rlds2reverb.load`.
+    """
+    return source if is_table(source) else load(source)
+
+
+def open_data(
+    source: Any,
+    config: TrainingConfig,
+    *,
+    action_space: Any = None,
+    progress: Progress = lambda stage, episode: None,
+) -> TrainingData:
+    """Opens the data of a training run, and checks that the algorithm can learn from them.
+
+    A dataset is read once and validated as by `ingest`; its episodes stay in memory until they are converted to items.
+    Fields besides those of RLDS are not used. Episodes without transitions are left out.
+
+    Args:
+      source: a dataset (any argument of `rlds2reverb.load`, such as a path, a name, a `Source`, a list or a generator
+        function of episodes), or tables: the address of a server, a `ReplayServer` or client, a directory that `ingest`
+        wrote, or a pair of one of these and the name of a table. Without a name, there must be one table, or one named
+        'replay'.
+      config: the options of the run.
+      action_space: Gymnasium action space of the environment that the agent will act in; None if unknown.
+      progress: callback for each episode that was read, called with 'read' and the episode.
+
+    Returns:
+      The data.
+
+    Raises:
+      InvalidEpisodeError: If an episode is invalid.
+      SpecMismatchError: If the algorithm cannot learn from the data, or they do not match the environment.
+      SourceError: If the source cannot be opened or read, or has no rewards or no transitions.
+      FileNotFoundError: If the source does not exist.
+      ServerUnavailableError: If a server does not answer.
+      ValueError: If an option does not apply to the data.
+    """
+    if is_table(source):
+        return _open_table(source, config, action_space)
+    source = load(source)
+    contents = read_contents(source, config, action_space=action_space, progress=progress)
+    own_space = getattr(source, "action_space", None)
+    action_spec, notes = make_action_spec(contents.actions, action_space, own_space, is_clipped=config.clip_actions)
+    notes, warnings = [*contents.notes, *notes], list(source.warnings)
+    num_outside, total = contents.count_outside(action_spec), contents.moments.num_transitions
+    if num_outside and config.clip_actions:
+        notes.append(f"{num_outside:,} of {total:,} actions are outside the action bounds and are clipped")
+    elif num_outside:
+        warnings.append(
+            f"{num_outside:,} of {total:,} actions are outside the action bounds {describe_bounds(action_spec)}; pass "
+            "clip_actions=True to clip them"
+        )
+    is_kept = np.ones(len(contents.returns), bool)
+    if config.top_percent is not None:
+        is_kept = find_best(contents.returns, config.top_percent)
+        notes.append(_describe_kept(contents.returns, is_kept, config.top_percent))
+    if config.normalize_observations:
+        notes += contents.moments.describe_constants()
+    return _make_data(contents, config, action_spec, is_kept, notes, warnings)
+
+
+def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> str:
+    kept = returns[is_kept]
+    return (
+        f"training on the best {percent:g} % of episodes: {len(kept):,} of {len(returns):,}, with returns from "
+        f"{kept.min():,.1f} to {kept.max():,.1f}"
+    )
+
+
+def _make_data(
+    contents: Contents,
+    config: TrainingConfig,
+    action_spec: Any,
+    is_kept: np.ndarray,
+    notes: list[str],
+    warnings: list[str],
+) -> TrainingData:
+    """Returns the data of a dataset, with its items or episodes as the sampler requires."""
+    adder, items, episodes = make_adder(config), None, None
+    observation = to_tensor_spec(contents.step_spec["observation"])
+    num_steps = np.concatenate([batch.num_steps for batch in contents.batches])
+    batches = prepare_batches(contents, config, action_spec, is_kept)
+    if config.sampler == "uniform":
+        items = convert_batches(batches, adder)
+    else:
+        episodes = _make_source(contents.name, list(batches))
+    return TrainingData(
+        name=contents.name,
+        time_step_spec=time_step.time_step_spec(observation),
+        action_spec=action_spec,
+        fingerprint=contents.fingerprint,
+        adder=adder,
+        returns=contents.returns,
+        num_episodes=int(is_kept.sum()),
+        num_transitions=int((num_steps[is_kept] - 1).sum()),
+        moments=Moments(*contents.moments.agent_statistics()),
+        items=items,
+        episodes=episodes,
+        table=None,
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+    )
+
+
+def _make_source(name: str, batches: list[EpisodeBatch]) -> Source:
+    def read() -> Iterator[Episode]:
+        return (episode for batch in batches for episode in batch.episodes)
+
+    num_rows = sum(int(batch.num_steps.sum()) for batch in batches)
+    return Source(name, "memory", read, sum(len(batch.num_steps) for batch in batches), num_rows)
+
+
+def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> TrainingData:
+    require_no_preprocessing(config)
+    location, table_name = split_source(source)
+    with ExitStack() as stack:
+        is_directory = isinstance(location, (str, Path)) and is_table_directory(location)
+        server = stack.enter_context(ReplayServer.from_directory(location)) if is_directory else location
+        table = describe_table(server, table_name)
+        action_spec = make_table_action_spec(table, action_space)
+        adder = make_adder(config)
+        has_one_priority = require_matching_items(table, config, adder)
+        name = str(location) if isinstance(location, (str, Path)) else connect(server).server_address
+        notes, warnings = [], []
+        if action_space is None:
+            notes.append("the action bounds are assumed to be [-1, 1]; pass env= to use those of an environment")
+        if not has_one_priority and config.sampler == "uniform":
+            warnings.append("the table samples items by priority; pass sampler='prioritized' for importance weights")
+        if get_algorithm(config.algo).normalizes_observations and "observation_mean" not in config.hyperparameters:
+            notes.append(
+                f"observations are not normalised, because {name} has no statistics; set the hyperparameters "
+                "observation_mean and observation_std to normalise them"
+            )
+        return TrainingData(
+            name=name,
+            time_step_spec=time_step.time_step_spec(table.row_spec["observation"]),
+            action_spec=action_spec,
+            fingerprint=identify_table(location, table.table),
+            adder=adder,
+            returns=None,
+            num_episodes=None,
+            num_transitions=table.size,
+            moments=None,
+            items=None,
+            episodes=None,
+            table=table,
+            owns_server=is_directory,
+            notes=tuple(notes),
+            warnings=tuple(warnings),
+            _resources=stack.pop_all(),
+        )
+
+
+def make_adder(config: TrainingConfig) -> Any:
+    """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps."""
+    if get_algorithm(config.algo).items == "trajectories":
+        return TrajectoryWindows(2)
+    return NStep(config.n_step, config.gamma)

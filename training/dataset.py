@@ -1,0 +1,257 @@
+"""A dataset read into memory in one validated pass, and its conversion to items."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.feeds import collect_items
+from tf_agents.specs import tensor_spec
+
+from rlds2reverb import fields
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episodes import Episode, locate_discontinuity, make_notes
+from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.items import Items
+from rlds2reverb.sources import Source
+from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
+from rlds2reverb.sources.summary import Fingerprint
+from rlds2reverb.sources.transforms import (
+    CastFloats,
+    CutAtTerminal,
+    DropFields,
+    Transform,
+    apply_transforms,
+    clip_actions,
+    parse_reward,
+)
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name
+
+from .actions import ActionStatistics, count_outside, require_trainable_actions
+from .config import TrainingConfig
+
+#: Called with a stage ('read') and each episode.
+Progress = Callable[[str, Episode], None]
+
+
+@dataclass
+class Contents:
+    """The episodes of a dataset with at least one transition, and statistics of all of them.
+
+    Attributes:
+      name: name of the dataset.
+      batches: the episodes, without fields that training does not use; floats are float32.
+      step_spec: nest of specs of one step of them.
+      returns: float64 `[E]`, the undiscounted return of each episode.
+      fingerprint: fingerprint of the content.
+      moments: moments of the observations.
+      actions: statistics of the actions.
+      notes: sentences about data that the episodes leave out.
+    """
+
+    name: str
+    batches: deque[EpisodeBatch]
+    step_spec: Nest
+    returns: np.ndarray
+    fingerprint: str
+    moments: ObservationMoments
+    actions: ActionStatistics
+    notes: list[str]
+
+    def count_outside(self, action_spec: tensor_spec.BoundedTensorSpec) -> int:
+        """Returns the number of actions outside the bounds of a spec."""
+        return sum(
+            count_outside(batch.steps[fields.ACTION][mark_transitions(batch.num_steps)], action_spec)
+            for batch in self.batches
+        )
+
+
+def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, progress: Progress) -> Contents:
+    """Reads a dataset once, and validates it as `ingest` does.
+
+    Fields are dropped, episodes cut and floats cast first; `source` yields everything else unchanged.
+
+    Args:
+      source: the dataset.
+      config: the options of the run.
+      action_space: action space of the environment; None if unknown.
+      progress: callback for each episode.
+
+    Raises:
+      InvalidEpisodeError: If an episode is invalid, or does not match the first one.
+      SpecMismatchError: If the algorithm cannot learn from the first episode.
+      SourceError: If the dataset has no rewards or no transitions, or cannot be read.
+      ValueError: If a field to drop does not exist.
+    """
+    transforms: list[Transform] = [DropFields(config.drop_fields)] if config.drop_fields else []
+    transforms += [CutAtTerminal()] if config.cut_at_terminal else []
+    reader: _Reader | None = None
+    for batch in batch_episodes(_report(apply_transforms(source, transforms)[0], progress)):
+        if reader is None:
+            require_trainable(make_step_spec(batch.steps), config, action_space)
+            reader = _Reader(make_step_spec(batch.steps))
+        reader.add(batch)
+    if reader is None or not reader.returns:
+        raise SourceError("the dataset has no transitions, but training requires them")
+    return reader.finish(source.name)
+
+
+def _report(episodes: Source, progress: Progress) -> Iterator[Episode]:
+    for episode in episodes:
+        progress("read", episode)
+        yield episode
+
+
+def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any) -> None:
+    """Checks the fields of a dataset before it is read.
+
+    Raises:
+      SpecMismatchError: If an observation holds strings, a reward is not a single number, or the algorithm cannot learn
+        from the actions.
+      SourceError: If there are no rewards.
+    """
+    if fields.REWARD not in step_spec:
+        raise SourceError("the dataset has no rewards, but training requires them")
+    reward = step_spec[fields.REWARD]
+    if not isinstance(reward, ArraySpec) or reward.shape != () or reward.dtype.kind not in "fiub":
+        got = describe(reward) if isinstance(reward, ArraySpec) else "a nest"
+        raise SpecMismatchError(f"the rewards must be single numbers, got {got}; combine them into one")
+    for path, leaf in leaves({fields.OBSERVATION: step_spec[fields.OBSERVATION]}):
+        if leaf.dtype.kind not in "fiub":
+            raise SpecMismatchError(
+                f"{path_name(path)} must be numbers, got {describe(leaf)}; encode it, or drop it with "
+                f"drop_fields=['{'/'.join(map(str, path))}']"
+            )
+    require_trainable_actions(step_spec[fields.ACTION], get_algorithm(config.algo), action_space)
+
+
+class _Reader:
+    """The single pass over a dataset."""
+
+    def __init__(self, step_spec: Nest):
+        self.step_spec = step_spec
+        self.batches: deque[EpisodeBatch] = deque()
+        self.returns: list[float] = []
+        self.fingerprint = Fingerprint()
+        self.moments = ObservationMoments(step_spec[fields.OBSERVATION])
+        self.actions = ActionStatistics(step_spec[fields.ACTION])
+        self.num_dropped = self.num_discontinuities = 0
+        self.first_discontinuity = ""
+
+    def add(self, raw: EpisodeBatch) -> None:
+        """Validates some episodes and keeps those with transitions."""
+        raw.require_valid(self.step_spec)
+        self._count_left_out(raw)
+        self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
+        batch = EpisodeBatch.from_columns(CastFloats().cast(raw.steps), raw.num_steps)
+        self.fingerprint.add_batch(batch)
+        has_action = mark_transitions(batch.num_steps)
+        self.actions.add(batch.steps[fields.ACTION][has_action])
+        kept = select_episodes(batch, batch.num_steps > 1)
+        if kept is None:
+            return
+        self.returns += sum_rewards(kept)
+        steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
+        steps[fields.REWARD] = _as_float(steps[fields.REWARD])
+        self.batches.append(EpisodeBatch.from_columns(steps, kept.num_steps))
+
+    def _count_left_out(self, batch: EpisodeBatch) -> None:
+        for episode in batch.episodes:
+            self.num_dropped += episode.dropped_last_transition
+            self.num_discontinuities += len(episode.discontinuities)
+            self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
+
+    def finish(self, name: str) -> Contents:
+        """Returns the result."""
+        return Contents(
+            name,
+            self.batches,
+            make_step_spec(self.batches[0].steps),
+            np.array(self.returns),
+            self.fingerprint.hexdigest(),
+            self.moments,
+            self.actions,
+            list(make_notes(self.num_dropped, self.num_discontinuities, self.first_discontinuity)),
+        )
+
+
+def sum_rewards(batch: EpisodeBatch) -> list[float]:
+    """Returns the undiscounted return of each episode, bit for bit as `Episode.total_reward`."""
+    rewards, ends = batch.steps[fields.REWARD], np.cumsum(batch.num_steps)
+    bounds = zip((ends - batch.num_steps).tolist(), ends.tolist(), strict=True)
+    return [float(np.sum(rewards[start:end], dtype=np.float64)) for start, end in bounds]
+
+
+def select_episodes(batch: EpisodeBatch, is_kept: np.ndarray) -> EpisodeBatch | None:
+    """Returns the episodes of a batch that are kept, bool `[E]`; None if there are none."""
+    if is_kept.all():
+        return batch
+    if not is_kept.any():
+        return None
+    rows = np.repeat(is_kept, batch.num_steps)
+    return EpisodeBatch.from_columns(map_structure(lambda column: column[rows], batch.steps), batch.num_steps[is_kept])
+
+
+def find_best(returns: np.ndarray, percent: float) -> np.ndarray:
+    """Returns which episodes are among the given percentage with the highest returns, at least one; bool `[E]`.
+
+    Chen et al. (2021), "Decision Transformer", section 5.1, clone the best 10 %, 25 % and so on. Of episodes with equal
+    returns, the earlier ones count as better.
+    """
+    num_kept = max(1, round(len(returns) * percent / 100))
+    is_best = np.zeros(len(returns), bool)
+    is_best[np.argsort(-returns, kind="stable")[:num_kept]] = True
+    return is_best
+
+
+def prepare_batches(
+    contents: Contents, config: TrainingConfig, action_spec: tensor_spec.BoundedTensorSpec, is_kept: np.ndarray
+) -> Iterator[EpisodeBatch]:
+    """Yields the episodes to train on, with transformed rewards and clipped actions.
+
+    The batches are removed from `contents`, so that dataset and items need not be in memory at the same time.
+
+    Args:
+      contents: the dataset.
+      config: the options of the run.
+      action_spec: spec of the actions, with the bounds to clip to.
+      is_kept: bool `[E]`, the episodes to train on.
+
+    Raises:
+      ValueError: If the returns do not determine the transform of the rewards.
+    """
+    transform = None
+    if config.reward is not None:
+        transform = parse_reward(config.reward).fit_returns(contents.returns.tolist(), contents.name)
+    first = 0
+    while contents.batches:
+        batch = contents.batches.popleft()
+        end = first + len(batch.num_steps)
+        kept = select_episodes(batch, is_kept[first:end])
+        first = end
+        if kept is None:
+            continue
+        steps = dict(kept.steps)
+        if transform is not None:
+            steps[fields.REWARD] = transform.transform(steps)
+        if config.clip_actions:
+            steps[fields.ACTION] = clip_actions(steps[fields.ACTION], action_spec.minimum, action_spec.maximum)
+        yield EpisodeBatch.from_columns(steps, kept.num_steps)
+
+
+def convert_batches(batches: Iterator[EpisodeBatch], adder: Any) -> Items:
+    """Returns the items of all episodes."""
+    return collect_items(items for batch in batches for items in _convert_batch(batch, adder))
+
+
+def _convert_batch(batch: EpisodeBatch, adder: Any) -> list[Items]:
+    converted = adder.convert_batch(batch)
+    return [adder(episode) for episode in batch.episodes] if converted is None else [converted.items]
+
+
+def _as_float(column: np.ndarray) -> np.ndarray:
+    return column if column.dtype.kind == "f" else column.astype(np.float32)

@@ -1,0 +1,178 @@
+"""Tables that already contain items: of a running server, or of a directory that `ingest` wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+import xxhash
+from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.evaluation import action_bounds
+from tf_agents.specs import tensor_spec
+
+from rlds2reverb import TrajectoryWindows, sample_dataset
+from rlds2reverb._encoding.packing import find_packing
+from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.locations import is_table_directory, server_address
+
+from .actions import require_same_actions
+from .config import TrainingConfig
+
+#: Number of items that are sampled from a table to check them before training.
+_NUM_CHECKED = 32
+_TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
+
+
+@dataclass(frozen=True)
+class ServedTable:
+    """A table with items to train on.
+
+    Attributes:
+      server: a `ReplayServer`, a client, or the address of a server.
+      table: the name of the table.
+      row_spec: dict of the `tf.TensorSpec`s of one step.
+      has_trajectories: whether items are trajectories of two steps instead of transitions.
+      size: the number of items.
+    """
+
+    server: Any
+    table: str
+    row_spec: Any
+    has_trajectories: bool
+    size: int
+
+
+def is_table(source: Any) -> bool:
+    """Returns whether a source of training data consists of tables: a server, a directory, or (server, table)."""
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], str):
+        return True
+    if isinstance(source, (str, Path)):
+        return server_address(source) is not None or is_table_directory(source)
+    return any(hasattr(source, name) for name in ("client", "server_address", "localhost_client"))
+
+
+def split_source(source: Any) -> tuple[Any, str | None]:
+    """Returns the server or directory of a source of tables, and the name of the table or None."""
+    return source if isinstance(source, tuple) else (source, None)
+
+
+def describe_table(server: Any, table: str | None = None) -> ServedTable:
+    """Returns the table of a server with transitions of `NStep` or trajectories of `TrajectoryWindows(2)`.
+
+    Args:
+      server: the server.
+      table: the name of the table; None for the only one, or else 'replay'.
+
+    Raises:
+      SourceError: If there is no such table, if it is empty, or if there are several tables and none is named 'replay'.
+      SpecMismatchError: If the items are of a different kind.
+      ServerUnavailableError: If the server does not answer.
+    """
+    client = connect(server)
+    infos, where = table_infos(client), client.server_address
+    name = table or (next(iter(infos)) if len(infos) == 1 else "replay")
+    if name not in infos:
+        expected = f"there is no table {table!r}" if table else "training requires one table, or one named 'replay'"
+        raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; {expected}")
+    if not infos[name].current_size:
+        raise SourceError(f"table {name!r} at {where} has no items, but training requires them")
+    signature = infos[name].signature
+    packing = find_packing(signature) if signature is not None else None
+    spec = signature if packing is None else packing.item_spec
+    has_transitions = isinstance(spec, dict) and set(spec) >= _TRANSITION_FIELDS
+    has_trajectories = hasattr(spec, "next_step_type") and tree.flatten(spec.reward)[0].shape[:1] == [2]
+    if not (has_transitions or has_trajectories):
+        raise SpecMismatchError(
+            f"the items of table {name!r} at {where} must be transitions of NStep or trajectories of "
+            "TrajectoryWindows(2); convert the dataset again"
+        )
+    fields = spec._asdict() if has_trajectories else spec
+    num_axes = 1 if has_trajectories else 0
+    rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
+    return ServedTable(server, name, rows, has_trajectories, infos[name].current_size)
+
+
+def make_table_action_spec(table: ServedTable, action_space: Any) -> tensor_spec.BoundedTensorSpec:
+    """Returns the action spec of a table's items, bounded by the environment's action space or else by [-1, 1].
+
+    Raises:
+      SpecMismatchError: If the environment's actions differ, or if their number is unknown.
+    """
+    action = table.row_spec["action"]
+    if not hasattr(action, "dtype"):
+        raise SpecMismatchError("the actions must be one array, got a nest; convert the dataset again without it")
+    require_same_actions(action, action_space)
+    if action_space is None and not action.dtype.is_floating:
+        raise SpecMismatchError(
+            "the actions of the items are integers with an unknown maximum; pass env= to name the environment"
+        )
+    low, high = (-1.0, 1.0) if action_space is None else action_bounds(action_space)
+    return tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
+
+
+def require_matching_items(table: ServedTable, config: TrainingConfig, adder: Any) -> bool:
+    """Checks that an agent can learn from the items of a table, and that they use the discount factor of the run.
+
+    A few items are sampled, which counts in their `times_sampled`.
+
+    Args:
+      table: the table.
+      config: the options of the run.
+      adder: adder of the items that the agent requires, `NStep` or `TrajectoryWindows`.
+
+    Returns:
+      Whether all sampled items have the same priority.
+
+    Raises:
+      SpecMismatchError: If the items do not match.
+    """
+    if isinstance(adder, TrajectoryWindows) and not table.has_trajectories:
+        raise SpecMismatchError(
+            f"the items of table {table.table!r} are transitions, but {config.algo} learns from trajectories of two "
+            "steps; convert the dataset again with TrajectoryWindows(2)"
+        )
+    (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED).take(1)
+    has_one_priority = bool((sample.info.priority == sample.info.priority[0]).numpy().all())
+    if table.has_trajectories or "value_gamma" not in sample.data:
+        return has_one_priority
+    value_gamma = float(sample.data["value_gamma"][0])
+    powers = config.gamma ** np.arange(1, 1001, dtype=np.float64)
+    if not np.isclose(powers, value_gamma, rtol=1e-5, atol=1e-9).any():
+        raise SpecMismatchError(
+            f"the items of table {table.table!r} have a different discount factor: value_gamma is {value_gamma:g}, "
+            f"which is no power of {config.gamma:g}; pass the gamma of the conversion"
+        )
+    return has_one_priority
+
+
+def require_no_preprocessing(config: TrainingConfig) -> None:
+    """Raises `ValueError` if the options change or select episodes, which tables do not contain."""
+    is_set = {
+        "top_percent": config.top_percent is not None,
+        "n_step": config.n_step > 1,
+        "drop_fields": bool(config.drop_fields),
+        "cut_at_terminal": config.cut_at_terminal,
+        "reward": config.reward is not None,
+        "clip_actions": config.clip_actions,
+        "normalize_observations": bool(config.normalize_observations)
+        and not get_algorithm(config.algo).normalizes_observations,
+    }
+    for name, value in is_set.items():
+        if value:
+            raise ValueError(f"{name} requires a dataset; the items of a table are already converted")
+
+
+def identify_table(source: Any, table: str) -> str:
+    """Returns an identifier of the data: a hash of a directory's content, the address of a server, or the table's name.
+
+    A server in this process usually has a different port each time, so that its address does not identify it.
+    """
+    if isinstance(source, (str, Path)) and is_table_directory(source):
+        manifests = sorted((Path(source).expanduser() / "manifests").glob("*"))
+        return xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(source)
+    return source if isinstance(source, str) else f"table {table!r}"
