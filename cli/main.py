@@ -37,6 +37,7 @@ _MODULES = {
     "inspect": "inspect",
     "validate": "validate",
     "train": "train",
+    "agents": "agents",
     "eval": "evaluate",
     "plot": "plot",
     "convert": "convert",

@@ -64,7 +64,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "bc",
             "bc:BCAgent",
             "behavioural cloning",
-            "the baseline of Fujimoto & Gu 2021, arXiv:2106.06860",
+            "Fujimoto & Gu 2021 (baseline), arXiv:2106.06860",
             "continuous",
             has_td_errors=False,
         ),

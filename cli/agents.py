@@ -1,0 +1,100 @@
+"""`rlds2reverb agents`: the algorithms that `train` offers, and their hyperparameters."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, Algorithm, get_algorithm
+
+from rlds2reverb._text import WIDTH, format_columns
+
+from . import output
+from .output import json_option
+from .quiet import import_quietly
+
+if TYPE_CHECKING:
+    from rlds2reverb.learners.agents import Hyperparameter
+
+_ALSO_SET_BY = {
+    **{name: f"--{option}" for name, option in RUN_HYPERPARAMETERS.items()},
+    "observation_mean": "--normalize-observations",
+    "observation_std": "--normalize-observations",
+}
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def agents(as_json: bool, name: str | None) -> None:
+    """List the algorithms, or the hyperparameters of the algorithm NAME.
+
+    \b
+    Examples:
+      rlds2reverb agents
+      rlds2reverb agents iql
+      rlds2reverb train --algo iql --set expectile=0.9 ...
+
+    Every algorithm has the hyperparameters, batch size and normalisation of its paper by default. Hyperparameters are
+    set with train --set NAME=VALUE.
+    """
+    if name is None:
+        _list_algorithms(as_json=as_json)
+        return
+    algorithm = get_algorithm(name)
+    import_quietly("rlds2reverb.learners.agents")
+    from rlds2reverb.learners.agents import get_hyperparameters
+
+    hyperparameters = get_hyperparameters(name)
+    if as_json:
+        described = [_as_json(each) for each in hyperparameters.values()]
+        output.print_json({**_describe(algorithm), "hyperparameters": described})
+        return
+    output.print_facts(f"{name}: {algorithm.summary}", _make_facts(algorithm))
+    print("\nhyperparameters (train --set NAME=VALUE)")
+    for each in hyperparameters.values():
+        _print_hyperparameter(each)
+
+
+def _list_algorithms(*, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"algorithms": [_describe(each) for each in ALGORITHMS.values()]})
+        return
+    rows = [
+        (each.name, each.actions, each.items, f"{each.batch_size:,}", each.source.rpartition(", ")[0])
+        for each in ALGORITHMS.values()
+    ]
+    print(format_columns(["name", "actions", "items", "batch", "source"], rows))
+
+
+def _describe(algorithm: Algorithm) -> dict[str, Any]:
+    values = asdict(algorithm)
+    del values["defaults"]
+    return {**values, "agent": algorithm.class_name}
+
+
+def _make_facts(algorithm: Algorithm) -> list[tuple[str, str]]:
+    return [
+        ("source", algorithm.source),
+        ("agent", f"rlds2reverb.learners.agents.{algorithm.class_name}"),
+        ("actions", algorithm.actions),
+        ("items", algorithm.items),
+        ("batch size", f"{algorithm.batch_size:,}"),
+        ("observations", "normalised" if algorithm.normalizes_observations else "not normalised"),
+        ("prioritized sampling", "supported" if algorithm.has_td_errors else "not supported"),
+    ]
+
+
+def _as_json(hyperparameter: Hyperparameter) -> dict[str, Any]:
+    names = ("name", "default", "type", "range", "is_optional", "text")
+    return {name: getattr(hyperparameter, name) for name in names}
+
+
+def _print_hyperparameter(hyperparameter: Hyperparameter) -> None:
+    """Prints the name, the default and the range in one line, and below it the description."""
+    name = hyperparameter.name
+    option = f"; set by {_ALSO_SET_BY[name]}" if name in _ALSO_SET_BY else ""
+    print(f"  {name} = {hyperparameter.default}  ({hyperparameter.describe()}{option})")
+    print(textwrap.fill(hyperparameter.text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6))
