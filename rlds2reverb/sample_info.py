@@ -1,0 +1,40 @@
+"""The information that comes with a batch of sampled items."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class SampleInfo(NamedTuple):
+    """The information about the items of a batch from Reverb tables, in-process buffers, or a mixture of these.
+
+    It extends the fields of Reverb's own `SampleInfo`. A field that a source does not have is ().
+
+    Attributes:
+      key: uint64 `[B]`, the item's key in its table, or its number in its buffer, counted from the first push.
+      probability: float64 `[B]`, the probability with which it was sampled from the table of its server. In a buffer,
+        it is that of a single draw from all candidates; `max_use` and `with_replacement=False` can exclude some of them
+        later in the batch.
+      table_size: int64 `[B]`, the number of items in that table or buffer at the time.
+      priority: float64 `[B]`, its priority at the time, as it was written (without the sampler's exponent).
+      times_sampled: int32 `[B]`, how often it has been sampled, including this time.
+      weight: float32 `[B]`, its importance weight in (0, 1]; see `sampling.importance.importance_weights`.
+      server: int32 `[B]`, the index of its server, to which new priorities must be written; 0 in a buffer.
+      mask: bool `[B, T]`, False for the padding of items of varying length; () if items have a fixed size.
+      dataset_index: int32 `[B]`, the index of its dataset in a `mixed_dataset`, by sorted name, or the index of its
+        buffer in `BufferManager.names`; () if not mixed.
+      staleness: int64 `[B]`, number of learner iterations since it was collected, -1 if unknown; () on servers.
+      collect_iter: int64 `[B]`, learner iteration in which it was collected, -1 if unknown; () on servers.
+    """
+
+    key: Any
+    probability: Any
+    table_size: Any
+    priority: Any
+    times_sampled: Any
+    weight: Any
+    server: Any
+    mask: Any = ()
+    dataset_index: Any = ()
+    staleness: Any = ()
+    collect_iter: Any = ()
