@@ -11,6 +11,7 @@ from rlds2reverb._text import format_columns
 from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 
 from . import checks, output
+from .options import reference_options
 from .output import json_option
 from .quiet import import_quietly, status
 
@@ -63,18 +64,7 @@ _FOLDERS = {"last": "policy", "best": "best_policy"}
     show_default="as in training",
     help="Returns of a random policy and an expert, which define the scores 0 and 100.",
 )
-@click.option(
-    "--reference-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help='JSON file with reference returns by environment: {"Hopper-v5": [RANDOM, EXPERT]}.',
-)
-@click.option(
-    "--d4rl-score",
-    "is_d4rl",
-    is_flag=True,
-    help="Use D4RL's reference returns for the environment; they were measured in its v2 version with mujoco-py.",
-)
+@reference_options
 @json_option
 def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) -> None:
     """Run the policies of a training run in their environment.

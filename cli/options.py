@@ -182,6 +182,21 @@ server_options = _combine(
     click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest."),
 )
 
+reference_options = _combine(
+    click.option(
+        "--reference-file",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        metavar="FILE",
+        help='JSON file with the returns that define the scores 0 and 100: {"Hopper-v5": [RANDOM, EXPERT]}.',
+    ),
+    click.option(
+        "--d4rl-score",
+        "is_d4rl",
+        is_flag=True,
+        help="Use D4RL's reference returns for the environment; they were measured in its v2 version with mujoco-py.",
+    ),
+)
+
 item_options = _combine(
     click.option(
         "--sequence-length",

@@ -63,16 +63,17 @@ def say(sentence: str) -> None:
 
 def warn(sentence: str) -> None:
     """Prints a warning on stderr, with arguments of the library replaced by options of the command."""
-    sentence = _name_options(sentence)
+    sentence = translate(sentence)
     Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[yellow]warning:[/] {escape_markup(sentence)}")
 
 
 def note(sentence: str) -> None:
     """Prints a note on stdout, with arguments of the library replaced by options of the command."""
-    print(f"note: {_name_options(sentence)}")
+    print(f"note: {translate(sentence)}")
 
 
-def _name_options(sentence: str) -> str:
+def translate(sentence: str) -> str:
+    """Returns a sentence with arguments of the library replaced by options of the running command."""
     context = click.get_current_context(silent=True)
     return name_options(sentence, context.command if context else None)
 

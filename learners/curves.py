@@ -336,4 +336,8 @@ def _describe_setting(run: Run, name: str, value: Any) -> str:
     """Returns a setting for a label; data are described by their name, and specs not at all."""
     if name == "data":
         return Path(str((run.config.get("data") or {}).get("source", value))).name
-    return "" if name in ("path", "observations", "actions") else f"{name.removeprefix('hyperparameter ')} {value}"
+    return (
+        ""
+        if name in ("path", "observations", "actions", "action bounds")
+        else f"{name.removeprefix('hyperparameter ')} {value}"
+    )

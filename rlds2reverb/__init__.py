@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlds2reverb.episodes import Episode
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.items import EpisodeAdder, EpisodeBatchAdder, ItemBatch, Items
+    from rlds2reverb.learners.runs import Run, load_run
     from rlds2reverb.priorities import ByReturn
     from rlds2reverb.rlds_to_reverb import (
         convert_rlds_to_trajectories,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from rlds2reverb.sources import Source, Summary, load, summarize
     from rlds2reverb.sources.transforms import apply_transforms
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
+    from rlds2reverb.training.config import TrainingConfig
+    from rlds2reverb.training.training import Training, train
     from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
     from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 
@@ -73,6 +76,7 @@ _EXPORTS = {
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
     "ingestion": ("IngestOptions", "ingest"),
+    "learners.runs": ("Run", "load_run"),
     "items": ("EpisodeBatchAdder", "EpisodeAdder", "ItemBatch", "Items"),
     "priorities": ("ByReturn",),
     "rlds_to_reverb": (
@@ -85,6 +89,8 @@ _EXPORTS = {
     "sources": ("Source", "Summary", "load", "summarize"),
     "sources.transforms": ("apply_transforms",),
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
+    "training.config": ("TrainingConfig",),
+    "training.training": ("Training", "train"),
     "trajectories": ("trajectory_columns", "trajectory_spec"),
     "trajectory_items": ("TrajectoryEpisodes", "TrajectoryWindows"),
 }
@@ -116,6 +122,7 @@ __all__ = [
     "ResourceInUseError",
     "ResumeError",
     "Rlds2ReverbError",
+    "Run",
     "SampleInfo",
     "Selector",
     "ServerRestartedError",
@@ -126,6 +133,8 @@ __all__ = [
     "StorageFullError",
     "Summary",
     "TableConfig",
+    "Training",
+    "TrainingConfig",
     "TrainingDivergedError",
     "TrajectoryEpisodes",
     "TrajectoryWindows",
@@ -137,12 +146,14 @@ __all__ = [
     "ingest",
     "item_signature",
     "load",
+    "load_run",
     "mixed_dataset",
     "packed_signature",
     "push_rlds_to_reverb",
     "sample_dataset",
     "summarize",
     "to_experience",
+    "train",
     "trajectory_columns",
     "trajectory_spec",
     "unpack",

@@ -13,19 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-import numpy as np
-import tree
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward
-from rlds2reverb.specs import describe
 
 if TYPE_CHECKING:
     from .data import TrainingData
 
-#: Value of `env` that selects the environment of the dataset.
-AUTO = "auto"
+#: Values of `env`: the environment of the dataset, and no environment (as None).
+AUTO, NO_ENVIRONMENT = "auto", "none"
 #: Value of `reference_returns` that selects D4RL's.
 D4RL = "d4rl"
 
@@ -149,8 +146,8 @@ class TrainingConfig:
         default_text="all episodes",
         identifies=True,
     )
-    env: Any = _option(
-        "Gymnasium environment to evaluate in, such as Hopper-v5 or my_module:MyEnv-v0, or 'none'.",
+    env: Any = _option(  # noqa: RUF009 - an immutable default
+        "Gymnasium environment to evaluate in, such as Hopper-v5 or my_module:MyEnv-v0; 'none' for no evaluation.",
         "Evaluation",
         default=AUTO,
         metavar="ID",
@@ -160,7 +157,7 @@ class TrainingConfig:
     eval_episodes: int = _option(
         "Number of episodes per evaluation; their seeds are 0, 1, ...", "Evaluation", default=10, minimum=1
     )
-    reference_returns: Any = _option(
+    reference_returns: str | tuple[float, float] | None = _option(
         "Returns of a random policy and an expert, which define the scores 0 and 100: two numbers, 'd4rl' for D4RL's "
         'own, or a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.',
         "Evaluation",
@@ -219,6 +216,8 @@ class TrainingConfig:
             object.__setattr__(self, "normalize_observations", algorithm.normalizes_observations)
         object.__setattr__(self, "drop_fields", tuple(self.drop_fields))
         object.__setattr__(self, "hyperparameters", dict(self.hyperparameters))
+        if isinstance(self.env, str) and self.env == NO_ENVIRONMENT:
+            object.__setattr__(self, "env", None)
         if self.reward is not None:
             parse_reward(self.reward)
         _require_reference_returns(self.reference_returns)
@@ -259,7 +258,8 @@ class TrainingConfig:
         paths = [*map(preset_path, presets), *map(Path, gin_files)]
         if not paths:
             return cls(algo, **options)
-        run_options, hyperparameters = read_gin(paths, algo)
+        names = declared_options().keys() - {"algo", "hyperparameters"}
+        run_options, hyperparameters = read_gin(paths, algo, options=names)
         hyperparameters = {**hyperparameters, **options.pop("hyperparameters", {})}
         return cls(algo, hyperparameters=hyperparameters, **{**run_options, **options})
 
@@ -329,13 +329,7 @@ class TrainingConfig:
           data: the data of the run.
           environment: name of the evaluation environment; None without evaluation.
         """
-        action = data.action_spec
-        return {
-            **self.settings(environment),
-            "data": data.fingerprint,
-            "observations": str(tree.map_structure(describe, data.time_step_spec.observation)),
-            "actions": f"{describe(action)} in [{_format(action.minimum)}, {_format(action.maximum)}]",
-        }
+        return {**self.settings(environment), **data.identity()}
 
 
 def declared_options() -> dict[str, Option]:
@@ -350,8 +344,8 @@ def option_types() -> dict[str, tuple[Any, bool]]:
         if name not in declared_options():
             continue
         alternatives = get_args(hint)
-        is_optional = type(None) in alternatives
-        types[name] = (alternatives[0] if is_optional else hint, is_optional)
+        is_optional = hint is Any or type(None) in alternatives
+        types[name] = (alternatives[0] if alternatives and is_optional else hint, is_optional)
     return types
 
 
@@ -368,6 +362,15 @@ def default_text(name: str) -> str:
     return f"{default:,}" if isinstance(default, int) else str(default)
 
 
+#: Values of options that are no numbers or names.
+_OTHER_VALUES = {
+    "hyperparameters": "dict",
+    "drop_fields": "paths",
+    "env": "id, environment or function",
+    "reference_returns": "two numbers or text",
+}
+
+
 def values_text(name: str) -> str:
     """Returns a description of an option's allowed values."""
     option, (kind, is_optional) = declared_options()[name], option_types()[name]
@@ -380,7 +383,9 @@ def values_text(name: str) -> str:
     elif kind is float:
         text = f"number in {'(' if option.excludes_minimum else '['}{option.minimum:g}, {option.maximum:g}]"
     else:
-        text = {"hyperparameters": "dict", "drop_fields": "paths", "env": "see below"}.get(name, "text")
+        text = {"hyperparameters": "dict", "drop_fields": "paths", "env": "id, environment or function"}.get(
+            name, "text"
+        )
         text = "two numbers or text" if name == "reference_returns" else text
     return f"{text}, or None" if is_optional else text
 
@@ -406,12 +411,6 @@ def _require_reference_returns(value: Any) -> None:
         ) from None
     if random == expert:
         raise ValueError(f"the two reference_returns must differ, got {random:g} for both")
-
-
-def _format(bound: Any) -> str:
-    """Returns the lower or upper bounds of actions: one number if all are equal."""
-    values = list(dict.fromkeys(np.ravel(bound).tolist()))
-    return f"{values[0]:g}" if len(values) == 1 else str(np.ravel(bound).tolist())
 
 
 def _describe(value: Any) -> Any:

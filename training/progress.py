@@ -84,7 +84,8 @@ class _TerminalLine:
 
     def show(self, text: str) -> None:
         """Shows a text until the next one is shown or printed."""
-        print(f"\r\x1b[K{text}" if self.is_live else text, end="" if self.is_live else "\n", file=sys.stderr, flush=True)
+        start, end = ("\r\x1b[K", "") if self.is_live else ("", "\n")
+        print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
 
     def print(self, text: str) -> None:
         """Prints a text that stays visible."""

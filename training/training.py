@@ -82,7 +82,7 @@ class Training:
             self.environment = self._find_environment(source)
             self.evaluator = self._make_evaluator()
             self._require_same_settings()
-            self.data = self._open_data(source)
+            self.data = stack.enter_context(self._open_data(source))
             self.agent = make_agent(
                 config.algo,
                 self.data.time_step_spec,

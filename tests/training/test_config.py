@@ -1,0 +1,128 @@
+"""`TrainingConfig`: every option is declared once, and checked before any data are read."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gin
+import pytest
+from rlds2reverb.learners.algorithms import ALGORITHMS
+from rlds2reverb.training import TrainingConfig
+from rlds2reverb.training.config import declared_options, default_text, options_table, values_text
+
+
+def test_defaults_are_those_of_the_algorithm():
+    iql, td3_bc, rebrac = map(TrainingConfig, ("iql", "td3_bc", "rebrac"))
+    assert (iql.batch_size, iql.normalize_observations, iql.env) == (256, False, "auto")
+    assert (td3_bc.normalize_observations, rebrac.batch_size) == (True, 1024)
+    assert TrainingConfig("td3_bc", normalize_observations=False, batch_size=8).normalize_observations is False
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"algo": "iqll"}, ValueError, "algo must be one of awac, .*, got 'iqll'; did you mean 'iql'?"),
+        ({"steps": 0}, ValueError, "steps must be an integer >= 1, got 0"),
+        ({"steps": 2.5}, ValueError, "steps must be an integer >= 1, got 2.5"),
+        ({"seed": -1}, ValueError, "seed must be an integer >= 0, got -1"),
+        ({"gamma": 1.5}, ValueError, r"gamma must be a number in \[0, 1\], got 1.5"),
+        ({"top_percent": 0}, ValueError, "top_percent must be greater than 0, got 0"),
+        ({"top_percent": 101}, ValueError, r"top_percent must be a number in \[0, 100\], got 101"),
+        ({"sampler": "prioritised"}, ValueError, "sampler must be one of 'uniform', 'prioritized'"),
+        ({"deterministic": 1}, TypeError, "deterministic must be True or False, got 1"),
+        ({"reward": "iql"}, ValueError, "the reward recipe must be iql_locomotion, .*, got 'iql'"),
+        ({"reference_returns": (1, 1)}, ValueError, "the two reference_returns must differ, got 1 for both"),
+        ({"reference_returns": 3}, ValueError, "reference_returns must be two numbers, 'd4rl', or the path"),
+        ({"algo": "rebrac", "n_step": 2}, ValueError, "rebrac requires n_step=1, because it learns from the next"),
+        ({"algo": "bc", "sampler": "prioritized"}, ValueError, "bc requires sampler='uniform': it has no TD errors"),
+        (
+            {"deterministic": True, "sampler": "prioritized"},
+            ValueError,
+            "deterministic=True requires sampler='uniform'",
+        ),
+        ({"hyperparameters": {"discount": 0.9}}, ValueError, "'discount' cannot be set here .*; set gamma instead"),
+    ],
+)
+def test_invalid_options_raise(options, error, message):
+    with pytest.raises(error, match=message):
+        TrainingConfig(**{"algo": "iql", **options})
+
+
+def test_invalid_hyperparameters_raise_without_data():
+    for hyperparameters, message in (
+        ({"expectile": -2}, "expectile"),
+        ({"expctile": 0.8}, "did you mean 'expectile'"),
+        ({"hidden_sizes": 256}, "hidden_sizes"),
+        ({"actor_learning_rate": "fast"}, "actor_learning_rate"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            TrainingConfig("iql", hyperparameters=hyperparameters).resolved_hyperparameters  # noqa: B018
+
+
+def test_the_run_determines_discount_schedule_and_seed():
+    values = TrainingConfig("iql", gamma=0.9, steps=30, seed=4).resolved_hyperparameters
+    assert (values["discount"], values["num_updates"], values["seed"]) == (0.9, 30, 4)
+    assert TrainingConfig("iql", hyperparameters={"num_updates": None}).resolved_hyperparameters["num_updates"] is None
+
+
+def test_as_dict_and_from_dict_are_inverse():
+    config = TrainingConfig("cql", drop_fields=("observation/a",), reference_returns=(0, 1), top_percent=10)
+    assert TrainingConfig.from_dict(config.as_dict()) == config.replace(reference_returns=[0, 1])
+    assert TrainingConfig("bc", env=len).as_dict()["env"] == "len"
+    with pytest.raises(ValueError, match="only options of TrainingConfig, got .*'stepz'"):
+        TrainingConfig.from_dict({"algo": "bc", "stepz": 3})
+    with pytest.raises(ValueError, match="must contain 'algo'"):
+        TrainingConfig.from_dict({"steps": 3})
+
+
+def test_options_override_gin_files_which_override_presets(tmp_path):
+    before = gin.config_str()
+    preset = TrainingConfig.from_gin("rebrac", presets=["rebrac-antmaze-umaze"])
+    assert (preset.gamma, preset.reward, preset.batch_size) == (0.999, "scale:100", 256)
+    assert preset.resolved_hyperparameters["actor_penalty"] == 0.003
+    (tmp_path / "mine.gin").write_text("ReBRACAgent.actor_penalty = 0.5\ntrain.gamma = 0.9\ntrain.eval_every = 7")
+    options = {"presets": ["rebrac-antmaze-umaze"], "gin_files": [tmp_path / "mine.gin"]}
+    config = TrainingConfig.from_gin("rebrac", batch_size=8, **options)
+    assert (config.gamma, config.batch_size, config.eval_every, config.reward) == (0.9, 8, 7, "scale:100")
+    assert config.resolved_hyperparameters["actor_penalty"] == 0.5
+    assert gin.config_str() == before
+    with pytest.raises(ValueError, match="iql-antmace.*did you mean 'iql-antmaze'"):
+        TrainingConfig.from_gin("iql", presets=["iql-antmace"])
+
+
+def test_settings_contain_what_distinguishes_runs():
+    settings = TrainingConfig("iql", hyperparameters={"expectile": 0.8}).settings("Hopper-v5")
+    assert settings["algo"] == "iql" and settings["environment"] == "Hopper-v5" and settings["gamma"] == 0.99
+    assert settings["hyperparameter expectile"] == 0.8
+    names = settings.keys()
+    assert not names & {"steps", "keep_checkpoints", "allow_config_mismatch", "log_every", "hyperparameter num_updates"}
+    longer = TrainingConfig("iql", steps=7, keep_checkpoints=9, hyperparameters={"expectile": 0.8})
+    assert longer.settings("Hopper-v5") == settings
+
+
+def test_every_option_is_described():
+    for name, option in declared_options().items():
+        assert option.text.endswith((".", "].", "}.")) and option.group and values_text(name) and default_text(name), (
+            name
+        )
+    assert default_text("seed") == "0" and default_text("algo") == "required" and default_text("clip_actions") == "no"
+    assert values_text("top_percent") == "number in (0, 100], or None" and values_text("steps") == "integer >= 1"
+    assert all(name in declared_options()["algo"].text for name in ALGORITHMS)
+
+
+def test_documentation_contains_the_table_of_options():
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    if not page.is_file():
+        pytest.skip("the documentation is not available when an installed wheel is tested")
+    assert options_table() in page.read_text(), (
+        "docs/training.md is out of date; replace its table with the output of "
+        'python -c "from rlds2reverb.training.config import options_table; print(options_table())"'
+    )
+
+
+def test_configurations_need_no_tensorflow():
+    code = (
+        "import sys; from rlds2reverb.training import TrainingConfig; TrainingConfig('iql', reward='scale:2'); "
+        "assert 'tensorflow' not in sys.modules and 'tf_agents' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
