@@ -10,7 +10,9 @@ import click
 _WITH_VALUE = r"(?<![\w.\"'\[-])(?P<name>[a-z]\w*)=(?P<value>\[[^\]]*\]|'[^']*'|[\w.]+)"
 #: A name of several words, such as `max_size`, that is not a key, a path or a call.
 _BARE = r"(?<![\w.\"'\[/-])(?P<bare>[a-z]+(?:_[a-z]+)+)(?![\w.\"'\]/(=])"
-_ARGUMENT = re.compile(f"{_WITH_VALUE}|{_BARE}")
+#: `name=` without a value, as in "pass env= to choose an environment".
+_WITHOUT_VALUE = r"(?<![\w.\"'\[-])(?P<empty>[a-z]\w*)=(?=[\s;,.)]|$)"
+_ARGUMENT = re.compile(f"{_WITH_VALUE}|{_WITHOUT_VALUE}|{_BARE}")
 
 
 def name_options(message: str, command: click.Command | None) -> str:
@@ -24,13 +26,13 @@ def name_options(message: str, command: click.Command | None) -> str:
     options = {each.name: each.opts[0] for each in parameters if isinstance(each, click.Option)}
 
     def replace(match: re.Match[str]) -> str:
-        name, value, bare = match.groups()
+        name, value, empty, bare = match.groups()
         if value == "False" and f"no_{name}" in options:
             return options[f"no_{name}"]
-        option = options.get(name or bare)
+        option = options.get(name or empty or bare)
         if option is None:
             return match[0]
-        if bare or value == "True":
+        if value is None or value == "True":
             return option
         unquoted = value.strip("'")
         return f"{option} {unquoted}"

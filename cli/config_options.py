@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import MISSING
 from typing import Any
 
 import click
 from click.core import ParameterSource
-from rlds2reverb.training.config import Option, declared_options, default_text, option_types
+from rlds2reverb.training.config import Option, declared_options, default_value, option_types
 
 #: Options whose name on the command line is not that of the attribute.
 _FLAGS = {"hyperparameters": "--set", "drop_fields": "--drop-field"}
@@ -45,23 +46,23 @@ def passed_options(context: click.Context) -> dict[str, Any]:
 def _make_option(name: str, option: Option) -> Callable[[Any], Any]:
     kind, is_optional = option_types()[name]
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-    text = default_text(name)
-    declaration: dict[str, Any] = {"help": option.text, "default": None, "show_default": text}
-    if kind is bool:
-        if not is_optional:  # The default of a plain flag goes without saying.
-            return click.option(flag, name, is_flag=True, help=option.text)
-        return click.option(f"{flag}/--no-{flag[2:]}", name, **declaration)
-    if option.choices:
-        return click.option(flag, name, type=click.Choice(option.choices), **declaration)
+    default = default_value(name)
+    declaration: dict[str, Any] = {"help": option.text, "metavar": option.metavar}
+    if kind is bool and not is_optional:
+        return click.option(flag, name, is_flag=True, help=option.text)
     if name in _FLAGS:
-        declaration |= {"multiple": True, "help": f"{option.text} Repeatable.", "show_default": False}
-    if kind is int:
+        return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{option.text} Repeatable."})
+    if default is MISSING:
+        declaration["required"] = True
+    else:
+        declaration |= {"default": default, "show_default": option.default_text or True}
+    if kind is bool:
+        flag = f"{flag}/--no-{flag[2:]}"
+    elif option.choices:
+        declaration["type"] = click.Choice(option.choices)
+    elif kind is int:
         declaration |= {"type": click.IntRange(min=int(option.minimum or 0)), "metavar": option.metavar or "N"}
     elif kind is float:
         range_ = click.FloatRange(option.minimum, option.maximum, min_open=option.excludes_minimum)
         declaration |= {"type": range_, "metavar": option.metavar or "FLOAT"}
-    else:
-        declaration["metavar"] = option.metavar
-    if text == "required":
-        declaration |= {"required": True, "show_default": False}
     return click.option(flag, name, **declaration)

@@ -349,12 +349,17 @@ def option_types() -> dict[str, tuple[Any, bool]]:
     return types
 
 
+def default_value(name: str) -> Any:
+    """Returns the default of an option; `dataclasses.MISSING` if it is required."""
+    return next(each.default for each in fields(TrainingConfig) if each.name == name)
+
+
 def default_text(name: str) -> str:
     """Returns a description of an option's default."""
     option = declared_options()[name]
     if option.default_text is not None:
         return option.default_text
-    default = next(each.default for each in fields(TrainingConfig) if each.name == name)
+    default = default_value(name)
     if default is MISSING:
         return "required"
     if default is False or default == ():

@@ -23,6 +23,7 @@ COMMAND = click.Command(
         ("pass download=True to download it", "pass --download to download it"),
         ("pass max_episode_steps=N (the limit)", "pass --max-episode-steps N (the limit)"),
         ("or convert with layout='packed' and resume=False", "or convert with --layout packed and --no-resume"),
+        ("pass layout= to choose one, or steps=", "pass --layout to choose one, or --steps"),
         ("max_episode_steps must be >= 1, got 0", "--max-episode-steps must be >= 1, got 0"),
         (
             "drop it from extra_fields, or pass extra_fields=['a', 'b']",
