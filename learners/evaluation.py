@@ -91,7 +91,7 @@ class Evaluator:
 
     def __init__(
         self,
-        make_env: str | Callable[[], Any],
+        make_env: str | Callable[[], Any] | Any,
         *,
         num_episodes: int | None = None,
         seeds: Sequence[int] | None = None,
@@ -101,8 +101,9 @@ class Evaluator:
         """Creates and closes one environment to read its spaces.
 
         Args:
-          make_env: id of a registered Gymnasium environment, such as 'Hopper-v5', or a function that returns a new
-            `gymnasium.Env` in each call.
+          make_env: id of a Gymnasium environment, such as 'Hopper-v5', or 'my_module:MyEnv-v0' to import a module
+            first; a `gymnasium.EnvSpec`; a `gymnasium.Env`, which is not used itself, but whose `spec` makes new ones;
+            or a function that returns a new `gymnasium.Env` in each call.
           num_episodes: number of episodes N; None for one per seed, or 10 without seeds.
           seeds: seeds for `reset`, one per environment; None for 0 to N - 1.
           reference_returns: returns of a random policy and an expert, for a score; see `read_reference_returns`.
@@ -111,9 +112,9 @@ class Evaluator:
 
         Raises:
           ImportError: If Gymnasium or a dependency of the environment is not installed.
-          ValueError: If there is no such environment, if the numbers of episodes and seeds differ, or if the reference
-            returns are equal.
-          TypeError: If `make_env` does not return an environment, or a space is not supported.
+          ValueError: If there is no such environment, if an environment has no `spec`, if the numbers of episodes and
+            seeds differ, or if the reference returns are equal.
+          TypeError: If `make_env` is none of these or does not return an environment, or a space is not supported.
         """
         self.seeds = _resolve_seeds(num_episodes, seeds)
         if max_episode_steps is not None:
@@ -123,8 +124,8 @@ class Evaluator:
             reference_returns = (float(reference_returns[0]), float(reference_returns[1]))
         self.reference_returns = reference_returns
         self._gymnasium = _import_gymnasium()
-        self._make_env, self._max_episode_steps = make_env, max_episode_steps
-        self.name = make_env if isinstance(make_env, str) else getattr(make_env, "__name__", "environment")
+        self._max_episode_steps = max_episode_steps
+        self.name, self._make_env = name_environment(make_env)
         with contextlib.closing(self._create_env()) as env:
             self.observation_spec = _make_spec(env.observation_space, self._gymnasium.spaces, self.name)
             _require_action_space(env.action_space, self._gymnasium.spaces, self.name)
@@ -221,7 +222,7 @@ class Evaluator:
 
     def _create_env(self) -> Any:
         errors = self._gymnasium.error
-        if not isinstance(self._make_env, str):
+        if callable(self._make_env):
             env = self._make_env()
             if not isinstance(env, self._gymnasium.Env):
                 raise TypeError(f"make_env must return a gymnasium.Env, got {type(env).__name__}")
@@ -230,6 +231,8 @@ class Evaluator:
             return self._gymnasium.make(self._make_env, disable_env_checker=True)
         except errors.DependencyNotInstalled as error:
             raise ImportError(f"a dependency of {self.name} is not installed ({error}); {_INSTALL}") from error
+        except ModuleNotFoundError as error:  # From 'my_module:MyEnv-v0'.
+            raise ValueError(f"Gymnasium cannot create {self.name!r}: {error}; check the name of the module") from error
         except errors.Error as error:
             raise ValueError(f"Gymnasium has no environment {self.name!r}: {error}") from error
 
@@ -343,6 +346,37 @@ class _Column(NamedTuple):
     path: tuple[Any, ...]
     values: np.ndarray
     policy_dtype: np.dtype
+
+
+def name_environment(env: Any) -> tuple[str, Any]:
+    """Returns the name of an environment, and what makes new ones: an id, a `gymnasium.EnvSpec`, or a function.
+
+    Args:
+      env: see `Evaluator`.
+
+    Raises:
+      ValueError: If an environment has no `spec`.
+      TypeError: If `env` is none of the supported kinds.
+    """
+    if isinstance(env, str):
+        return env, env
+    gymnasium = _import_gymnasium()
+    if isinstance(env, gymnasium.Env):
+        spec = env.spec
+        if spec is None:
+            raise ValueError(
+                f"the environment {type(env.unwrapped).__name__} has no spec, so that no new ones can be made from it; "
+                "pass a function that creates one, such as lambda: MyEnv()"
+            )
+        env = spec
+    if isinstance(env, gymnasium.envs.registration.EnvSpec):
+        return env.id, env
+    if callable(env):
+        return getattr(env, "__name__", type(env).__name__), env
+    raise TypeError(
+        "an environment must be the id of one, a gymnasium.Env, a gymnasium.EnvSpec or a function that returns a "
+        f"gymnasium.Env, got a {type(env).__name__}"
+    )
 
 
 def read_reference_returns(path: str | Path, environment: str) -> tuple[float, float]:

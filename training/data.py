@@ -170,8 +170,9 @@ def open_data(
         return _open_table(source, config, action_space)
     source = load(source)
     contents = read_contents(source, config, action_space=action_space, progress=progress)
-    own_space = getattr(source, "action_space", None)
-    action_spec, notes = make_action_spec(contents.actions, action_space, own_space, is_clipped=config.clip_actions)
+    action_spec, notes = make_action_spec(
+        contents.actions, action_space, source.action_space, is_clipped=config.clip_actions
+    )
     notes, warnings = [*contents.notes, *notes], list(source.warnings)
     num_outside, total = contents.count_outside(action_spec), contents.moments.num_transitions
     if num_outside and config.clip_actions:

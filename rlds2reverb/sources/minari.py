@@ -44,7 +44,8 @@ def open_minari(location: str | Path, *, download: bool = False) -> Source:
     """Opens a Minari dataset by its directory, or by its name in Minari's own root (`MINARI_DATASETS_PATH`).
 
     Each episode keeps its own final observation. A termination is terminal, a truncation is not. Observations and
-    actions may be dicts or tuples. Minari's `infos` are ignored.
+    actions may be dicts or tuples. Minari's `infos` are ignored. The description of the environment is kept as
+    `Source.env_spec`, and nothing that it names is imported.
 
     Args:
       location: a directory (`Path`) or a name (str).
@@ -90,6 +91,8 @@ def open_minari(location: str | Path, *, download: bool = False) -> Source:
         num_episodes=metadata["total_episodes"],
         num_rows=metadata["total_steps"],
         warnings=warnings,
+        env_spec=metadata.get("env_spec"),
+        action_space=storage.action_space,
     )
 
 
@@ -108,6 +111,8 @@ def _read_metadata(directory: Path) -> dict[str, Any]:
     for key in ("observation_space", "action_space", "data_format"):
         if not isinstance(metadata.get(key), str):
             raise SourceError(f"{path}: {key} must be a string, got {metadata.get(key)!r}")
+    if not isinstance(metadata.get("env_spec"), (str, type(None))):
+        raise SourceError(f"{path}: env_spec must be a string, got {metadata['env_spec']!r}")
     for key in ("total_episodes", "total_steps"):
         value = metadata.get(key)
         if type(value) is not int or value < 0:

@@ -39,6 +39,9 @@ class Source:
       warnings: sentences that the user should see.
       metadata: the dataset's description of itself, such as D4RL's `metadata/algorithm`: names and plain values.
       statistics: what transforms changed; see `transforms.apply_transforms`.
+      env_spec: the dataset's description of its environment, Gymnasium's `EnvSpec` as JSON, or None. It is not checked,
+        and may name any module to import.
+      action_space: the dataset's own action space, a `gymnasium.Space`, or None.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Source:
     warnings: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     statistics: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    env_spec: str | None = field(default=None, repr=False)
+    action_space: Any = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[Episode]:
         return self.read()

@@ -1,0 +1,104 @@
+"""The batches of a training run: items in memory, or a table whose priorities are updated."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rlds2reverb.learners.feeds import Feed, InMemoryDataset, StreamingDataset
+
+from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, ingest, packed_signature, sample_dataset
+from rlds2reverb._encoding.packing import Packing
+from rlds2reverb._writing.report import IngestWarning
+from rlds2reverb.sampling import LinearSchedule
+
+from .config import TrainingConfig
+from .data import TrainingData
+
+#: Prioritized replay (Schaul et al. 2016, table 3, proportional): exponent of the priorities, and exponent of the
+#: importance weights at the beginning and at the end of a run.
+_PRIORITY_EXPONENT = 0.6
+_FIRST_BETA, _LAST_BETA = 0.4, 1.0
+_TABLE = "replay"
+_PREFETCH = 4
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a run.
+
+    Attributes:
+      feed: the feed of the learner.
+      priorities: the priority sink of the learner; None for uniform sampling.
+      replay: the `ReplayServer` with the items, which the learner saves in its checkpoints; None if the server does not
+        belong to the run, or its priorities do not change.
+      fill: function that writes the items of the dataset to the run's own server, and does nothing without one. To be
+        called before the first batch, unless a checkpoint with the items was loaded.
+    """
+
+    feed: Feed
+    priorities: PriorityWriter | None = None
+    replay: ReplayServer | None = None
+    fill: Callable[[], None] = lambda: None
+
+
+@contextmanager
+def open_batches(data: TrainingData, config: TrainingConfig) -> Iterator[Batches]:
+    """Opens the batches of a run; at the end, releases their iterators, closes connections and stops servers.
+
+    Uniform batches of a dataset are sampled from memory. Prioritized ones come from a table with proportional
+    priorities (exponent 0.6) on a server of the run's own; the exponent of the importance weights grows from 0.4 to 1
+    over the run. If the data are a table, its server is sampled. The server of a directory belongs to the run.
+
+    Args:
+      data: the data, from `open_data`, which are closed at the end.
+      config: the options of the run.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(data)
+        if data.items is not None:
+            size = config.batch_size or 1  # A configuration always has one.
+            yield Batches(InMemoryDataset(data.items, size, seed=config.seed, to_experience=data.to_experience))
+        elif data.table is not None:
+            served = data.table
+            yield _open_table(served.server, served.table, data, config, stack, is_own=data.owns_server)
+        else:
+            server = stack.enter_context(_start_server(data))
+            batches = _open_table(server, _TABLE, data, config, stack, is_own=True)
+            yield replace(batches, fill=partial(_fill, server, data))
+
+
+def _open_table(
+    server: Any, table: str, data: TrainingData, config: TrainingConfig, stack: ExitStack, *, is_own: bool
+) -> Batches:
+    is_prioritized = config.sampler == "prioritized"
+    beta = 1.0 if is_prioritized else 0.0
+    samples = sample_dataset(server, table, config.batch_size or 1, beta=beta, prefetch=_PREFETCH)
+    to_experience = data.to_experience
+    if to_experience is not None:
+        samples = samples.map(lambda sample: sample._replace(data=to_experience(sample.data)))
+    if not is_prioritized:
+        feed = StreamingDataset(samples)
+        stack.callback(feed.close)
+        return Batches(feed)
+    writer = stack.enter_context(PriorityWriter(server, table))
+    feed = StreamingDataset(samples, beta=LinearSchedule(_FIRST_BETA, _LAST_BETA, config.steps))
+    stack.callback(feed.close)
+    return Batches(feed, writer, server if is_own else None)
+
+
+def _start_server(data: TrainingData) -> ReplayServer:
+    """Starts a server with an empty table for the items of a dataset."""
+    spec = data.adder.item_spec(data.episodes.step_spec)
+    signature = packed_signature(Packing(spec, getattr(data.adder, "squeeze", False)))
+    return ReplayServer([TableConfig(_TABLE, sampler=Selector("prioritized", _PRIORITY_EXPONENT))], signature)
+
+
+def _fill(server: ReplayServer, data: TrainingData) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IngestWarning)
+        ingest(data.episodes, server, _TABLE, adder=data.adder, layout="packed", resume=False)

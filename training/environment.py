@@ -1,0 +1,182 @@
+"""The environment in which a run is evaluated: chosen by the user, or found for the dataset."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb.learners.evaluation import name_environment, read_reference_returns
+
+from rlds2reverb.locations import server_address
+from rlds2reverb.sources import Source
+from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
+
+from .config import AUTO, D4RL
+
+#: Gymnasium environments by a word in the name of a dataset.
+_ENVIRONMENTS = {
+    "ant": "Ant-v5",
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "inverteddoublependulum": "InvertedDoublePendulum-v5",
+    "invertedpendulum": "InvertedPendulum-v5",
+    "pendulum": "Pendulum-v1",
+    "reacher": "Reacher-v5",
+    "swimmer": "Swimmer-v5",
+    "walker2d": "Walker2d-v5",
+}
+#: The value of the command line for None.
+_NONE = "none"
+_CHOOSE = "pass env= to evaluate, such as env='Hopper-v5' (requires pip install '.[eval]')"
+_DISABLE = "pass env=None for no evaluation"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The environment of the evaluations, or the reason why there are none.
+
+    Attributes:
+      name: name of the environment; '' if there is none.
+      make_env: argument of `Evaluator` that makes environments; None if there is none.
+      note: sentence for the user about an environment that was not chosen by the user; None if it was.
+    """
+
+    name: str
+    make_env: Any
+    note: str | None = None
+
+
+def resolve_environment(env: Any, source: Any) -> Environment | None:
+    """Returns the environment of the evaluations.
+
+    Args:
+      env: None or 'none' for no evaluation; the id of a Gymnasium environment; 'my_module:MyEnv-v0' to import a module
+        first; a `gymnasium.Env` with a `spec`, from which new ones are made; a `gymnasium.EnvSpec`; a function that
+        returns a new environment in each call; or 'auto' for the environment that a Minari dataset names, or else that
+        of a word in the dataset's name, such as Hopper-v5 for hopper_medium-v2.hdf5.
+      source: the dataset, opened with `open_source` or not. With 'auto', nothing that it names is imported: only
+        environments that are already registered are used.
+
+    Returns:
+      The environment; None if `env` is None. With 'auto' there is always a note, and no `make_env` if none was found.
+
+    Raises:
+      ValueError: If an environment has no `spec`.
+      TypeError: If `env` is none of these.
+      ImportError: If `env` is an object, and Gymnasium is not installed.
+    """
+    if env is None or (isinstance(env, str) and env == _NONE):
+        return None
+    if not (isinstance(env, str) and env == AUTO):
+        return Environment(*name_environment(env))
+    if isinstance(source, Source) and source.env_spec is not None:
+        return _find_own(source.env_spec)
+    words = re.split(r"[^a-z0-9]+", _get_name(source).lower())
+    name = next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)
+    if name is None:
+        return Environment("", None, f"no evaluation, because the environment of the dataset is unknown; {_CHOOSE}")
+    if name not in _read_registry():
+        return Environment("", None, f"no evaluation, because {name} is not installed; run pip install '.[eval]'")
+    return Environment(name, name, f"evaluating in {name}, derived from the name of the dataset; {_DISABLE}")
+
+
+def _get_name(source: Any) -> str:
+    """Returns the name of a dataset without its folders; '' if it has none."""
+    if isinstance(source, Source):
+        return "" if source.kind == "memory" else source.name
+    if not isinstance(source, (str, Path)) or server_address(source) is not None:
+        return ""
+    path = Path(source)
+    is_path = isinstance(source, Path) or bool(path.suffix) or path.exists()
+    return path.name if is_path else str(source)
+
+
+def _read_registry() -> Mapping[str, Any]:
+    """Returns Gymnasium's registered environments by id; none if it is not installed."""
+    try:
+        from gymnasium.envs.registration import registry
+    except ImportError:
+        return {}
+    return registry
+
+
+def _find_own(env_spec: str) -> Environment:
+    """Returns the environment that a dataset describes, if it is registered and nothing else needs to be imported.
+
+    Args:
+      env_spec: Gymnasium's `EnvSpec` as JSON. Its author may be anyone: it may name any module as its entry point, as a
+        wrapper, or as an argument of a harmless environment.
+    """
+    spec = _OwnSpec.parse(env_spec)
+    registered = _read_registry().get(spec.name)
+    if registered is None:
+        reason = f"{spec.name or 'its description'} is not registered with Gymnasium"
+        advice = f"env='{spec.module}:{spec.name}' to import {spec.module} and use it" if spec.module else "env="
+    elif spec.has_wrappers or any(isinstance(value, str) for value in spec.arguments.values()):
+        reason = f"its {spec.name} has {'wrappers' if spec.has_wrappers else 'arguments'} that may import other modules"
+        advice = "env= with a function that creates it"
+    else:
+        limit = spec.max_episode_steps or registered.max_episode_steps
+        own = replace(registered, kwargs={**registered.kwargs, **spec.arguments}, max_episode_steps=limit)
+        note = f"evaluating in {spec.name}, the environment of the dataset; {_DISABLE}"
+        return Environment(spec.name, spec.name if own == registered else own, note)
+    return Environment("", None, f"no evaluation in the dataset's environment, because {reason}; pass {advice}")
+
+
+@dataclass(frozen=True)
+class _OwnSpec:
+    """The parts of Gymnasium's `EnvSpec` that are used; empty where the JSON is damaged."""
+
+    name: str
+    module: str
+    arguments: Mapping[str, Any]
+    max_episode_steps: int | None
+    has_wrappers: bool
+
+    @classmethod
+    def parse(cls, text: str) -> _OwnSpec:
+        """Parses the JSON."""
+        try:
+            spec = json.loads(text)
+        except (ValueError, RecursionError):
+            spec = None
+        if not isinstance(spec, dict) or not isinstance(spec.get("id"), str):
+            return cls("", "", {}, None, False)
+        module = str(spec.get("entry_point")).partition(":")[0].partition(".")[0]
+        is_importable = module.isidentifier() and module not in ("None", "__main__", "gymnasium")
+        arguments, steps = spec.get("kwargs"), spec.get("max_episode_steps")
+        return cls(
+            name=spec["id"],
+            module=module if is_importable else "",
+            arguments=arguments if isinstance(arguments, dict) else {},
+            max_episode_steps=steps if isinstance(steps, int) and steps > 0 else None,
+            has_wrappers=bool(spec.get("additional_wrappers")),
+        )
+
+
+def resolve_reference_returns(value: Any, environment: str) -> tuple[float, float] | None:
+    """Returns the returns of a random policy and an expert that define the scores 0 and 100 in an environment.
+
+    Args:
+      value: two numbers; 'd4rl' for those of D4RL, which were measured in its v2 environments with mujoco-py; the path
+        of a JSON file, see `read_reference_returns`; or None.
+      environment: name of the environment.
+
+    Raises:
+      ValueError: If D4RL or the file has no reference returns for the environment.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) and value == D4RL:
+        key = d4rl_environment(environment)
+        if key is None:
+            raise ValueError(f"D4RL has no reference_returns for {environment}; pass two numbers or a JSON file")
+        return REFERENCE_RETURNS[key]
+    if isinstance(value, (str, Path)):
+        return read_reference_returns(value, environment)
+    random, expert = value
+    return float(random), float(expert)
