@@ -104,10 +104,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 class SealedFolders:
     """Numbered folders in a root directory, each of them complete or absent.
 
-    A folder is written as `NAME.partial`, with a manifest that contains the checksum of each file, and is renamed to
-    `NAME` once everything is on the disk. A process that is killed at any moment leaves the complete folders unchanged
-    and at most one partial folder, which the next `SealedFolders` of that root deletes. One process at a time may use a
-    root; see `FileLock`.
+    A folder is written as `NAME.partial`, with a manifest that contains the checksum of each file, including those in
+    subfolders, and is renamed to `NAME` once everything is on the disk. A process that is killed at any moment leaves
+    the complete folders unchanged and at most one partial folder, which the next `SealedFolders` of that root deletes.
+    One process at a time may use a root; see `FileLock`.
     """
 
     def __init__(self, root: Path, prefix: str = ""):
@@ -139,7 +139,8 @@ class SealedFolders:
 
         Args:
           number: number of the folder, >= 0.
-          fill: function that writes files into a directory and returns what the manifest records besides checksums.
+          fill: function that writes files and folders into a directory and returns what the manifest records besides
+            checksums.
 
         Raises:
           StorageFullError: If the disk is full; all complete folders are kept.
@@ -151,10 +152,12 @@ class SealedFolders:
             with full_disk_as_error(path):
                 partial.mkdir()
                 content = fill(partial)
-                files = sorted(partial.iterdir())
-                for file in files:
-                    sync(file)
-                save_json(partial / MANIFEST, {**content, "files": {file.name: file_digest(file) for file in files}})
+                entries = sorted(partial.rglob("*"))
+                for entry in entries:
+                    sync(entry)
+                files = {entry.relative_to(partial).as_posix(): entry for entry in entries if entry.is_file()}
+                digests = {name: file_digest(file) for name, file in files.items()}
+                save_json(partial / MANIFEST, {**content, "files": digests})
         except StorageFullError:
             shutil.rmtree(partial, ignore_errors=True)
             raise

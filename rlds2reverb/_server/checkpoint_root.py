@@ -9,6 +9,7 @@ import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -147,18 +148,34 @@ class CheckpointRoot:
             return None
         return [TableConfig.from_dict(values) for values in stored["tables"]]
 
-    def start_from(self, other: CheckpointRoot) -> None:
-        """Links the newest checkpoint of another root into this one; later changes of one do not affect the other."""
+    def start_from(self, other: CheckpointRoot, *, symlink: bool = True) -> Path:
+        """Links the newest checkpoint of another root into this one, where it is then the newest, and returns its path.
+
+        Later changes of one root do not affect the other.
+
+        Args:
+          other: the other root.
+          symlink: whether files on a different file system may be linked symbolically instead of copied.
+
+        Raises:
+          CheckpointError: If the other root has no checkpoint.
+        """
         checkpoint = other.latest()
         if checkpoint is None:
             raise CheckpointError(f"{other.path} has no checkpoint; write it again")
-        copy = self.checkpoints / checkpoint.name
+        newest = self.latest()
+        is_newer = newest is None or checkpoint.name > newest.name
+        copy = self.checkpoints / (checkpoint.name if is_newer else datetime.now(timezone.utc).isoformat())
         copy.mkdir()
         for name in (*_FILES, _DONE):
-            link_or_copy((checkpoint / name).resolve(), copy / name, symlink=True)
-        for path in (other._config, other._manifest_path(checkpoint)):
-            if path.is_file():
-                (self.path / path.relative_to(other.path)).write_bytes(path.read_bytes())
+            link_or_copy((checkpoint / name).resolve(), copy / name, symlink=symlink)
+        for source, target in (
+            (other._config, self._config),
+            (other._manifest_path(checkpoint), self._manifest_path(copy)),
+        ):
+            if source.is_file():
+                target.write_bytes(source.read_bytes())
+        return copy
 
     def latest(self) -> Path | None:
         """Returns the newest complete checkpoint, which Reverb starts from, or the newest one if none is complete.
@@ -274,6 +291,13 @@ class CheckpointRoot:
         for path in list(self.checkpoints.iterdir()):
             if not _is_complete(path):
                 shutil.rmtree(path)
+
+    def delete_all(self) -> None:
+        """Deletes all checkpoints. Must not be called while a server writes one."""
+        for folder in (self.checkpoints, self._previous):
+            if folder.is_dir():
+                for path in list(folder.iterdir()):
+                    shutil.rmtree(path)
 
     def write_manifest(
         self, checkpoint: Path, *, data: Mapping[str, Any] | None = None, digests: Mapping[str, str] | None = None

@@ -141,23 +141,29 @@ class ReplayServer:
             root.store_or_require_tables(tables)
             if not verify:
                 root.verify_latest(against_manifest=False)
-            #: The checkpoint that the server started from; None if it started empty.
-            self.started_from = root.latest()
-            checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
-            try:
-                reverb_tables = [table.build(signature) for table in tables]
-                self._server = reverb.Server(reverb_tables, port=self.port, checkpointer=checkpointer)
-            except (RuntimeError, ValueError) as error:
-                if self.started_from is None:
-                    raise
-                raise CheckpointError(f"Reverb cannot load the checkpoint {self.started_from} ({error})") from error
-            stack.callback(self._server.stop)
-            self.client = reverb.Client(self.address)
-            infos = table_infos(self.client, timeout_secs=_START_SECS)
-            if signature is not None:
-                for table in tables:
-                    require_table(infos, table.name, signature)
+            self._own_root, self._tables, self._signature = root, tables, signature
+            self._start_reverb()
+            stack.callback(lambda: self._server.stop())
             self._resources = stack.pop_all()
+
+    def _start_reverb(self) -> None:
+        """Starts Reverb's server from the newest checkpoint in the root, if there is one."""
+        root, signature = self._own_root, self._signature
+        #: The checkpoint that the server started from; None if it started empty.
+        self.started_from = root.latest()
+        checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
+        try:
+            reverb_tables = [table.build(signature) for table in self._tables]
+            self._server = reverb.Server(reverb_tables, port=self.port, checkpointer=checkpointer)
+        except (RuntimeError, ValueError) as error:
+            if self.started_from is None:
+                raise
+            raise CheckpointError(f"Reverb cannot load the checkpoint {self.started_from} ({error})") from error
+        self.client = reverb.Client(self.address)
+        infos = table_infos(self.client, timeout_secs=_START_SECS)
+        if signature is not None:
+            for table in self._tables:
+                require_table(infos, table.name, signature)
 
     @property
     def address(self) -> str:
@@ -207,6 +213,57 @@ class ReplayServer:
                 message = f"no space left for a checkpoint in {root.path}; the previous one is kept: free some space"
                 raise StorageFullError(errno.ENOSPC, message) from error
             raise CheckpointError(f"Reverb cannot write a checkpoint in {root.path} ({error.details()})") from error
+
+    def save_data(self, folder: str | Path, *, timeout_secs: float = 600.0) -> None:
+        """Writes a checkpoint of the tables into a folder of its own; a checkpoint root is not required.
+
+        A server with a checkpoint root writes the checkpoint there as well.
+
+        Args:
+          folder: path of the folder, created if missing; it must not contain anything else.
+          timeout_secs: maximum time to wait for the checkpoint.
+
+        Raises:
+          CheckpointError, ServerUnavailableError, StorageFullError: As `checkpoint`.
+        """
+        copy = CheckpointRoot(Path(folder))
+        if copy.latest() is not None:
+            raise CheckpointError(f"{folder} already contains a checkpoint; pass a new folder")
+        with defer_signals(), full_disk_as_error(copy.path):
+            if self._root is not None:
+                self.checkpoint(timeout_secs=timeout_secs)
+            else:
+                self._own_root.write_manifest(self._write_checkpoint(self._own_root, timeout_secs))
+            copy.start_from(self._own_root, symlink=False)
+            if self._root is None:
+                self._own_root.delete_all()
+
+    def load_data(self, folder: str | Path) -> None:
+        """Restarts the server, on the same port, with the tables that `save_data` wrote.
+
+        A server with a checkpoint root keeps the loaded tables there as its newest checkpoint, and the one that was the
+        newest as the previous one.
+
+        Args:
+          folder: path of the folder; it is not changed.
+
+        Raises:
+          CheckpointError: If the folder has no valid checkpoint, or one of different tables. The server keeps running
+            in that case.
+        """
+        saved = CheckpointRoot(Path(folder), create=False)
+        if saved.latest() is None or saved.tables() is None:
+            raise CheckpointError(f"{folder} has no checkpoint; pass a folder that was passed to save_data")
+        saved.verify_latest()
+        saved.store_or_require_tables(self._tables)
+        with defer_signals(), full_disk_as_error(self._own_root.path):
+            if self._root is not None and self._keep_previous:
+                self._root.keep_newest()
+            self._own_root.start_from(saved)
+            self._server.stop()
+            self._start_reverb()
+            if self._root is None:
+                self._own_root.delete_all()
 
     def stop(self) -> None:
         """Stops the server and releases its port and checkpoint root."""

@@ -268,3 +268,50 @@ def test_from_directory_serves_the_items_written_by_ingest(tmp_path):
         ReplayServer.from_directory(tmp_path / "data", tables=[TableConfig("items")])
     with pytest.raises(CheckpointError, match="nowhere is not a directory; write one with ingest"):
         ReplayServer.from_directory(tmp_path / "nowhere")
+
+
+# --- Data in folders of the caller
+
+
+def find_priorities(server):
+    """Returns the priority of each item by its key, found by sampling each of a few items many times."""
+    return {sample[0].info.key: sample[0].info.priority for sample in server.client.sample("replay", 300)}
+
+
+@pytest.mark.parametrize("has_root", [False, True])
+def test_load_data_restarts_the_server_on_its_port_with_the_saved_items(tmp_path, has_root):
+    root = tmp_path / "root" if has_root else None
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
+        port = server.port
+        ingest(EPISODES, server.address)
+        server.client.mutate_priorities("replay", {min(find_priorities(server)): 7.0})
+        saved = find_priorities(server)
+        server.save_data(tmp_path / "one")
+        ingest([episode(5, terminal=True, start=50)], server.address)
+        server.save_data(tmp_path / "two")
+        server.load_data(tmp_path / "one")
+        assert server.port == port and find_priorities(server) == saved
+        assert sorted(saved.values()) == [1.0, 1.0, 1.0, 7.0]
+        with pytest.raises(CheckpointError, match="one already contains a checkpoint; pass a new folder"):
+            server.save_data(tmp_path / "one")
+    with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
+        assert count_items(server) == (4 if has_root else 0)
+        server.load_data(tmp_path / "two")
+        assert count_items(server) == 8
+        server.save_data(tmp_path / "three")
+
+
+def test_load_data_keeps_the_server_when_the_folder_is_invalid(tmp_path):
+    with ReplayServer([TableConfig()], SIGNATURE) as server:
+        ingest(EPISODES, server.address)
+        with pytest.raises(CheckpointError, match="nowhere has no checkpoint; pass a folder"):
+            server.load_data(tmp_path / "nowhere")
+        server.save_data(tmp_path / "saved")
+        (path,) = (tmp_path / "saved" / "checkpoints").iterdir()
+        with ReplayServer([TableConfig(sampler=Selector("fifo"))], SIGNATURE) as other:
+            with pytest.raises(CheckpointError, match="was written with different tables"):
+                other.load_data(tmp_path / "saved")
+        damage_file(path / "items.tfrecord", "flipped")
+        with pytest.raises(CheckpointError, match="items.tfrecord is damaged"):
+            server.load_data(tmp_path / "saved")
+        assert count_items(server) == 4
