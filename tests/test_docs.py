@@ -15,7 +15,7 @@ NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
 FOREIGN_OPTIONS = {"--help", "--no-deps", "--require-hashes"}
 #: Blocks that take more than about two seconds, by page and number.
-SLOW_BLOCKS = {"adders.md-5", "sampling.md-2"}
+SLOW_BLOCKS = {"README.md-1", "adders.md-5", "sampling.md-2"}
 
 
 def python_blocks():
