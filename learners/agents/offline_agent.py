@@ -47,6 +47,8 @@ class OfflineAgent(tf_agent.TFAgent):
 
     A train step uses no Python state and no global random generator. A restored checkpoint therefore continues bit for
     bit, and the step can be compiled with XLA.
+
+    All networks are fully connected; `Observations` describes how they see images, integers and nests.
     """
 
     def __init__(
@@ -117,9 +119,12 @@ class OfflineAgent(tf_agent.TFAgent):
         end = experience.next_time_step
         reward = tf.cast(end.reward, tf.float32)
         weights = tf.ones_like(reward) if weights is None else tf.cast(weights, tf.float32) + tf.zeros_like(reward)
+        (action,) = tf.nest.flatten(experience.action_step.action)
+        if isinstance(self._actions, DiscreteActions):  # Networks have no output for actions out of bounds.
+            action, weights = self._actions.require_valid(action, weights)
         return Batch(
             observation=self._observations(experience.time_step.observation),
-            action=self._unit_action(experience.action_step.action),
+            action=self._actions.to_unit(action),
             reward=reward,
             discount=tf.cast(end.discount, tf.float32),
             next_observation=self._observations(end.observation),

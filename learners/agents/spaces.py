@@ -8,11 +8,22 @@ import tree
 from tf_agents.specs import tensor_spec
 from tf_agents.utils import nest_utils
 
+from rlds2reverb._internals.dataset_errors import describe_error
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import describe, path_name
+
+from ..algorithms import ALGORITHMS
+
 Array = Any
 
 
 class Observations(tf.Module):
-    """A map from nests of observations to float32 [B, D], normalised as (x - mean) / std."""
+    """A map from nests of observations to float32 [B, D], normalised as (x - mean) / std.
+
+    The networks are fully connected. They see all fields of an observation in one vector: an image as its pixels,
+    0 .. 255 if it is stored as bytes, without convolutions; integers and booleans as numbers, so that one-hot vectors
+    should replace integers that stand for categories. Strings are rejected.
+    """
 
     def __init__(self, spec: Any, mean: Any = None, std: Any = None) -> None:
         """Stores the statistics in untrained variables, which are saved with the weights.
@@ -23,9 +34,11 @@ class Observations(tf.Module):
           std: nest of positive divisors like `spec`, such as TD3+BC's standard deviation + 1e-3; required with `mean`.
 
         Raises:
-          ValueError: If only one of `mean` and `std` is set, if they do not match `spec`, or if `std` is not positive.
+          ValueError: If an observation contains strings or has an unknown shape, if only one of `mean` and `std` is
+            set, if they do not match `spec`, or if `std` is not positive.
         """
         super().__init__(name="observations")
+        _require_numbers(spec)
         self._spec = spec
         specs = tf.nest.flatten(spec)
         self._sizes = [int(np.prod(leaf.shape, dtype=int)) for leaf in specs]
@@ -80,11 +93,13 @@ class BoundedActions(tf.Module):
         """
         super().__init__(name="actions")
         spec = _single_spec(spec)
-        if not spec.dtype.is_floating or spec.shape.rank != 1:
+        if not spec.dtype.is_floating:
             raise ValueError(
-                f"actions must be floats of shape [A], got {spec.dtype.name} {spec.shape}; use a discrete agent"
-                " (dqn, double_dqn, discrete_cql, discrete_bc) for integers, or reshape the action"
+                f"actions must be floats of shape [A], got {describe(spec)}; use an algorithm for discrete actions "
+                f"({_algorithms('discrete')})"
             )
+        if spec.shape.rank != 1:
+            raise ValueError(f"actions must be floats of shape [A], got {describe(spec)}; give them one dimension")
         low, high = np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape)
         limit = np.finfo(np.float32).max
         if not (np.all(np.abs(low) < limit) and np.all(np.abs(high) < limit) and np.all(low < high)):
@@ -121,10 +136,10 @@ class DiscreteActions(tf.Module):
         """
         super().__init__(name="actions")
         spec = _single_spec(spec)
-        if not spec.dtype.is_integer or spec.shape.rank != 0:
+        if not spec.dtype.is_integer:
             raise ValueError(
-                f"actions must be integers of shape [], got {spec.dtype.name} {spec.shape}; use a continuous agent"
-                " (bc, td3_bc, iql, cql, awac, rebrac) for float actions"
+                f"actions must be integers of shape [], got {describe(spec)}; use an algorithm for continuous actions "
+                f"({_algorithms('continuous')})"
             )
         self.spec = spec
         self._minimum = int(spec.minimum)
@@ -135,9 +150,31 @@ class DiscreteActions(tf.Module):
                 "use a BoundedTensorSpec with the minimum and maximum action"
             )
 
+    def require_valid(self, action: Array, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns actions and the weights of their items, unless an action is below the minimum or above the maximum.
+
+        A graph then fails with an error that the `Learner` converts to `SpecMismatchError`. XLA omits assertions, so
+        the weights, and with them the loss, become NaN.
+
+        Raises:
+          SpecMismatchError: If an action is out of bounds, outside graphs.
+        """
+        action, last = tf.cast(action, tf.int64), self._minimum + self.num_actions - 1
+        is_valid = tf.reduce_all((action >= self._minimum) & (action <= last))
+        error = SpecMismatchError(
+            f"discrete actions must be from {self._minimum} to {last}, as in the action spec, but the data contain "
+            "others; fix the data, or create the agent with the minimum and maximum action"
+        )
+        if tf.executing_eagerly():
+            if not is_valid:
+                raise error
+            return action, weights
+        with tf.control_dependencies([tf.debugging.Assert(is_valid, [describe_error(error)])]):
+            return tf.identity(action), tf.where(is_valid, weights, np.nan)
+
     def to_unit(self, action: Array) -> tf.Tensor:
         """Converts actions to int32 [B] in 0 .. num_actions - 1."""
-        return tf.cast(action, tf.int32) - self._minimum
+        return tf.cast(tf.cast(action, tf.int64) - self._minimum, tf.int32)
 
     def to_environment(self, unit_action: Array) -> tf.Tensor:
         """Converts actions [B] from 0 to those between the spec's minimum and maximum."""
@@ -147,9 +184,34 @@ class DiscreteActions(tf.Module):
 def _single_spec(spec: Any) -> tensor_spec.BoundedTensorSpec:
     leaves = tf.nest.flatten(tensor_spec.from_spec(spec))
     if len(leaves) != 1:
-        raise ValueError(f"the action must be a single array, got a nest of {len(leaves)}; concatenate them")
-    if not isinstance(leaves[0], tensor_spec.BoundedTensorSpec):
         raise ValueError(
-            f"the action spec must be a BoundedTensorSpec with the environment's minimum and maximum, got {leaves[0]}"
+            f"the action must be a single array, got a nest of {len(leaves)}; concatenate its arrays into one"
         )
-    return leaves[0]
+    (leaf,) = leaves
+    if leaf.dtype.is_integer and leaf.shape.rank:
+        raise ValueError(
+            f"several discrete actions per step (MultiDiscrete) are not supported, got {describe(leaf)}; encode each "
+            "combination of them as a single integer"
+        )
+    if not (leaf.dtype.is_floating or leaf.dtype.is_integer):
+        raise ValueError(f"actions must be floats or integers, got {describe(leaf)}; convert them to numbers")
+    if not isinstance(leaf, tensor_spec.BoundedTensorSpec):
+        raise ValueError(
+            f"the action spec must be a BoundedTensorSpec with the environment's minimum and maximum, got {leaf}"
+        )
+    return leaf
+
+
+def _require_numbers(spec: Any) -> None:
+    for path, leaf in tree.flatten_with_path(spec):
+        name = path_name(path, "observation")
+        if not (leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool):
+            raise ValueError(
+                f"{name} must contain numbers, got {describe(leaf)}; agents do not learn from text, so drop the field"
+            )
+        if not leaf.shape.is_fully_defined():
+            raise ValueError(f"{name} must have a known shape, got {describe(leaf)}; pad it to a fixed size")
+
+
+def _algorithms(actions: str) -> str:
+    return ", ".join(name for name, each in ALGORITHMS.items() if each.actions == actions)

@@ -14,13 +14,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
-from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 
 from .versions import require_version
 
 require_version("tensorflow", tf.__version__, "2.15.1")
 
-_TYPES: dict[str, type[Exception]] = {error.__name__: error for error in (ServerUnavailableError, TimeoutError)}
+_TYPES: dict[str, type[Exception]] = {
+    error.__name__: error for error in (ServerUnavailableError, SpecMismatchError, TimeoutError)
+}
 #: The text of an assertion, in which TensorFlow escapes quotes, backslashes and line breaks.
 _REASON = re.compile(rf"({'|'.join(_TYPES)}): (.*?)\]?(?:\n|$)")
 
@@ -46,7 +48,7 @@ def translate_error(error: Exception) -> Exception | None:
 
     Returns:
       `ServerUnavailableError` if no server returned samples in time; `TimeoutError` if a buffer refused to sample for
-      too long.
+      too long; `SpecMismatchError` if an agent cannot use the data.
     """
     match = _REASON.search(getattr(error, "message", ""))
     if match is None:

@@ -1,5 +1,7 @@
 """Discrete agents against those of TF-Agents and the reference implementations."""
 
+import re
+
 import agent_reference_impls as reference
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from tf_agents.networks import q_network
 from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
+
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.sampling.errors import translate_error
 
 SIZE, HIDDEN, COUNT = 6, (6, 5), 4
 NETWORK = (OBSERVATION, *HIDDEN, COUNT)
@@ -211,3 +216,51 @@ def test_categorical_actor_samples_by_its_probabilities():
 def test_continuous_action_raises():
     with pytest.raises(ValueError, match="actions must be integers"):
         make("dqn", ACTION_SPEC)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("action", [SPEC.minimum - 1, SPEC.maximum + 1])
+def test_action_out_of_bounds_raises_instead_of_training(name, action):
+    data, agent = discrete_columns(), make(name)
+    data["action"][2] = action
+    before = [variable.numpy() for variable in agent.trainable_variables]
+    message = r"^discrete actions must be from 3 to 6, as in the action spec, but the data contain others; fix"
+    with pytest.raises(SpecMismatchError, match=message):
+        agent.train(to_transition(data))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.function(agent.train)(to_transition(data))
+    translated = translate_error(caught.value)
+    assert isinstance(translated, SpecMismatchError) and re.match(message, str(translated))
+    for one, two in zip(before, agent.trainable_variables, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("name", ["dqn", "discrete_bc"])
+def test_loss_is_not_finite_if_xla_compiles_an_action_out_of_bounds(name):
+    data = discrete_columns()
+    data["action"][2] = 7
+    loss = tf.function(make(name).train, jit_compile=True)(to_transition(data)).loss
+    assert np.isnan(loss)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_updates_do_not_depend_on_the_first_action(name):
+    """The same data with actions from 0, from -2 and from 2**40 give the same weights, and policies return each's own."""
+    data, weights, actions = discrete_columns(spec=SPEC_FROM_0), [], []
+    step = time_step.restart(tf.constant(data["observation"]), SIZE)
+    for first in (0, -2, 2**40):
+        spec = tensor_spec.BoundedTensorSpec([], tf.int64, first, first + COUNT - 1, "action")
+        agent = make(name, spec)
+        agent.train(to_transition({**data, "action": data["action"].astype(np.int64) + first}))
+        weights.append([variable.numpy() for variable in agent.variables])
+        actions.append(agent.policy.action(step).action.numpy() - first)
+    for other, chosen in zip(weights[1:], actions[1:], strict=True):
+        np.testing.assert_array_equal(chosen, actions[0])
+        for one, two in zip(weights[0], other, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_meaningless_action_after_an_episode_is_accepted():
+    data = discrete_columns()
+    data["next_action"][data["discount"] == 0] = 0
+    assert np.isfinite(make("dqn").train(to_trajectory(data)).loss)

@@ -51,12 +51,44 @@ def test_unsupported_continuous_action_specs_raise():
         BoundedActions(infinite)
     with pytest.raises(ValueError, match=r"action spec must be a BoundedTensorSpec .*, got TensorSpec"):
         BoundedActions(tf.TensorSpec([2], tf.float32))
-    with pytest.raises(
-        ValueError, match=r"actions must be floats of shape \[A\], got int32 \(\); use a discrete agent"
-    ):
+    discrete = r"an algorithm for discrete actions \(discrete_bc, discrete_cql, double_dqn, dqn\)"
+    with pytest.raises(ValueError, match=rf"actions must be floats of shape \[A\], got int32 \[\]; use {discrete}"):
         BoundedActions(bounded_spec(0, 3, (), tf.int32))
-    with pytest.raises(ValueError, match=r"action must be a single array, got a nest of 2"):
-        BoundedActions([bounded_spec(-1, 1), bounded_spec(-1, 1)])
+    with pytest.raises(ValueError, match=r"actions must be floats of shape \[A\], got float32 \[2, 2\]; give them one"):
+        BoundedActions(bounded_spec(-1, 1, (2, 2)))
+
+
+@pytest.mark.parametrize("space", [BoundedActions, DiscreteActions])
+def test_action_specs_that_no_agent_supports_raise(space):
+    for shape in ((2,), (1,)):
+        with pytest.raises(
+            ValueError, match=r"\(MultiDiscrete\) are not supported, got int64 \[\d\]; encode each comb"
+        ):
+            space(bounded_spec(0, 3, shape, tf.int64))
+    with pytest.raises(ValueError, match=r"action must be a single array, got a nest of 2; concatenate its arrays"):
+        space({"a": bounded_spec(-1, 1), "b": bounded_spec(-1, 1)})
+    with pytest.raises(ValueError, match=r"actions must be floats or integers, got string \[\]; convert them"):
+        space(tf.TensorSpec([], tf.string))
+
+
+def test_unsupported_observation_specs_raise():
+    with pytest.raises(
+        ValueError, match=r"observation\['mission'\] must contain numbers, got string \[\]; .* drop the"
+    ):
+        Observations({"mission": tf.TensorSpec([], tf.string), "position": tf.TensorSpec([2], tf.float32)})
+    with pytest.raises(ValueError, match=r"^observation must have a known shape, got float32 \[\?, 2\]; pad it"):
+        Observations(tf.TensorSpec([None, 2], tf.float32))
+
+
+def test_images_integers_and_booleans_are_seen_as_numbers():
+    spec = {
+        "door": tf.TensorSpec([], tf.bool),
+        "image": tf.TensorSpec([2, 1, 3], tf.uint8),
+        "room": tf.TensorSpec([], tf.int64),
+    }
+    image = tf.reshape(tf.constant([0, 1, 2, 253, 254, 255], tf.uint8), [1, 2, 1, 3])
+    flat = Observations(spec)({"door": tf.constant([True]), "image": image, "room": tf.constant([7], tf.int64)})
+    np.testing.assert_array_equal(flat, [[1, 0, 1, 2, 253, 254, 255, 7]])
 
 
 def test_discrete_actions_convert_to_zero_based_and_back():
@@ -66,7 +98,10 @@ def test_discrete_actions_convert_to_zero_based_and_back():
     back = actions.to_environment(tf.constant([0, 2]))
     np.testing.assert_array_equal(back, [2, 4])
     assert back.dtype == tf.int64
-    with pytest.raises(ValueError, match=r"actions must be integers of shape \[\], got float32 .* continuous agent"):
+    continuous = r"an algorithm for continuous actions \(awac, bc, cql, iql, rebrac, td3, td3_bc\)"
+    with pytest.raises(
+        ValueError, match=rf"actions must be integers of shape \[\], got float32 \[2\]; use {continuous}"
+    ):
         DiscreteActions(bounded_spec(-1, 1))
     with pytest.raises(ValueError, match=r"number of discrete actions must be from 2 to 2\*\*20, got 0 to 0"):
         DiscreteActions(bounded_spec(0, 0, (), tf.int32))
