@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import tensorflow as tf
 import tree
-from tf_agents.trajectories import PolicyStep, StepType, TimeStep, Transition
+from tf_agents.trajectories import Transition
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb.experience import TRANSITION_FIELDS, as_transition
 from rlds2reverb.specs import Nest
 
 from .batches import count_steps_left, mark_last_transitions
@@ -139,10 +140,7 @@ class NStep(ColumnAdder):
         """Converts a batch of items to TF-Agents' `Transition`, for the `train` method of its agents.
 
         `next_time_step` has the reward and the discount over the m steps. The agent multiplies the discount by the last
-        gamma itself, so it must have the gamma of this adder. As in TF-Agents' `to_transition`, reward and discount of
-        `time_step` are unused and 0. Its step type is MID, since every item begins with a step that has an action; that
-        of `next_time_step` is LAST if all discounts are 0, else MID (a learner must not treat a truncation as an end).
-        A field `policy_info` becomes the policy's info.
+        gamma itself, so it must have the gamma of this adder. See `experience.as_transition` for the other fields.
 
         Args:
           items: nest of tensors or arrays `[B, ...]`, with the fields of an item.
@@ -155,21 +153,8 @@ class NStep(ColumnAdder):
                 "discount_power must be 'm-1' for agents of TF-Agents, got 'm'; they multiply the discount by the last "
                 "gamma themselves, so it would count twice"
             )
-        require_fields(items, (*_BASE_FIELDS, "next_observation"), "NStep.as_transition", place="in the items")
-        items = tree.map_structure(tf.convert_to_tensor, items)
-        ended = [
-            tf.reduce_all(tf.reshape(leaf, [tf.shape(leaf)[0], -1]) == 0, 1)
-            for leaf in tree.flatten(items[fields.DISCOUNT])
-        ]
-        types = tf.where(tf.reduce_all(tf.stack(ended), 0), StepType.LAST, StepType.MID)
-        info = items.get("policy_info", ())
-        reward, discount = items[fields.REWARD], items[fields.DISCOUNT]
-        zeros = tree.map_structure(tf.zeros_like, (reward, discount))
-        return Transition(
-            TimeStep(tf.fill(tf.shape(types), StepType.MID), *zeros, items[fields.OBSERVATION]),
-            PolicyStep(items[fields.ACTION], (), info),
-            TimeStep(types, reward, discount, items["next_observation"]),
-        )
+        require_fields(items, TRANSITION_FIELDS, "NStep.as_transition", place="in the items")
+        return as_transition(items)
 
     def target_discounts(self, discounts: tf.Tensor) -> tf.Tensor:
         """Returns the factors of V(next_observation) in the learner's target, given the discounts of items."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .checkpoints import Checkpoint, Checkpoints
     from .dataloader import Dataloader, setup_dataloader
     from .evaluation import Evaluation, Evaluator, read_reference_returns
-    from .feeds import InMemoryDataset, StreamingDataset, collect_items, require_experience
+    from .feeds import Feed, InMemoryDataset, StreamingDataset, collect_items, make_feed, require_experience
     from .learner import Learner
     from .run_directory import RunDirectory
     from .runs import Run, load_run
@@ -22,7 +22,7 @@ _EXPORTS = {
     "batched_policy": ("load_policy",),
     "dataloader": ("Dataloader", "setup_dataloader"),
     "evaluation": ("Evaluation", "Evaluator", "read_reference_returns"),
-    "feeds": ("StreamingDataset", "InMemoryDataset", "collect_items", "require_experience"),
+    "feeds": ("Feed", "StreamingDataset", "InMemoryDataset", "collect_items", "make_feed", "require_experience"),
     "learner": ("Learner",),
     "run_directory": ("RunDirectory",),
     "runs": ("Run", "load_run"),
@@ -35,6 +35,7 @@ __all__ = [
     "Dataloader",
     "Evaluation",
     "Evaluator",
+    "Feed",
     "InMemoryDataset",
     "Learner",
     "Run",
@@ -44,6 +45,7 @@ __all__ = [
     "collect_items",
     "load_policy",
     "load_run",
+    "make_feed",
     "read_reference_returns",
     "require_experience",
     "setup_dataloader",

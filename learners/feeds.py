@@ -2,77 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import reverb
 import tensorflow as tf
 import tree
-from tf_agents.trajectories import PolicyStep, TimeStep, Trajectory, Transition
+from tf_agents.trajectories import Trajectory, Transition
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transition_dict
 from rlds2reverb.items import Items
-from rlds2reverb.sampling import to_experience
+from rlds2reverb.replay import Batch
+from rlds2reverb.sampling.importance import Beta, evaluate_beta, require_beta
 from rlds2reverb.specs import Nest, describe, path_name
 
 
+@runtime_checkable
 class Feed(Protocol):
-    """A source of one batch per iteration, read inside the graph."""
+    """A source of one batch per iteration, read inside the graph. Derive from it to inherit `close`."""
 
     #: Spec of the experience in a batch: a nest of `tf.TensorSpec` `[B, ...]`.
     experience_spec: Nest
     #: Whether the batches come with a `SampleInfo`: keys, weights, owners.
     has_info: bool
 
-    def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
-        """Returns the experience of an iteration, and its `SampleInfo` or (); TensorFlow traces this method."""
+    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
+        """Returns the experience of an iteration, and its `SampleInfo` or (); TensorFlow traces this method.
+
+        Args:
+          step: int64 `[]`, number of iterations done before this one.
+        """
+
+    def close(self) -> None:
+        """Releases what `next` has opened, by default nothing. A later `next` opens it again."""
+
+
+def make_feed(dataset: Any) -> Feed:
+    """Returns the feed of a dataset: itself if it is a feed, else a `StreamingDataset`.
+
+    Raises:
+      TypeError: If it is neither a feed, a `tf.data.Dataset` nor an iterator over one.
+    """
+    return dataset if isinstance(dataset, Feed) else StreamingDataset(dataset)
 
 
 class StreamingDataset(Feed):
-    """The batches of a `tf.data.Dataset` in order, such as those of `sample_dataset(...)`."""
+    """The batches of a `tf.data.Dataset` in order, such as those of `sample_dataset(...)` or `buffer.dataset(...)`."""
 
-    def __init__(self, dataset: tf.data.Dataset | tf.data.Iterator):
+    def __init__(self, dataset: tf.data.Dataset | tf.data.Iterator, *, beta: Beta | None = None):
         """Checks the dataset; nothing is read before the first iteration.
 
         Args:
-          dataset: endless dataset of `reverb.ReplaySample`, of pairs (experience, info), or of experience alone, where
-            experience is a batch of TF-Agents' `Trajectory` `[B, T, ...]` or `Transition` `[B, ...]`; or an iterator
-            over one. With an iterator that is part of the checkpoint, a run resumes with the next batch.
+          dataset: endless dataset of `reverb.ReplaySample`, of a replay buffer's `Batch`, of pairs (experience, info),
+            or of experience alone, where experience is a batch of TF-Agents' `Trajectory` `[B, T, ...]` or `Transition`
+            `[B, ...]`, or a dict of transitions (see `experience.as_transition`); or an iterator over one. With an
+            iterator that is part of the checkpoint, a run resumes with the next batch.
+          beta: exponent of the importance weights of a dataset that was made with `beta=1`: a number in [0, 1] or a
+            schedule of the learner's step, such as `LinearSchedule`. The weights are `(min NP / NP)^beta` (Schaul et
+            al. 2016, section 3.4). None to use the weights of the dataset.
 
         Raises:
+          SpecMismatchError: If the items are dicts with other fields than those of a transition.
           TypeError: If `dataset` is neither.
+          ValueError: If `beta` is out of its range, or set for batches without weights.
         """
         if not isinstance(dataset, (tf.data.Dataset, tf.data.Iterator)):
+            advice = "; pass its dataset(batch_size)" if callable(getattr(dataset, "dataset", None)) else ""
             raise TypeError(
-                "dataset must be a tf.data.Dataset, an iterator over one, or an InMemoryDataset, "
-                f"got a {type(dataset).__name__}"
+                "dataset must be a feed, a tf.data.Dataset or an iterator over one, "
+                f"got a {type(dataset).__name__}{advice}"
             )
         self._dataset = dataset
-        self._iterator: Any = dataset if isinstance(dataset, tf.data.Iterator) else None
-        self.experience_spec, info = split_experience_and_info(dataset.element_spec)
+        self._iterator: Any = None
+        self.experience_spec, info = _make_output_spec(split_experience_and_info, dataset.element_spec)
         self.has_info = hasattr(info, "key")
+        self._beta = beta
+        if beta is not None:
+            require_beta(beta)
+            if not hasattr(info, "weight"):
+                raise ValueError("beta cannot be set for batches without weights; create the dataset by sample_dataset")
 
-    def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
-        """Implements `Feed.next`; returns the next batch of the dataset, whatever the iteration is."""
+    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
+        """Implements `Feed.next`; returns the next batch of the dataset, whatever the step is."""
         if self._iterator is None:
             with tf.init_scope():
-                self._iterator = iter(self._dataset)
-        return split_experience_and_info(next(self._iterator))
+                self._iterator = iter(self._dataset)  # An iterator over a dataset returns itself.
+        experience, info = split_experience_and_info(next(self._iterator))
+        if self._beta is not None:
+            weights = tf.cast(info.weight, tf.float64) ** evaluate_beta(self._beta, step)
+            info = info._replace(weight=tf.cast(weights, tf.float32))
+        return experience, info
+
+    def close(self) -> None:
+        """Releases the iterator, unless the caller passed one. Graphs that have traced `next` must be dropped as well.
+
+        An iterator over samples of a server that has stopped blocks until its timeout when it is deleted.
+        """
+        self._iterator = None
 
 
 def split_experience_and_info(batch: Any) -> tuple[Nest, Any]:
-    """Returns the experience and the info of a batch, or of the spec of one; the info is () if there is none."""
-    if isinstance(batch, reverb.ReplaySample):
-        experience, info = to_experience(batch)
-        if getattr(experience, "_fields", None) == Transition._fields:  # Reverb returns different named tuple types.
-            time_step, action_step, next_time_step = experience
-            experience = Transition(TimeStep(*time_step), PolicyStep(*action_step), TimeStep(*next_time_step))
-        return experience, info
-    if isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) == 2:
-        return batch
-    return batch, ()
+    """Returns the experience of a batch, in TF-Agents' types, and its info, or () if it has none.
+
+    Raises:
+      SpecMismatchError: If the items are dicts with other fields than those of a transition.
+    """
+    if isinstance(batch, (reverb.ReplaySample, Batch)):
+        _require_transition_fields(batch.data)
+        return convert_data(batch.data), batch.info
+    is_pair = isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) == 2
+    experience, info = cast(Any, batch) if is_pair else (batch, ())
+    return convert_data(experience), info
+
+
+def _require_transition_fields(data: Nest) -> None:
+    if isinstance(data, Mapping) and not is_transition_dict(data):
+        got = ", ".join(repr(name) for name in sorted(data))
+        missing = ", ".join(repr(name) for name in TRANSITION_FIELDS if name not in data)
+        raise SpecMismatchError(
+            f"the items have the fields {got}, but a transition also requires {missing}; rename the fields, or pass "
+            "dataset.map(to_experience) with a function of your own that returns (experience, batch.info)"
+        )
 
 
 #: Separates the random numbers used here from those of agents with the same seed.
@@ -103,7 +156,7 @@ class InMemoryDataset(Feed):
           batch_size: number of items in a batch, at least 1.
           seed: random seed for sampling, in [0, 2^31).
           to_experience: function that converts a batch of items to experience, such as `NStep.as_transition`; None if
-            the items already are experience.
+            the items are experience, or dicts of transitions (see `experience.as_transition`).
 
         Raises:
           ValueError: If there are no items, if they differ in length, or if a number is out of range.
@@ -123,23 +176,27 @@ class InMemoryDataset(Feed):
         self._starts = None if is_item_per_row else tf.constant(items.starts, tf.int64)
         self._length = None if items.squeeze else int(lengths[0])
         self.num_items, self._batch_size, self._seed = len(items), batch_size, seed
-        self._to_experience = to_experience or (lambda batch: batch)
-        self.experience_spec = (
-            tf.function(self.next).get_concrete_function(tf.TensorSpec([], tf.int64)).structured_outputs[0]
-        )
+        self._to_experience = to_experience or convert_data
+        self.experience_spec, _ = _make_output_spec(self.next, tf.TensorSpec([], tf.int64))
 
-    def next(self, iteration: tf.Tensor) -> tuple[Nest, Any]:
+    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
         """Implements `Feed.next`."""
-        indices = self.sample_indices(iteration)
+        indices = self.sample_indices(step)
         rows = indices if self._starts is None else tf.gather(self._starts, indices)
         if self._length is not None:
             rows = rows[:, None] + tf.range(self._length, dtype=tf.int64)
         return self._to_experience(self._packed.gather(rows)), ()
 
-    def sample_indices(self, iteration: tf.Tensor) -> tf.Tensor:
+    def sample_indices(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the indices of the items in an iteration's batch: int64 `[batch_size]`, in [0, `num_items`)."""
-        seed = tf.stack([tf.constant(self._seed ^ _SALT, tf.int64), tf.cast(iteration, tf.int64)])
+        seed = tf.stack([tf.constant(self._seed ^ _SALT, tf.int64), tf.cast(step, tf.int64)])
         return tf.random.stateless_uniform([self._batch_size], seed, maxval=self.num_items, dtype=tf.int64)
+
+
+def _make_output_spec(function: Callable[[Any], Any], spec: Any) -> Any:
+    """Returns the specs of what a function returns for a nest of tensors with the given specs."""
+    outputs = tf.function(function, autograph=False).get_concrete_function(spec).structured_outputs
+    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), outputs)
 
 
 class _PackedColumns:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from rlds2reverb.sampling import (
         LinearSchedule,
+        MixedPriorities,
         PriorityWriter,
         SampleInfo,
         mixed_dataset,
@@ -85,7 +86,15 @@ _EXPORTS = {
         "get_rlds_step_features",
         "push_rlds_to_reverb",
     ),
-    "sampling": ("LinearSchedule", "PriorityWriter", "SampleInfo", "to_experience", "mixed_dataset", "sample_dataset"),
+    "sampling": (
+        "LinearSchedule",
+        "MixedPriorities",
+        "PriorityWriter",
+        "SampleInfo",
+        "mixed_dataset",
+        "sample_dataset",
+        "to_experience",
+    ),
     "sources": ("Source", "Summary", "load", "summarize"),
     "sources.transforms": ("apply_transforms",),
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
@@ -113,6 +122,7 @@ __all__ = [
     "Items",
     "KeyCollisionError",
     "LinearSchedule",
+    "MixedPriorities",
     "Packing",
     "PriorityWriter",
     "Problem",

@@ -1,8 +1,23 @@
 """Sampling: from tables on one or more Reverb servers to batches with importance weights, and new priorities back."""
 
-from .dataset import SampleInfo, sample_dataset, to_experience
+from rlds2reverb.experience import to_experience
+from rlds2reverb.sample_info import SampleInfo
+
+from .dataset import sample_dataset
+from .errors import translate_error
 from .importance import LinearSchedule
 from .mixing import mixed_dataset
+from .priority_sinks import MixedPriorities, PrioritySink
 from .priority_writer import PriorityWriter
 
-__all__ = ["LinearSchedule", "PriorityWriter", "SampleInfo", "mixed_dataset", "sample_dataset", "to_experience"]
+__all__ = [
+    "LinearSchedule",
+    "MixedPriorities",
+    "PrioritySink",
+    "PriorityWriter",
+    "SampleInfo",
+    "mixed_dataset",
+    "sample_dataset",
+    "to_experience",
+    "translate_error",
+]

@@ -17,8 +17,10 @@ import tree
 
 from rlds2reverb._arguments import require_count, require_timeout
 from rlds2reverb._encoding.packing import Packing, unpack
+from rlds2reverb._internals.dataset_errors import TranslatedDataset
 from rlds2reverb._server.clients import Server
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import MAX_PRIORITY
 
@@ -36,32 +38,6 @@ _BETA = LinearSchedule()
 _CHUNKS_PER_SERVER = 4
 
 
-class SampleInfo(NamedTuple):
-    """The information about the items of a batch: the fields of Reverb's own `SampleInfo`, and more.
-
-    Attributes:
-      key: uint64 `[B]`, the item's key in its table.
-      probability: float64 `[B]`, the probability with which it was sampled from the table of its server.
-      table_size: int64 `[B]`, the number of items in that table at the time.
-      priority: float64 `[B]`, its priority at the time, as it was written (without the sampler's exponent).
-      times_sampled: int32 `[B]`, how often it has been sampled, including this time.
-      weight: float32 `[B]`, its importance weight; see `importance.importance_weights`.
-      server: int32 `[B]`, the index of its server, to which new priorities must be written.
-      mask: bool `[B, T]`, False for the padding of items of varying length; () if items have a fixed size.
-      dataset_index: int32 `[B]`, the index of its dataset in a `mixed_dataset`, by sorted name; () if not mixed.
-    """
-
-    key: Any
-    probability: Any
-    table_size: Any
-    priority: Any
-    times_sampled: Any
-    weight: Any
-    server: Any
-    mask: Any = ()
-    dataset_index: Any = ()
-
-
 class _Padded(NamedTuple):
     """Items of varying length: the nest of their padded columns, and their lengths, int32 `[...]`."""
 
@@ -74,17 +50,6 @@ def warn_server_lost(address: str, reason: str) -> None:
     warnings.warn(
         f"no samples from {address}; continuing with the other servers: {reason}", RuntimeWarning, stacklevel=2
     )
-
-
-def to_experience(sample: reverb.ReplaySample) -> tuple[Any, SampleInfo]:
-    """Returns the pair `(data, info)` that TF-Agents' learners expect: `sample_dataset(...).map(to_experience)`.
-
-    Reverb returns trajectories as a named tuple of its own; these are converted to TF-Agents' `Trajectory`.
-    """
-    from tf_agents.trajectories import Trajectory
-
-    data = sample.data
-    return (Trajectory(*data) if getattr(data, "_fields", None) == Trajectory._fields else data), sample.info
 
 
 def sample_dataset(
@@ -110,8 +75,9 @@ def sample_dataset(
 
     If a server returns no samples for `timeout_secs`, `on_server_lost` is called and the others continue. The server
     takes part again once it is back; gRPC retries every few seconds. If no server returns any samples, iterating
-    raises a `tf.errors.OpError` that gives the reason: no server answers, or the table's rate limiter is waiting for
-    items. Only the time counts that the consumer, or prefetching, waits for a batch. If a table may run dry while the
+    raises a `ServerUnavailableError` that gives the reason: no server answers, or the table's rate limiter is waiting
+    for items. (A TensorFlow graph that reads the dataset raises a `tf.errors.OpError`; see `errors.translate_error`.)
+    Only the time counts that the consumer, or prefetching, waits for a batch. If a table may run dry while the
     consumer is busy elsewhere, set `timeout_secs` to more than the consumer may take.
 
     Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` items are sampled ahead on each server;
@@ -173,7 +139,7 @@ def sample_dataset(
     finished = batches.map(
         lambda number, batch: _finish_batch(number, batch[0], batch[1], batch_size, tables.packing, compute_weights)
     )
-    return finished.prefetch(prefetch)
+    return TranslatedDataset(finished.prefetch(prefetch))
 
 
 def _sample_chunks(

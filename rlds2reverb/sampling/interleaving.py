@@ -15,9 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from rlds2reverb._internals.dataset_errors import describe_error, require_no_reason
 from rlds2reverb._internals.tensorflow import make_clock
+from rlds2reverb.errors import ServerUnavailableError
 
-#: Called with the indices of the streams that have just stalled, and whether all are stalled now. It may raise.
+#: Called with the indices of the streams that have just stalled, and whether all are stalled now; it may raise
+#: `ServerUnavailableError`.
 OnStalled: TypeAlias = Callable[[Sequence[int], bool], None]
 
 _MIN_TICKS = 8
@@ -44,8 +47,8 @@ def interleave_streams(
         structure, which is not a plain tuple, of tensors with a leading axis.
       num_streams: number of streams.
       timeout_secs: how long a stream may yield nothing, while the consumer waits, before it counts as stalled.
-      on_stalled: function called when streams stall, and again if they recover and stall once more. The consumer
-        receives what it raises as `tf.errors.OpError`.
+      on_stalled: function called when streams stall, and again if they recover and stall once more. The dataset fails
+        with the `ServerUnavailableError` that it raises; see `translate_error`.
       num_readers: number of concurrent readers per stream, for streams that yield different elements to each reader.
       is_ready: function that returns whether the stream with an index can be started, called every half second until it
         can; for streams that block on start-up and cannot be interrupted. It must return quickly.
@@ -86,15 +89,19 @@ def interleave_streams(
 def _make_watcher(num_streams: int, max_ticks: int, on_stalled: OnStalled) -> Callable[..., Any]:
     """Returns a function for `Dataset.scan` that counts the ticks since the last element of each stream."""
 
-    def report(ticks: np.ndarray) -> np.ndarray:
-        on_stalled([int(index) for index in np.flatnonzero(ticks == max_ticks)], bool((ticks >= max_ticks).all()))
-        return ticks
+    def report(ticks: np.ndarray) -> str:
+        try:
+            on_stalled([int(index) for index in np.flatnonzero(ticks == max_ticks)], bool((ticks >= max_ticks).all()))
+        except ServerUnavailableError as error:
+            return describe_error(error)
+        return ""
 
     def count_tick(ticks: tf.Tensor) -> tf.Tensor:
         ticks = tf.minimum(ticks + 1, max_ticks + 1)
         any_new = tf.reduce_any(ticks == max_ticks)
-        counted = tf.cond(any_new, lambda: tf.numpy_function(report, [ticks], tf.int32), lambda: ticks)
-        return tf.ensure_shape(counted, [num_streams])
+        reason = tf.cond(any_new, lambda: tf.numpy_function(report, [ticks], tf.string), lambda: tf.constant(""))
+        with tf.control_dependencies([require_no_reason(reason)]):
+            return tf.identity(ticks)
 
     def watch(ticks: tf.Tensor, element: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
         index = element[0]

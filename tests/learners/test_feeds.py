@@ -45,7 +45,7 @@ def test_batches_contain_the_items_of_the_adder_bit_for_bit(episodes, adder):
             rows = slice(start, start + length)
             item = tree.map_structure(lambda column, rows=rows: np.asarray(column)[rows], group.columns)
             expected.append(tree.map_structure(lambda leaf: leaf[0], item) if group.squeeze else item)
-    dataset = InMemoryDataset(collect_items(item_groups), 16, seed=3)
+    dataset = InMemoryDataset(collect_items(item_groups), 16, seed=3, to_experience=lambda batch: batch)
     assert dataset.num_items == len(expected)
     for number in range(5):
         batch, info = dataset.next(iteration(number))
@@ -147,7 +147,7 @@ def test_streaming_dataset_accepts_experience_pairs_and_iterators(episodes):
     next(iterator)
     assert StreamingDataset(iterator).next(iteration(0))[0].next_time_step.reward.numpy().tolist() == [1.0, 2.0]
     with pytest.raises(
-        TypeError, match="dataset must be a tf.data.Dataset, an iterator over one, or an InMemoryDataset, got a list"
+        TypeError, match="dataset must be a feed, a tf.data.Dataset or an iterator over one, got a list"
     ):
         StreamingDataset([])
 
@@ -186,14 +186,14 @@ def test_server_has_the_priorities_of_the_latest_iteration_of_each_key(server, t
         PriorityWriter(server, "replay") as writer,
         Learner(tmp_path, agent, samples, priorities=writer, steps_per_call=3) as learner,
     ):
-        send = writer.write
+        update = writer.update
 
-        def write(info, priorities):
-            latest.update(zip(info.key.tolist(), priorities.tolist(), strict=True))
+        def record(info, td_errors):
+            latest.update(zip(info.key.tolist(), (np.abs(td_errors) + 0.01).tolist(), strict=True))
             assert (info.weight <= 1).all()
-            send(info, priorities)
+            update(info, td_errors)
 
-        writer.write = write
+        writer.update = record
         learner.start(8)
     assert set(map(str, shapes)) == {str((Transition, tf.TensorShape([4])))} and len(latest) > 4
     stored = {}
