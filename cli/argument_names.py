@@ -12,7 +12,18 @@ _WITH_VALUE = r"(?<![\w.\"'\[-])(?P<name>[a-z]\w*)=(?P<value>\[[^\]]*\]|'[^']*'|
 _BARE = r"(?<![\w.\"'\[/-])(?P<bare>[a-z]+(?:_[a-z]+)+)(?![\w.\"'\]/(=])"
 #: `name=` without a value, as in "pass env= to choose an environment".
 _WITHOUT_VALUE = r"(?<![\w.\"'\[-])(?P<empty>[a-z]\w*)=(?=[\s;,.)]|$)"
-_ARGUMENT = re.compile(f"{_WITH_VALUE}|{_WITHOUT_VALUE}|{_BARE}")
+#: A name of any kind, as in "different arguments: stride was 1, is now 2", or a transform.
+_NAMED = r"(?P<named>(?<=arguments: )[a-z]\w*|transforms\.\w+)"
+_ARGUMENT = re.compile(f"{_NAMED}|{_WITH_VALUE}|{_WITHOUT_VALUE}|{_BARE}")
+#: Parameters of commands that stand for an argument of the library with a different name.
+_PARAMETERS = {
+    "adder": ("sequence_length", "n_step"),
+    "drop_fields": ("drop_field",),
+    "length": ("sequence_length",),
+    "n": ("n_step",),
+    "tables": ("table_names",),
+    "transforms.DropFields": ("drop_field", "drop_fields"),
+}
 
 
 def name_options(message: str, command: click.Command | None) -> str:
@@ -26,15 +37,22 @@ def name_options(message: str, command: click.Command | None) -> str:
     options = {each.name: each.opts[0] for each in parameters if isinstance(each, click.Option)}
 
     def replace(match: re.Match[str]) -> str:
-        name, value, empty, bare = match.groups()
+        named, name, value, empty, bare = match.groups()
         if value == "False" and f"no_{name}" in options:
             return options[f"no_{name}"]
-        option = options.get(name or empty or bare)
-        if option is None:
+        argument = named or name or empty or bare
+        names = [argument] if argument in options else _PARAMETERS.get(argument, ())
+        option = ", ".join(options[name] for name in names if name in options)
+        if not option:
             return match[0]
         if value is None or value == "True":
             return option
-        unquoted = value.strip("'")
-        return f"{option} {unquoted}"
+        return f"{option} {'none' if value == 'None' else _unquote(value)}"
 
     return _ARGUMENT.sub(replace, message)
+
+
+def _unquote(value: str) -> str:
+    """Returns a quoted string, or the only one in a list, without quotes; other values are returned unchanged."""
+    match = re.fullmatch(r"\['([^']*)'\]|'([^']*)'", value)
+    return value if match is None else match[1] or match[2] or ""

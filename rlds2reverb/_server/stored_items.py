@@ -72,8 +72,8 @@ def require_stored_items_match(
             reason = "it returned no sample in time"
         warnings.append(
             f"table {name!r} has no signature, and its {info.current_size:,} items could not be checked ({reason}): if "
-            "their columns differ from those of the new items, the table cannot be sampled; serve it with a signature "
-            "(--signature-from, or the signature argument of ReplayServer)"
+            "their columns differ from those of the new items, the table cannot be sampled; serve it with a signature: "
+            "ReplayServer(tables, signature)"
         )
     return warnings
 

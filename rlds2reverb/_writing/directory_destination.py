@@ -62,21 +62,6 @@ _BLOCK_BYTES = 1 << 20
 _MAX_QUEUED_BATCHES = 3
 #: Errors that the same call would raise again, so that its files are useless.
 _PERMANENT = (CheckpointError, InvalidEpisodeError, KeyCollisionError, SpecMismatchError)
-#: The command-line options of the arguments of `ingest`.
-_OPTIONS = {
-    "source": "SRC",
-    "tables": "--table",
-    "adder": "--sequence-length, --n-step",
-    "length": "--sequence-length",
-    "n": "--n-step",
-    **{
-        name: f"--{name.replace('_', '-')}"
-        for name in (
-            *("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter", "stride", "padding", "gamma"),
-            *("discount_source", "priority", "on_invalid", "layout", "chunk_length", "key_seed"),
-        )
-    },
-}
 
 
 class HashedFile:
@@ -375,13 +360,12 @@ def _is_empty(directory: Path) -> bool:
 
 
 def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Returns the first argument that differs between two descriptions, with its command-line option."""
+    """Returns a phrase about the first argument that differs between two descriptions."""
     old, new = _flatten_description(old), _flatten_description(new)
     name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
     if name == "example":
         return "the first episode had different items"
-    option = _OPTIONS.get(name.partition(" ")[0])
-    return f"{name}{f' ({option})' if option else ''} was {old.get(name)}, is now {new.get(name)}"
+    return f"{name} was {old.get(name)}, is now {new.get(name)}"
 
 
 def _flatten_description(description: dict[str, Any]) -> dict[str, Any]:

@@ -291,7 +291,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
         (code, err) == (0, "") and "nothing to write" in out and "2 episodes already written by an earlier run" in out
     )
     code, _, err = call(capsys, *arguments, "--stride", 2)
-    assert code == 1 and "stride of adder TrajectoryWindows (--stride) was 1, is now 2" in err
+    assert code == 1 and "--stride of adder TrajectoryWindows was 1, is now 2" in err
     assert not (tmp_path / "out.partial").exists()
     code, _, err = call(capsys, "serve", "--data", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is uniform, the requested one fifo" in err
