@@ -63,8 +63,13 @@ def assert_close(variable, expected):
     np.testing.assert_allclose(variable.numpy(), expected, atol=3e-6)
 
 
+#: With this noise some target actions are clipped, and some are not.
+NOISE = {"policy_noise": 0.6, "noise_clip": 0.5}
+
+
 def td3_targets(agent, data, noise, actor, critic, layer_norm=False, penalty=0.0):
-    clipped_noise = np.clip(0.2 * noise, -0.5, 0.5)
+    assert 0 < (np.abs(0.6 * noise) > 0.5).sum() < noise.size, "some noise must be clipped, and some must not"
+    clipped_noise = np.clip(0.6 * noise, -0.5, 0.5)
     action = np.clip(np.tanh(reference.mlp(actor, agent[0], data["next_observation"])) + clipped_noise, -1, 1)
     q = np.minimum(*reference.twin_values(critic, agent[1], data["next_observation"], action, layer_norm))
     distance = ((action - data["next_action"]) ** 2).sum(axis=1)
@@ -73,7 +78,7 @@ def td3_targets(agent, data, noise, actor, critic, layer_norm=False, penalty=0.0
 
 @pytest.mark.parametrize(("name", "alpha"), [("td3_bc", 2.5), ("td3", None)])
 def test_td3_bc_updates_match_the_reference(name, alpha):
-    agent = make(name)
+    agent = make(name, **NOISE)
     actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
     target_actor, target_critic = actor, critic
     actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
@@ -110,13 +115,12 @@ def test_td3_bc_updates_match_the_reference(name, alpha):
     np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_rebrac_updates_match_the_reference():
-    agent = make("rebrac", critic_penalty=0.5)
+    agent = make("rebrac", critic_penalty=0.5, **NOISE)
     actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
     target_actor, target_critic = actor, critic
     actor_step, critic_step = reference.Adam(1e-3), reference.Adam(1e-3)
-    for step, (data, noise, info) in enumerate(run_updates(agent, to_trajectory, count=4)):
+    for step, (data, noise, info) in enumerate(run_updates(agent, to_trajectory)):
         y = td3_targets((ACTOR, CRITIC), data, noise, target_actor, target_critic, layer_norm=True, penalty=0.5)
 
         def critic_loss(w, data=data, y=y):
