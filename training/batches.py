@@ -15,6 +15,7 @@ from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, ing
 from rlds2reverb._encoding.packing import Packing
 from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.sampling import LinearSchedule
+from rlds2reverb.sources import Source
 
 from .config import TrainingConfig
 from .data import TrainingData
@@ -48,57 +49,49 @@ class Batches:
 
 @contextmanager
 def open_batches(data: TrainingData, config: TrainingConfig) -> Iterator[Batches]:
-    """Opens the batches of a run; at the end, releases their iterators, closes connections and stops servers.
+    """Opens the batches of a run; at the end, releases their iterators, closes connections and stops its server.
 
     Uniform batches of a dataset are sampled from memory. Prioritized ones come from a table with proportional
     priorities (exponent 0.6) on a server of the run's own; the exponent of the importance weights grows from 0.4 to 1
-    over the run. If the data are a table, its server is sampled. The server of a directory belongs to the run.
+    over the run. If the data are a table, its server is sampled.
 
     Args:
-      data: the data, from `open_data`, which are closed at the end.
+      data: the data, from `open_data`, to be closed after the batches.
       config: the options of the run.
     """
     with ExitStack() as stack:
-        stack.enter_context(data)
         if data.items is not None:
             size = config.batch_size or 1  # A configuration always has one.
-            yield Batches(InMemoryDataset(data.items, size, seed=config.seed, to_experience=data.to_experience))
+            yield Batches(InMemoryDataset(data.items, size, seed=config.seed))
+        elif data.episodes is not None:
+            server = stack.enter_context(_start_server(data.episodes, data.adder))
+            batches = _open_table(server, _TABLE, config, stack, is_own=True)
+            yield replace(batches, fill=partial(_fill, server, data.episodes, data.adder))
         elif data.table is not None:
             served = data.table
-            yield _open_table(served.server, served.table, data, config, stack, is_own=data.owns_server)
-        else:
-            server = stack.enter_context(_start_server(data))
-            batches = _open_table(server, _TABLE, data, config, stack, is_own=True)
-            yield replace(batches, fill=partial(_fill, server, data))
+            yield _open_table(served.server, served.table, config, stack, is_own=data.owns_server)
 
 
-def _open_table(
-    server: Any, table: str, data: TrainingData, config: TrainingConfig, stack: ExitStack, *, is_own: bool
-) -> Batches:
-    is_prioritized = config.sampler == "prioritized"
-    beta = 1.0 if is_prioritized else 0.0
-    samples = sample_dataset(server, table, config.batch_size or 1, beta=beta, prefetch=_PREFETCH)
-    to_experience = data.to_experience
-    if to_experience is not None:
-        samples = samples.map(lambda sample: sample._replace(data=to_experience(sample.data)))
-    if not is_prioritized:
-        feed = StreamingDataset(samples)
+def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStack, *, is_own: bool) -> Batches:
+    size = config.batch_size or 1
+    if config.sampler == "uniform":
+        feed = StreamingDataset(sample_dataset(server, table, size, beta=0.0, prefetch=_PREFETCH))
         stack.callback(feed.close)
         return Batches(feed)
     writer = stack.enter_context(PriorityWriter(server, table))
+    samples = sample_dataset(server, table, size, beta=1.0, prefetch=_PREFETCH)
     feed = StreamingDataset(samples, beta=LinearSchedule(_FIRST_BETA, _LAST_BETA, config.steps))
     stack.callback(feed.close)
     return Batches(feed, writer, server if is_own else None)
 
 
-def _start_server(data: TrainingData) -> ReplayServer:
-    """Starts a server with an empty table for the items of a dataset."""
-    spec = data.adder.item_spec(data.episodes.step_spec)
-    signature = packed_signature(Packing(spec, getattr(data.adder, "squeeze", False)))
+def _start_server(episodes: Source, adder: Any) -> ReplayServer:
+    """Starts a server with an empty table for the items of some episodes."""
+    signature = packed_signature(Packing(adder.item_spec(episodes.step_spec), getattr(adder, "squeeze", False)))
     return ReplayServer([TableConfig(_TABLE, sampler=Selector("prioritized", _PRIORITY_EXPONENT))], signature)
 
 
-def _fill(server: ReplayServer, data: TrainingData) -> None:
+def _fill(server: ReplayServer, episodes: Source, adder: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IngestWarning)
-        ingest(data.episodes, server, _TABLE, adder=data.adder, layout="packed", resume=False)
+        ingest(episodes, server, _TABLE, adder=adder, layout="packed", resume=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,12 +101,6 @@ class TrainingData:
     def behaviour_return(self) -> float | None:
         """The mean return of the dataset, and so of the policies that produced it; None if unknown."""
         return None if self.returns is None else float(self.returns.mean())
-
-    @property
-    def to_experience(self) -> Callable[[Nest], Nest] | None:
-        """Function that converts a batch of items to TF-Agents' experience; None if the items are experience."""
-        has_transitions = isinstance(self.adder, NStep) and not (self.table and self.table.has_trajectories)
-        return self.adder.as_transition if has_transitions else None
 
     def identity(self) -> dict[str, Any]:
         """Returns what distinguishes these data from others, as JSON values."""
@@ -263,24 +257,25 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
                 f"observations are not normalised, because {name} has no statistics; set the hyperparameters "
                 "observation_mean and observation_std to normalise them"
             )
-        return TrainingData(
-            name=name,
-            time_step_spec=time_step.time_step_spec(table.row_spec["observation"]),
-            action_spec=action_spec,
-            fingerprint=identify_table(location, table.table),
-            adder=adder,
-            returns=None,
-            num_episodes=None,
-            num_transitions=table.size,
-            moments=None,
-            items=None,
-            episodes=None,
-            table=table,
-            owns_server=is_directory,
-            notes=tuple(notes),
-            warnings=tuple(warnings),
-            _resources=stack.pop_all(),
-        )
+        resources = stack.pop_all()
+    return TrainingData(
+        name=name,
+        time_step_spec=time_step.time_step_spec(table.row_spec["observation"]),
+        action_spec=action_spec,
+        fingerprint=identify_table(location, table.table),
+        adder=adder,
+        returns=None,
+        num_episodes=None,
+        num_transitions=table.size,
+        moments=None,
+        items=None,
+        episodes=None,
+        table=table,
+        owns_server=is_directory,
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+        _resources=resources,
+    )
 
 
 def make_adder(config: TrainingConfig) -> Any:
