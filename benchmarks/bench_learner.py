@@ -5,17 +5,19 @@
 The data have HalfCheetah's shape, 17 + 6 floats; batches of 256, networks of 256 x 256. The baseline is TF-Agents'
 agent in TF-Agents' `Learner.run`, on the dataset of its `ReverbReplayBuffer`. It is compared with the same algorithm in
 rlds2reverb's `Learner`: from a Reverb table, with priorities written back, from items in memory, and from a single
-batch in memory, which never makes the learner wait.
+batch in memory, which never makes the learner wait. The last workload runs the matrix products of an update and nothing
+else, which is the limit of this machine for networks of these sizes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlds2reverb.cli.quiet import import_quietly, silence_logs
 
@@ -99,6 +101,18 @@ def make_baseline_cql() -> Any:
     )
 
 
+IN_MEMORY, PRODUCTS = "Learner, InMemoryDataset", "matrix products of an update alone (limit)"
+
+
+class Target(NamedTuple):
+    """The targets of an algorithm, as text in the names of its workloads."""
+
+    table: str
+    in_memory: str
+
+
+#: CQL's critics evaluate 31 actions per state, so its baseline already spends most of its time in matrix products.
+TARGETS = {"td3": Target(" (target: 3x)", " (target: 4x)"), "cql": Target("", " (target: 90 % of limit)")}
 BASELINES: dict[str, Callable[[], Any]] = {"td3": make_baseline_td3, "cql": make_baseline_cql}
 
 
@@ -180,34 +194,85 @@ class Bench:
         return measure
 
 
-def count_td3_flops() -> float:
-    """Returns the floating-point operations of one update; every second update includes the actor and the targets."""
-    actor, critic = 17 * 256 + 256 * 256 + 256 * 6, 23 * 256 + 256 * 256 + 256
-    forward = 2 * BATCH_SIZE
-    targets = forward * (actor + 2 * critic)
-    critics = 3 * forward * 2 * critic
-    actors = 3 * forward * actor + 2 * forward * critic
-    return targets + critics + actors / 2
+class Product(NamedTuple):
+    """A matrix product of an update: (rows x inputs) (inputs x outputs), or one of its two gradients."""
+
+    kind: str
+    rows: int
+    inputs: int
+    outputs: int
+
+    def make_operands(self) -> tuple[tf.Tensor, tf.Tensor]:
+        rows, inputs, outputs = self.rows, self.inputs, self.outputs
+        shapes = {
+            "forward": ([rows, inputs], [inputs, outputs]),
+            "weights": ([rows, inputs], [rows, outputs]),
+            "inputs": ([rows, outputs], [inputs, outputs]),
+        }[self.kind]
+        return tf.random.normal(shapes[0]), tf.random.normal(shapes[1])
+
+    def multiply(self, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(left, right, transpose_a=self.kind == "weights", transpose_b=self.kind == "inputs")
 
 
-def measure_flops() -> float:
-    """Returns the floating-point operations per second of a matrix product of these sizes."""
-    left, right = tf.random.normal([BATCH_SIZE, 256]), tf.random.normal([256, 256])
+def list_products(rows: int, sizes: tuple[int, ...], *kinds: str, to_input: bool = False) -> list[Product]:
+    """Returns the products of a network's layers; the gradient with respect to its input only if `to_input`."""
+    return [
+        Product(kind, rows, *layer)
+        for number, layer in enumerate(itertools.pairwise(sizes))
+        for kind in kinds
+        if kind != "inputs" or number or to_input
+    ]
 
-    @tf.function
-    def products() -> tf.Tensor:
-        result = left
-        for _ in range(100):
-            result = tf.matmul(result, right) * 1e-2
-        return result
 
-    products()
-    rates = []
-    for _ in range(5):
+def list_update_products(algo: str) -> list[list[Product]]:
+    """Returns the products of an update, or of each update of a cycle if they differ."""
+    width, rows = ACTION.shape[0], BATCH_SIZE
+    observation, gradients = OBSERVATION.shape[0], ("forward", "weights", "inputs")
+    critic = (observation + width, *SIZES, 1)
+    if algo == "td3":
+        actor = (observation, *SIZES, width)
+        targets = list_products(rows, actor, "forward") + 2 * list_products(rows, critic, "forward")
+        critics = 2 * list_products(rows, critic, *gradients)
+        actors = list_products(rows, actor, *gradients) + list_products(
+            rows, critic, "forward", "inputs", to_input=True
+        )
+        return [targets + critics, targets + critics + actors]
+    actor = (observation, *SIZES, 2 * width)
+    actors = list_products(rows, actor, *gradients) + 2 * list_products(
+        rows, critic, "forward", "inputs", to_input=True
+    )
+    targets = list_products(rows, actor, "forward") + 2 * list_products(rows, critic, "forward")
+    num_actions = 1 + 3 * 10  # The data's action, and ten each of the three kinds in the penalty.
+    return [actors + targets + 2 * list_products(num_actions * rows, critic, *gradients)]
+
+
+def time_products(algo: str, num_updates: int) -> Callable[[], float]:
+    """Returns a function that measures updates/s if an update consisted of its matrix products alone."""
+
+    def make_update(products: list[Product]) -> Callable[[], tf.Tensor]:
+        # Each product has its own operands, because TensorFlow computes equal products only once.
+        operands = [product.make_operands() for product in products]
+
+        @tf.function
+        def multiply(operands: Any) -> tf.Tensor:
+            results = [product.multiply(*pair) for product, pair in zip(products, operands, strict=True)]
+            return tf.add_n([result[0, 0] for result in results])
+
+        return lambda: multiply(operands)
+
+    updates = [make_update(products) for products in list_update_products(algo)]
+    for update in updates:
+        update()
+
+    def measure() -> float:
         began = time.perf_counter()
-        products()
-        rates.append(100 * 2 * BATCH_SIZE * 256 * 256 / (time.perf_counter() - began))
-    return float(np.median(rates))
+        for number in range(num_updates):
+            result = updates[number % len(updates)]()
+        result.numpy()
+        return num_updates / (time.perf_counter() - began)
+
+    return measure
 
 
 def main() -> None:
@@ -229,7 +294,7 @@ def main() -> None:
                     f"{algo}: TF-Agents' agent in Learner, Reverb table": bench.time_learner(
                         algo, bench.make_samples(bench.windows, to_transitions=False), agent=make_baseline(algo)
                     ),
-                    f"{algo}: Learner, Reverb table (target: 3x)": bench.time_learner(
+                    f"{algo}: Learner, Reverb table{TARGETS[algo].table}": bench.time_learner(
                         algo, bench.make_samples(bench.uniform)
                     ),
                     f"{algo}: Learner, prioritized, priorities not written": bench.time_learner(
@@ -239,23 +304,25 @@ def main() -> None:
                         algo, bench.make_samples(bench.prioritized), priorities=writer
                     ),
                     f"{algo}: Learner, one batch in memory": bench.time_learner(algo, bench.make_one_batch()),
-                    f"{algo}: Learner, InMemoryDataset (target: 4x)": bench.time_learner(algo, bench.make_in_memory()),
+                    f"{algo}: {IN_MEMORY}{TARGETS[algo].in_memory}": bench.time_learner(algo, bench.make_in_memory()),
                     f"{algo}: Learner, InMemoryDataset, XLA": bench.time_learner(
                         algo, bench.make_in_memory(), jit=True
                     ),
+                    f"{algo}: {PRODUCTS}": time_products(algo, bench.updates),
                 },
             )
-            if algo == "td3":
-                limit = measure_flops() / count_td3_flops()
-                print(f"upper limit from a matrix product of these sizes: {limit:,.0f} updates/s\n")
 
 
 def compare(rounds: int, workloads: dict[str, Callable[[], float]]) -> None:
-    """Runs workloads in turn in each round and prints their rates; the first is the baseline."""
+    """Runs workloads in turn in each round and prints their rates; the first is the baseline, the last the limit."""
     rates = np.array([[run() for run in workloads.values()] for _ in range(rounds)])
     for name, rate, ratios in zip(workloads, rates.T, (rates / rates[:, :1]).T, strict=True):
         spread = f"({ratios.min():.2f} to {ratios.max():.2f})"
         print(f"{name:<58} {np.median(rate):>7,.1f}  {np.median(ratios):>5.2f}x {spread}")
+    for name, rate in zip(workloads, rates.T, strict=True):
+        if IN_MEMORY in name:
+            print(f"{name.partition(' (')[0]}: {np.median(rate / rates[:, -1]):.0%} of the limit")
+    print()
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ def agents(as_json: bool, name: str | None) -> None:
 
     Every algorithm has the hyperparameters, batch size and normalisation of its paper by default. Hyperparameters are
     set with train --set NAME=VALUE.
+
+    All networks are fully connected: they see an image as a vector of its pixels, and integers as numbers. Continuous
+    actions must be vectors, discrete actions single integers.
     """
     if name is None:
         _list_algorithms(as_json=as_json)

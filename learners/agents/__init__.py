@@ -1,7 +1,8 @@
 """Agents for offline reinforcement learning, each a `tf_agents.agents.TFAgent`; `make_agent` creates one by name.
 
-Every `train` accepts `weights`, and returns the TD error of each item in `LossInfo.extra["td_error"]` if the algorithm
-has a critic.
+All networks are fully connected: they see an image as a vector of its pixels, and integers as numbers (`Observations`).
+Continuous actions are vectors, and discrete actions are single integers. Every `train` accepts `weights`, and returns
+the TD error of each item in `LossInfo.extra["td_error"]` if the algorithm has a critic.
 """
 
 from .adam import Adam
