@@ -189,7 +189,7 @@ def _check(owner: str, name: str, value: Any) -> Any:
         raise ValueError(f"{owner} has no hyperparameter {name!r}{suggest(name, declared) or _list(declared)}")
     if name in RUN_HYPERPARAMETERS:
         option = RUN_HYPERPARAMETERS[name]
-        raise ValueError(f"{owner}.{name} cannot be set because the run determines it; set {option} of the run instead")
+        raise ValueError(f"{owner}.{name} cannot be set because the run determines it; set {option} instead")
     return declared[name].check(value)
 
 
