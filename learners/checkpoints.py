@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,27 @@ from rlds2reverb.errors import CheckpointError, CorruptFileError
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "state"
+_FOLDER = "checkpoints"
+_REPLAY = "replay"
+
+
+class Replay(Protocol):
+    """Data that are saved in the learner's checkpoints, such as a `ReplayServer`, `ReplayBuffer` or `BufferManager`."""
+
+    def save_data(self, folder: Path) -> Any:
+        """Writes all data into a new folder."""
+
+    def load_data(self, folder: Path) -> Any:
+        """Replaces all data by those that `save_data` wrote into a folder."""
+
+
+def require_replay(replay: Any) -> None:
+    """Raises `TypeError` unless an object is None, or can save and load its data."""
+    if replay is not None and not all(callable(getattr(replay, name, None)) for name in ("save_data", "load_data")):
+        raise TypeError(
+            "replay must have the methods save_data(folder) and load_data(folder), like ReplayServer and "
+            f"ReplayBuffer, got a {type(replay).__name__}"
+        )
 
 
 @dataclass(frozen=True)
@@ -36,22 +57,52 @@ class Checkpoint:
     step: int
     manifest: dict[str, Any] = field(repr=False)
 
+    def read(self, trackables: Mapping[str, Any]) -> None:
+        """Restores objects, by the names under which they were saved.
+
+        Raises:
+          CheckpointError: If the checkpoint does not contain all of them because it belongs to a different agent.
+        """
+        try:
+            status = tf.train.Checkpoint(**trackables).read(str(self.path / _PREFIX))
+            status.expect_partial()  # Otherwise TensorFlow would warn about each value that is not used.
+            status.assert_existing_objects_matched()
+        except (AssertionError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.path} belongs to a different agent ({str(error).splitlines()[0]}); use another run_dir"
+            ) from error
+
+    def load_replay(self, replay: Replay) -> None:
+        """Replaces the data of `replay` by those that were saved with the checkpoint.
+
+        Raises:
+          CheckpointError: If the checkpoint has none.
+        """
+        folder = self.path / _REPLAY
+        if not folder.is_dir():
+            raise CheckpointError(f"{self.path} was saved without replay data; start a new run, or omit replay=")
+        replay.load_data(folder)
+
 
 class Checkpoints:
     """The checkpoints of one run: sealed folders named by their iteration, with TensorFlow's files inside."""
 
-    def __init__(self, root: Path, trackables: dict[str, Any], *, keep_checkpoints: int = 3):
+    def __init__(
+        self, root: Path, trackables: Mapping[str, Any], *, keep_checkpoints: int = 3, replay: Replay | None = None
+    ):
         """Opens the root directory and removes what a killed process left unfinished.
 
         Args:
           root: directory of the checkpoints, created if missing.
           trackables: objects that TensorFlow saves and restores (agents, dataset iterators, variables), by name.
           keep_checkpoints: number of recent checkpoints to keep, at least 1; the best one is kept in addition.
+          replay: data to save in the folder of each checkpoint, or None.
         """
         require_count("keep_checkpoints", keep_checkpoints)
-        self._num_kept = keep_checkpoints
+        self._num_kept, self._trackables, self._replay = keep_checkpoints, dict(trackables), replay
         self._state = tf.train.Checkpoint(**trackables)
         self._folders = SealedFolders(Path(root))
+        self._is_best_forgotten = False
 
     def save(self, step: int, manifest: Mapping[str, Any], *, is_best: bool = False) -> Checkpoint:
         """Writes a checkpoint, and deletes those that are no longer kept, including those of later iterations.
@@ -76,9 +127,12 @@ class Checkpoints:
 
         def fill(folder: Path) -> Mapping[str, Any]:
             self._write_state(folder)
+            if self._replay is not None:
+                self._replay.save_data(folder / _REPLAY)
             return content
 
         path = self._folders.write(step, fill)
+        self._is_best_forgotten = False
         steps = self._folders.numbers()
         kept = {*[earlier for earlier in steps if earlier <= step][-self._num_kept :], best}
         self._folders.delete({*steps} - kept)
@@ -98,32 +152,11 @@ class Checkpoints:
         Raises:
           CheckpointError: If the checkpoint at `path` is missing or damaged, or all checkpoints are damaged.
         """
-        if path is not None:
-            return _verify(Path(path))
-        steps = self._folders.numbers()
-        for step in reversed(steps):
-            try:
-                return _verify(self._folders.path(step))
-            except CheckpointError as error:
-                _LOG.warning("%s; the previous checkpoint is used", error)
-        if steps:
-            raise CheckpointError(
-                f"all {len(steps)} checkpoints in {self._folders.root} are damaged; delete them to start from scratch"
-            )
-        return None
+        return _verify(Path(path)) if path is not None else _open_newest(self._folders.root)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Restores the trackables from a checkpoint.
-
-        Raises:
-          CheckpointError: If the checkpoint does not contain all of them because it belongs to a different agent.
-        """
-        try:
-            self._state.read(str(checkpoint.path / _PREFIX)).assert_existing_objects_matched()
-        except (AssertionError, ValueError) as error:
-            raise CheckpointError(
-                f"{checkpoint.path} belongs to a different agent ({str(error).splitlines()[0]}); use another run_dir"
-            ) from error
+        """Restores the trackables from a checkpoint; raises as `Checkpoint.read`."""
+        checkpoint.read(self._trackables)
 
     @contextmanager
     def restore_temporarily(self, checkpoint: Checkpoint) -> Iterator[None]:
@@ -147,8 +180,14 @@ class Checkpoints:
             _LOG.warning("the best checkpoint is lost: %s", error)
             return None
 
+    def forget_best(self) -> None:
+        """Treats the best checkpoint like any other, because later evaluations are not comparable to its own."""
+        self._is_best_forgotten = True
+
     def _best_step(self, up_to: int | None = None) -> int | None:
         """Returns the step of the best checkpoint, as the newest readable manifest (up to step `up_to`) names it."""
+        if self._is_best_forgotten:
+            return None
         for step in reversed(self._folders.numbers()):
             if up_to is not None and step > up_to:
                 continue
@@ -156,6 +195,34 @@ class Checkpoints:
                 best: int | None = (load_json(self._folders.path(step) / MANIFEST) or {}).get("best")
                 return best
         return None
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Returns the checkpoint at a path, or the newest valid one of the run directory at that path.
+
+    Raises:
+      CheckpointError: If there is none, or it is damaged.
+    """
+    path = Path(path)
+    if not (path / _FOLDER).is_dir():
+        return _verify(path)
+    checkpoint = _open_newest(path / _FOLDER)
+    if checkpoint is None:
+        raise CheckpointError(f"{path} has no checkpoint; pass a run_dir with one, or the path of a checkpoint")
+    return checkpoint
+
+
+def _open_newest(root: Path) -> Checkpoint | None:
+    """Returns the newest valid checkpoint in a directory, or None if there are none; changes nothing there."""
+    paths = sorted(path for path in root.iterdir() if path.name.isdigit())
+    for path in reversed(paths):
+        try:
+            return _verify(path)
+        except CheckpointError as error:
+            _LOG.warning("%s; the previous checkpoint is used", error)
+    if paths:
+        raise CheckpointError(f"all {len(paths)} checkpoints in {root} are damaged; delete them to start from scratch")
+    return None
 
 
 def _verify(path: Path) -> Checkpoint:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 
-def cut_events_after(folder: Path, step: int) -> None:
+def cut_events_after(folder: Path, last_step: Callable[[str], int]) -> None:
     """Removes the events of later steps, and an unfinished last record, from the event files in a folder.
 
     Otherwise TensorBoard would draw the discarded steps and the new ones on top of each other. Each file is replaced
     as a whole, and only if it changes.
+
+    Args:
+      folder: folder of the event files; may be missing.
+      last_step: function from the tag of a value to the last step to keep.
     """
     if not folder.is_dir():
         return
@@ -20,8 +25,9 @@ def cut_events_after(folder: Path, step: int) -> None:
         try:
             for record in tf.data.TFRecordDataset(str(path)):
                 event = tf.compat.v1.Event.FromString(record.numpy())
-                is_unchanged &= event.step <= step
-                kept += [record.numpy()] if event.step <= step else []
+                is_kept = all(event.step <= last_step(value.tag) for value in event.summary.value)
+                is_unchanged &= is_kept
+                kept += [record.numpy()] if is_kept else []
         except tf.errors.DataLossError:
             is_unchanged = False
         if is_unchanged:

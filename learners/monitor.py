@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 _MAX_CALLS = 50
 
@@ -44,3 +46,14 @@ class Monitor:
             "data_wait_ms": 1000 * wait / num,
             "train_ms": 1000 * max(secs - wait, 0.0) / num,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state as JSON values."""
+        return {"calls": list(self._calls), "train_secs": self._train_secs, "data_wait_secs": self._wait_secs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that `state_dict` returned; an empty dict clears it. The next call counts as the first."""
+        self._calls.clear()
+        self._calls.extend(tuple(call) for call in state.get("calls", []))
+        self._is_first_call = True
+        self._train_secs, self._wait_secs = state.get("train_secs", 0.0), state.get("data_wait_secs", 0.0)

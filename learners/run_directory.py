@@ -29,7 +29,15 @@ PRIORITY_BINS = np.concatenate([[0.0], 10.0 ** (np.arange(-40, 33) / 8)])
 
 CONFIG_FILE, REPEAT_FILE = "config.json", "repeat.txt"
 PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE = "progress.csv", "evaluations.csv", "priorities.csv"
+#: Start of the TensorBoard tags of evaluations.
+_EVALUATION = "evaluation/"
 _PACKAGES = ("rlds2reverb", "tensorflow", "tensorflow-cpu", "tf-agents", "dm-reverb", "numpy", "gymnasium", "mujoco")
+
+
+def count_priorities(priorities: Any) -> np.ndarray:
+    """Returns the histogram of non-negative numbers over `PRIORITY_BINS`, int64 `[len(PRIORITY_BINS)]`."""
+    bins = np.searchsorted(PRIORITY_BINS, np.ravel(np.asarray(priorities)), side="right") - 1
+    return np.bincount(np.clip(bins, 0, None), minlength=len(PRIORITY_BINS))
 
 
 class RunDirectory:
@@ -117,27 +125,32 @@ class RunDirectory:
         returns = {f"return_{number}": value for number, value in enumerate(evaluation.returns)}
         counts = {"num_episodes": len(evaluation.returns), "num_clipped": evaluation.num_clipped}
         self._evaluations.append(step, {**summary, **counts, **returns})
-        self._summarize(step, {f"evaluation/{name}": value for name, value in summary.items() if value is not None})
+        self._summarize(step, {f"{_EVALUATION}{name}": value for name, value in summary.items() if value is not None})
 
-    def log_priorities(self, step: int, priorities: Any) -> None:
+    def log_priorities(self, step: int, counts: Any) -> None:
         """Appends a histogram of priorities to `priorities.csv`.
 
         Args:
           step: step of the learner.
-          priorities: [N], non-negative, such as those written back since the last call.
+          counts: int64 `[len(PRIORITY_BINS)]`, number of priorities in each bin; see `count_priorities`.
         """
         require_count(STEP, step, 0)
-        bins = np.searchsorted(PRIORITY_BINS, np.ravel(np.asarray(priorities)), side="right") - 1
-        counts = np.bincount(np.clip(bins, 0, None), minlength=len(PRIORITY_BINS))
         self._priorities.append(step, {f"from {low:.4g}": int(n) for low, n in zip(PRIORITY_BINS, counts, strict=True)})
 
-    def cut_after(self, step: int) -> None:
-        """Removes all log entries after `step`, before a run resumes from the checkpoint at that step."""
-        require_count(STEP, step, 0)
-        for log in (self._progress, self._evaluations, self._priorities):
-            log.cut_after(step)
+    def cut_after(self, step: int, evaluation_step: int | None = None) -> None:
+        """Removes all later log entries, before a run resumes from a checkpoint.
+
+        Args:
+          step: step of the last entry to keep; -1 to remove all.
+          evaluation_step: step of the last evaluation to keep; None for the same.
+        """
+        last_evaluation = step if evaluation_step is None else evaluation_step
+        require_count(STEP, step, -1)
+        require_count("evaluation_step", last_evaluation, -1)
+        for log, last in ((self._progress, step), (self._priorities, step), (self._evaluations, last_evaluation)):
+            log.cut_after(last)
         self._close_writer()
-        cut_events_after(self.path / "train", step)
+        cut_events_after(self.path / "train", lambda tag: last_evaluation if tag.startswith(_EVALUATION) else step)
 
     def _summarize(self, step: int, values: Mapping[str, Any]) -> None:
         import tensorflow as tf

@@ -11,7 +11,9 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.sampling.errors import translate_error
 
+from .divergence import is_check_numerics_error
 from .feeds import Feed
 
 
@@ -22,10 +24,10 @@ class CallResult:
     Attributes:
       num_iterations: number of completed iterations; fewer than requested if the last one produced a value that is not
         finite.
-      is_finite: whether losses and weights were finite after every iteration.
+      diverged_at: index of the iteration whose loss or weights are not finite; None if all are finite.
       metrics: mean of each scalar over the iterations, including `loss`.
       last: scalars of the last iteration.
-      info: `SampleInfo` of arrays `[num_iterations * B]`; () if the batches have none.
+      info: `SampleInfo` of arrays `[num_iterations * B]`, without masks; () if the batches have none.
       td_errors: float32 `[num_iterations * B]`; None if the agent computes none.
       last_keys: uint64 `[B]`, keys of the last iteration's items; empty if its batch has none.
       data_wait_secs: seconds spent waiting for batches; 0 if TensorFlow runs deterministically, which disables its
@@ -33,18 +35,13 @@ class CallResult:
     """
 
     num_iterations: int
-    is_finite: bool
+    diverged_at: int | None
     metrics: dict[str, float]
     last: dict[str, float]
     info: Any
     td_errors: np.ndarray | None
     last_keys: np.ndarray
     data_wait_secs: float
-
-
-def is_check_numerics_error(error: tf.errors.InvalidArgumentError) -> bool:
-    """Returns whether an error was raised by `tf.debugging.check_numerics`, which some TF-Agents agents call."""
-    return " values" in error.message and any(f"had {kind}" in error.message for kind in ("NaN", "Inf", "-Inf"))
 
 
 def extract_metrics(loss: tf_agent.LossInfo) -> dict[str, tf.Tensor]:
@@ -82,6 +79,26 @@ def _convert_extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
     return dict(extra) if isinstance(extra, dict) else {}
 
 
+def require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: bool) -> None:
+    """Checks that an agent can be trained with a distribution strategy, or with None.
+
+    Raises:
+      TypeError: If the strategy has an unsupported type.
+      ValueError: If the agent was created outside its scope, or if `jit_compile` is combined with several replicas.
+    """
+    if strategy is None:
+        return
+    if not isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)):
+        raise TypeError(
+            f"strategy must be a MirroredStrategy or a OneDeviceStrategy, got a {type(strategy).__name__}; "
+            "replicas in other processes are not supported"
+        )
+    if not all(strategy.extended.variable_created_in_scope(variable) for variable in agent.variables):
+        raise ValueError("the agent was created outside the strategy's scope; use `with strategy.scope():`")
+    if jit_compile and strategy.num_replicas_in_sync > 1:
+        raise ValueError(f"jit_compile requires a single replica, got {strategy.num_replicas_in_sync}")
+
+
 class TrainLoop:
     """Iterations of an agent in a graph that is traced once for any number of iterations per call."""
 
@@ -113,38 +130,63 @@ class TrainLoop:
                 f"got {rows}"
             )
         self._has_clock = _has_clock()
-        with tf.device("CPU"):  # These identify the batch if an iteration raises.
-            self._iteration = tf.Variable(0, dtype=tf.int64, trainable=False)
+        with tf.device("CPU"):
+            self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            # The keys identify the batch if an iteration raises.
             self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
         self._train_agent = tf.function(agent.train, jit_compile=True) if jit_compile else agent.train
-        self._run = tf.function(self._run_iterations, autograph=False)
-        self._run_once = tf.function(self._train_batch, autograph=False)
+        self._train_given_batch = tf.function(lambda *batch: self._train_batch(*batch), autograph=False)
 
-    def __call__(self, first_iteration: int, num_iterations: int) -> CallResult:
-        """Runs iterations, and stops early after the first with a non-finite loss or weight.
+    @property
+    def step(self) -> int:
+        """The number of completed iterations, also after a call that raised."""
+        return int(self._step)
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step.assign(step)
+
+    @property
+    def has_td_errors(self) -> bool:
+        """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
+        return not isinstance(self._iteration.structured_outputs[-1], tuple)
+
+    def prepare(self) -> None:
+        """Traces the graph, without training, so that all variables of the optimisers exist. Idempotent."""
+        _ = self._run
+
+    def release_feed(self) -> None:
+        """Releases the feed's iterators; the next call opens new ones, and traces the graph again."""
+        self._feed.close()
+        for name in ("_iteration", "_run"):
+            self.__dict__.pop(name, None)
+
+    def __call__(self, until: int) -> CallResult:
+        """Runs iterations until `until` are completed, or until the first with a non-finite loss or weight.
 
         Raises:
           ValueError: If the dataset ends.
+          ServerUnavailableError: If the servers of the dataset do not answer.
+          tf.errors.OpError: If the dataset or the agent raises a different error. `step` is right in any case.
         """
         self.prepare()
+        first = self.step
         try:
-            done, is_finite, sums, last, infos, errors, waited = self._run(
-                tf.constant(first_iteration, tf.int64), tf.constant(num_iterations, tf.int64)
-            )
-        except tf.errors.OutOfRangeError as error:
-            raise ValueError(
-                f"the dataset ended between iterations {first_iteration} and {first_iteration + num_iterations}; "
-                "use an endless dataset, such as dataset.repeat()"
-            ) from error
-        except tf.errors.InvalidArgumentError as error:
-            if not is_check_numerics_error(error):
+            sums, last, infos, errors, finite, waited = self._run(tf.constant(until, tf.int64))
+        except tf.errors.OpError as error:
+            if is_check_numerics_error(error):
+                nan = {"loss": float("nan")}
+                return CallResult(self.step - first, self.step, nan, nan, (), None, self._keys.numpy(), 0.0)
+            translated = translate_error(error)
+            if translated is None and isinstance(error, tf.errors.OutOfRangeError):
+                translated = ValueError("the dataset ended; use an endless dataset, such as dataset.repeat()")
+            if translated is None:
                 raise
-            num, metrics = int(self._iteration) - first_iteration + 1, {"loss": float("nan")}
-            return CallResult(num, False, metrics, metrics, (), None, self._keys.numpy(), 0.0)
-        num = int(done)
+            raise translated from None
+        num = self.step - first
         return CallResult(
             num,
-            bool(is_finite),
+            None if finite else self.step - 1,
             {name: float(value) / max(num, 1) for name, value in sums.items()},
             {name: float(value) for name, value in last.items()},
             tf.nest.map_structure(lambda column: column.numpy(), infos),
@@ -155,23 +197,23 @@ class TrainLoop:
 
     def run_on_batch(self, experience: Any, weights: Any, info: Any) -> CallResult:
         """Runs one iteration on the given batch, whose info is a `SampleInfo` of arrays or ()."""
-        metrics, errors = self._run_once(experience, weights)
-        scalars = {name: float(value) for name, value in metrics.items()}
+        batch = (experience,) if weights is None else (experience, weights)
+        batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
         keys = np.ravel(getattr(info, "key", ()))
-        is_finite = bool(self._is_finite(metrics["loss"]))
+        try:
+            metrics, errors = self._train_given_batch.get_concrete_function(*batch)(*batch)
+        except tf.errors.InvalidArgumentError as error:
+            if not is_check_numerics_error(error):
+                raise
+            nan = {"loss": float("nan")}
+            return CallResult(0, self.step, nan, nan, (), None, keys, 0.0)
+        scalars = {name: float(value) for name, value in metrics.items()}
+        diverged_at = None if self._is_finite(metrics["loss"]) else self.step
+        self._step.assign_add(1)
         td_errors = None if isinstance(errors, tuple) else errors.numpy()
-        return CallResult(1, is_finite, scalars, scalars, info, td_errors, keys, 0.0)
+        return CallResult(1, diverged_at, scalars, scalars, info, td_errors, keys, 0.0)
 
-    @property
-    def num_traces(self) -> int:
-        """The number of times the loop was traced."""
-        return int(self._run.experimental_get_tracing_count())
-
-    def prepare(self) -> None:
-        """Traces an iteration, without training, to determine its outputs. Idempotent."""
-        _ = self._outputs
-
-    def _train_batch(self, experience: Any, weights: Any) -> tuple[dict[str, tf.Tensor], Any]:
+    def _train_batch(self, experience: Any, weights: Any = None) -> tuple[dict[str, tf.Tensor], Any]:
         """Trains on a batch, which is split between the replicas; traced.
 
         Returns the metrics, averaged over the replicas, and the TD errors of all items in order, or () if none.
@@ -201,52 +243,61 @@ class TrainLoop:
         slices = () if isinstance(errors, tuple) else self._strategy.experimental_local_results(errors)
         return mean, tf.concat(slices, 0) if slices else ()
 
-    def _run_iterations(self, first: tf.Tensor, num: tf.Tensor) -> Any:
+    @cached_property
+    def _iteration(self) -> Any:
+        """The graph of one iteration: from its index to metrics, whether all is finite, seconds, info and TD errors."""
+
+        def iterate(step: tf.Tensor) -> tuple[Any, ...]:
+            secs, (experience, info) = self._time_next_batch(step)
+            arrived = tf.nest.flatten((experience, info))
+            if self._feed.has_info:
+                arrived.append(self._keys.assign(tf.reshape(tf.cast(info.key, tf.uint64), [-1])))
+            # Otherwise, if reading the batch fails, counters would already have been incremented.
+            with tf.control_dependencies(arrived):
+                metrics, errors = self._train_batch(experience, getattr(info, "weight", None))
+            with tf.control_dependencies([metrics["loss"]]):
+                finite = self._is_finite(metrics["loss"])
+            # Masks differ in length from batch to batch, and no receiver of priorities needs them.
+            info = info._replace(mask=()) if "mask" in getattr(info, "_fields", ()) else info
+            return metrics, finite, secs, info if self._feed.has_info else (), errors
+
+        return tf.function(iterate, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+    @cached_property
+    def _run(self) -> Any:
+        """The graph of many iterations; called as a concrete function, since TensorFlow warns about many functions."""
+        function = tf.function(self._run_iterations, autograph=False)
+        return function.get_concrete_function(tf.TensorSpec([], tf.int64))
+
+    def _run_iterations(self, until: tf.Tensor) -> Any:
         """Runs the loop; traced. It carries the scalars, and stacks the info and TD errors of all iterations."""
-        metrics, info, errors = self._outputs
+        metrics, _, _, info, errors = self._iteration.structured_outputs
         stacks = [
             tf.TensorArray(leaf.dtype, size=0, dynamic_size=True, element_shape=leaf.shape)
             for leaf in tf.nest.flatten((info, errors))
         ]
         zeros = {name: tf.zeros([], tf.float32) for name in metrics}
+        first = self._step.read_value()
 
-        def should_continue(done: tf.Tensor, finite: tf.Tensor, *_: Any) -> tf.Tensor:
-            return (done < num) & finite
+        def should_continue(step: tf.Tensor, finite: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (step < until) & finite
 
         def iterate(
-            done: tf.Tensor, _: tf.Tensor, sums: Any, last: Any, stacks: Any, waited: tf.Tensor
+            step: tf.Tensor, _: tf.Tensor, sums: Any, last: Any, stacks: Any, waited: tf.Tensor
         ) -> tuple[Any, ...]:
-            secs, (experience, info) = self._time_next_batch(first + done)
-            assignments = [self._iteration.assign(first + done)]
-            if self._feed.has_info:
-                assignments.append(self._keys.assign(tf.reshape(tf.cast(info.key, tf.uint64), [-1])))
-            with tf.control_dependencies(assignments):
-                experience = tf.nest.map_structure(tf.identity, experience)
-            scalars, errors = self._train_batch(experience, getattr(info, "weight", None))
-            rows = tf.nest.flatten((info if self._feed.has_info else (), errors))
-            index = tf.cast(done, tf.int32)
-            stacks = [stack.write(index, row) for stack, row in zip(stacks, rows, strict=True)]
+            scalars, finite, secs, *rows = self._iteration(step)
+            # The call of the graph has completed only once all of its updates have.
+            with tf.control_dependencies([finite.op]):
+                self._step.assign(step + 1)
+            index = tf.cast(step - first, tf.int32)
+            stacks = [stack.write(index, row) for stack, row in zip(stacks, tf.nest.flatten(rows), strict=True)]
             sums = {name: sums[name] + value for name, value in scalars.items()}
-            with tf.control_dependencies([scalars["loss"]]):
-                finite = self._is_finite(scalars["loss"])
-            return done + 1, finite, sums, scalars, stacks, waited + secs
+            return step + 1, finite, sums, scalars, stacks, waited + secs
 
-        state = (tf.constant(0, tf.int64), tf.constant(True), zeros, zeros, stacks, tf.zeros([], tf.float64))
-        done, finite, sums, last, stacks, waited = tf.while_loop(should_continue, iterate, state, parallel_iterations=1)
-        flat = [stack.concat() for stack in stacks]
-        infos, errors = tf.nest.pack_sequence_as((info, errors), flat)
-        return done, finite, sums, last, infos, errors, waited
-
-    @cached_property
-    def _outputs(self) -> tuple[dict[str, tf.TensorSpec], Any, Any]:
-        """The specs of an iteration's metrics, info and TD errors."""
-
-        def iterate_once() -> Any:
-            experience, info = self._feed.next(tf.constant(0, tf.int64))
-            metrics, errors = self._train_batch(experience, getattr(info, "weight", None))
-            return metrics, info if self._feed.has_info else (), errors
-
-        return tf.function(iterate_once, autograph=False).get_concrete_function().structured_outputs
+        state = (first, tf.constant(True), zeros, zeros, stacks, tf.zeros([], tf.float64))
+        _, finite, sums, last, stacks, waited = tf.while_loop(should_continue, iterate, state, parallel_iterations=1)
+        infos, errors = tf.nest.pack_sequence_as((info, errors), [stack.concat() for stack in stacks])
+        return sums, last, infos, errors, finite, waited
 
     def _time_next_batch(self, iteration: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Returns the seconds that reading the next batch took, or 0 without a clock, and the batch."""

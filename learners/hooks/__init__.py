@@ -6,13 +6,12 @@ from .built_in import (
     LoadCkptHook,
     LogReduceHook,
     LogShowHook,
-    ReplayCheckpointHook,
     SaveCkptHook,
     TriggerHook,
-    UpdatePrioritiesHook,
 )
-from .configuration import HOOKS, hooks_from_config, merge_hooks, register_learner_hook
-from .hook import POSITIONS, Hook, LearnerHook
+from .configuration import HOOKS, hooks_from_config, register_learner_hook
+from .hook import POSITIONS, Hook, HookedLearner, LearnerHook, Phase
+from .hook_list import merge_hooks
 
 __all__ = [
     "HOOKS",
@@ -20,14 +19,14 @@ __all__ = [
     "EarlyStopHook",
     "EvaluateHook",
     "Hook",
+    "HookedLearner",
     "LearnerHook",
     "LoadCkptHook",
     "LogReduceHook",
     "LogShowHook",
-    "ReplayCheckpointHook",
+    "Phase",
     "SaveCkptHook",
     "TriggerHook",
-    "UpdatePrioritiesHook",
     "hooks_from_config",
     "merge_hooks",
     "register_learner_hook",

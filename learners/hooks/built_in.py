@@ -1,61 +1,84 @@
-"""The built-in hooks."""
+"""The built-in hooks. Those of DI-engine have its names, and accept its `ext_args`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from concurrent import futures
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rlds2reverb._arguments import require_count, require_number
 
-from .hook import LearnerHook, Position
-
-if TYPE_CHECKING:
-    from ..learner import Learner
+from .hook import HookedLearner, LearnerHook, Phase, Position, resolve_ext_args
 
 
 class LoadCkptHook(LearnerHook):
     """A hook that loads a checkpoint before the run, named after DI-engine's."""
 
+    phase = Phase.LOAD
+
     def __init__(
         self,
         name: str = "load_ckpt",
-        priority: int = 20,
+        priority: float = 20,
         *,
+        position: Position = "before_run",
         load_path: str = "latest",
         allow_config_mismatch: bool = False,
+        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the checkpoint to load.
 
         Args:
           name: see `Hook`.
           priority: see `Hook`.
-          load_path: directory of a checkpoint, which must exist; or 'latest' for the latest valid one in the learner's
-            `run_dir`, if there is one.
+          position: must be 'before_run'.
+          load_path: directory of a checkpoint, which must exist; 'latest' for the latest valid one in the learner's
+            `run_dir`, if there is one; or '' to load none.
           allow_config_mismatch: see `Learner.load_checkpoint`.
-        """
-        super().__init__(name, priority, position="before_run")
-        self.load_path, self._allow_config_mismatch = load_path, allow_config_mismatch
+          ext_args: any of `load_path` and `allow_config_mismatch`, as in DI-engine's configurations.
 
-    def __call__(self, learner: Learner) -> None:
+        Raises:
+          ValueError: If the position is not 'before_run', or `ext_args` has an unknown key.
+        """
+        super().__init__(name, priority, position=position)
+        if position != "before_run":
+            raise ValueError(f"position of hook {name!r} must be 'before_run' because it loads a checkpoint")
+        options = resolve_ext_args(name, ext_args, load_path=load_path, allow_config_mismatch=allow_config_mismatch)
+        self.load_path, self._allow_config_mismatch = options["load_path"], options["allow_config_mismatch"]
+
+    def __call__(self, learner: HookedLearner) -> None:
         """Loads the checkpoint."""
-        path = None if self.load_path == "latest" else self.load_path
-        learner.load_checkpoint(path, allow_config_mismatch=self._allow_config_mismatch)
+        if self.load_path != "":
+            path = None if self.load_path == "latest" else self.load_path
+            learner.load_checkpoint(path, allow_config_mismatch=self._allow_config_mismatch)
 
 
 class SaveCkptHook(LearnerHook):
     """A hook that saves a checkpoint, on rank 0 only, named after DI-engine's."""
 
-    def __init__(
-        self, name: str = "save_ckpt", priority: int = 20, *, position: Position = "after_iter", every: int = 10_000
-    ):
-        """Sets the interval in iterations; with the position 'after_run' the checkpoint is saved once."""
-        super().__init__(name, priority, position=position, every=every)
+    phase = Phase.SAVE
 
-    def __call__(self, learner: Learner) -> None:
+    def __init__(
+        self,
+        name: str = "save_ckpt",
+        priority: float = 20,
+        *,
+        position: Position = "after_iter",
+        every: int = 10_000,
+        ext_args: Mapping[str, Any] | None = None,
+    ):
+        """Sets the interval.
+
+        Args:
+          name: see `Hook`.
+          priority: see `Hook`.
+          position: 'after_iter', or 'after_run' for a single checkpoint.
+          every: interval in iterations.
+          ext_args: the interval as `freq`, as in DI-engine's configurations.
+        """
+        super().__init__(name, priority, position=position, **resolve_ext_args(name, ext_args, every=every))
+
+    def __call__(self, learner: HookedLearner) -> None:
         """Saves a checkpoint."""
         if learner.rank == 0:
             learner.save_checkpoint()
@@ -64,143 +87,83 @@ class SaveCkptHook(LearnerHook):
 class LogReduceHook(LearnerHook):
     """A hook that replaces the numbers to be logged by their means over processes, named after DI-engine's."""
 
+    phase = Phase.REDUCE_LOG
+
     def __init__(
         self,
         name: str = "log_reduce",
-        priority: int = 10,
+        priority: float = 10,
         *,
+        position: Position = "after_iter",
         every: int = 100,
         reduce: Callable[[dict[str, float]], dict[str, float]] | None = None,
+        ext_args: Mapping[str, Any] | None = None,
     ):
-        """Sets the reduction, which must run before `LogShowHook`.
+        """Sets the reduction, which runs before `LogShowHook`.
 
         Args:
           name: see `Hook`.
-          priority: see `Hook`; must be below that of `LogShowHook`.
+          priority: see `Hook`.
+          position: see `LearnerHook`.
           every: interval in iterations; must be that of `LogShowHook`.
           reduce: function from the numbers of this process to their means over all processes that train together; None
             for a single process.
+          ext_args: any of `freq` and `reduce`, as in DI-engine's configurations.
         """
-        super().__init__(name, priority, position="after_iter", every=every)
-        self._reduce = reduce
+        options = resolve_ext_args(name, ext_args, every=every, reduce=reduce)
+        super().__init__(name, priority, position=position, every=options["every"])
+        self._reduce = options["reduce"]
 
-    def __call__(self, learner: Learner) -> None:
+    def __call__(self, learner: HookedLearner) -> None:
         """Reduces the log buffer."""
         if self._reduce is not None:
             learner.log_buffer = dict(self._reduce(learner.log_buffer))
 
 
 class LogShowHook(LearnerHook):
-    """A hook that logs the means since its last call, on rank 0 only, named after DI-engine's."""
+    """A hook that logs the means since its last call, on rank 0 only, named after DI-engine's.
 
-    def __init__(self, name: str = "log_show", priority: int = 20, *, every: int = 100):
-        """Sets the interval in iterations."""
-        super().__init__(name, priority, position="after_iter", every=every)
+    It is called once more at the end of a run, for the iterations since then.
+    """
 
-    def __call__(self, learner: Learner) -> None:
+    phase = Phase.LOG
+
+    def __init__(
+        self,
+        name: str = "log_show",
+        priority: float = 20,
+        *,
+        position: Position = "after_iter",
+        every: int = 100,
+        ext_args: Mapping[str, Any] | None = None,
+    ):
+        """Sets the interval.
+
+        Args:
+          name: see `Hook`.
+          priority: see `Hook`.
+          position: see `LearnerHook`.
+          every: interval in iterations.
+          ext_args: the interval as `freq`, as in DI-engine's configurations.
+        """
+        super().__init__(name, priority, position=position, **resolve_ext_args(name, ext_args, every=every))
+
+    def __call__(self, learner: HookedLearner) -> None:
         """Logs the learner's log buffer, and empties it."""
         if learner.rank == 0:
             learner.show_log()
 
 
-class UpdatePrioritiesHook(LearnerHook):
-    """A hook that writes the TD errors of sampled items back as priorities; `Learner(priorities=)` registers it.
-
-        priority = |delta| + eps
-
-    Schaul et al. (2016), section 3.3: raw and unweighted; Reverb applies the exponent. After each call of the graph, a
-    thread writes the priorities of all its iterations while the next call runs; the call after that waits for it. A
-    priority thus reaches the server at most `2 * steps_per_call` iterations after its iteration, and `flush` waits for
-    all of them. Batches that were prefetched have older priorities.
-    """
-
-    def __init__(self, writer: Any, name: str = "update_priorities", priority: int = 5, *, eps: float = 1e-2):
-        """Sets the writer and the constant.
-
-        Args:
-          writer: `PriorityWriter`, which this hook does not close.
-          name: see `Hook`.
-          priority: see `Hook`.
-          eps: constant added to every priority so that each item can be sampled; in [1e-12, 1].
-        """
-        super().__init__(name, priority, position="after_iter")
-        require_number("eps", eps, 1e-12, 1)
-        self.writer, self.eps = writer, eps
-        self._thread = futures.ThreadPoolExecutor(1, "rlds2reverb-priorities")
-        self._pending: futures.Future[None] | None = None
-
-    def next_due(self, done: int) -> int:
-        """Returns a number that is never reached, so that no call of the graph ends early for this hook."""
-        return 1 << 62
-
-    def is_due(self, done: int) -> bool:
-        """Returns True, because the hook is called after every call of the graph."""
-        return True
-
-    def __call__(self, learner: Learner) -> None:
-        """Starts to write the priorities in the learner's `priority_info`, if there are any.
-
-        Raises:
-          ServerUnavailableError: If the previous priorities could not be written.
-        """
-        self.flush()
-        if learner.priority_info:
-            priorities = learner.priority_info["td_error"].astype(np.float64) + self.eps
-            self._pending = self._thread.submit(self.writer.write, learner.priority_info["info"], priorities)
-
-    def flush(self) -> None:
-        """Waits until all priorities are written.
-
-        Raises:
-          ServerUnavailableError: If they could not be written.
-        """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> None:
-        """Stops the thread after pending writes."""
-        self._thread.shutdown()
-
-
-class ReplayCheckpointHook(LearnerHook):
-    """A hook that checkpoints the tables of a server, and records the path for the learner's own checkpoints."""
-
-    def __init__(
-        self,
-        server: Any,
-        name: str = "replay_checkpoint",
-        priority: int = 15,
-        *,
-        position: Position = "after_iter",
-        every: int = 10_000,
-    ):
-        """Sets the server and the interval.
-
-        Args:
-          server: `ReplayServer`, or any object whose `checkpoint()` returns a path.
-          name: see `Hook`.
-          priority: see `Hook`; must be below that of `SaveCkptHook`, whose checkpoint contains the path.
-          position: 'after_iter', or 'after_run' for a single checkpoint.
-          every: interval in iterations.
-        """
-        super().__init__(name, priority, position=position, every=every)
-        self._server = server
-
-    def __call__(self, learner: Learner) -> None:
-        """Writes the checkpoint after all pending priorities."""
-        learner.flush_priorities()
-        learner.replay_checkpoint = str(self._server.checkpoint())
-
-
 class EvaluateHook(LearnerHook):
     """A hook that evaluates the policy and reports the result to the learner, which keeps the best policy."""
+
+    phase = Phase.EVALUATE
 
     def __init__(
         self,
         evaluate: Callable[[Any], Any],
         name: str = "evaluate",
-        priority: int = 10,
+        priority: float = 10,
         *,
         position: Position = "after_iter",
         every: int = 5_000,
@@ -210,17 +173,16 @@ class EvaluateHook(LearnerHook):
         Args:
           evaluate: function from a policy to an `Evaluation` or a mean return.
           name: see `Hook`.
-          priority: see `Hook`; must be below that of `SaveCkptHook`, whose checkpoint contains the score.
+          priority: see `Hook`.
           position: 'after_iter', or 'after_run' for a single evaluation.
           every: interval in iterations.
         """
         super().__init__(name, priority, position=position, every=every)
         self._evaluate = evaluate
 
-    def __call__(self, learner: Learner) -> None:
+    def __call__(self, learner: HookedLearner) -> None:
         """Evaluates the policy; after a run only if it was not just evaluated and no signal ended the run."""
-        done = learner.last_iter + (self.position == "after_iter")
-        if self.position == "after_run" and (learner.evaluated_at == done or learner.is_stopped_by_signal):
+        if self.position == "after_run" and (learner.evaluated_at == learner.step or learner.is_stopped_by_signal):
             return
         learner.record_evaluation(self._evaluate(learner.policy))
 
@@ -230,35 +192,47 @@ class EarlyStopHook(LearnerHook):
 
     def __init__(
         self,
-        metric: str = "evaluation/mean_return",
         name: str = "early_stop",
-        priority: int = 15,
+        priority: float = 15,
         *,
+        metric: str = "evaluation/mean_return",
+        position: Position = "after_iter",
         every: int = 5_000,
         patience: int = 10,
         min_delta: float = 0.0,
         higher_is_better: bool = True,
+        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the metric and the stopping criterion.
 
         Args:
-          metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
           name: see `Hook`.
-          priority: see `Hook`; must be above that of `EvaluateHook`, and below that of `SaveCkptHook`, which saves this
-            hook's state.
+          priority: see `Hook`.
+          metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
+          position: see `LearnerHook`.
           every: number of iterations between two checks.
           patience: number of consecutive checks without improvement before the run is stopped, at least 1.
           min_delta: minimum change that counts as an improvement, at least 0.
           higher_is_better: whether an improvement is an increase.
+          ext_args: any of these options, as in DI-engine's configurations.
         """
-        super().__init__(name, priority, position="after_iter", every=every)
-        require_count("patience", patience)
-        require_number("min_delta", min_delta, 0, math.inf)
-        self.metric, self.patience, self._min_delta = metric, patience, min_delta
-        self._sign = 1 if higher_is_better else -1
+        options = resolve_ext_args(
+            name,
+            ext_args,
+            every=every,
+            metric=metric,
+            patience=patience,
+            min_delta=min_delta,
+            higher_is_better=higher_is_better,
+        )
+        super().__init__(name, priority, position=position, every=options["every"])
+        require_count("patience", options["patience"])
+        require_number("min_delta", options["min_delta"], 0, math.inf)
+        self.metric, self.patience, self._min_delta = options["metric"], options["patience"], options["min_delta"]
+        self._sign = 1 if options["higher_is_better"] else -1
         self._best, self._num_without_gain = -math.inf, 0
 
-    def __call__(self, learner: Learner) -> None:
+    def __call__(self, learner: HookedLearner) -> None:
         """Checks the metric, and stops the run when patience runs out."""
         if self.metric not in learner.latest:
             return
@@ -282,7 +256,7 @@ class EarlyStopHook(LearnerHook):
 class TriggerHook(LearnerHook):
     """A hook that calls a TF-Agents trigger, such as `PolicySavedModelTrigger`, with the number of iterations."""
 
-    def __init__(self, trigger: Any, name: str = "trigger", priority: int = 40, *, every: int = 100):
+    def __init__(self, trigger: Any, name: str = "trigger", priority: float = 40, *, every: int = 100):
         """Sets the trigger and the interval of calling it; the trigger also has its own interval.
 
         Args:
@@ -294,6 +268,6 @@ class TriggerHook(LearnerHook):
         super().__init__(name, priority, position="after_iter", every=every)
         self._trigger = trigger
 
-    def __call__(self, learner: Learner) -> None:
+    def __call__(self, learner: HookedLearner) -> None:
         """Calls the trigger."""
-        self._trigger(learner.last_iter + 1)
+        self._trigger(learner.step)

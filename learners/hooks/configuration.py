@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ _SHORTHAND: dict[str, Callable[[Any], LearnerHook]] = {
     "log_show_after_iter": lambda every: LogShowHook(**_make_interval(every)),
     "log_reduce_after_iter": lambda every: LogReduceHook(**_make_interval(every)),
 }
+_LONG_FORM_KEYS = ("name", "type", "priority", "position", "ext_args")
 
 
 def _make_interval(value: Any) -> dict[str, Any]:
@@ -57,13 +59,18 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
 
         {"my_save": {"type": "save_ckpt", "priority": 20, "position": "after_iter", "ext_args": {"freq": 10000}}}
 
-    The values False, None and '' disable a hook, and True selects its default interval. In the long form, `name`
-    defaults to the key, and `freq` in `ext_args` sets `every`.
+    The values False, None and '' disable a hook, and True selects its default interval. In the long form, `name` and
+    `type` default to the key, and all others to the hook's own defaults. A class receives `ext_args` as it is if its
+    constructor has a parameter of that name, as DI-engine's have, and otherwise as keyword arguments (`freq` as
+    `every`).
 
     Raises:
+      TypeError: If the configuration or an `ext_args` is not a dict.
       ValueError: If a name or type is unknown (the message suggests a similar one), or if a hook does not accept its
         arguments.
     """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config must be a dict of hooks, such as {{'save_ckpt_after_iter': 1000}}, got {config!r}")
     hooks = []
     for name, value in config.items():
         if value is None or value is False or value == "":
@@ -72,6 +79,8 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
             hooks.append(_make_from_long_form(name, value))
         elif name in _SHORTHAND:
             hooks.append(_SHORTHAND[name](value))
+        elif name in HOOKS:
+            raise TypeError(f"the value of hook {name!r} must be a dict, such as {{'type': {name!r}}}, got {value!r}")
         else:
             raise ValueError(f"unknown hook {name!r}{_suggest(name, _SHORTHAND)}")
     return hooks
@@ -81,25 +90,25 @@ def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     kind = value.get("type", key)
     if kind not in HOOKS:
         raise ValueError(f"hook {key!r} has the unknown type {kind!r}{_suggest(kind, HOOKS)}")
-    allowed = ("name", "type", "priority", "position", "ext_args")
-    unknown = [name for name in value if name not in allowed]
+    unknown = [name for name in value if name not in _LONG_FORM_KEYS]
     if unknown:
-        raise ValueError(f"hook {key!r} has the unknown key {unknown[0]!r}; use {', '.join(allowed)}")
-    arguments = {"every" if name == "freq" else name: item for name, item in (value.get("ext_args") or {}).items()}
-    arguments |= {name: value[name] for name in ("priority", "position") if name in value}
-    if kind == "load_ckpt" and arguments.pop("position", "before_run") != "before_run":
-        raise ValueError(f"position of hook {key!r} must be 'before_run' because it loads a checkpoint")
+        raise ValueError(f"hook {key!r} has the unknown key {unknown[0]!r}; use {', '.join(_LONG_FORM_KEYS)}")
+    ext_args = {} if value.get("ext_args") is None else value["ext_args"]
+    if not isinstance(ext_args, Mapping):
+        raise TypeError(f"ext_args of hook {key!r} must be a dict, such as {{'freq': 100}}, got {ext_args!r}")
+    arguments = {name: value[name] for name in ("priority", "position") if name in value}
+    parameters = inspect.signature(HOOKS[kind]).parameters.values()
+    if any(parameter.name == "ext_args" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        arguments["ext_args"] = ext_args
+    else:
+        arguments |= {"every" if name == "freq" else name: item for name, item in ext_args.items()}
     try:
-        return HOOKS[kind](value.get("name", key), **arguments)
+        inspect.signature(HOOKS[kind]).bind(value.get("name", key), **arguments)
     except TypeError as error:
         raise ValueError(f"hook {key!r} of type {kind!r} does not accept its arguments: {error}") from error
+    return HOOKS[kind](value.get("name", key), **arguments)
 
 
 def _suggest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), 1)
+    near = difflib.get_close_matches(str(name), list(names), 1)
     return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(sorted(names))}"
-
-
-def merge_hooks(first: Iterable[LearnerHook], second: Iterable[LearnerHook]) -> list[LearnerHook]:
-    """Returns all hooks in calling order: by priority, then those of `first` before those of `second`."""
-    return sorted([*first, *second], key=lambda hook: hook.priority)

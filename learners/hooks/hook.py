@@ -1,18 +1,94 @@
-"""The base classes of hooks, which decide when a hook is called."""
+"""The base classes of hooks, which decide when a hook is called, and what hooks may use of a learner."""
 
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, Literal
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
-from rlds2reverb._arguments import require_count, require_one_of
-
-if TYPE_CHECKING:
-    from ..learner import Learner
+from rlds2reverb._arguments import require_count, require_number, require_one_of
 
 #: Where a hook is called; see `LearnerHook`.
 Position = Literal["before_run", "after_run", "before_iter", "after_iter"]
 POSITIONS: tuple[Position, ...] = ("before_run", "after_run", "before_iter", "after_iter")
+
+
+class Phase(enum.IntEnum):
+    """The order of the hooks at one position and iteration, whatever their priorities are.
+
+    Evaluations come first, so that all other hooks see their results. A checkpoint contains the states of the hooks
+    before it. Logs come last: if the process is killed before they are written, the resumed run writes them.
+    """
+
+    LOAD = 0
+    EVALUATE = 1
+    OTHER = 2
+    SAVE = 3
+    REDUCE_LOG = 4
+    LOG = 5
+
+
+class HookedLearner(Protocol):
+    """What hooks may use of a learner; `Learner` documents each name."""
+
+    name: str
+    rank: int
+    run_dir: Path
+    agent: Any
+    monitor: Any
+    learn_info: dict[str, float]
+    priority_info: dict[str, Any]
+    log_buffer: dict[str, float]
+    latest: dict[str, float]
+    load_path: str
+    stop_reason: str
+
+    @property
+    def step(self) -> int:
+        """The number of completed iterations."""
+
+    @property
+    def last_iter(self) -> int:
+        """The index of the last iteration in 'after_iter' hooks, else the number of completed iterations."""
+
+    @property
+    def policy(self) -> Any:
+        """The agent's greedy policy."""
+
+    @property
+    def best_return(self) -> float:
+        """The highest mean return of an evaluation; -inf before the first."""
+
+    @property
+    def evaluated_at(self) -> int | None:
+        """The number of completed iterations at the last evaluation; None before the first."""
+
+    @property
+    def is_stopped_by_signal(self) -> bool:
+        """Whether SIGTERM or SIGINT ended the run, or is about to."""
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after the hooks of this iteration."""
+
+    def show_log(self) -> None:
+        """Logs the log buffer and the training speed, and empties the buffer."""
+
+    def record_evaluation(self, evaluation: Any) -> None:
+        """Logs an evaluation: an `Evaluation` or a mean return."""
+
+    def save_checkpoint(self) -> Any:
+        """Writes a checkpoint unless there is one with the current state."""
+
+    def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
+        """Resumes from a checkpoint, and returns whether there is one."""
+
+    def flush_priorities(self) -> None:
+        """Waits until all priorities are updated."""
+
+    def export_policy(self, path: str | Path) -> Path:
+        """Writes the greedy policy as a SavedModel."""
 
 
 class Hook(abc.ABC):
@@ -20,12 +96,13 @@ class Hook(abc.ABC):
 
     Attributes:
       name: name of the hook, for messages; not necessarily unique.
-      priority: rank among the hooks; lower numbers are called first, equal ones in the order of registration.
+      priority: rank among the hooks of a phase; lower numbers are called first, equal ones in the order of
+        registration.
     """
 
-    def __init__(self, name: str, priority: int = 50):
-        """Sets the name and the priority, an integer of at least 0."""
-        require_count("priority", priority, 0)
+    def __init__(self, name: str, priority: float = 50):
+        """Sets the name and the priority, a number of at least 0."""
+        require_number("priority", priority, 0)
         self.name, self.priority = name, priority
 
     @abc.abstractmethod
@@ -40,18 +117,21 @@ class LearnerHook(Hook):
             def __init__(self):
                 super().__init__("show_loss", position="after_iter", every=100)
             def __call__(self, learner):
-                print(learner.last_iter, learner.learn_info["loss"])
+                print(learner.step, learner.learn_info["loss"])
 
-    Hooks at 'before_run' and 'after_run' are called once in each `Learner.start`. Hooks at 'before_iter' are called
-    before iterations 0, every, 2·every, ..., and those at 'after_iter' when every, 2·every, ... iterations are
-    completed, the first time with a `last_iter` of `every` - 1.
+    Hooks at 'before_run' and 'after_run' are called once in each run. Hooks at 'before_iter' are called before
+    iterations 0, every, 2·every, ..., and those at 'after_iter' when every, 2·every, ... iterations are completed, the
+    first time with a `last_iter` of `every` - 1.
 
     Attributes:
+      phase: place among the hooks at the same position, a class attribute; see `Phase`.
       position: one of `POSITIONS`.
       every: number of iterations between two calls, at least 1; override `next_due` for other schedules.
     """
 
-    def __init__(self, name: str, priority: int = 50, *, position: Position, every: int = 1):
+    phase: ClassVar[Phase] = Phase.OTHER
+
+    def __init__(self, name: str, priority: float = 50, *, position: Position, every: int = 1):
         """Sets when the hook is called.
 
         Raises:
@@ -63,7 +143,7 @@ class LearnerHook(Hook):
         self.position, self.every = position, every
 
     @abc.abstractmethod
-    def __call__(self, learner: Learner) -> None:
+    def __call__(self, learner: HookedLearner) -> None:
         """Runs the hook."""
 
     def next_due(self, done: int) -> int:
@@ -84,3 +164,22 @@ class LearnerHook(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state that `state_dict` returned."""
+
+
+def resolve_ext_args(hook: str, ext_args: Mapping[str, Any] | None, **options: Any) -> dict[str, Any]:
+    """Returns the options of a hook, replaced by those in `ext_args`, in which DI-engine calls `every` `freq`.
+
+    Raises:
+      TypeError: If `ext_args` is not a dict.
+      ValueError: If it contains an unknown option.
+    """
+    if ext_args is None:
+        return options
+    if not isinstance(ext_args, Mapping):
+        raise TypeError(f"ext_args of hook {hook!r} must be a dict, got {ext_args!r}")
+    given = {"every" if name == "freq" else name: value for name, value in ext_args.items()}
+    unknown = [name for name in given if name not in options]
+    if unknown:
+        allowed = ["freq" if name == "every" else name for name in options]
+        raise ValueError(f"ext_args of hook {hook!r} has the unknown key {unknown[0]!r}; use {', '.join(allowed)}")
+    return {**options, **given}

@@ -176,7 +176,7 @@ def make_learner(folder, *, agent=None, **arguments):
 def test_resumed_learner_continues_hooks_and_logs(tmp_path):
     def hooks():
         return [
-            EarlyStopHook("loss", every=1, patience=4, higher_is_better=False),
+            EarlyStopHook(metric="loss", every=1, patience=4, higher_is_better=False),
             SaveCkptHook(every=2),
             LogShowHook(every=1),
         ]
@@ -188,7 +188,7 @@ def test_resumed_learner_continues_hooks_and_logs(tmp_path):
         last, rows = learner.last_iter, (tmp_path / "one" / "progress.csv").read_text().splitlines()
     with make_learner(tmp_path / "two", hooks=hooks()) as learner:
         learner.start(3)
-    other, restored, data = EarlyStopHook("q", every=1, priority=1, name="another"), hooks(), iter(batches().skip(2))
+    other, restored, data = EarlyStopHook("another", 1, metric="q", every=1), hooks(), iter(batches().skip(2))
     with Learner(tmp_path / "two", MeanAgent(), data, hooks=[other, *restored, LoadCkptHook()]) as learner:
         learner.start(2)
         assert learner.last_iter == 2 and learner.load_path.endswith("0000000002") and learner.latest["loss"] > 0
@@ -234,15 +234,6 @@ def test_checkpoint_from_another_directory_loads_without_its_best_return(tmp_pat
         assert learner.best_return == -np.inf and steps_in(tmp_path / "two" / "checkpoints") == [2]
         with pytest.raises(CheckpointError, match="is not a valid checkpoint"):
             learner.load_checkpoint(tmp_path / "nowhere")
-
-
-def test_checkpoint_restores_the_data_position(tmp_path):
-    position = tf.Variable(0, dtype=tf.int64)
-    with make_learner(tmp_path, position=position, hooks=[SaveCkptHook(position="after_run")]) as learner:
-        assert not learner.load_checkpoint()
-        learner.start(3)
-    with make_learner(tmp_path, position=position) as learner:
-        assert learner.load_checkpoint() and int(position) == 3
 
 
 # --- kill -9

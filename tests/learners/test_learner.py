@@ -21,7 +21,7 @@ from tf_agents.trajectories import Trajectory
 
 from rlds2reverb import SampleInfo
 from rlds2reverb._signals import defer_signals, stop_on_signal
-from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError
+from rlds2reverb.errors import CheckpointError, ResourceInUseError, ServerUnavailableError, SpecMismatchError
 
 
 class RecordingHook(LearnerHook):
@@ -44,14 +44,14 @@ def make_info(keys):
     return SampleInfo(keys, float64_ones, int64_ones, ones, int_ones, 0.5 * ones, 0 * int_ones)
 
 
-class RecordingWriter:
-    """A priority writer that records its calls."""
+class RecordingSink:
+    """A priority sink that records its calls."""
 
     def __init__(self):
         self.calls = []
 
-    def write(self, info, priorities):
-        self.calls.append((np.asarray(info.key).tolist(), np.asarray(priorities).tolist()))
+    def update(self, info, td_errors):
+        self.calls.append((np.asarray(info.key).tolist(), np.asarray(td_errors).tolist()))
 
 
 # --- A single iteration
@@ -113,7 +113,7 @@ def test_hooks_are_called_at_their_exact_iterations_without_retracing(tmp_path, 
         assert learner.learn_info["estimate"] == agent.estimate.numpy() and int(agent.train_step_counter) == 13
         learner.start(14)
         assert notes[len(expected) :] == [("first", 13), ("last", 14)]
-        assert learner._loop.num_traces == 1 and agent.num_traces == 2  # The first trace determines the outputs.
+        assert agent.num_traces == 1
 
 
 def test_each_iteration_reads_the_next_batch(tmp_path):
@@ -172,7 +172,7 @@ def test_exception_in_a_hook_is_written_to_a_file_and_raised(tmp_path):
         text = (tmp_path / "exception.txt").read_text()
         assert text.startswith("after 2 iterations\nTraceback") and "hook failed" in text
         assert learner.last_iter == 2
-        learner._hooks.clear()
+        learner._hooks._hooks.clear()
         learner.start(4)
         assert not (tmp_path / "exception.txt").exists()
 
@@ -181,31 +181,35 @@ def test_exception_in_a_hook_is_written_to_a_file_and_raised(tmp_path):
 
 
 def test_absolute_td_errors_of_every_iteration_are_written_once(tmp_path):
-    writer, agent = RecordingWriter(), MeanAgent(rate=0.0)
+    writer, agent = RecordingSink(), MeanAgent(rate=0.0)
     numbered = batches(size=2, first=-1.0)
     pairs = tf.data.Dataset.zip((numbered, tf.data.Dataset.range(1000).map(lambda n: make_info([2 * n, 2 * n + 1]))))
     with Learner(tmp_path, agent, pairs, priorities=writer, steps_per_call=2) as learner:
         learner.start(3)
         assert writer.calls == [
-            ([0, 1, 2, 3], pytest.approx([1.01, 0.01, 0.01, 1.01])),
-            ([4, 5], pytest.approx([1.01, 2.01])),
+            ([0, 1, 2, 3], [1.0, 0.0, 0.0, 1.0]),
+            ([4, 5], [1.0, 2.0]),
         ]
         learner.train(transitions([1.0, 2.0]))  # This batch has no keys.
         learner.flush_priorities()
         assert len(writer.calls) == 2
 
 
-def test_agent_without_td_errors_writes_no_priorities(tmp_path):
-    writer = RecordingWriter()
+def test_agent_without_td_errors_is_refused_before_the_first_iteration(tmp_path):
+    sink, agent = RecordingSink(), MeanAgent(has_td_errors=False)
     pairs = batches(size=2).map(lambda batch: (batch, make_info([1, 2])))
-    with Learner(tmp_path, MeanAgent(has_td_errors=False), pairs, priorities=writer) as learner:
-        learner.start(2)
-        assert writer.calls == [] and learner.priority_info == {}
+    with Learner(tmp_path, agent, pairs, priorities=sink) as learner:
+        message = "requires an agent that computes a TD error for each item, unlike MeanAgent; omit priorities="
+        with pytest.raises(ValueError, match=message):
+            learner.start(2)
+        with pytest.raises(ValueError, match=message):
+            learner.train((transitions([1.0, 2.0]), make_info([1, 2])))
+        assert sink.calls == [] and learner.step == 0 and int(agent.train_step_counter) == 0
 
 
-def test_error_of_the_priority_writer_is_raised(tmp_path):
+def test_error_of_the_priority_sink_is_raised(tmp_path):
     class Broken:
-        def write(self, info, priorities):
+        def update(self, info, td_errors):
             raise ConnectionError("server gone")
 
     pairs = batches(size=2).map(lambda batch: (batch, make_info([1, 2])))
@@ -227,17 +231,25 @@ def test_directory_of_a_running_learner_is_locked_until_it_closes(tmp_path):
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ({"dataset": [1]}, TypeError, "dataset must be a tf.data.Dataset.*, got a list"),
+        ({"dataset": [1]}, TypeError, "dataset must be a feed, .*, got a list"),
         ({"steps_per_call": 0}, ValueError, "steps_per_call must be an integer >= 1, got 0"),
         ({"rank": -1}, ValueError, "rank must be an integer >= 0, got -1"),
         ({"keep_checkpoints": 0}, ValueError, "keep_checkpoints must be an integer >= 1, got 0"),
         ({"hooks": [print]}, TypeError, "hook must be a LearnerHook"),
-        ({"priorities": RecordingWriter()}, SpecMismatchError, "requires batches with keys"),
+        ({"priorities": RecordingSink()}, SpecMismatchError, "requires batches with keys"),
+        (
+            {"priorities": print},
+            TypeError,
+            r"priorities must have a method update\(info, td_errors\), .* got a builtin",
+        ),
+        ({"replay": "server"}, TypeError, r"replay must have the methods save_data\(folder\) and .*, got a str"),
+        ({"agent": object()}, TypeError, "agent must be a TFAgent, such as make_agent returns, got <object"),
+        ({"identity": {"seed": object()}}, TypeError, "identity must contain only numbers, strings"),
     ],
 )
 def test_invalid_arguments_raise_before_the_directory_is_created(tmp_path, arguments, error, message):
     with pytest.raises(error, match=message):
-        Learner(tmp_path / "run", MeanAgent(), **{"dataset": batches(), **arguments})
+        Learner(tmp_path / "run", **{"agent": MeanAgent(), "dataset": batches(), **arguments})
     assert not (tmp_path / "run").exists()
 
 
@@ -268,9 +280,72 @@ def test_invalid_positions_and_iterations_raise(tmp_path):
             learner.start(1)
 
 
-def test_finite_dataset_raises_with_advice(tmp_path):
-    with Learner(tmp_path, MeanAgent(), batches().take(3)) as learner:
-        with pytest.raises(ValueError, match=r"the dataset ended between iterations 0 and 5; .* dataset.repeat\(\)"):
+# --- Errors of the dataset
+
+
+def find_steps(folder):
+    """Returns the steps of the checkpoints, and of the rows of the log."""
+    rows = (folder / "progress.csv").read_text().splitlines()[1:]
+    steps = [int(path.name) for path in sorted((folder / "checkpoints").iterdir())]
+    return steps, [int(row.split(",")[0]) for row in rows]
+
+
+def make_failing_batches(fail_at, message="row is damaged"):
+    """Returns a dataset whose batch number `fail_at` raises an error in TensorFlow."""
+
+    def batch(n):
+        with tf.control_dependencies([tf.debugging.Assert(n < fail_at, [message])]):
+            return transitions(tf.zeros([4]) + tf.cast(n, tf.float32))
+
+    return tf.data.Dataset.range(1000).map(batch)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "message"),
+    [
+        (batches().take(25), ValueError, r"the dataset ended; use an endless dataset, such as dataset.repeat\(\)"),
+        (make_failing_batches(25), tf.errors.InvalidArgumentError, "row is damaged"),
+        (make_failing_batches(25, "ServerUnavailableError: no samples"), ServerUnavailableError, "no samples"),
+    ],
+)
+def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(tmp_path, dataset, error, message):
+    agent = MeanAgent()
+    with Learner(tmp_path, agent, dataset, hooks=[LogShowHook(every=10)]) as learner:
+        saved = "training stopped after 25 iterations, which are saved in .*0000000025: "
+        with pytest.raises(error, match=f"(?s){saved}.*{message}"):
+            learner.start(100)
+        assert learner.step == learner.last_iter == int(agent.train_step_counter) == 25
+        assert find_steps(tmp_path) == ([25], [10, 20])
+        assert (tmp_path / "exception.txt").read_text().startswith("after 25 iterations\n")
+    with Learner(tmp_path, MeanAgent(), batches(), hooks=[LogShowHook(every=10)]) as learner:
+        assert learner.load_checkpoint() and learner.step == 25
+        learner.start(40)
+        assert find_steps(tmp_path) == ([25], [10, 20, 30, 40])
+
+
+def test_error_of_the_dataset_without_new_iterations_saves_no_checkpoint(tmp_path):
+    with Learner(tmp_path, MeanAgent(), make_failing_batches(0)) as learner:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="training stopped after 0 iterations: "):
+            learner.start(5)
+    hooks = [SaveCkptHook(every=3), LogShowHook(every=3)]
+    with Learner(tmp_path, MeanAgent(), make_failing_batches(3), hooks=hooks) as learner:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="stopped after 3 iterations, which are saved: "):
+            learner.start(5)
+        assert find_steps(tmp_path) == ([3], [3])
+
+
+def test_error_of_the_dataset_is_raised_when_the_iterations_cannot_be_saved(tmp_path):
+    class Broken:
+        def save_data(self, folder):
+            raise ConnectionError("server gone")
+
+        def load_data(self, folder):
+            pass
+
+    with Learner(tmp_path, MeanAgent(), make_failing_batches(3), replay=Broken()) as learner:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"after 3 iterations, which could not be saved \(server gone\): "
+        ):
             learner.start(5)
 
 
@@ -282,7 +357,7 @@ def test_nan_loss_raises_at_its_iteration_and_names_the_keys_of_the_batch(tmp_pa
         bad = tf.where(n == 4, np.nan, 1.0)
         return transitions(tf.stack([1.0, tf.cast(bad, tf.float32)])), make_info([10 * n, 10 * n + 1])
 
-    writer, data = RecordingWriter(), tf.data.Dataset.range(100).map(batch)
+    writer, data = RecordingSink(), tf.data.Dataset.range(100).map(batch)
     with Learner(tmp_path, MeanAgent(), data, priorities=writer, hooks=[SaveCkptHook(every=1)]) as learner:
         with pytest.raises(
             TrainingDivergedError,

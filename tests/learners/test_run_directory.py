@@ -15,7 +15,7 @@ import tensorflow as tf
 from rlds2reverb.learners import csv_log
 from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
 from rlds2reverb.learners.evaluation import Evaluation
-from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory
+from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory, count_priorities
 from rlds2reverb.learners.runs import load_run
 
 from rlds2reverb.errors import CorruptFileError, ResourceInUseError, StorageFullError
@@ -146,7 +146,7 @@ def test_run_directory_in_use_raises_and_names_the_process(tmp_path):
             ResourceInUseError, match=rf"run is in use by process {os.getpid()} on .*choose a different run_dir"
         ):
             RunDirectory(tmp_path / "a/run")
-        run.log_priorities(1, [1.0])
+        run.log_priorities(1, count_priorities([1.0]))
     RunDirectory(tmp_path / "a/run").close()
     run.close()
     assert sorted(path.name for path in (tmp_path / "a/run").iterdir()) == ["priorities.csv"]
@@ -155,9 +155,9 @@ def test_run_directory_in_use_raises_and_names_the_process(tmp_path):
 def test_killed_learner_leaves_complete_rows_and_a_free_directory(tmp_path):
     program = (
         "import sys, itertools\n"
-        "from rlds2reverb.learners.run_directory import RunDirectory\n"
+        "from rlds2reverb.learners.run_directory import RunDirectory, count_priorities\n"
         "run = RunDirectory(sys.argv[1])\n"
-        "for step in itertools.count(): run.log_priorities(step, [step])\n"
+        "for step in itertools.count(): run.log_priorities(step, count_priorities([step]))\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE) as learner:
         path = tmp_path / "priorities.csv"
@@ -171,7 +171,7 @@ def test_killed_learner_leaves_complete_rows_and_a_free_directory(tmp_path):
     with RunDirectory(tmp_path) as run:
         seen = load_run(tmp_path).priority_steps
         assert len(seen) > 10 and seen.tolist() == list(range(len(seen)))
-        run.log_priorities(len(seen), [1.0])
+        run.log_priorities(len(seen), count_priorities([1.0]))
     assert load_run(tmp_path).priority_steps.tolist() == list(range(len(seen) + 1))
 
 
@@ -222,7 +222,7 @@ def test_cut_after_cuts_csv_and_tensorboard_logs_for_a_resumed_run(tmp_path):
         for step in (100, 200, 300):
             run.log(step, {"loss": 1 / step, "q_mean": tf.constant(2.0), "beta": None})
             run.log_evaluation(step, evaluation(10, 20, reference_returns=(0, 30), num_clipped=4))
-            run.log_priorities(step, tf.constant([0.0, 1.0, 1.5, 1e9]))
+            run.log_priorities(step, count_priorities(tf.constant([0.0, 1.0, 1.5, 1e9])))
     (events,) = (tmp_path / "train").iterdir()
     with events.open("ab") as stream:
         stream.write(b"torn")
@@ -258,7 +258,7 @@ def test_steps_must_be_non_negative_integers(tmp_path):
         for call in (run.log, run.log_evaluation, run.log_priorities):
             with pytest.raises(ValueError, match="step must be an integer >= 0, got -1"):
                 call(-1, evaluation(1) if call == run.log_evaluation else {})
-        with pytest.raises(ValueError, match="step must be an integer >= 0, got True"):
+        with pytest.raises(ValueError, match="step must be an integer >= -1, got True"):
             run.cut_after(True)
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import tensorflow as tf
+from rlds2reverb.learners.divergence import is_check_numerics_error
 from rlds2reverb.learners.feeds import StreamingDataset
 from rlds2reverb.learners.monitor import Monitor
-from rlds2reverb.learners.train_loop import TrainLoop, extract_metrics, extract_td_errors, is_check_numerics_error
+from rlds2reverb.learners.train_loop import TrainLoop, extract_metrics, extract_td_errors
 from small_agents import MeanAgent, batches
 from tf_agents.agents.tf_agent import LossInfo
 
@@ -16,13 +17,15 @@ def test_call_runs_iterations_and_returns_mean_and_last_metrics(jit_compile):
     loop.prepare()
     assert int(agent.train_step_counter) == 0
     for first, num in ((0, 3), (3, 1), (4, 2)):
-        result = loop(first, num)
-        assert result.num_iterations == num and result.is_finite and result.info == () and len(result.last_keys) == 0
+        assert loop.step == first
+        result = loop(first + num)
+        assert result.num_iterations == num and result.diverged_at is None and result.info == ()
+        assert len(result.last_keys) == 0
         estimates = [n + 0.5 for n in range(first, first + num)]
         assert result.last["estimate"] == estimates[-1] and result.metrics["estimate"] == sum(estimates) / num
         assert result.td_errors.shape == (2 * num,) and (result.td_errors >= 0).all()
         assert result.data_wait_secs >= 0
-    assert loop.num_traces == 1
+    assert agent.num_traces == 1
 
 
 def test_metrics_and_td_errors_are_extracted_from_any_loss_info():

@@ -4,13 +4,15 @@ import pytest
 from rlds2reverb.learners import hooks as hooks_package
 from rlds2reverb.learners.hooks import (
     HOOKS,
+    EarlyStopHook,
+    EvaluateHook,
     LearnerHook,
     LoadCkptHook,
     LogReduceHook,
     LogShowHook,
+    Phase,
     SaveCkptHook,
     TriggerHook,
-    UpdatePrioritiesHook,
     hooks_from_config,
     merge_hooks,
     register_learner_hook,
@@ -83,7 +85,8 @@ def test_long_form_creates_hooks():
         ({"zzz": 5}, "unknown hook 'zzz'; use one of load_ckpt_before_run, "),
         ({"mine": {"type": "save_ckp"}}, "hook 'mine' has the unknown type 'save_ckp'; did you mean 'save_ckpt'?"),
         ({"mine": {"type": "log_show", "freq": 3}}, "hook 'mine' has the unknown key 'freq'; use name, type, priority"),
-        ({"mine": {"type": "log_show", "ext_args": {"often": 3}}}, "'log_show' does not accept its arguments: .*often"),
+        ({"mine": {"type": "log_show", "ext_args": {"often": 3}}}, "'mine' has the unknown key 'often'; use freq"),
+        ({"early_stop": {"ext_args": {"patient": 3}}}, "unknown key 'patient'; use freq, metric, patience"),
         ({"load_ckpt": {"position": "after_run"}}, "position of hook 'load_ckpt' must be 'before_run'"),
         ({"save_ckpt_after_iter": 0}, "every must be an integer >= 1, got 0"),
         ({"mine": {"type": "save_ckpt", "position": "sometimes"}}, "position must be one of .*, got 'sometimes'"),
@@ -92,6 +95,109 @@ def test_long_form_creates_hooks():
 def test_invalid_configuration_raises(config, message):
     with pytest.raises(ValueError, match=message):
         hooks_from_config(config)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ([], r"config must be a dict of hooks, such as .*, got \[\]"),
+        (
+            {"log_show": {"ext_args": 100}},
+            r"ext_args of hook 'log_show' must be a dict, such as {'freq': 100}, got 100",
+        ),
+        ({"save_ckpt": 100}, r"the value of hook 'save_ckpt' must be a dict, such as {'type': 'save_ckpt'}, got 100"),
+    ],
+)
+def test_configuration_of_a_wrong_type_raises(config, message):
+    with pytest.raises(TypeError, match=message):
+        hooks_from_config(config)
+
+
+def test_published_configurations_of_di_engine_create_hooks():
+    """The shorthand of ding/worker/learner/base_learner.py, and the long form of DI-engine's documentation."""
+    shorthand = {
+        "load_ckpt_before_run": "",
+        "log_show_after_iter": 100,
+        "save_ckpt_after_iter": 10000,
+        "save_ckpt_after_run": True,
+        "log_reduce_after_iter": True,
+    }
+    assert [hook.name for hook in hooks_from_config(shorthand)] == [
+        "log_show",
+        "save_ckpt",
+        "save_ckpt_after_run",
+        "log_reduce",
+    ]
+    long_form = {
+        "load_ckpt": {
+            "name": "load_ckpt",
+            "type": "load_ckpt",
+            "priority": 20,
+            "position": "before_run",
+            "ext_args": {"load_path": ""},
+        },
+        "log_show": {
+            "name": "log_show",
+            "type": "log_show",
+            "priority": 20,
+            "position": "after_iter",
+            "ext_args": {"freq": 100},
+        },
+        "save_ckpt_after_run": {
+            "name": "save_ckpt_after_run",
+            "type": "save_ckpt",
+            "priority": 20,
+            "position": "after_run",
+        },
+        "log_reduce": {"name": "log_reduce", "type": "log_reduce", "priority": 10.5, "position": "after_iter"},
+    }
+    assert describe(hooks_from_config(long_form)) == [
+        (LoadCkptHook, "load_ckpt", 20, "before_run", 1),
+        (LogShowHook, "log_show", 20, "after_iter", 100),
+        (SaveCkptHook, "save_ckpt_after_run", 20, "after_run", 10_000),
+        (LogReduceHook, "log_reduce", 10.5, "after_iter", 100),
+    ]
+
+
+def test_hooks_are_constructed_as_in_di_engine():
+    hooks = [
+        LoadCkptHook("load_ckpt", 20, position="before_run", ext_args={"load_path": "some/path"}),
+        SaveCkptHook("save_ckpt", 20, position="after_iter", ext_args={"freq": 500}),
+        LogShowHook("log_show", 20, position="after_iter", ext_args={"freq": 100}),
+        LogReduceHook("log_reduce", 10, position="after_iter", ext_args={"freq": 30}),
+    ]
+    assert describe(hooks) == [
+        (LoadCkptHook, "load_ckpt", 20, "before_run", 1),
+        (SaveCkptHook, "save_ckpt", 20, "after_iter", 500),
+        (LogShowHook, "log_show", 20, "after_iter", 100),
+        (LogReduceHook, "log_reduce", 10, "after_iter", 30),
+    ]
+    assert hooks[0].load_path == "some/path"
+    with pytest.raises(TypeError, match="ext_args of hook 'log_show' must be a dict, got 100"):
+        LogShowHook(ext_args=100)
+
+
+def test_early_stop_is_configured_by_ext_args():
+    (hook,) = hooks_from_config({"early_stop": {"ext_args": {"metric": "loss", "freq": 2, "patience": 3}}})
+    assert describe([hook]) == [(EarlyStopHook, "early_stop", 15, "after_iter", 2)]
+    assert (hook.metric, hook.patience) == ("loss", 3)
+    (default,) = hooks_from_config({"early_stop": {}})
+    assert default.metric == "evaluation/mean_return"
+
+
+def test_class_with_ext_args_receives_them_unchanged(monkeypatch):
+    class DiEngineHook(Nothing):
+        def __init__(self, *args, ext_args=None, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.ext_args = ext_args
+
+    monkeypatch.setattr(hooks_package.configuration, "HOOKS", {**HOOKS, "mine": DiEngineHook, "nothing": Nothing})
+    (hook,) = hooks_from_config({"mine": {"position": "before_iter", "priority": 7, "ext_args": {"freq": 3}}})
+    assert describe([hook]) == [(DiEngineHook, "mine", 7, "before_iter", 1)] and hook.ext_args == {"freq": 3}
+    (hook,) = hooks_from_config({"nothing": {"ext_args": {"freq": 3}}})
+    assert hook.every == 3
+    with pytest.raises(ValueError, match="hook 'nothing' of type 'nothing' does not accept its arguments: .*often"):
+        hooks_from_config({"nothing": {"ext_args": {"often": 3}}})
 
 
 def test_registered_hook_is_created_by_its_name(monkeypatch):
@@ -112,13 +218,27 @@ def test_merge_hooks_sorts_by_priority_and_is_stable():
     assert [hook.name for hook in merge_hooks(first, second)] == ["e", "b", "c", "a", "d"]
 
 
+def test_merge_hooks_sorts_by_phase_before_priority():
+    hooks = [LogShowHook(priority=0), SaveCkptHook(priority=1), Nothing(priority=2), EarlyStopHook(priority=2)]
+    hooks += [LogReduceHook(priority=90), EvaluateHook(print, priority=99), LoadCkptHook(priority=99)]
+    assert [hook.phase for hook in merge_hooks(hooks, [])] == [
+        Phase.LOAD,
+        Phase.EVALUATE,
+        Phase.OTHER,
+        Phase.OTHER,
+        Phase.SAVE,
+        Phase.REDUCE_LOG,
+        Phase.LOG,
+    ]
+
+
 def test_hook_is_due_at_multiples_of_its_interval():
     hook = Nothing(every=4)
     assert [done for done in range(13) if hook.is_due(done)] == [4, 8, 12]
     assert [hook.next_due(done) for done in (0, 3, 4, 5)] == [4, 4, 8, 8]
     before = Nothing(position="before_iter", every=4)
     assert [done for done in range(9) if before.is_due(done)] == [0, 4, 8]
-    with pytest.raises(ValueError, match="priority must be an integer >= 0, got -1"):
+    with pytest.raises(ValueError, match="priority must be a number in .*, got -1"):
         Nothing(priority=-1)
 
 
@@ -126,7 +246,7 @@ class Owner:
     """The attributes of a learner that these hooks use."""
 
     def __init__(self):
-        self.last_iter, self.log_buffer, self.rank = 9, {"loss": 2.0}, 0
+        self.step, self.log_buffer, self.rank = 10, {"loss": 2.0}, 0
 
 
 def test_log_reduce_hook_applies_its_function():
@@ -148,8 +268,3 @@ def test_trigger_hook_passes_the_number_of_iterations():
     calls = []
     TriggerHook(calls.append, every=10)(Owner())
     assert calls == [10]
-
-
-def test_invalid_priority_constant_raises():
-    with pytest.raises(ValueError, match="eps must be a number in .*, got 0"):
-        UpdatePrioritiesHook(None, eps=0)

@@ -1,0 +1,34 @@
+"""Detection and description of losses and weights that are not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+_MAX_LISTED_KEYS = 10
+
+
+def is_check_numerics_error(error: tf.errors.OpError) -> bool:
+    """Returns whether an error was raised by `tf.debugging.check_numerics`, which some TF-Agents agents call."""
+    return " values" in error.message and any(f"had {kind}" in error.message for kind in ("NaN", "Inf", "-Inf"))
+
+
+def describe_divergence(iteration: int, loss: float, kind: str, keys: np.ndarray) -> str:
+    """Returns an error message for a diverged iteration.
+
+    Args:
+      iteration: index of the iteration.
+      loss: its loss.
+      kind: what the keys are: 'keys', or 'items' for indices of items in memory.
+      keys: keys of the items in its batch; empty if unknown.
+    """
+    cause = "a weight is not finite" if np.isfinite(loss) else f"the loss is {loss}"
+    text = (
+        f"training diverged at iteration {iteration}: {cause}; lower the learning rate or fix the data, and resume "
+        "from the last checkpoint"
+    )
+    if not len(keys):
+        return text
+    listed = ", ".join(map(str, keys[:_MAX_LISTED_KEYS].tolist()))
+    more = f" and {len(keys) - _MAX_LISTED_KEYS} more" if len(keys) > _MAX_LISTED_KEYS else ""
+    return f"{text} ({kind} of the batch: {listed}{more})"

@@ -1,0 +1,51 @@
+"""Export of policies as SavedModels."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+from tf_agents.policies.policy_saver import PolicySaver
+
+
+def export_policy(policy: tf_policy.TFPolicy, path: str | Path, *, train_step: tf.Variable | None = None) -> Path:
+    """Writes a policy as a SavedModel that loads without this package, and returns its path.
+
+    Args:
+      policy: the policy, for batches of any size.
+      path: directory of the SavedModel; replaced if it exists.
+      train_step: number of train steps, saved with the policy.
+    """
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with _hide_warnings():
+        PolicySaver(policy, batch_size=None, train_step=train_step).save(str(partial))
+    shutil.rmtree(path, ignore_errors=True)
+    partial.rename(path)
+    return path
+
+
+@contextmanager
+def _hide_warnings() -> Iterator[None]:
+    """Hides the warnings of Keras and PolicySaver about metrics and functions, which a policy does not have."""
+    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    for logger in loggers:
+        logger.addFilter(is_error)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_error)
