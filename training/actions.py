@@ -69,7 +69,7 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
     is_discrete = np.issubdtype(spec.dtype, np.integer)
     if not is_discrete and not np.issubdtype(spec.dtype, np.floating):
         raise SpecMismatchError(f"the actions must be floats or integers, got {got}; encode them as numbers")
-    require_same_actions(spec, action_space)
+    _require_same_actions(spec, action_space)
     if is_discrete and spec.shape != ():
         raise SpecMismatchError(
             f"discrete actions must be single integers, got {got}: MultiDiscrete actions are not supported; encode "
@@ -87,7 +87,7 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
     return spec
 
 
-def require_same_actions(spec: Any, action_space: Any) -> None:
+def _require_same_actions(spec: ArraySpec, action_space: Any) -> None:
     """Raises `SpecMismatchError` unless the dataset's and the environment's actions have the same shape and kind.
 
     Args:
@@ -96,15 +96,14 @@ def require_same_actions(spec: Any, action_space: Any) -> None:
     """
     if action_space is None:
         return
-    dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
     if tuple(action_space.shape) != tuple(spec.shape):
         raise SpecMismatchError(
             f"the dataset's actions have shape {tuple(spec.shape)}, but those of the environment "
             f"{tuple(action_space.shape)}; {_ADVICE}"
         )
-    if np.issubdtype(dtype, np.integer) != np.issubdtype(action_space.dtype, np.integer):
+    if np.issubdtype(spec.dtype, np.integer) != np.issubdtype(action_space.dtype, np.integer):
         raise SpecMismatchError(
-            f"the dataset's actions are {dtype.name}, but those of the environment "
+            f"the dataset's actions are {spec.dtype.name}, but those of the environment "
             f"{np.dtype(action_space.dtype).name}; {_ADVICE}"
         )
 

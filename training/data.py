@@ -32,7 +32,7 @@ from .tables import (
     is_table_directory,
     make_table_action_spec,
     require_matching_items,
-    require_no_preprocessing,
+    require_table_options,
     split_source,
 )
 
@@ -237,13 +237,13 @@ def _make_source(name: str, batches: list[EpisodeBatch]) -> Source:
 
 
 def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> TrainingData:
-    require_no_preprocessing(config)
+    require_table_options(config)
     location, table_name = split_source(source)
     with ExitStack() as stack:
         is_directory = isinstance(location, (str, Path)) and is_table_directory(location)
         server = stack.enter_context(ReplayServer.from_directory(location)) if is_directory else location
         table = describe_table(server, table_name)
-        action_spec = make_table_action_spec(table, action_space)
+        action_spec = make_table_action_spec(table, config, action_space)
         adder = make_adder(config)
         has_one_priority = require_matching_items(table, config, adder)
         name = str(location) if isinstance(location, (str, Path)) else connect(server).server_address

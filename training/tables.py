@@ -19,8 +19,9 @@ from rlds2reverb._encoding.packing import find_packing
 from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.locations import is_table_directory, server_address
+from rlds2reverb.specs import ArraySpec
 
-from .actions import require_same_actions
+from .actions import require_trainable_actions
 from .config import TrainingConfig
 
 #: Number of items that are sampled from a table to check them before training.
@@ -97,16 +98,20 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     return ServedTable(server, name, rows, has_trajectories, infos[name].current_size)
 
 
-def make_table_action_spec(table: ServedTable, action_space: Any) -> tensor_spec.BoundedTensorSpec:
+def make_table_action_spec(
+    table: ServedTable, config: TrainingConfig, action_space: Any
+) -> tensor_spec.BoundedTensorSpec:
     """Returns the action spec of a table's items, bounded by the environment's action space or else by [-1, 1].
 
     Raises:
-      SpecMismatchError: If the environment's actions differ, or if their number is unknown.
+      SpecMismatchError: If the algorithm cannot learn from the actions, if those of the environment differ, or if their
+        number is unknown.
     """
     action = table.row_spec["action"]
     if not hasattr(action, "dtype"):
         raise SpecMismatchError("the actions must be one array, got a nest; convert the dataset again without it")
-    require_same_actions(action, action_space)
+    spec = ArraySpec(tuple(action.shape), np.dtype(action.dtype.as_numpy_dtype))
+    require_trainable_actions(spec, get_algorithm(config.algo), action_space)
     if action_space is None and not action.dtype.is_floating:
         raise SpecMismatchError(
             "the actions of the items are integers with an unknown maximum; pass env= to name the environment"
@@ -150,8 +155,10 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
     return has_one_priority
 
 
-def require_no_preprocessing(config: TrainingConfig) -> None:
-    """Raises `ValueError` if the options change or select episodes, which tables do not contain."""
+def require_table_options(config: TrainingConfig) -> None:
+    """Raises `ValueError` if options change or select episodes, or require repeatability, which tables do not have."""
+    if config.deterministic:
+        raise ValueError("deterministic=True requires a dataset; servers sample nondeterministically")
     is_set = {
         "top_percent": config.top_percent is not None,
         "n_step": config.n_step > 1,

@@ -1,0 +1,363 @@
+"""Training data: one validated pass over a dataset, its statistics, and its items."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tree
+from gymnasium.spaces import Box, Discrete
+from reference_impls import assert_equal_nests, episode
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners.feeds import collect_items
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.data import open_data, open_source
+
+from rlds2reverb import InvalidEpisodeError, SourceError, SpecMismatchError, TrajectoryWindows, ingest
+from rlds2reverb.sources import Source, load
+from rlds2reverb.sources.transforms import (
+    CastFloats,
+    ClipActions,
+    NormalizeObservations,
+    ScaleRewards,
+    apply_transforms,
+)
+
+IQL = TrainingConfig("iql")
+DQN = TrainingConfig("dqn")
+
+
+def make_log(actions, *, rewards=None, observations=None):
+    """Returns an episode in which action t follows observation t = (10 + t, -10 - t), and ends in a terminal state."""
+    actions = np.asarray(actions)
+    place = np.arange(10, 11 + len(actions), dtype=np.float32)
+    return {
+        "observations": np.stack([place, -place], 1) if observations is None else observations,
+        "actions": actions,
+        "rewards": np.ones(len(actions), np.float32) if rewards is None else np.asarray(rewards),
+        "terminated": True,
+    }
+
+
+def make_continuous(*values, **columns):
+    return make_log(np.array(values, np.float32)[:, None], **columns)
+
+
+@pytest.fixture(scope="module")
+def hopper(data):
+    return data / "d4rl" / "hopper_medium-v2.hdf5"
+
+
+# --- one pass
+
+
+def test_items_are_those_of_the_adder_for_each_episode(hopper):
+    for config, adder in (
+        (TrainingConfig("iql", n_step=3, gamma=0.9), NStep(3, 0.9)),
+        (TrainingConfig("rebrac"), TrajectoryWindows(2)),
+    ):
+        got, expected = open_data(hopper, config), collect_items(adder(each) for each in load(hopper))
+        assert_equal_nests(got.items.columns, expected.columns)
+        np.testing.assert_array_equal(got.items.starts, expected.starts)
+        assert got.num_transitions == 10_202 and got.num_episodes == 32 and got.adder == adder
+
+
+def test_dataset_is_read_once_and_reports_each_episode(hopper):
+    num_reads, seen = 0, []
+    episodes = list(itertools.islice(load(hopper), 3))
+
+    def read():
+        nonlocal num_reads
+        num_reads += 1
+        return iter(episodes)
+
+    config = TrainingConfig("td3_bc", reward="iql_locomotion", top_percent=50, clip_actions=True, drop_fields=())
+    open_data(Source("few", "d4rl", read), config, progress=lambda stage, each: seen.append((stage, each.index)))
+    assert num_reads == 1 and seen == [("read", 0), ("read", 1), ("read", 2)]
+
+
+@pytest.mark.parametrize(
+    ("field", "step", "value"),
+    [("is_first", 1, True), ("discount", 0, 7.0), ("reward", 1, np.nan), ("is_last", 0, True)],
+)
+def test_invalid_episodes_raise_as_in_ingest(tmp_path, field, step, value):
+    episodes = [episode(3, terminal=True), episode(3, terminal=False)]
+    episodes[1][field][step] = value
+    with pytest.raises(InvalidEpisodeError) as expected:
+        ingest(episodes, tmp_path / "out")
+    with pytest.raises(InvalidEpisodeError) as got:
+        open_data(episodes, IQL)
+    assert got.value.problems == expected.value.problems and got.value.problems[0].episode == 1
+
+
+def test_episode_with_other_fields_raises():
+    with pytest.raises(InvalidEpisodeError, match="the first episode"):
+        open_data([episode(3, terminal=True), {**episode(3, terminal=True), "more": np.zeros(3)}], IQL)
+
+
+def test_statistics_leave_out_final_observations(hopper):
+    got, episodes = open_data(hopper, IQL), list(load(hopper))
+    seen = np.concatenate([each.steps["observation"][:-1] for each in episodes]).astype(np.float64)
+    np.testing.assert_allclose(got.moments.mean, seen.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(got.moments.std, seen.std(0) + 1e-3, rtol=1e-6)
+    np.testing.assert_array_equal(got.returns, [each.total_reward for each in episodes])
+    assert got.behaviour_return == pytest.approx(978.3, abs=0.1)
+    assert got.time_step_spec.observation.shape == (11,) and got.name == "hopper_medium-v2.hdf5"
+
+
+def test_moments_are_those_of_the_transform():
+    """A clock in ms cancels in E[x^2] - E[x]^2, a constant has no spread, and integers are not normalised."""
+    clock = 1_700_000_000_000 + np.arange(0, 100_001, 1000, dtype=np.float64)
+    columns = {"clock": clock, "constant": np.full(101, 0.1), "pixel": np.arange(101, dtype=np.uint8)}
+    log = make_log(np.zeros((100, 1)), observations=columns)
+    moments = open_data([log], TrainingConfig("iql", normalize_observations=True)).moments
+    assert moments.std["clock"] == pytest.approx(28_866.07, abs=0.01)
+    assert moments.std["constant"] == np.inf and moments.mean["constant"] == np.float32(0.1)
+    assert moments.mean["pixel"] == 0 and moments.std["pixel"] == 1
+    _, statistics = apply_transforms(load([log]), [NormalizeObservations()])
+    assert statistics["observation_std"]["clock"] + 1e-3 == pytest.approx(float(moments.std["clock"]))
+
+
+def test_identity_changes_with_data_and_bounds_but_not_with_rewards(hopper):
+    log = make_continuous(-0.5, 0.5, 0.25)
+    identity = open_data([log], IQL).identity()
+    assert identity["observations"] == {"observation": "float32 [2]"}
+    assert identity["actions"] == "float32 [1]" and identity["action bounds"] == "[-1, 1]"
+    assert open_data([log], IQL.replace(reward="scale:2", top_percent=10)).identity() == identity
+    other = open_data([log], IQL, action_space=Box(-2, 2, (1,))).identity()
+    assert other == {**identity, "action bounds": "[-2, 2]"}
+    assert open_data([make_continuous(-0.5, 0.5, 0.26)], IQL).identity()["data"] != identity["data"]
+    assert open_data([log], IQL.replace(cut_at_terminal=True)).fingerprint == identity["data"]
+
+
+# --- preprocessing
+
+
+def test_preprocessing_matches_the_transforms_of_convert(hopper):
+    config = TrainingConfig("iql", reward="scale:2:0.5", clip_actions=True)
+    source, _ = apply_transforms(load(hopper), [CastFloats(), ScaleRewards(2.0, 0.5), ClipActions()])
+    expected = collect_items(NStep(1, 0.99)(each) for each in source)
+    assert_equal_nests(open_data(hopper, config).items.columns, expected.columns)
+
+
+def test_reward_recipe_uses_the_returns_of_all_episodes():
+    logs = [make_continuous(0, 0, rewards=[1, 1]), make_continuous(0, 0, rewards=[3, 3])]
+    got = open_data(logs, IQL.replace(reward="iql_locomotion", top_percent=50))
+    assert got.items.columns["reward"].tolist() == [750, 750]  # 3 * 1000 / (6 - 2)
+    assert got.returns.tolist() == [2, 6] and got.behaviour_return == 4
+
+
+def test_best_episodes_are_kept_despite_ties():
+    logs = [make_continuous(action, rewards=[reward]) for action, reward in enumerate([5, 7, 7, 1, 7])]
+    got = open_data(logs, IQL.replace(top_percent=40))
+    assert got.items.columns["action"][:, 0].tolist() == [1, 2] and got.num_episodes == 2
+    assert "training on the best 40 % of episodes: 2 of 5, with returns from 7.0 to 7.0" in got.notes
+    assert open_data(logs, IQL.replace(top_percent=0.1)).num_episodes == 1
+
+
+def test_actions_are_clipped_to_the_bounds_less_a_margin():
+    log = make_continuous(-7, 0.5, 2)
+    got = open_data([log], IQL.replace(clip_actions=True), action_space=Box(-2, 2, (1,)))
+    np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-2 + 2e-5, 0.5, 2 - 2e-5]))
+    assert got.notes == ("1 of 3 actions are outside the action bounds and are clipped",) and got.warnings == ()
+    got = open_data([log], IQL.replace(clip_actions=True))
+    np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-1 + 1e-5, 0.5, 1 - 1e-5]))
+    assert "2 of 3 actions are outside the action bounds and are clipped" in got.notes
+
+
+def test_actions_outside_the_bounds_of_the_environment_are_counted():
+    got = open_data([make_continuous(-7, 0.5, 1.000001)], IQL, action_space=Box(-1, 1, (1,)))
+    assert got.warnings == (
+        "1 of 3 actions are outside the action bounds [-1, 1]; pass clip_actions=True to clip them",
+    )
+
+
+def test_fields_are_dropped_and_others_ignored():
+    log = {**make_continuous(0, 0), "mission": np.array(["a", "b"]), "qpos": np.zeros(2)}
+    log["observations"] = {"x": np.zeros((3, 2)), "text": np.array([b"a", b"b", b"c"])}
+    got = open_data([log], IQL.replace(drop_fields=("observation/text",)))
+    names = {"observation", "action", "reward", "discount", "next_observation", "value_gamma"}
+    assert set(got.items.columns) == names and set(got.items.columns["observation"]) == {"x"}
+    with pytest.raises(ValueError, match="there is no field 'observation/txt' to drop"):
+        open_data([log], IQL.replace(drop_fields=("observation/txt",)))
+
+
+def test_integer_rewards_become_float32():
+    got = open_data([make_continuous(0, 0, rewards=[1, 2])], TrainingConfig("rebrac"))
+    assert got.items.columns.reward.dtype == np.float32
+
+
+def test_constant_observations_are_named_if_they_are_normalised():
+    log = make_log(np.zeros((2, 1)), observations=np.array([[1, 3], [2, 3], [4, 3]], np.float32))
+    note = "step['observation'] is constant at [1] and was normalised to zeros there"
+    assert note in open_data([log], TrainingConfig("td3_bc")).notes
+    assert note not in open_data([log], IQL).notes
+
+
+def test_prioritized_sampling_keeps_the_episodes_instead_of_items():
+    logs = [make_continuous(5, 6, rewards=[1, 1]), make_continuous(7, 8, rewards=[2, 2])]
+    got = open_data(logs, IQL.replace(sampler="prioritized", top_percent=50, reward="scale:3"))
+    (kept,) = got.episodes
+    assert got.items is None and kept.steps["action"][:2, 0].tolist() == [7, 8]
+    assert kept.steps["reward"][:2].tolist() == [6, 6] and kept.steps["is_terminal"].tolist() == [False, False, True]
+
+
+# --- action bounds
+
+
+@pytest.mark.parametrize(
+    ("actions", "own", "bounds", "reason"),
+    [
+        ((-0.5, 0.5), None, "[-1, 1]", "which all actions are within"),
+        ((-0.5, 3), None, "[-0.5, 3]", "the minimum and maximum of the data"),
+        ((3, 3), None, "[2, 4]", "the minimum and maximum of the data"),
+        ((-0.5, 0.5), Box(-2, 2, (1,)), "[-2, 2]", "those of the dataset's own action space"),
+        ((-0.5, 0.5), Box(-2, 2, (7,)), "[-1, 1]", "which all actions are within"),
+        ((-0.5, 0.5), Box(-np.inf, np.inf, (1,)), "[-0.5, 0.5]", "or the minimum and maximum of the data where"),
+    ],
+)
+def test_bounds_of_continuous_actions_without_an_environment_have_a_note(actions, own, bounds, reason):
+    source = load([make_continuous(*actions)])
+    source.action_space = own
+    got = open_data(source, IQL)
+    assert got.identity()["action bounds"] == bounds
+    (note,) = got.notes
+    assert note.startswith(f"the action bounds are {bounds}, ") and reason in note
+    assert note.endswith("; pass env= to use those of an environment")
+
+
+def test_bounds_of_the_environment_have_no_note():
+    got = open_data([make_continuous(-0.5, 0.5)], IQL, action_space=Box(-2, 2, (1,)))
+    assert got.notes == () and got.action_spec.minimum.tolist() == [-2]
+
+
+@pytest.mark.parametrize(("start", "bounds"), [(0, (0, 2)), (1, (1, 3)), (-1, (-1, 1))])
+def test_bounds_of_discrete_actions_include_the_start_of_the_space(start, bounds):
+    log = make_log(np.arange(2) + start)
+    for space, own in ((Discrete(3, start=start), None), (None, Discrete(3, start=start))):
+        source = load([log])
+        source.action_space = own
+        spec = open_data(source, DQN, action_space=space).action_spec
+        assert (int(spec.minimum), int(spec.maximum)) == bounds
+
+
+def test_bounds_of_discrete_actions_are_otherwise_those_of_the_data():
+    got = open_data([make_log([3, 5, 4, 8])], DQN)
+    assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (3, 8)
+    assert got.notes[0].startswith("the action bounds are [3, 8], the minimum and maximum of the data; pass env=")
+
+
+@pytest.mark.parametrize(
+    ("actions", "problem"),
+    [([0, 1000, 2000, 0], "the only actions are 0, 1000, 2000"), ([4, 4], "the only action is 4")],
+)
+def test_unknown_number_of_discrete_actions_raises(actions, problem):
+    with pytest.raises(SpecMismatchError, match=rf"is unknown, because {problem}; pass .* env=, or re-encode"):
+        open_data([make_log(actions)], DQN)
+    assert open_data([make_log(actions)], DQN, action_space=Discrete(2001)).action_spec.maximum == 2000
+
+
+def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
+    with pytest.raises(SpecMismatchError, match="are from 1 to 3, but those of the environment from 0 to 2") as raised:
+        open_data([make_log([1, 2, 3])], DQN.replace(clip_actions=True), action_space=Discrete(3))
+    assert "clip" not in str(raised.value)
+
+
+# --- data that cannot be trained on
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "space", "message"),
+    [
+        (
+            {"actions": np.zeros((2, 1))},
+            DQN,
+            None,
+            r"dqn requires discrete actions.*continuous.*use one of awac, bc",
+        ),
+        (
+            {"actions": np.zeros(2, int)},
+            IQL,
+            None,
+            r"iql requires continuous actions.*discrete.*use one of discrete_bc",
+        ),
+        ({"actions": np.zeros((2, 3), int)}, DQN, None, "MultiDiscrete actions are not supported; encode each"),
+        ({"actions": np.zeros((2, 3), int)}, IQL, None, "MultiDiscrete actions are not supported; encode each"),
+        ({"actions": {"a": np.zeros(2)}}, IQL, None, "actions must be one array, got a nest; drop parts"),
+        ({"actions": np.array(["a", "b"])}, IQL, None, r"must be floats or integers, got string \[\]"),
+        ({"actions": np.zeros(2)}, IQL, None, r"continuous actions must be vectors, got float64 \[\]"),
+        ({}, IQL, Box(-1, 1, (3,)), r"actions have shape \(1,\), but those of the environment \(3,\); pass the env"),
+        ({"actions": np.zeros((2, 1))}, IQL, Box(0, 3, (1,), int), "actions are float64, but those of the env.* int64"),
+        (
+            {"observations": {"text": np.array(["a", "b", "c"])}},
+            IQL,
+            None,
+            r"\['text'\] must be numbers, got string \[\]; encode it, or drop it with drop_fields=\['observation/text'\]",
+        ),
+    ],
+)
+def test_data_that_the_algorithm_cannot_learn_from_raise(change, config, space, message):
+    with pytest.raises(SpecMismatchError, match=message):
+        open_data([{**make_continuous(0, 0), **change}], config, action_space=space)
+
+
+def test_rewards_that_are_vectors_raise():
+    with pytest.raises(SpecMismatchError, match=r"rewards must be single numbers, got float64 \[2\]; combine"):
+        open_data([{**episode(3, terminal=True), "reward": np.zeros((3, 2))}], IQL)
+
+
+def test_datasets_without_rewards_or_transitions_raise():
+    steps = episode(3, terminal=True)
+    with pytest.raises(SourceError, match="has no transitions, but training requires them"):
+        open_data([tree.map_structure(lambda column: column[:1], {**steps, "is_last": steps["is_first"]})], IQL)
+    with pytest.raises(SourceError, match="has no transitions, but training requires them"):
+        open_data([], IQL)
+    with pytest.raises(SourceError, match="has no rewards, but training requires them"):
+        bare = [next(iter(load([steps])))]
+        del bare[0].steps["reward"]
+        open_data(Source("bare", "memory", lambda: iter(bare)), IQL)
+
+
+def test_episodes_without_transitions_are_left_out():
+    steps = episode(1, terminal=True, start=50)
+    got = open_data([steps, episode(3, terminal=True), steps], IQL)
+    assert got.num_episodes == 1 and got.returns.tolist() == [303] and len(got.items) == 2
+
+
+def test_warnings_of_the_source_and_left_out_data_are_reported():
+    log = {**make_continuous(0, 0, 0), "terminated": False}
+    log["observations"] = log["observations"][:-1]
+    source = load([log])
+    source.warnings = ("mind the gap",)
+    got = open_data(source, IQL)
+    assert got.warnings == ("mind the gap",) and "the last transitions of 1 truncated episodes" in got.notes[0]
+
+
+# --- formats
+
+
+@pytest.mark.parametrize(
+    ("place", "config", "num_transitions", "bounds"),
+    [
+        ("minari/mujoco/hopper/dev-v0", IQL, 4070, "those of the dataset's own action space"),
+        ("minari/classic/pendulum-dict/dev-v0", IQL, 1600, "[-2, 2], those of the dataset's own action space"),
+        ("rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0", IQL, None, "[-1, 1]"),
+        ("d4rl/invertedpendulum_random-v2.hdf5", IQL, None, "of the data"),
+    ],
+)
+def test_datasets_of_every_format_are_opened(data, place, config, num_transitions, bounds):
+    source = open_source(str(data / place))
+    got = open_data(source, config)
+    assert len(got.items) == got.num_transitions == sum(each.num_transitions for each in source)
+    assert num_transitions in (None, got.num_transitions) and any(bounds in note for note in got.notes)
+    assert all(np.isfinite(leaf).all() for leaf in tree.flatten(got.moments))
+
+
+def test_functions_and_lists_of_episodes_are_opened():
+    logs = [make_continuous(0.5), make_continuous(0.25, 0.125)]
+
+    def make_logs():
+        yield from logs
+
+    one, other = open_data(logs, IQL), open_data(make_logs, IQL)
+    assert one.fingerprint == other.fingerprint and other.name == "episodes of make_logs"
+    assert_equal_nests(one.items.columns, other.items.columns)
