@@ -5,6 +5,7 @@ A file contains bindings such as `IQLAgent.expectile = 0.9` and `train.gamma = 0
 bound in Python with `gin.parse_config` applies to agents as usual (`resolve_hyperparameters`).
 """
 
+import tokenize
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,8 @@ class _Bindings:
         except SyntaxError as error:
             line = error.lineno or line
             raise ValueError(f"{name}, line {line}: {str(error.msg).rstrip('.')}; fix this line") from None
+        except tokenize.TokenError as error:
+            raise ValueError(f"{name}, line {error.args[1][0]}: {error.args[0]}; close it") from None
         except _ReadError:
             raise
         except ValueError as error:
