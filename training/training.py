@@ -10,19 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.learners import Evaluator, Learner, read_reference_returns
+from rlds2reverb.learners import Evaluator, Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
-from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
 
 from .batches import open_batches
-from .config import AUTO, D4RL, TrainingConfig
+from .config import AUTO, TrainingConfig
 from .data import TrainingData, open_data, open_source
-from .environment import Environment, resolve_environment
+from .environment import Environment, resolve_environment, resolve_reference_returns
 from .progress import Progress
 
 
@@ -155,7 +154,7 @@ class Training:
         config, environment = self.config, self.environment
         if environment is None or environment.make_env is None:
             return None
-        references = _resolve_reference_returns(config.reference_returns, environment.name)
+        references = resolve_reference_returns(config.reference_returns, environment.name)
         try:
             return Evaluator(environment.make_env, num_episodes=config.eval_episodes, reference_returns=references)
         except ImportError as error:
@@ -295,25 +294,6 @@ def train(
     config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
     with Training(source, config, run_dir, progress=Progress(config.steps, quiet=not progress)) as training:
         return training.run()
-
-
-def _resolve_reference_returns(value: Any, environment: str) -> tuple[float, float] | None:
-    """Returns the pair that the option `reference_returns` describes for an environment.
-
-    Raises:
-      ValueError: If D4RL or the file has no reference returns for the environment.
-    """
-    if value is None:
-        return None
-    if value == D4RL:
-        key = d4rl_environment(environment)
-        if key is None:
-            raise ValueError(f"D4RL has no reference_returns for {environment}; pass two numbers or a JSON file")
-        return REFERENCE_RETURNS[key]
-    if isinstance(value, (str, Path)):
-        return read_reference_returns(value, environment)
-    random, expert = value
-    return float(random), float(expert)
 
 
 def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str | None:
