@@ -1,8 +1,8 @@
 """Gin files with settings of an algorithm and of a run, read without changing gin's own state.
 
 A file contains bindings such as `IQLAgent.expectile = 0.9` and `train.gamma = 0.995`, and may use macros, blocks and
-`include`. Files are parsed with gin's parser, but nothing is bound, so one run does not affect the next one. What was
-bound in Python with `gin.parse_config` applies to agents as usual (`resolve_hyperparameters`).
+`include`; `import` has no effect. Files are parsed with gin's parser, but nothing is bound, so one run does not affect
+the next one. What was bound in Python with `gin.parse_config` applies to agents as usual (`resolve_hyperparameters`).
 """
 
 import tokenize
@@ -122,9 +122,9 @@ class _Bindings:
                     self._find_class(statement.scope, statement.selector)
         except SyntaxError as error:
             line = error.lineno or line
-            raise ValueError(f"{name}, line {line}: {str(error.msg).rstrip('.')}; fix this line") from None
+            raise _ReadError(f"{name}, line {line}: {str(error.msg).rstrip('.')}; fix this line") from None
         except tokenize.TokenError as error:
-            raise ValueError(f"{name}, line {error.args[1][0]}: {error.args[0]}; close it") from None
+            raise _ReadError(f"{name}, line {error.args[1][0]}: {error.args[0]}; close it") from None
         except _ReadError:
             raise
         except ValueError as error:
