@@ -135,6 +135,27 @@ MUTATIONS = [
         "tests/adders/test_batches.py",
     ),
     Mutation(
+        "TD3's target noise is not clipped",
+        "learners/agents/td3_bc.py",
+        "noise=self._policy_noise, clip=self._noise_clip",
+        "noise=self._policy_noise, clip=9.0",
+        "tests/learners/agents/test_updates.py",
+    ),
+    Mutation(
+        "the expectile loss of IQL is mirrored",
+        "learners/agents/iql.py",
+        "tf.where(difference < 0,",
+        "tf.where(difference > 0,",
+        "tests/learners/agents/test_updates.py",
+    ),
+    Mutation(
+        "discrete actions out of bounds are accepted",
+        "learners/agents/offline_agent.py",
+        "            action, weights = self._actions.require_valid(action, weights)",
+        "            pass",
+        "tests/learners/agents/test_discrete.py",
+    ),
+    Mutation(
         "the bootstrap at a truncation is lost",
         "adders/steps.py",
         "    return step_discounts * tf.cast(continues, dtype)",

@@ -47,7 +47,7 @@ class BCAgent(OfflineAgent):
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
           learning_rate: Adam's learning rate.
-          distribution: "deterministic" or "gaussian".
+          distribution: whether the actor predicts a single action or a Gaussian distribution of actions.
           exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)

@@ -73,7 +73,7 @@ class IQLAgent(OfflineAgent):
           num_updates: number of updates after which the actor's cosine schedule reaches 0; None for a constant rate.
           discount: discount factor gamma.
           target_update_rate: share of the online weights in a target update.
-          expectile: expectile of the values, in (0, 1); 0.5 is the mean, and the paper uses 0.9 for AntMaze.
+          expectile: expectile of the values; 0.5 is the mean, and the paper uses 0.9 for AntMaze.
           temperature: the paper's beta; 10 for AntMaze, 0.5 for Kitchen and Adroit.
           max_weight: maximum weight of the actor's log likelihood.
           log_std_bounds: minimum and maximum log standard deviation of the actor.

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
 from properties import mark_slow_except
+from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import CategoricalActor, EpsilonGreedyActor, make_agent
 from rlds2reverb.learners.agents.networks import MLP
 from tf_agents.agents.dqn import dqn_agent
@@ -233,6 +234,20 @@ def test_action_out_of_bounds_raises_instead_of_training(name, action):
     assert isinstance(translated, SpecMismatchError) and re.match(message, str(translated))
     for one, two in zip(before, agent.trainable_variables, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+def test_learner_raises_for_an_action_out_of_bounds(tmp_path):
+    data = [discrete_columns(seed=seed) for seed in range(3)]
+    data[2]["action"][1] = 7
+    dataset = tf.data.Dataset.from_generator(
+        lambda: map(to_transition, data),
+        output_signature=tf.nest.map_structure(tf.TensorSpec.from_tensor, to_transition(data[0])),
+    )
+    message = (
+        "after 2 iterations.*discrete actions must be from 3 to 6, as in the action spec, but the data contain others"
+    )
+    with Learner(tmp_path, make("dqn"), dataset) as learner, pytest.raises(SpecMismatchError, match=message):
+        learner.start(5)
 
 
 @pytest.mark.parametrize("name", ["dqn", "discrete_bc"])
