@@ -38,6 +38,7 @@ class Feed(Protocol):
 
     def close(self) -> None:
         """Releases what `next` has opened, by default nothing. A later `next` opens it again."""
+        return
 
 
 def make_feed(dataset: Any) -> Feed:

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 #: Parts of the core, each importing only those before it. "shared types" are the modules directly in `rlds2reverb/`.
 PARTS = [
     "shared types",
-    "replay",
     "_internals",
+    "replay",
     "sources",
     "_encoding",
     "_server",

@@ -3,7 +3,6 @@
 from rlds2reverb.errors import RateLimitedError as RateLimitedError
 
 from .batches import Batch as Batch
-from .batches import BatchInfo as BatchInfo
 from .batches import SampleCheck as SampleCheck
 from .batches import SampleRefusal as SampleRefusal
 from .buffer import AdvancedReplayBuffer as AdvancedReplayBuffer

@@ -9,46 +9,22 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from rlds2reverb.sample_info import SampleInfo
+
 from .item_spec import BUFFER_IDX, COLLECT_ITER, MASK, PRIORITY, STALENESS, UNIQUE_ID, USE, WEIGHT, ItemSpec
 from .staleness import UNKNOWN_ITER
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-#: `BatchInfo.buffer` of elements that were sampled from a buffer directly and not through a manager.
-NO_BUFFER = -1
 _RETRY_SECS = 0.002
 
 
-class BatchInfo(NamedTuple):
-    """Bookkeeping of the elements in a batch: arrays `[B]` with the names that DI-engine uses.
-
-    Attributes:
-      replay_unique_id: int64, the element's number, counted from the first push.
-      replay_buffer_idx: int64, its slot in the buffer.
-      IS: float64, its importance weight in (0, 1]; see `sampler.importance_weights`.
-      priority: float64, its priority when it was sampled.
-      use: int64, how many times it was sampled up to now, including this time.
-      staleness: int64, number of learner iterations since it was collected; -1 if unknown.
-      collect_iter: int64, learner iteration in which it was collected; -1 if unknown.
-      buffer: int32, index of its buffer in `BufferManager.names`; -1 if the buffer was sampled directly.
-    """
-
-    replay_unique_id: Any
-    replay_buffer_idx: Any
-    IS: Any
-    priority: Any
-    use: Any
-    staleness: Any
-    collect_iter: Any
-    buffer: Any
-
-
 class Batch(NamedTuple):
-    """A batch: the nest of an item with columns `[B, ...]`, and the bookkeeping of its elements."""
+    """A batch: the nest of an item with columns `[B, ...]`, and the information about its elements."""
 
     data: Any
-    info: BatchInfo
+    info: SampleInfo
 
 
 @dataclass(frozen=True)
@@ -88,19 +64,22 @@ class Sample(NamedTuple):
       columns: one array `[B, ...]` per leaf, or `[B, T, ...]` with a time axis.
       mask: bool `[B, T]`, False for padding; None if nothing can be padded.
       lengths: int64 `[B]`, number of steps per element in `to_dicts`; None for all `T`.
-      info: bookkeeping of the elements.
+      slots: int64 `[B]`, slots of the elements in the buffer.
+      info: information about the elements, without a mask and with weights in float64.
     """
 
     spec: ItemSpec | None
     columns: list[np.ndarray]
     mask: np.ndarray | None
     lengths: np.ndarray | None
-    info: BatchInfo
+    slots: np.ndarray
+    info: SampleInfo
 
     def to_batch(self) -> Batch:
         """Returns the elements as a batch of columns."""
         data: dict[str, Any] = {} if self.spec is None else self.spec.pack(self.columns)
-        return Batch(data if self.mask is None else {**data, MASK: self.mask}, self.info)
+        weight = self.info.weight.astype(np.float32)
+        return Batch(data, self.info._replace(weight=weight, mask=() if self.mask is None else self.mask))
 
     def to_dicts(self, buffer_name: str) -> list[dict[str, Any]]:
         """Returns the elements as dicts that share the memory of the columns."""
@@ -108,11 +87,11 @@ class Sample(NamedTuple):
             return []
         info = self.info
         extra: dict[str, Any] = {
-            UNIQUE_ID: [f"{buffer_name}_{number}" for number in info.replay_unique_id.tolist()],
-            BUFFER_IDX: info.replay_buffer_idx.tolist(),
-            WEIGHT: info.IS.tolist(),
+            UNIQUE_ID: [f"{buffer_name}_{number}" for number in info.key.tolist()],
+            BUFFER_IDX: self.slots.tolist(),
+            WEIGHT: info.weight.tolist(),
             PRIORITY: info.priority.tolist(),
-            USE: info.use.tolist(),
+            USE: info.times_sampled.tolist(),
             STALENESS: info.staleness.tolist(),
         }
         values: list[Any] = list(self.columns)
@@ -144,26 +123,30 @@ def stream_batches(
       empty_batch: batch of no elements, for structure, dtypes and shapes.
       batch_size: number of elements per batch.
       prefetch: number of batches to sample ahead.
-      timeout_secs: how long to retry; then `ValueError` is raised with the reason of the last refusal, which tf.data
-        reports as `InvalidArgumentError`.
+      timeout_secs: how long to retry; then the dataset raises a `TimeoutError` with the reason of the last refusal.
     """
     import tensorflow as tf
 
-    leaves = tf.nest.flatten(empty_batch)
-    dtypes = [tf.as_dtype(leaf.dtype) for leaf in leaves]
-    shapes = [(batch_size, *(size or None for size in leaf.shape[1:])) for leaf in leaves]
+    from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
 
-    def sample_or_wait() -> list[np.ndarray]:
+    nothing = tf.nest.flatten(empty_batch)
+    dtypes = [tf.as_dtype(leaf.dtype) for leaf in nothing]
+    shapes = [(batch_size, *(size or None for size in leaf.shape[1:])) for leaf in nothing]
+
+    def sample_or_wait() -> list[Any]:
         end = time.monotonic() + timeout_secs
         while isinstance(batch := sample(), SampleRefusal):
             if time.monotonic() > end:
-                raise ValueError(f"waited {timeout_secs:g} s for a batch: {batch.reason}")
+                error = TimeoutError(f"waited {timeout_secs:g} s for a batch: {batch.reason}")
+                return [*nothing, describe_error(error)]
             time.sleep(_RETRY_SECS)
-        return tf.nest.flatten(batch)
+        return [*tf.nest.flatten(batch), ""]
 
     def make_batch(_: tf.Tensor) -> Any:
-        tensors = tf.numpy_function(sample_or_wait, [], dtypes)
-        shaped = [tf.ensure_shape(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
+        *tensors, reason = tf.numpy_function(sample_or_wait, [], [*dtypes, tf.string])
+        with tf.control_dependencies([require_no_reason(reason)]):
+            shaped = [tf.ensure_shape(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
         return tf.nest.pack_sequence_as(empty_batch, shaped)
 
-    return tf.data.Dataset.range(np.iinfo(np.int64).max).map(make_batch).prefetch(prefetch)
+    numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
+    return TranslatedDataset(numbers.map(make_batch).prefetch(prefetch))

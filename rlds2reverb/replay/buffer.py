@@ -13,12 +13,12 @@ import numpy as np
 from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import Nest, leaves, map_structure
 
 from . import validation
-from .batches import NO_BUFFER, Batch, BatchInfo, Sample, SampleCheck, SampleRefusal, stream_batches
-from .checkpoints import CheckpointFolder
+from .batches import Batch, Sample, SampleCheck, SampleRefusal, stream_batches
+from .checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .contents import INITIAL_PRIORITY, Contents
 from .item_spec import COLLECT_ITER, PRIORITY, ItemRows, ItemSpec, get_fields, take_first, to_arrays
@@ -46,8 +46,8 @@ class ReplayBuffer:
             buffer.extend(transitions)
             batch = buffer.sample_batch(256, cur_learner_iter=3)
             if batch:
-                td_errors = learn(batch.data, batch.info.IS)
-                buffer.update(batch.info, priority=abs(td_errors))
+                td_errors = learn(batch.data, batch.info.weight)
+                buffer.update(batch.info, td_errors)
             else:
                 print(batch.reason)
     """
@@ -330,13 +330,16 @@ class ReplayBuffer:
 
     # --- update
 
-    def update(self, info: Mapping[str, Any] | BatchInfo, *, priority: Any = None) -> int:
+    def update(self, info: SampleInfo | Mapping[str, Any], td_errors: Any = None, *, priority: Any = None) -> int:
         """Sets priorities, plus `priority_eps`, of the elements that are still there; ignores and counts the others.
 
+        Implements `sampling.PrioritySink.update`; `priority` and dicts are DI-engine's.
+
         Args:
-          info: the info of a batch, or a dict with `replay_unique_id`, ids from `sample` or `sample_batch`, and
-            `priority`, one number from 0 to 1e12 per id. For duplicate ids the last priority wins. Without priorities
-            nothing happens.
+          info: the info of a batch, or a dict with `replay_unique_id`, ids from `sample` or `extend`, and `priority`,
+            one number from 0 to 1e12 per id. For duplicate ids the last priority wins. Without priorities nothing
+            happens.
+          td_errors: TD errors, one per id, whose absolute values are the priorities.
           priority: priorities that replace those in the info.
 
         Returns:
@@ -345,12 +348,13 @@ class ReplayBuffer:
         Raises:
           TypeError: If the info is neither a dict nor the info of a batch.
           ValueError: If a priority is out of its range (see `extend`), there is not one per id, an id belongs to a
-            different buffer, or a manager sampled the batch; nothing is changed then.
+            different buffer, a manager sampled the batch, or both `td_errors` and `priority` are set; nothing is
+            changed then.
         """
-        update = validation.read_update(self._holder, info, priority)
+        update = validation.read_update(self._holder, info, td_errors, priority)
         if update is None:
             return 0
-        if update.buffers is not None and (update.buffers != NO_BUFFER).any():
+        if update.owners is not None:
             raise ValueError(f"a batch of a manager cannot update {self._holder}; pass its info to manager.update")
         numbers = self.validate_update(update.ids, update.priorities)
         return self.set_priorities(numbers, update.priorities)
@@ -398,9 +402,9 @@ class ReplayBuffer:
 
         Returns:
           None if the sample is refused; `sample_check` and `sample_batch` say why. Otherwise one dict per element with
-          its fields and the entries of `BatchInfo` except `buffer`, with `replay_unique_id` as returned by `extend` and
-          `collect_iter` only if known. Scalars are numpy scalars. The arrays belong to the caller; those of one call
-          can share memory.
+          its fields, `replay_unique_id` as returned by `extend`, `replay_buffer_idx` (its slot), `IS` (its importance
+          weight), `priority`, `use` (how often it was sampled), `staleness`, and `collect_iter` if known. Scalars are
+          numpy scalars. The arrays belong to the caller; those of one call can share memory.
 
         Raises:
           ValueError: If the buffer can never return this many, or a number is out of its range.
@@ -415,8 +419,9 @@ class ReplayBuffer:
         """Samples elements as one batch of columns, several times as fast as `sample`; takes the same arguments.
 
         Returns:
-          Columns `[B, ...]` and the info. Whole episodes are padded with zeros to the longest; they and padded windows
-          have a field `mask`, bool `[B, T]`. A refused sample returns a `SampleRefusal`, which is false in a condition.
+          Columns `[B, ...]` and the info. Whole episodes are padded with zeros to the longest; for them and for padded
+          windows, `info.mask` is False where steps are padding. A refused sample returns a `SampleRefusal`, which is
+          false in a condition.
         """
         sample = self._sample(size, cur_learner_iter, sample_range)
         return sample if isinstance(sample, SampleRefusal) else sample.to_batch()
@@ -430,7 +435,9 @@ class ReplayBuffer:
             sample, exhausted = self.contents.sample(candidates, int(size), learner_iter)
             if self._listeners and size:
                 info = sample.info
-                self._notify("on_sample", info.use.copy(), info.staleness.copy(), info.priority.copy())
+                self._notify(
+                    "on_sample", info.times_sampled.astype(np.int64), info.staleness.copy(), info.priority.copy()
+                )
             self._remove(exhausted, "used")
             return sample
 
@@ -462,8 +469,8 @@ class ReplayBuffer:
           batch_size: number of elements per batch.
           cur_learner_iter: function that returns the learner iteration, for `max_staleness`; None if unknown.
           prefetch: number of batches to sample ahead.
-          timeout_secs: how long to retry a refused sample; then the dataset raises `InvalidArgumentError` with the
-            reason of the last refusal.
+          timeout_secs: how long to retry a refused sample; then the dataset raises a `TimeoutError` with the reason of
+            the last refusal. (A TensorFlow graph raises a `tf.errors.OpError`; see `sampling.translate_error`.)
 
         Returns:
           A dataset of `Batch`.
@@ -567,14 +574,7 @@ class ReplayBuffer:
 
     def load_data(self, folder: str | Path) -> None:
         """Loads the newest state that `save_data` wrote; raises as `load_state_dict`, or if there is none."""
-        missing = CheckpointError(f"{folder} has no checkpoint; pass the directory that was passed to save_data")
-        if not Path(folder).is_dir():
-            raise missing
-        with CheckpointFolder(Path(folder)) as checkpoints:
-            state = checkpoints.read_newest()
-            if state is None:
-                raise missing
-            self.load(self.restore(state))
+        self.load_state_dict(read_saved(Path(folder), CheckpointFolder.read_newest))
 
     def restore(self, state: Mapping[str, Any]) -> Contents:
         """Returns the contents of a state for `load`; raises as `load_state_dict`."""
@@ -591,7 +591,7 @@ class ReplayBuffer:
 
 
 class NaiveReplayBuffer(ReplayBuffer):
-    """A buffer with uniform sampling; `IS` is 1. Priorities are stored and can be updated, but have no effect."""
+    """A buffer with uniform sampling; weights are 1. Priorities are stored and can be updated, but have no effect."""
 
     kind: ClassVar[str | None] = "naive"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class CheckpointFolder:
     """The directory with a buffer's checkpoints; one buffer at a time has it open.
 
     Each checkpoint is a sealed folder with one raw file per array; its manifest holds dtypes, shapes and plain values.
+    A checkpoint of a manager's buffers has the states of all of them.
     """
 
     def __init__(self, path: Path):
@@ -63,10 +65,21 @@ class CheckpointFolder:
           StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
         try:
-            earlier = self._folders.numbers()
-            path = self._folders.write(max(earlier, default=0) + 1, lambda folder: _write_arrays(folder, snapshot))
+            return self._write(lambda folder: _write_state(folder, snapshot, ""))
         finally:
             snapshot.end()
+
+    def write_all(self, snapshots: Mapping[str, Snapshot]) -> Path:
+        """Writes the snapshots of several buffers, by name, as one checkpoint; see `write`."""
+        return self._write(
+            lambda folder: {
+                "buffers": {name: _write_state(folder, snapshot, f"{name}.") for name, snapshot in snapshots.items()}
+            }
+        )
+
+    def _write(self, write_files: Callable[[Path], dict[str, Any]]) -> Path:
+        earlier = self._folders.numbers()
+        path = self._folders.write(max(earlier, default=0) + 1, write_files)
         valid = [number for number in earlier if number not in self._damaged]
         self._folders.delete({*earlier} - {*valid[1 - _NUM_KEPT :]})
         return path
@@ -75,39 +88,77 @@ class CheckpointFolder:
         """Returns the state in the newest valid checkpoint, or None if there is no checkpoint; warns of damaged ones.
 
         Raises:
-          CheckpointError: If all checkpoints are damaged.
+          CheckpointError: If all checkpoints are damaged, or the newest belongs to a manager.
         """
+        newest = self._find_newest()
+        if newest is None:
+            return None
+        folder, manifest = newest
+        if "buffers" in manifest:
+            raise CheckpointError(f"{folder} holds the buffers of a manager; load it by BufferManager.load_data")
+        return _read_state(folder, manifest, "")
+
+    def read_newest_all(self) -> dict[str, dict[str, Any]] | None:
+        """Returns the states in the newest valid checkpoint of a manager, by buffer; see `read_newest`."""
+        newest = self._find_newest()
+        if newest is None:
+            return None
+        folder, manifest = newest
+        if "buffers" not in manifest:
+            raise CheckpointError(f"{folder} holds a single buffer; load it by ReplayBuffer.load_data")
+        return {name: _read_state(folder, state, f"{name}.") for name, state in manifest["buffers"].items()}
+
+    def _find_newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """Returns the newest valid checkpoint and its manifest."""
         numbers = self._folders.numbers()
         for number in reversed(numbers):
             folder = self._folders.path(number)
             try:
-                manifest = read_manifest(folder)
+                return folder, read_manifest(folder)
             except CorruptFileError as error:
                 reason = f"{error}; restore it from a copy, or use a new directory"
                 if number == numbers[0]:
                     raise CheckpointError(reason) from error
-                warnings.warn(f"{reason}; the previous checkpoint is used", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"{reason}; the previous checkpoint is used", RuntimeWarning, stacklevel=5)
                 self._damaged.add(number)
-                continue
-            arrays = {name: _map_array(folder / name, **spec) for name, spec in manifest["arrays"].items()}
-            return {"header": manifest["header"], "arrays": arrays}
         return None
 
 
-def _write_arrays(folder: Path, snapshot: Snapshot) -> dict[str, Any]:
+def read_saved(path: Path, read: Callable[[CheckpointFolder], dict[str, Any] | None]) -> dict[str, Any]:
+    """Returns what a method of `CheckpointFolder` reads from a directory that `save_data` wrote.
+
+    Raises:
+      CheckpointError: If there is no checkpoint, or all are damaged.
+    """
+    state = None
+    if path.is_dir():
+        with CheckpointFolder(path) as checkpoints:
+            state = read(checkpoints)
+    if state is None:
+        raise CheckpointError(f"{path} has no checkpoint; pass the directory that was passed to save_data")
+    return state
+
+
+def _write_state(folder: Path, snapshot: Snapshot, prefix: str) -> dict[str, Any]:
     """Writes each array of a snapshot to a file of its own, and returns what the manifest records."""
     specs: dict[str, np.ndarray | ArraySpec] = dict(snapshot.arrays)
     for name, array in snapshot.arrays.items():
-        (folder / name).write_bytes(_as_bytes(array))
+        (folder / f"{prefix}{name}").write_bytes(_as_bytes(array))
     columns = {f"column_{number}": spec for number, spec in enumerate(snapshot.column_specs)}
     with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context((folder / name).open("wb")) for name in columns]
+        streams = [stack.enter_context((folder / f"{prefix}{name}").open("wb")) for name in columns]
         for block in snapshot.blocks():
             for stream, part in zip(streams, block, strict=True):
                 stream.write(_as_bytes(part))
     specs |= columns
     arrays = {name: {"dtype": spec.dtype.str, "shape": list(spec.shape)} for name, spec in specs.items()}
     return {"header": snapshot.header, "arrays": arrays}
+
+
+def _read_state(folder: Path, manifest: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Returns the state that `_write_state` wrote; its arrays are read as they are used."""
+    arrays = {name: _map_array(folder / f"{prefix}{name}", **spec) for name, spec in manifest["arrays"].items()}
+    return {"header": manifest["header"], "arrays": arrays}
 
 
 def _as_bytes(array: np.ndarray) -> memoryview:

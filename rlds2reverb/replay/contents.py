@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import CheckpointError, RateLimitedError
+from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import leaves, require_match
 
 from . import validation
-from .batches import NO_BUFFER, BatchInfo, Sample
+from .batches import Sample
 from .configs import BufferConfig
 from .element_table import ElementTable
 from .item_spec import MASK, ItemRows, ItemSpec
@@ -185,14 +186,23 @@ class Contents:
             uses_buffer = config.weight_normalization == "buffer"
             min_power = elements.min_tree.root if uses_buffer else float(powers.min())
             weights = importance_weights(powers, self.beta, min_power)
-        staleness, collect_iters = elements.compute_staleness(slots, learner_iter), elements.collect_iters[slots]
+        info = SampleInfo(
+            key=numbers.astype(np.uint64),
+            probability=elements.sum_tree.leaves[slots] / candidates.tree.root,
+            table_size=np.full(size, elements.count),
+            priority=priorities,
+            times_sampled=(),
+            weight=weights,
+            server=np.zeros(size, np.int32),
+            staleness=elements.compute_staleness(slots, learner_iter),
+            collect_iter=elements.collect_iters[slots],
+        )
         uses, exhausted = elements.count_uses(slots)
+        info = info._replace(times_sampled=uses.astype(np.int32))
         self.sample_count += size
         if config.anneal_step and size:
             self.beta = min(1.0, self.beta + (1 - config.beta) / config.anneal_step)
-        buffer = np.full(size, NO_BUFFER, np.int32)
-        info = BatchInfo(numbers, slots, weights, priorities, uses, staleness, collect_iters, buffer)
-        return Sample(self.spec, columns, mask, lengths, info), elements.slots_to_numbers(exhausted)
+        return Sample(self.spec, columns, mask, lengths, slots, info), elements.slots_to_numbers(exhausted)
 
     def _read(self, numbers: np.ndarray) -> tuple[list[np.ndarray], np.ndarray | None, np.ndarray | None]:
         """Returns the `columns`, `mask` and `lengths` of a `Sample`, with a random window of each element if set."""
@@ -218,8 +228,10 @@ class Contents:
         """
         if self.store is None:
             raise ValueError(f"{self.holder} has no elements yet; push first, or pass its spec")
-        info = [np.zeros(0, dtype) for dtype in ("i8", "i8", "f8", "f8", "i8", "i8", "i8", "i4")]
-        return Sample(self.spec, *self._read(np.zeros(0, np.int64)), BatchInfo(*info))
+        none = np.zeros(0, np.int64)
+        dtypes = dict(zip(SampleInfo._fields, ("u8", "f8", "i8", "f8", "i4", "f8", "i4"), strict=False))
+        info = SampleInfo(**{name: none.astype(dtype) for name, dtype in dtypes.items()})
+        return Sample(self.spec, *self._read(none), none, info._replace(staleness=none, collect_iter=none))
 
     # --- state
 

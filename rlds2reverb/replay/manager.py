@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tree
 
-from rlds2reverb._apportionment import apportion
-from rlds2reverb._arguments import require_count
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.specs import ArraySpec, make_step_spec, map_structure, require_match
+from rlds2reverb.mixtures import allocate_items, apportion, concatenate_padded, join_batches, require_same_items
+from rlds2reverb.sample_info import SampleInfo
+from rlds2reverb.specs import ArraySpec, make_step_spec, map_structure
 
 from . import validation
-from .batches import NO_BUFFER, Batch, BatchInfo, SampleCheck, SampleRefusal, stream_batches
+from .batches import Batch, SampleCheck, SampleRefusal, stream_batches
 from .buffer import ReplayBuffer, make_buffer
+from .checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .item_spec import ItemSpec
 from .listeners import hold_all
@@ -91,6 +90,10 @@ class BufferManager:
     def __getitem__(self, name: str) -> ReplayBuffer:
         self._require_known([name])
         return self._buffers[name]
+
+    def __len__(self) -> int:
+        """Returns the number of items in all buffers."""
+        return sum(map(len, self._buffers.values()))
 
     def count(self, buffer_name: str) -> int:
         """Returns the number of items in a buffer; raises `ValueError` if the name is unknown."""
@@ -172,8 +175,8 @@ class BufferManager:
     ) -> Batch | SampleRefusal:
         """Samples one batch of columns from several buffers; several times as fast as `sample`, with its arguments.
 
-        `info.buffer` is the index of each element's buffer in `names`. Shorter elements are padded with zeros. Raises
-        `SpecMismatchError` if the items of the buffers differ, naming the field. A refused sample returns a
+        `info.dataset_index` is the index of each element's buffer in `names`. Shorter elements are padded with zeros.
+        Raises `SpecMismatchError` if the items of the buffers differ, naming the field. A refused sample returns a
         `SampleRefusal`, which is false in a condition.
         """
         owners, counts = self._select_owners(batch_size, sample_ratio, exact)
@@ -183,14 +186,14 @@ class BufferManager:
         samples = self._sample_each(sizes, cur_learner_iter, ReplayBuffer.sample_batch, self._require_matching_specs)
         if isinstance(samples, SampleRefusal):
             return samples
-        parts: list[Batch] = []
-        for name, (data, info) in samples.items():
-            buffer = np.full(sizes[name], self.names.index(name), np.int32)
-            parts.append(Batch(data, info._replace(buffer=buffer)))
-        if len(parts) == 1:
-            return parts[0]
+        indices = [self.names.index(name) for name in samples]
+        joined = Batch(
+            *join_batches(list(samples.values()), indices, concatenate_columns=concatenate_padded, fill=_fill)
+        )
+        if len(samples) == 1 or exact:
+            return joined
         positions = np.argsort(np.argsort(owners, kind="stable"), kind="stable")
-        return _interleave(parts, positions)
+        return Batch(*map_structure(lambda column: column[positions], tuple(joined)))
 
     def _select_owners(
         self, batch_size: int, sample_ratio: Mapping[str, float] | None, exact: bool
@@ -231,10 +234,10 @@ class BufferManager:
         specs = [self[name].contents.spec for name in names]
         if list(map(id, specs)) == list(map(id, self._matching_specs)):
             return
-        nests = {name: map_structure(_drop_sizes, make_step_spec(self[name].make_empty_batch().data)) for name in names}
-        for (name, got), (other, expected) in permutations(nests.items(), 2):
-            advice, root = "mix only buffers with the same structure", f"an item of buffer {name!r}"
-            require_match(got, expected, holder=f"buffer {other!r}", advice=advice, root=root)
+        batches = {name: self[name].make_empty_batch() for name in names}
+        items = {name: map_structure(_drop_sizes, make_step_spec(batch.data)) for name, batch in batches.items()}
+        has_mask = {name: not isinstance(batch.info.mask, tuple) for name, batch in batches.items()}
+        require_same_items(items, has_mask, kind="buffer")
         self._matching_specs = specs
 
     def dataset(
@@ -266,31 +269,31 @@ class BufferManager:
             no elements yet.
           SpecMismatchError: If the items of the buffers differ, naming the field.
         """
-        require_count("batch_size", batch_size)
-        _, counts = self._select_owners(batch_size, sample_ratio, True)
-        for name, share in self._normalize_ratio(sample_ratio).items():
-            if share and not counts[name]:
-                raise ValueError(
-                    f"a share of {share:g} yields no items of buffer {name!r} in a batch of {batch_size}; increase it, "
-                    "or set it to 0"
-                )
-        names = [name for name, count in counts.items() if count]
+        shares = {name: share for name, share in self._normalize_ratio(sample_ratio).items() if share}
+        names = list(allocate_items(batch_size, shares, kind="buffer"))
+        for name in names:
+            require_possible(f"buffer {name!r}", self[name].config, batch_size)
         self._require_matching_specs(names)
 
         def sample() -> Batch | SampleRefusal:
             learner_iter = None if cur_learner_iter is None else cur_learner_iter()
             return self.sample_batch(batch_size, sample_ratio, cur_learner_iter=learner_iter, exact=True)
 
-        return stream_batches(sample, self[names[0]].make_empty_batch(), batch_size, prefetch, timeout_secs)
+        empty = [self[names[0]].make_empty_batch()]
+        joined = Batch(*join_batches(empty, [0], concatenate_columns=concatenate_padded, fill=_fill))
+        return stream_batches(sample, joined, batch_size, prefetch, timeout_secs)
 
     # --- update
 
-    def update(self, info: Mapping[str, Any] | BatchInfo, *, priority: Any = None) -> int:
+    def update(self, info: SampleInfo | Mapping[str, Any], td_errors: Any = None, *, priority: Any = None) -> int:
         """Sets priorities of items in any of the buffers, and returns how many of the items are still there.
+
+        Implements `sampling.PrioritySink.update`; each buffer adds its own `priority_eps`.
 
         Args:
           info: the info of a batch that the manager sampled, or a dict with `replay_unique_id`s and as many `priority`
             numbers in [0, 1e12]; see `ReplayBuffer.update`. Without priorities nothing happens.
+          td_errors: TD errors, one per id, whose absolute values are the priorities.
           priority: priorities that replace those in the info.
 
         Raises:
@@ -298,26 +301,26 @@ class BufferManager:
           ValueError: If the buffer of an id is unknown, there are no ids, or a priority is invalid; nothing is changed
             then. A batch that was sampled from a buffer directly can be passed only to the `update` of that buffer.
         """
-        update = validation.read_update("a manager", info, priority)
+        update = validation.read_update("a manager", info, td_errors, priority)
         if update is None:
             return 0
         updates = []
-        for owner, indices in self._group_by_owner(update.ids, update.buffers):
+        for owner, indices in self._group_by_owner(update.ids, update.owners):
             ids = update.ids[indices] if isinstance(update.ids, np.ndarray) else [update.ids[i] for i in indices]
             buffer, priorities = self._buffers[self.names[owner]], update.priorities[indices]
             updates.append((buffer, buffer.validate_update(ids, priorities), priorities))
         return sum(buffer.set_priorities(numbers, priorities) for buffer, numbers, priorities in updates)
 
-    def _group_by_owner(self, ids: Any, buffers: np.ndarray | None) -> list[tuple[int, np.ndarray]]:
+    def _group_by_owner(self, ids: Any, owners: np.ndarray | None) -> list[tuple[int, np.ndarray]]:
         """Returns the index of each buffer in an update, with the positions of its ids."""
-        if buffers is None or (buffers == NO_BUFFER).all():
-            buffers = np.array([self._find_owner(unique_id) for unique_id in ids], np.int64)
-        elif buffers.shape != (len(ids),) or not 0 <= buffers.min() <= buffers.max() < len(self.names):
+        if owners is None:
+            owners = np.array([self._find_owner(unique_id) for unique_id in ids], np.int64)
+        elif owners.shape != (len(ids),) or (len(ids) and not 0 <= owners.min() <= owners.max() < len(self.names)):
             raise ValueError(
-                f"the buffers of an update must be one index in {self.names} per id, got {buffers}; pass the info of a "
-                "batch of this manager"
+                f"dataset_index must be one index in {self.names} per item, got {owners}; pass the info of a batch of "
+                "this manager"
             )
-        return [(int(owner), np.flatnonzero(buffers == owner)) for owner in np.unique(buffers)]
+        return [(int(owner), np.flatnonzero(owners == owner)) for owner in np.unique(owners)]
 
     def _find_owner(self, unique_id: Any) -> int:
         name, _, number = str(unique_id).rpartition("_")
@@ -356,6 +359,18 @@ class BufferManager:
         with self._hold_locks(self.names):
             for name, buffer in self._buffers.items():
                 buffer.load(restored[name])
+
+    def save_data(self, folder: str | Path) -> Path:
+        """Writes the states of all buffers, of the same moment, to a directory; returns the checkpoint's path.
+
+        The states are in one checkpoint, so that a process that is killed leaves all of them or none.
+        """
+        with CheckpointFolder(Path(folder)) as checkpoints, self._take_snapshots(self.names) as snapshots:
+            return checkpoints.write_all(snapshots)
+
+    def load_data(self, folder: str | Path) -> None:
+        """Loads the newest states that `save_data` wrote; raises as `load_state_dict`, or if there are none."""
+        self.load_state_dict(read_saved(Path(folder), CheckpointFolder.read_newest_all))
 
     def checkpoint(self) -> dict[str, Path]:
         """Writes checkpoints of the same moment for all buffers with a spec, and returns their paths by name.
@@ -430,20 +445,9 @@ def _require_names(names: Iterable[str]) -> None:
             )
 
 
-def _interleave(parts: Sequence[Batch], positions: np.ndarray) -> Batch:
-    """Concatenates batches, with time axes padded to the longest, and reorders the elements."""
-
-    def join(*columns: np.ndarray) -> np.ndarray:
-        if len({column.shape[1:] for column in columns}) > 1:
-            longest = max(column.shape[1] for column in columns)
-            columns = tuple(
-                np.pad(column, [(0, 0), (0, longest - column.shape[1]), *[(0, 0)] * (column.ndim - 2)])
-                for column in columns
-            )
-        return np.concatenate(columns)[positions]
-
-    batch: Batch = tree.map_structure(join, *parts)
-    return batch
+def _fill(column: np.ndarray, value: int, dtype: Any) -> np.ndarray:
+    """Returns a column of equal values, as long as another column."""
+    return np.full(len(column), value, dtype)
 
 
 def _drop_sizes(spec: ArraySpec) -> ArraySpec:

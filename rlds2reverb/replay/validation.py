@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlds2reverb.priorities import require_priorities
+from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.tables import MAX_PRIORITY
 
-from .batches import Batch, BatchInfo
+from .batches import Batch
 from .configs import BufferConfig
 from .item_spec import COLLECT_ITER, PRIORITY, UNIQUE_ID, get_fields
 from .staleness import UNKNOWN_ITER
@@ -136,32 +137,38 @@ class UpdateInfo(NamedTuple):
     Attributes:
       ids: array or list of `replay_unique_id`s.
       priorities: float64 `[M]`, one per id.
-      buffers: int64 `[M]`, see `BatchInfo.buffer`; None if the info does not contain it.
+      owners: int `[M]`, `SampleInfo.dataset_index` of a manager's batch; None if a manager did not sample it.
     """
 
     ids: Any
     priorities: np.ndarray
-    buffers: np.ndarray | None
+    owners: np.ndarray | None
 
 
-def read_update(holder: str, info: Mapping[str, Any] | BatchInfo, priority: Any) -> UpdateInfo | None:
+def read_update(holder: str, info: Any, td_errors: Any, priority: Any) -> UpdateInfo | None:
     """Returns the arguments of an update in a uniform type, or None if there are no priorities.
 
     Raises:
       TypeError: If the info is neither a mapping nor the info of a batch.
-      ValueError: If there are no ids, or not one number as the priority of each id.
+      ValueError: If there are no ids, not one number as the priority of each id, or two kinds of priorities.
     """
-    if isinstance(info, BatchInfo):
-        info = info._asdict()
+    owners = None
+    if isinstance(info, SampleInfo):
+        owners = None if isinstance(info.dataset_index, tuple) else np.asarray(info.dataset_index)
+        info = {UNIQUE_ID: np.asarray(info.key), PRIORITY: info.priority}
     if not isinstance(info, Mapping):
         got = "a Batch; pass its info" if isinstance(info, Batch) else f"{type(info).__name__}"
         raise TypeError(f"info must be the info of a batch, or a dict with {UNIQUE_ID!r} and {PRIORITY!r}, got {got}")
-    values = info.get(PRIORITY) if priority is None else priority
+    if td_errors is not None and priority is not None:
+        raise ValueError("td_errors and priority cannot both be set; pass one of them")
+    values = next((given for given in (td_errors, priority) if given is not None), info.get(PRIORITY))
     if values is None:
         return None
     if UNIQUE_ID not in info:
         raise ValueError(f"an update of {holder} requires {UNIQUE_ID!r}; pass the ids that sampling returned")
-    ids, buffers = info[UNIQUE_ID], info.get("buffer")
+    ids = info[UNIQUE_ID]
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise ValueError(f"{UNIQUE_ID!r} must be a list of ids, got {ids!r}")
     ids = np.asarray(ids) if hasattr(ids, "__array__") else list(ids)
     try:
         priorities = _to_float64(values)
@@ -172,7 +179,7 @@ def read_update(holder: str, info: Mapping[str, Any] | BatchInfo, priority: Any)
             f"an update of {holder} must have one priority per id, got {len(ids)} ids and priorities of shape "
             f"{list(priorities.shape)}"
         )
-    return UpdateInfo(ids, priorities, None if buffers is None else np.asarray(buffers))
+    return UpdateInfo(ids, priorities if td_errors is None else np.abs(priorities), owners)
 
 
 def read_ids(name: str, ids: Any) -> np.ndarray:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import permutations
 from typing import Any
 
 import reverb
 import tensorflow as tf
-import tree
 
-from rlds2reverb._apportionment import apportion
 from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb.specs import make_step_spec, require_match
+from rlds2reverb._internals.dataset_errors import TranslatedDataset
+from rlds2reverb.mixtures import allocate_items, join_batches, require_same_items
+from rlds2reverb.replay import Batch
+from rlds2reverb.specs import make_step_spec
 
 _ROUNDING = 1e-6
 
@@ -32,7 +32,12 @@ def mixed_dataset(
         servers = {"expert": expert, "online": online}
         datasets = {name: partial(sample_dataset, server, "replay") for name, server in servers.items()}
         batches = mixed_dataset(datasets, 256, weights={"expert": 0.5, "online": 0.5})
-        priorities = PriorityWriter(servers, "replay")
+        priorities = MixedPriorities({name: PriorityWriter(server, "replay") for name, server in servers.items()})
+
+    In-process buffers are mixed in the same way, also with servers:
+
+        datasets = {"expert": partial(sample_dataset, server, "replay"), "online": buffer.dataset}
+        priorities = MixedPriorities({"expert": PriorityWriter(server, "replay"), "online": buffer})
 
     Each batch contains `weight * batch_size` items of a dataset. If that is not an integer, it is rounded down, and the
     remaining items go to the datasets with the largest remainders (the first by name if equal), so that all batches
@@ -43,53 +48,34 @@ def mixed_dataset(
 
     Args:
       datasets: dict from names to functions that return a dataset for its number of items per batch, such as
-        `sample_dataset` with a server and a table.
+        `sample_dataset` with a server and a table, or `buffer.dataset`.
       batch_size: number of items per batch.
       weights: dict from the same names to the fraction of each dataset, above 0; they must add up to 1.
       prefetch: number of batches to prepare ahead, in addition to those of the datasets.
 
     Returns:
       A dataset of `reverb.ReplaySample`, as `sample_dataset` returns it. `info.dataset_index` is the index of the
-      item's dataset among the sorted names, and `info.server` the item's server within that dataset; `PriorityWriter`
-      uses both. `info.weight` compensates for the priorities within the item's own dataset and is relative to the
+      item's dataset among the sorted names, which `MixedPriorities` uses, and `info.server` the item's server within
+      that dataset. `info.weight` compensates for the priorities within the item's own dataset and is relative to the
       maximum there (or in its tables, with `min_priority`); it does not compensate for `weights`.
 
     Raises:
       SpecMismatchError: If the items of the datasets differ, naming the field and both datasets.
-      TypeError: If a dataset is not a function.
+      TypeError: If a dataset is not a function, or returns anything but batches of samples.
       ValueError: If the names in `weights` and `datasets` differ, the weights do not add up to 1, one is too small
-        for a single item, or a number is out of its range; and whatever a dataset raises.
+        for a single item, a number is out of its range, or a dataset is a mixture itself; and whatever a dataset
+        raises.
     """
     require_count("prefetch", prefetch)
     counts = allocate_items(batch_size, _normalize_weights(weights, datasets))
     samples = {name: datasets[name](count) for name, count in counts.items()}
     _require_same_items(samples)
 
-    def join(*parts: Any) -> Any:
-        marked = [
-            part._replace(info=part.info._replace(dataset_index=tf.fill(tf.shape(part.info.key), index)))
-            for index, part in enumerate(parts)
-        ]
-        return tree.map_structure(concatenate_padded, *marked)
+    def join(*parts: Any) -> reverb.ReplaySample:
+        data, info = join_batches(parts, range(len(parts)), concatenate_columns=concatenate_padded, fill=_fill)
+        return reverb.ReplaySample(info, data)
 
-    return tf.data.Dataset.zip(tuple(samples.values())).map(join).prefetch(prefetch)
-
-
-def allocate_items(batch_size: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """Returns the number of items of each dataset per batch, by largest remainders; see `apportion`.
-
-    Raises:
-      ValueError: If a dataset gets no item, or the batch size is not an integer of at least 1.
-    """
-    require_count("batch_size", batch_size)
-    counts = apportion(batch_size, weights.values())
-    for (name, weight), count in zip(weights.items(), counts, strict=True):
-        if not count:
-            raise ValueError(
-                f"the weight of dataset {name!r}, {weight:g}, leaves it no item in a batch of {batch_size}; raise the "
-                "weight or the batch size"
-            )
-    return {name: int(count) for name, count in zip(weights, counts, strict=True)}
+    return TranslatedDataset(tf.data.Dataset.zip(tuple(samples.values())).map(join).prefetch(prefetch))
 
 
 def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]) -> dict[str, float]:
@@ -116,20 +102,16 @@ def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]
 
 
 def _require_same_items(samples: Mapping[str, tf.data.Dataset]) -> None:
-    for name, dataset in samples.items():
-        if not isinstance(dataset.element_spec, reverb.ReplaySample):
-            raise TypeError(
-                f"dataset {name!r} must return batches as sample_dataset does, got elements {dataset.element_spec}"
-            )
-    specs = {name: make_step_spec(dataset.element_spec.data) for name, dataset in samples.items()}
-    for name, other in permutations(specs, 2):  # Both orders, since the match is one-sided: None allows any size.
-        require_match(
-            specs[name],
-            specs[other],
-            holder=f"dataset {other!r}",
-            advice="mix datasets whose items have the same spec",
-            root=f"an item of dataset {name!r}",
-        )
+    specs = {name: dataset.element_spec for name, dataset in samples.items()}
+    for name, spec in specs.items():
+        if not isinstance(spec, (reverb.ReplaySample, Batch)):
+            raise TypeError(f"dataset {name!r} must return batches as sample_dataset does, got elements {spec}")
+        if not isinstance(spec.info.dataset_index, tuple):
+            raise ValueError(f"dataset {name!r} is a mixture itself; pass its parts, each with its own weight")
+    require_same_items(
+        {name: make_step_spec(spec.data) for name, spec in specs.items()},
+        {name: not isinstance(spec.info.mask, tuple) for name, spec in specs.items()},
+    )
 
 
 def _format_names(names: Mapping[str, Any]) -> str:
@@ -137,7 +119,7 @@ def _format_names(names: Mapping[str, Any]) -> str:
 
 
 def concatenate_padded(*columns: tf.Tensor) -> tf.Tensor:
-    """Concatenates columns `[N, ...]`; axes of unknown size are padded with zeros."""
+    """Concatenates tensors `[N, ...]`; axes of unknown size are padded with zeros."""
     if columns[0].shape[1:].is_fully_defined():
         return tf.concat(columns, 0)
     sizes = tf.reduce_max([tf.shape(column)[1:] for column in columns], 0)
@@ -147,3 +129,8 @@ def concatenate_padded(*columns: tf.Tensor) -> tf.Tensor:
         return tf.pad(column, tf.stack([tf.zeros_like(missing), missing], 1))
 
     return tf.concat([pad(column) for column in columns], 0)
+
+
+def _fill(column: tf.Tensor, value: int, dtype: Any) -> tf.Tensor:
+    """Returns a column of equal values, as long as another column."""
+    return tf.fill(tf.shape(column), tf.constant(value, dtype))

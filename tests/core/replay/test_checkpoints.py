@@ -18,7 +18,7 @@ from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, Listener, che
 
 def sample_ids(buffer, count=5):
     """Returns the ids of several sampled batches."""
-    return [buffer.sample_batch(4).info.replay_unique_id.tolist() for _ in range(count)]
+    return [buffer.sample_batch(4).info.key.tolist() for _ in range(count)]
 
 
 def test_restored_buffer_has_equal_contents_and_samples_identically(tmp_path):
@@ -50,7 +50,7 @@ def test_loaded_state_samples_identically_after_the_trees_grew(tmp_path):
         other.load_state_dict(buffer.state_dict())
         for _ in range(50):
             first, second = buffer.sample_batch(256), other.sample_batch(256)
-            assert first.info.replay_unique_id.tolist() == second.info.replay_unique_id.tolist()
+            assert first.info.key.tolist() == second.info.key.tolist()
             assert first.data["x"].tolist() == second.data["x"].tolist()
 
 
@@ -344,7 +344,7 @@ def test_state_dict_is_consistent_while_another_thread_pushes(rounds):
             other = AdvancedReplayBuffer("demo", buffer.config)
             other.load_state_dict(state)
             batch = other.sample_batch(5000)
-            assert batch.data["n"].tolist() == batch.info.replay_unique_id.tolist()
+            assert batch.data["n"].tolist() == batch.info.key.tolist()
             new = batch.data["n"] >= 20_000
             assert (batch.data["x"][new] == batch.data["n"][new, None]).all() and not batch.data["x"][~new].any()
     finally:
@@ -359,12 +359,12 @@ def test_elements_that_exceed_changed_limits_are_not_restored(tmp_path):
         buffer.extend([item(n) for n in range(6)])
         info = buffer.sample_batch(12, sample_range=slice(0, 3)).info
         # The last use of each element wins.
-        uses = dict(zip(info.replay_unique_id.tolist(), info.use.tolist(), strict=True))
+        uses = dict(zip(info.key.tolist(), info.times_sampled.tolist(), strict=True))
         buffer.checkpoint()
     with AdvancedReplayBuffer("demo", replace(config, with_replacement=False), checkpoint_root=tmp_path / "a") as again:
         left = {n for n in range(6) if uses.get(n, 0) < 3}
         assert left != set(range(6)) and len(again) == len(left)
-        assert set(again.sample_batch(len(left)).info.replay_unique_id.tolist()) == left
+        assert set(again.sample_batch(len(left)).info.key.tolist()) == left
 
     with make_buffer("demo", BufferConfig(kind="episode"), checkpoint_root=tmp_path / "b") as buffer:
         buffer.extend([{"x": np.arange(length)} for length in (2, 9, 4)])

@@ -55,10 +55,10 @@ def test_window_sampling_is_uniform_over_steps_or_over_episodes(make):
         buffer = make(EpisodeReplayBuffer, window=3, window_sampling=window_sampling, sample_min_limit_ratio=0, seed=2)
         buffer.extend([episode(n, length) for n, length in enumerate(lengths)])
         batch = buffer.sample_batch(4000)
-        counts = np.bincount(batch.info.replay_unique_id, minlength=3)
+        counts = np.bincount(batch.info.key.astype(int), minlength=3)
         chi_square = ((counts - 4000 * probabilities) ** 2 / (4000 * probabilities)).sum()
         assert chi_square < 28  # 2 degrees of freedom: one in a million
-        assert (batch.info.IS == 1).all()  # All windows have the same priority.
+        assert (batch.info.weight == 1).all()  # All windows have the same priority.
 
 
 def test_priorities_and_weights_apply_per_window(make):
@@ -66,9 +66,9 @@ def test_priorities_and_weights_apply_per_window(make):
     # These have 1 window with priority 4, and 8 windows with priority 1.
     buffer.extend([episode(0, 2, priority=4.0), episode(1, 9, priority=1.0)])
     batch = buffer.sample_batch(3000)
-    counts, probabilities = np.bincount(batch.info.replay_unique_id), np.array([4, 8]) / 12
+    counts, probabilities = np.bincount(batch.info.key.astype(int)), np.array([4, 8]) / 12
     assert ((counts - 3000 * probabilities) ** 2 / (3000 * probabilities)).sum() < 24
-    assert {(n, w) for n, w in zip(batch.info.replay_unique_id.tolist(), batch.info.IS, strict=True)} == {
+    assert {(n, w) for n, w in zip(batch.info.key.tolist(), batch.info.weight, strict=True)} == {
         (0, 0.25),
         (1, 1.0),
     }
@@ -118,7 +118,7 @@ def test_short_episodes_are_padded_and_masked_with_pad(make):
     values = {tuple(s["inner"]["step"].tolist()): s["mask"].tolist() for s in buffer.sample(50, 0)}
     assert values == {(100, 101, 0, 0): [True, True, False, False], (200, 201, 202, 203): [True] * 4}
     batch = buffer.sample_batch(50)
-    assert (batch.data["mask"].sum(1) == np.where(batch.info.replay_unique_id == 0, 2, 4)).all()
+    assert (batch.info.mask.sum(1) == np.where(batch.info.key == 0, 2, 4)).all()
     for config in ({"window": 4, "short_episodes": "pad"}, {}):
         with pytest.raises(
             ValueError, match="an episode cannot have a field 'mask' because padding adds one; rename the field"

@@ -17,7 +17,7 @@ def sample_numbers(buffer, size, learner_iter=None, sample_range=None, *, as_dic
     """Returns the numbers of sampled elements, or None, from `sample` or `sample_batch`."""
     if not as_dicts:
         batch = buffer.sample_batch(size, learner_iter, sample_range)
-        return batch.info.replay_unique_id.tolist() if batch else None
+        return batch.info.key.tolist() if batch else None
     sampled = buffer.sample(size, learner_iter, sample_range)
     return None if sampled is None else [int(s["replay_unique_id"].removeprefix("demo_")) for s in sampled]
 
@@ -55,7 +55,7 @@ def test_others_keep_their_proportions_when_elements_are_used_up(make):
         first = buffer.push_count
         buffer.extend([item(n, priority=float(w)) for n, w in enumerate((1, 2, 5))])
         batch = buffer.sample_batch(2)
-        pairs.append(tuple((batch.info.replay_unique_id - first).tolist()))
+        pairs.append(tuple((batch.info.key - first).tolist()))
     chi_square = 0.0
     for first, second in [(a, b) for a in range(3) for b in range(3) if a != b]:
         expected = 1500 * p[first] * p[second] / (1 - p[first])
@@ -99,7 +99,7 @@ def test_weights_are_normalized_by_buffer_or_by_batch(make):
         buffer = make(alpha=1.0, beta=1.0, anneal_step=0, weight_normalization=normalization, sample_min_limit_ratio=0)
         buffer.extend([item(n, priority=p) for n, p in enumerate([1.0, 4.0, 8.0])])
         batch = buffer.sample_batch(100, None, slice(1, None))
-        weights = dict(zip(batch.info.replay_unique_id.tolist(), batch.info.IS.tolist(), strict=True))
+        weights = dict(zip(batch.info.key.tolist(), batch.info.weight.tolist(), strict=True))
         np.testing.assert_allclose([weights[1], weights[2]], expected, rtol=1e-12)
 
 

@@ -259,7 +259,7 @@ def test_push_data_accepts_one_item_or_a_list():
         (lambda m: m.dataset(0, {"1": 1}), "batch_size must be an integer >= 1, got 0"),
         (
             lambda m: m.dataset(9, {"1": 1, "agent": 20}),
-            "a share of 0.047619 yields no items of buffer '1' in a batch of 9",
+            "the weight of buffer '1', 0.047619, leaves it no item in a batch of 9",
         ),
         (lambda m: m.sample_batch(-2, {"1": 1}), "size must be an integer >= 0, got -2"),
         (
@@ -308,11 +308,13 @@ def test_exact_counts_use_largest_remainders(three_buffers):
 
 def test_columns_are_in_the_sampled_order_and_name_their_buffer(three_buffers):
     batch = three_buffers.sample_batch(60, dict.fromkeys(NAMES, 1))
-    assert batch.data["owner"].tolist() == batch.info.buffer.tolist() != sorted(batch.info.buffer.tolist())
-    assert batch.info.buffer.dtype == np.int32
-    assert batch.data["number"].tolist() == batch.info.replay_unique_id.tolist()
-    assert (batch.data["twice"] == 2 * batch.data["number"]).all() and (batch.info.IS == 1).all()
-    assert three_buffers.sample_batch(0, {"agent": 1}).info.buffer.shape == (0,)
+    assert (
+        batch.data["owner"].tolist() == batch.info.dataset_index.tolist() != sorted(batch.info.dataset_index.tolist())
+    )
+    assert batch.info.dataset_index.dtype == np.int32
+    assert batch.data["number"].tolist() == batch.info.key.tolist()
+    assert (batch.data["twice"] == 2 * batch.data["number"]).all() and (batch.info.weight == 1).all()
+    assert three_buffers.sample_batch(0, {"agent": 1}).info.dataset_index.shape == (0,)
 
 
 def test_update_accepts_the_info_of_a_batch():
@@ -323,27 +325,30 @@ def test_update_accepts_the_info_of_a_batch():
         assert manager.update(batch.info, priority=priorities) == 4
         manager.push_data(items(0, range(4)), "agent")
         expected = {}
-        for owner, number, priority in zip(batch.info.buffer, batch.info.replay_unique_id, priorities, strict=True):
+        for owner, number, priority in zip(batch.info.dataset_index, batch.info.key, priorities, strict=True):
             expected[NAMES[owner], number] = priority
         for name in NAMES:
             info = manager[name].sample_batch(4).info
-            for number, priority in zip(info.replay_unique_id, info.priority, strict=True):
+            for number, priority in zip(info.key, info.priority, strict=True):
                 assert priority == expected.get((name, number), manager[name].highest_priority if number > 3 else 1.0)
-        assert manager.update({**batch.info._asdict(), "priority": priorities}) == 4
-        with pytest.raises(ValueError, match="the buffers of an update must be one index in .* per id, got"):
-            manager.update(batch.info._replace(buffer=np.array([0, 1, 2, 3])), priority=priorities)
+        assert manager.update(batch.info._replace(priority=priorities)) == 4
+        with pytest.raises(ValueError, match="dataset_index must be one index in .* per item, got"):
+            manager.update(batch.info._replace(dataset_index=np.array([0, 1, 2, 3])), priority=priorities)
 
 
 def test_dataset_has_exact_shares_and_names_the_buffers(three_buffers):
     batches = list(three_buffers.dataset(16, {"1": 1, "agent": 3}).take(5).as_numpy_iterator())
     for batch in batches:
         assert sorted(batch.data["owner"].tolist()) == [0] * 12 + [2] * 4
-        assert batch.info.buffer.tolist() == batch.data["owner"].tolist() and batch.info.buffer.dtype == np.int32
+        assert (
+            batch.info.dataset_index.tolist() == batch.data["owner"].tolist()
+            and batch.info.dataset_index.dtype == np.int32
+        )
         assert np.array_equal(batch.data["twice"], 2 * batch.data["number"])
-        assert batch.info.IS.tolist() == [1.0] * 16
+        assert batch.info.weight.tolist() == [1.0] * 16
     assert three_buffers.update(batches[0].info, priority=np.ones(16)) == 16
     spec = three_buffers.dataset(16, {"1": 1}).element_spec
-    assert spec.data["owner"] == tf.TensorSpec((16,), tf.int32) and tf.TensorSpec((16,), tf.float64) == spec.info.IS
+    assert spec.data["owner"] == tf.TensorSpec((16,), tf.int32) and tf.TensorSpec((16,), tf.float32) == spec.info.weight
 
 
 def test_episodes_of_different_lengths_are_padded():
@@ -354,14 +359,14 @@ def test_episodes_of_different_lengths_are_padded():
         batch = next(iter(manager.dataset(3, {"short": 2, "long": 1}).as_numpy_iterator()))
         assert manager.dataset(3, {"short": 2, "long": 1}).element_spec.data["reward"].shape.as_list() == [3, None]
     assert batch.data["reward"].tolist() == [[10, 11, 0, 0, 0]] * 2 + [[10, 11, 12, 13, 14]]
-    assert batch.data["mask"].sum(1).tolist() == [2, 2, 5] and batch.data["mask"].shape == (3, 5)
+    assert batch.info.mask.sum(1).tolist() == [2, 2, 5] and batch.info.mask.shape == (3, 5)
 
 
 def test_mixing_buffers_with_different_items_raises():
     with BufferManager({"a": UNIFORM, "b": UNIFORM}) as manager:
         manager.push_data({"x": np.float32(1)}, "a")
         manager.push_data({"x": np.float64(1)}, "b")
-        message = r"an item of buffer 'a'\['x'\] is float32 \[\], but buffer 'b' expects float64 \[\]; mix only buffers with the same structure"
+        message = r"an item of buffer 'a'\['x'\] is float32 \[\], but buffer 'b' expects float64 \[\]; mix buffers whose items have the same spec"
         with pytest.raises(SpecMismatchError, match=message):
             manager.dataset(2, {"a": 1, "b": 1})
         with pytest.raises(SpecMismatchError, match=message):
@@ -467,15 +472,13 @@ def test_dataset_retries_refused_samples_and_raises_the_reason():
         with pytest.raises(ValueError, match="buffer 'b' has no elements yet; push first, or pass its spec"):
             BufferManager({"b": config}).dataset(4)
         stream = iter(manager["a"].dataset(4, prefetch=1, timeout_secs=0.2))
-        assert [len(next(stream).info.IS) for _ in range(2)] == [4, 4]
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="waited 0.2 s for a batch: buffer 'a' has 4 elements pushed"
-        ):
+        assert [len(next(stream).info.weight) for _ in range(2)] == [4, 4]
+        with pytest.raises(TimeoutError, match="waited 0.2 s for a batch: buffer 'a' has 4 elements pushed"):
             next(stream)
         stream = iter(manager.dataset(4, timeout_secs=60))
         pusher = threading.Timer(0.05, lambda: manager.push_data(items(0, range(2)), "a"))
         pusher.start()
-        assert len(next(stream).info.IS) == 4
+        assert len(next(stream).info.weight) == 4
         pusher.join()
         manager.push_data(items(0, range(20)), "a")
 
@@ -554,13 +557,13 @@ def test_manager_update_raises_for_a_batch_of_one_buffer():
     configs = {name: BufferConfig() for name in ("offline", "online")}
     with make_manager(configs, (8, 8)) as manager:
         info = manager["online"].sample_batch(4).info
-        assert info.buffer.tolist() == [-1] * 4
+        assert info.dataset_index == ()
         with pytest.raises(ValueError, match=r"does not name a buffer; .* call manager\[name\].update"):
             manager.update(info, priority=np.full(4, 9.0))
         assert [manager[name].highest_priority for name in configs] == [1.0, 1.0]
         batch = manager["online"].sample(4)
         ids = [item["replay_unique_id"] for item in batch]
-        assert manager.update({**info._asdict(), "replay_unique_id": ids, "priority": np.full(4, 9.0)}) == 4
+        assert manager.update({"replay_unique_id": ids, "priority": np.full(4, 9.0)}) == 4
         assert [manager[name].highest_priority for name in configs] == [1.0, 9.0]
 
 

@@ -48,7 +48,7 @@ def test_last_elements_are_kept_when_columns_exceed_max_size(make):
     assert buffer.extend_columns({"x": np.arange(100, 113)}).tolist() == list(range(3, 16))
     batch = buffer.sample_batch(5)
     assert sorted(batch.data["x"]) == [108, 109, 110, 111, 112]
-    assert (batch.info.replay_unique_id == batch.data["x"] - 97).all()
+    assert (batch.info.key == batch.data["x"] - 97).all()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_source_is_stored_as_transitions(make, source):
     buffer = make(with_replacement=False)
     assert buffer.extend_episodes(source, priority=2.0, collect_iter=4) == 6
     batch = buffer.sample_batch(6, 5)
-    order = np.argsort(batch.info.replay_unique_id)
+    order = np.argsort(batch.info.key)
     data = {
         name: column[order] for name, column in batch.data.items() if name not in ("observation", "next_observation")
     }
@@ -346,7 +346,11 @@ def test_ten_threads_keep_the_totals_consistent(make, secs):
         batch = buffer.sample_batch(64, buffer.push_count // 500)
         if batch:
             assert (batch.data["x"] == batch.data["y"]["z"][:, None]).all()
-            assert (batch.info.use <= 20).all() and (batch.info.staleness < 50).all() and (batch.info.IS > 0).all()
+            assert (
+                (batch.info.times_sampled <= 20).all()
+                and (batch.info.staleness < 50).all()
+                and (batch.info.weight > 0).all()
+            )
             buffer.update(batch.info, priority=batch.data["y"]["z"] % 7 + 1)
         for s in buffer.sample(8) or []:
             assert (s["x"] == s["y"]["z"]).all()

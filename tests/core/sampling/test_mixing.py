@@ -13,8 +13,8 @@ from reference_impls import episode
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.mixtures import allocate_items
 from rlds2reverb.sampling import PriorityWriter, mixed_dataset, sample_dataset
-from rlds2reverb.sampling.mixing import allocate_items
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryEpisodes
