@@ -80,7 +80,9 @@ def resolve_environment(env: Any, source: Any) -> Environment | None:
     if name is None:
         return Environment("", None, f"no evaluation, because the environment of the dataset is unknown; {_CHOOSE}")
     if name not in _read_registry():
-        return Environment("", None, f"no evaluation, because {name} is not installed; run pip install '.[eval]'")
+        return Environment(
+            "", None, f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
+        )
     return Environment(name, name, f"evaluating in {name}, derived from the name of the dataset; {_DISABLE}")
 
 

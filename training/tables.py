@@ -169,6 +169,8 @@ def require_table_options(config: TrainingConfig) -> None:
         "normalize_observations": bool(config.normalize_observations)
         and not get_algorithm(config.algo).normalizes_observations,
     }
+    if config.deterministic:
+        raise ValueError("deterministic=True requires a dataset; servers sample nondeterministically")
     for name, value in is_set.items():
         if value:
             raise ValueError(f"{name} requires a dataset; the items of a table are already converted")

@@ -1,0 +1,151 @@
+"""Training from tables that already contain items: servers, directories, and pairs (server, table)."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from rlds2reverb.adders import NStep
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.data import open_data, open_source
+from rlds2reverb.training.environment import resolve_environment
+
+from rlds2reverb import (
+    ReplayServer,
+    Selector,
+    ServerUnavailableError,
+    SourceError,
+    SpecMismatchError,
+    TableConfig,
+    TrajectoryWindows,
+    ingest,
+    packed_signature,
+)
+from rlds2reverb._encoding.packing import Packing
+from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.sources import load
+from rlds2reverb.sources.source import Source
+
+IQL = TrainingConfig("iql")
+TD3_BC = TrainingConfig("td3_bc")
+BOUNDS_NOTE = "the action bounds are assumed to be [-1, 1]; pass env= to use those of an environment"
+
+
+@pytest.fixture(scope="module")
+def source(data):
+    few = list(islice(load(data / "d4rl" / "hopper_medium-v2.hdf5"), 3))
+    return Source("few", "memory", lambda: iter(few))
+
+
+@pytest.fixture(scope="module")
+def directory(source, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tables") / "out"
+    ingest(source, path, TableConfig("replay", sampler=Selector("uniform")), adder=NStep(3, 0.99), layout="packed")
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(source):
+    """A server with 3-step transitions in the table 'replay', and an empty table."""
+    signature = packed_signature(Packing(NStep(3, 0.99).item_spec(source.step_spec), True))
+    with ReplayServer([TableConfig("replay"), TableConfig("empty")], signature) as server:
+        ingest(source, server, "replay", adder=NStep(3, 0.99), layout="packed")
+        yield server
+
+
+def test_directory_is_served_until_the_data_are_closed(directory, source):
+    num_items = sum(episode.num_transitions for episode in source)
+    assert open_source(directory) is directory
+    with open_data(str(directory), TD3_BC) as got:
+        assert got.name == str(directory) and got.table.table == "replay" and got.owns_server
+        assert got.num_transitions == num_items and table_infos(got.table.server.client)["replay"].current_size
+        assert got.returns is None and got.behaviour_return is None and got.moments is None and got.items is None
+        assert got.time_step_spec.observation.shape == (11,) and got.action_spec.shape == (3,)
+        assert got.notes[0] == BOUNDS_NOTE and f"are not normalised, because {directory} has no stat" in got.notes[1]
+        address, identity = got.table.server.address, got.identity()
+    with pytest.raises(ServerUnavailableError):
+        table_infos(connect(address), timeout_secs=0.5)
+    with open_data(directory, IQL, action_space=Box(-2, 2, (3,))) as again:
+        assert again.fingerprint == identity["data"] and len(again.fingerprint) == 32 and again.notes == ()
+        assert again.identity()["action bounds"] == "[-2, 2]"
+
+
+def test_tables_of_servers_are_found(server):
+    for location, fingerprint in (
+        (server.address, server.address),
+        ((server, "replay"), "table 'replay'"),
+        (server.client, "table 'replay'"),
+    ):
+        got = open_data(location, IQL)
+        assert got.table.table == "replay" and not got.table.has_trajectories and not got.owns_server
+        assert got.fingerprint == fingerprint and got.name == server.address
+    assert resolve_environment("auto", server.address).make_env is None
+
+
+def test_table_with_priorities_has_a_warning_for_uniform_sampling(server, source):
+    with ReplayServer([TableConfig("other")], TrajectoryWindows(2).item_spec(source.step_spec)) as trajectories:
+        ingest(source, trajectories, "other", priority=lambda episode, items: np.arange(len(items)) + 1.0)
+        warning = "the table samples items by priority; pass sampler='prioritized' for importance weights"
+        got = open_data(trajectories, TrainingConfig("rebrac"))
+        assert got.table.has_trajectories and got.table.table == "other" and got.warnings == (warning,)
+        assert open_data(trajectories, IQL.replace(sampler="prioritized")).warnings == ()
+    assert open_data(server, IQL).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "table", "space", "message"),
+    [
+        (TrainingConfig("rebrac"), "replay", None, "are transitions, but rebrac learns from trajectories of two steps"),
+        (IQL.replace(gamma=0.9), "replay", None, "is no power of 0.9; pass the gamma of the conversion"),
+        (TrainingConfig("dqn"), "replay", None, "dqn requires discrete actions"),
+        (IQL, "replay", Box(-1, 1, (2,)), r"actions have shape \(3,\), but those of the environment \(2,\)"),
+    ],
+)
+def test_tables_that_do_not_match_raise(server, config, table, space, message):
+    with pytest.raises(SpecMismatchError, match=message):
+        open_data((server, table), config, action_space=space)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_percent": 10}, "top_percent requires a dataset; the items of a table are already converted"),
+        ({"n_step": 3}, "n_step requires a dataset"),
+        ({"reward": "scale:2"}, "reward requires a dataset"),
+        ({"clip_actions": True}, "clip_actions requires a dataset"),
+        ({"cut_at_terminal": True}, "cut_at_terminal requires a dataset"),
+        ({"drop_fields": ("x",)}, "drop_fields requires a dataset"),
+        ({"normalize_observations": True}, "normalize_observations requires a dataset"),
+        ({"deterministic": True}, "deterministic=True requires a dataset; servers sample nondeterministically"),
+    ],
+)
+def test_options_of_datasets_raise(server, options, message):
+    with pytest.raises(ValueError, match=message):
+        open_data(server, IQL.replace(**options))
+
+
+def test_tables_without_items_for_training_raise(server, source):
+    with pytest.raises(SourceError, match="has the tables empty, replay; there is no table 'short'"):
+        open_data((server, "short"), IQL)
+    with pytest.raises(SourceError, match="table 'empty' at .* has no items, but training requires them"):
+        open_data((server, "empty"), IQL)
+    signature = TrajectoryWindows(3).item_spec(source.step_spec)
+    with ReplayServer([TableConfig("a"), TableConfig("b")], signature) as other:
+        ingest(source, other, "a", adder=TrajectoryWindows(3))
+        with pytest.raises(
+            SourceError, match="has the tables a, b; training requires one table, or one named 'replay'"
+        ):
+            open_data(other, IQL)
+        with pytest.raises(SpecMismatchError, match="must be transitions of NStep or trajectories of TrajectoryW"):
+            open_data((other, "a"), IQL)
+
+
+def test_discrete_actions_of_a_table_require_an_environment():
+    log = {"observations": np.zeros((4, 2), np.float32), "actions": np.arange(3), "rewards": np.ones(3, np.float32)}
+    source = load([{**log, "terminated": True}])
+    with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
+        ingest(source, server, adder=NStep(1, 0.99))
+        with pytest.raises(SpecMismatchError, match="integers with an unknown maximum; pass env= to name"):
+            open_data(server, TrainingConfig("dqn"))
+        got = open_data(server, TrainingConfig("dqn"), action_space=Discrete(5, start=-1))
+        assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (-1, 3)
