@@ -27,7 +27,7 @@ class Progress:
         """
         self._total, self._quiet, self._translate = num_iterations, quiet, translate
         self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._line: _LiveLine = _NotebookLine() if _in_notebook() else _TerminalLine(self._console)
+        self._line: _LiveLine = _NotebookLine() if _in_notebook() else _TerminalLine()
         self._score = ""
 
     def note(self, sentence: str) -> None:
@@ -79,8 +79,8 @@ class Progress:
 class _TerminalLine:
     """A line on stderr that is overwritten on a terminal; elsewhere every text is a line of its own."""
 
-    def __init__(self, console: Console):
-        self.is_live = console.is_terminal
+    def __init__(self) -> None:
+        self.is_live = sys.stderr.isatty()
 
     def show(self, text: str) -> None:
         """Shows a text until the next one is shown or printed."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb._text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
@@ -17,6 +18,7 @@ _SUPPORTED = (
     "(d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), a D4RL name (hopper-medium-v2), a list "
     "of episodes, a function that returns an iterable of episodes, a dict of D4RL columns, or an RLDS tf.data.Dataset"
 )
+_FILE_SUFFIXES = (".hdf5", ".h5", ".npz", ".npy")
 #: Levels below a directory at which a dataset is searched for: name/config/version and namespace/name/version.
 _DEPTHS = ("*/", "*/*/", "*/*/*/")
 
@@ -167,12 +169,21 @@ def _open_directory(path: Path, split: str) -> Source:
     )
 
 
+def _suggest_file(path: Path) -> str:
+    """Returns the end of a message about a missing file: the most similar name in its folder."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return f"; the folder {str(path.parent)[:100]!r} does not exist either"
+    return suggest(path.name, names) or "; check the path"
+
+
 def _open_by_name(name: str, split: str, data_dir: str | Path | None, *, download: bool) -> Source:
     shown = repr(name[:100])
+    if name and len(name) <= 300 and "\0" not in name and Path(name).suffix.lower() in _FILE_SUFFIXES:
+        raise FileNotFoundError(f"there is no file {shown}{_suggest_file(Path(name).expanduser())}")
     if not name or name.startswith(("/", ".", "~")) or ".." in name or len(name) > 300 or "\0" in name:
         raise FileNotFoundError(f"there is no {shown}; source must be {_SUPPORTED}")
-    if Path(name).suffix.lower() in (".hdf5", ".h5", ".npz", ".npy"):
-        raise FileNotFoundError(f"there is no file {shown}")
     if not minari.is_minari_name(name):
         return rlds.open_builder(name, split=split, data_dir=data_dir, download=download)
     url = None if minari.is_installed(name) else d4rl_names.file_url(name)

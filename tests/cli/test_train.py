@@ -174,8 +174,8 @@ def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
     [
         (("--algo", "td3bc"), "got 'td3bc'; did you mean 'td3_bc'?"),
         (("--set", "alpha"), "--set must be NAME=VALUE such as alpha=2.5, got 'alpha'"),
-        (("--data", "hopper_medum-v2.hdf5"), "the file hopper_medum-v2.hdf5 does not exist; check the path"),
-        (("--deterministic", "--sampler", "prioritized"), "--deterministic requires uniform batches"),
+        (("--data", "hopper_medum-v2.hdf5"), "there is no file 'hopper_medum-v2.hdf5'; check the path"),
+        (("--deterministic", "--sampler", "prioritized"), "--deterministic requires --sampler uniform"),
         (("--algo", "rebrac", "--n-step", 2), "rebrac requires --n-step 1"),
         (("--sampler", "prioritised"), "'prioritised' is not one of"),
         (("--steps", 0), "0 is not in the range x>=1"),
@@ -186,7 +186,7 @@ def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
         (("--algo", "bc", "--sampler", "prioritized"), "bc requires --sampler uniform"),
         (("--d4rl-score", "--reference-file", __file__), "pass only one of --reference-file and --d4rl-score"),
         (("--config", "missing.gin"), "'missing.gin' does not exist"),
-        (("--preset", "iql-antmace"), "got 'iql-antmace'; did you mean 'iql-antmaze'?"),
+        (("--preset", "iql-antmace"), "unknown preset 'iql-antmace'; did you mean 'iql-antmaze'?"),
     ],
 )
 def test_wrong_options_fail_before_tensorflow_is_loaded(hopper, tmp_path, arguments, message):
@@ -235,11 +235,11 @@ def test_the_environment_is_derived_from_the_name_of_the_dataset(hopper, tmp_pat
     pytest.importorskip("gymnasium")
     options = ("--algo", "bc", *SMALL[2:], "--steps", 2, "--eval-episodes", 1, "--d4rl-score")
     code, out, err = call(capsys, *options, "--data", hopper, "--run-dir", tmp_path / "run")
-    assert code == 0 and "evaluating in Hopper-v5, derived from the name of the dataset (--env none" in err
+    assert code == 0 and "evaluating in Hopper-v5, derived from the name of the dataset; pass --env none for no" in err
     assert "last score" in out and (tmp_path / "run" / "curve.png").is_file()
     for name, message in (
         ("halfcheetah_medium", "no evaluation, pass --env to choose an environment: the dataset's actions have shape"),
-        ("logs", "no evaluation; pass --env ID, such as --env Hopper-v5, to evaluate (requires pip install '.[eval]')"),
+        ("logs", "no evaluation, because the environment of the dataset is unknown; pass --env to evaluate, such as"),
     ):
         (tmp_path / f"{name}.hdf5").symlink_to(hopper)
         data = ("--data", tmp_path / f"{name}.hdf5", "--run-dir", tmp_path / name)
