@@ -10,6 +10,7 @@ from reference_impls import assert_equal_nests, episode, episodes
 
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, find_problems
+from rlds2reverb.errors import InvalidEpisodeError
 from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.sources.summary import Fingerprint
 from rlds2reverb.specs import make_step_spec
@@ -65,6 +66,29 @@ def test_one_invalid_episode_makes_a_batch_invalid(position, field, step, value)
     all_steps[position][field][step] = value
     assert find_problems(Episode(all_steps[position], 0))
     assert not EpisodeBatch(make_episodes(all_steps)).is_valid()
+
+
+def test_require_valid_raises_with_the_problems_of_the_first_invalid_episode():
+    all_steps = [episode(3, terminal=False) for _ in range(4)]
+    batch = EpisodeBatch(make_episodes(all_steps))
+    batch.require_valid(make_step_spec(all_steps[0]))
+    all_steps[1]["is_first"][1] = all_steps[3]["is_first"][2] = True
+    with pytest.raises(InvalidEpisodeError, match="is_first is set inside the episode") as raised:
+        EpisodeBatch(make_episodes(all_steps)).require_valid()
+    assert raised.value.problems == find_problems(Episode(all_steps[1], 1))
+
+
+@examples(50)
+@given(episodes(max_episodes=6))
+def test_batch_of_columns_has_the_same_episodes(all_steps):
+    for batch in batch_episodes(make_episodes(all_steps)):
+        got = EpisodeBatch.from_columns(batch.steps, batch.num_steps)
+        assert len(got.episodes) == len(batch.episodes) and [e.index for e in got.episodes[1:]] == list(
+            range(1, len(batch.episodes))
+        )
+        for one, other in zip(got.episodes, batch.episodes, strict=True):
+            assert_equal_nests(one.steps, other.steps)
+        assert_equal_nests(EpisodeBatch(got.episodes).steps, batch.steps)
 
 
 def test_different_spec_makes_a_batch_invalid():

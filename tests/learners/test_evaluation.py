@@ -377,6 +377,41 @@ def test_invalid_policies_raise(tmp_path):
         load_policy(tmp_path / "module")
 
 
+# --- Kinds of environments
+
+
+def test_environments_specs_and_functions_give_the_returns_of_their_id():
+    environment = gymnasium.make("Pendulum-v1", max_episode_steps=5)
+    expected = Evaluator("Pendulum-v1", seeds=[3], max_episode_steps=5).evaluate(PENDULUM)
+    for env in (environment, environment.spec, lambda: gymnasium.make("Pendulum-v1", max_episode_steps=5)):
+        evaluator = Evaluator(env, seeds=[3])
+        assert evaluator.evaluate(PENDULUM).returns.tolist() == expected.returns.tolist()
+        assert evaluator.name == ("<lambda>" if callable(env) else "Pendulum-v1")
+    assert environment.reset(seed=0)[0].shape == (3,)  # It was not closed.
+    environment.close()
+
+
+def test_module_of_an_environment_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:PendulumEnv', max_episode_steps=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("gymnasium.envs.registration.registry", dict(gymnasium.registry))
+    assert Evaluator("my_envs:Mine-v0", seeds=[3]).evaluate(PENDULUM).lengths.tolist() == [5]
+    with pytest.raises(ValueError, match="Gymnasium cannot create 'no_envs:Mine-v0': .*; check the name of the module"):
+        Evaluator("no_envs:Mine-v0")
+
+
+def test_environments_that_cannot_be_made_raise():
+    environment = Counter()
+    with pytest.raises(ValueError, match="the environment Counter has no spec.*; pass a function that creates one"):
+        Evaluator(environment)
+    environment.close()
+    with pytest.raises(TypeError, match="an environment must be the id of one, .* got a int"):
+        Evaluator(3)
+
+
 # --- Reference returns
 
 

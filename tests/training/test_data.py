@@ -8,6 +8,7 @@ import tree
 from gymnasium.spaces import Box, Discrete
 from reference_impls import assert_equal_nests, episode
 from rlds2reverb.adders import NStep
+from rlds2reverb.learners.agents.spaces import Observations
 from rlds2reverb.learners.feeds import collect_items
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.data import open_data, open_source
@@ -115,6 +116,16 @@ def test_moments_are_those_of_the_transform():
     assert moments.mean["pixel"] == 0 and moments.std["pixel"] == 1
     _, statistics = apply_transforms(load([log]), [NormalizeObservations()])
     assert statistics["observation_std"]["clock"] + 1e-3 == pytest.approx(float(moments.std["clock"]))
+
+
+def test_agents_map_constants_to_zero():
+    """A divisor of infinity means 0 to `Observations`, as in the transform."""
+    log = make_log(np.zeros((2, 1)), observations=np.array([[0.1, 1], [0.1, 3], [7, 9]], np.float32))
+    data = open_data([log], TrainingConfig("td3_bc"))
+    got = Observations(data.time_step_spec.observation, *data.moments)(log["observations"])
+    ((expected,), _) = apply_transforms(load([log]), [NormalizeObservations()])
+    np.testing.assert_allclose(got, expected.steps["observation"], rtol=1e-6)
+    assert got[:, 0].numpy().tolist() == [0, 0, 0]
 
 
 def test_identity_changes_with_data_and_bounds_but_not_with_rewards(hopper):

@@ -16,6 +16,7 @@ from rlds2reverb.sources.transforms import (
     ScaleRewards,
     ScaleRewardsByReturns,
     apply_transforms,
+    clip_actions,
     describe_changes,
 )
 
@@ -91,6 +92,13 @@ def test_actions_are_clipped_inside_the_open_interval():
     assert got.steps["action"].tolist() == [-(1 - 1e-5), 0.3, 1 - 1e-5, 0]
     (discrete,), _ = apply([{**log, "actions": np.array([0, 1, 5])}], ClipActions())
     assert discrete.steps["action"].tolist() == [0, 1, 5, 0]
+
+
+def test_clip_actions_keeps_a_margin_of_half_the_width():
+    low, high = np.array([-2.0, 0.0]), np.array([2.0, 10.0])
+    clipped = clip_actions(np.array([[-3, -1], [1.5, 11]], np.float32), low, high, 0.1)
+    assert clipped.dtype == np.float32 and clipped.tolist() == [[np.float32(-1.8), 0.5], [1.5, 9.5]]
+    assert clip_actions(np.array([0, 5]), -1, 1).tolist() == [0, 5]
 
 
 def test_cut_at_terminal_ends_episodes_at_the_first_success(data):
