@@ -46,9 +46,7 @@ def act(actor, observation, noise):
     "overrides",
     [
         {},
-        pytest.param(
-            {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False}, marks=pytest.mark.slow
-        ),
+        {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False},
         {"num_bc_updates": 1},
         {"max_q_backup": True},
     ],
@@ -135,6 +133,15 @@ def test_updates_match_the_reference(overrides):
     ]:
         np.testing.assert_allclose(variable, expected, atol=2e-5, err_msg=name)
     np.testing.assert_allclose(agent._log_penalty_weight, log_weight, atol=1e-6)
+
+
+def test_learned_weight_of_the_penalty_is_bounded():
+    agent = make(lagrange_threshold=2.0)
+    agent._log_penalty_weight.assign(2.0)
+    np.testing.assert_allclose(agent.penalty_weight(), np.exp(2.0), rtol=1e-6)
+    agent._log_penalty_weight.assign(80.0)
+    np.testing.assert_allclose(agent.penalty_weight(), 1e6)
+    assert make().penalty_weight() == 1
 
 
 def test_penalty_matches_tf_agents(monkeypatch):

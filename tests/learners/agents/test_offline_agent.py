@@ -99,6 +99,19 @@ def test_rebrac_raises_without_next_actions():
     assert np.isfinite(make("rebrac", critic_penalty=0).train(to_transition(make_columns(4))).loss)
 
 
+def test_rebrac_ignores_the_next_action_after_a_truncation():
+    agent, data = make("rebrac", critic_penalty=0.5), make_columns(4)
+    data["discount"][:] = 1
+    experience = to_trajectory(data)
+    last = tf.constant([[1, 2], [1, 1], [1, 1], [1, 1]])  # The first item ends an episode that is not terminal.
+    other = {**data, "next_action": np.full_like(data["next_action"], 0.5)}
+    one, two = (
+        agent.critic_targets(agent.batch(each._replace(step_type=last))).numpy()
+        for each in (experience, to_trajectory(other))
+    )
+    assert one[0] == two[0] and (one[1:] != two[1:]).all()
+
+
 def test_bc_raises_for_an_unknown_distribution():
     with pytest.raises(ValueError, match=r"distribution must be 'deterministic' or 'gaussian', got 'cauchy'"):
         make("bc", distribution="cauchy")
