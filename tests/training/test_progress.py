@@ -3,17 +3,10 @@
 import sys
 import types
 
-import pytest
 from rlds2reverb.training import Progress
 
 EVALUATION = {"evaluation/mean_return": 1234.56, "evaluation/score": 43.21}
 NUMBERS = {"loss": 0.5, "steps_per_sec": 100.0, "data_wait_share": 0.07}
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
 
 
 def test_lines_are_plain_without_a_terminal(capsys):
@@ -27,7 +20,8 @@ def test_lines_are_plain_without_a_terminal(capsys):
     ]
 
 
-def test_a_terminal_shows_one_line_with_the_newest_score(capsys, terminal):
+def test_a_terminal_shows_one_line_with_the_newest_score(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     progress = Progress(7000)
     progress.log(1000, EVALUATION)
     progress.log(1000, NUMBERS)
