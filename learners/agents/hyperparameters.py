@@ -132,11 +132,11 @@ class Hyperparameter:
         return f"{words} or None" if self.is_optional else words
 
     def _error(self, value: Any) -> ValueError:
-        shown = value if isinstance(value, (np.generic, np.ndarray)) is False else value.tolist()
+        shown = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
         got = repr(shown)
         got = got if len(got) <= _MAX_SHOWN else f"{got[:_MAX_SHOWN]}..."
         message = f"{self.name} must be {self.describe()}, got {got}"
-        if self.type == "integers" and isinstance(shown, int):
+        if self.type == "integers" and type(shown) is int and shown > 0:
             return ValueError(f"{message}; write ({shown},) for one layer of {shown}")
         return ValueError(f"{message}; the default is {self.default!r}")
 
