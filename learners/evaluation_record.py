@@ -26,10 +26,6 @@ class EvaluationRecord:
         if mean_return > self.best_return:
             self.best_return, self.is_new_best = mean_return, True
 
-    def forget(self) -> None:
-        """Forgets all evaluations, because they are not comparable to later ones."""
-        self.load_state_dict({})
-
     def forget_best(self) -> None:
         """Forgets the best evaluation, because its checkpoint belongs to a different run."""
         self.best_return = -math.inf

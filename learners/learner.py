@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,23 +15,21 @@ from tf_agents.agents import tf_agent
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._signals import SIGNAL_NAMES, stop_on_signal
-from rlds2reverb.errors import CheckpointError, SpecMismatchError, TrainingDivergedError
+from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
-from .divergence import describe_divergence
-from .evaluation_record import EvaluationRecord
-from .feeds import Feed, InMemoryDataset, make_feed, require_experience, split_experience_and_info
+from .feeds import Feed, make_feed, require_experience, split_experience_and_info
 from .hooks import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
-from .log_buffer import LogBuffer
 from .monitor import Monitor
 from .policy_export import export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
 from .run_directory import RunDirectory
+from .run_identity import RunIdentity
+from .run_log import RunLog
 from .train_loop import CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
 
-_LOG = logging.getLogger(__name__)
 _EXCEPTION = "exception.txt"
 _LOG_PHASES = (Phase.REDUCE_LOG, Phase.LOG)
 
@@ -64,8 +60,6 @@ class Learner:
       run: the `RunDirectory` that writes them.
       learn_info: scalars of the last iteration: `loss` and the agent's others.
       priority_info: `info` and `td_error` of the last call's items; empty if the agent or the dataset has none.
-      latest: latest value of every logged number, by name.
-      monitor: training speed over the last calls; see `Monitor.rates`.
       load_path: path of the loaded checkpoint, or '' if none.
       stop_reason: reason why the run ended early, or '' if it did not.
     """
@@ -143,19 +137,15 @@ class Learner:
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._hooks = HookList(hooks)
         self._steps_per_call, self._replay = steps_per_call, replay
-        self._identity = _to_plain_values({"agent": type(agent).__name__, **(identity or {})})
-        self._on_log = on_log or _log_line
+        self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})})
         self.learn_info: dict[str, float] = {}
         self.priority_info: dict[str, Any] = {}
-        self.latest: dict[str, float] = {}
-        self.monitor, self._log, self._evaluations = Monitor(), LogBuffer(), EvaluationRecord()
         self.load_path = self.stop_reason = ""
         self._saved_at: int | None = None
         self._in_iteration = self._is_running = False
-        #: Steps of the last log entry and the last evaluation to keep; later ones belong to iterations that are lost.
-        self._kept_logs: tuple[int, int] | None = (-1, -1)
         with ExitStack() as resources:
             self.run = resources.enter_context(RunDirectory(self.run_dir))
+            self._log = RunLog(self.run, on_log)
             self._loop = TrainLoop(agent, self._feed, jit_compile=jit_compile, strategy=strategy)
             self._checkpoints = Checkpoints(
                 self.run_dir / "checkpoints",
@@ -199,21 +189,31 @@ class Learner:
     @property
     def log_buffer(self) -> dict[str, float]:
         """The means of the scalars since they were last logged; hooks may replace them."""
-        return self._log.means
+        return self._log.buffer.means
 
     @log_buffer.setter
     def log_buffer(self, means: dict[str, float]) -> None:
-        self._log.means = means
+        self._log.buffer.means = means
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The latest value of every logged number, by name."""
+        return self._log.latest
+
+    @property
+    def monitor(self) -> Monitor:
+        """The training speed over the last calls; see `Monitor.rates`."""
+        return self._log.monitor
 
     @property
     def best_return(self) -> float:
         """The highest mean return of an evaluation; -inf before the first."""
-        return self._evaluations.best_return
+        return self._log.evaluations.best_return
 
     @property
     def evaluated_at(self) -> int | None:
         """The number of completed iterations at the last evaluation; None before the first."""
-        return self._evaluations.evaluated_at
+        return self._log.evaluations.evaluated_at
 
     @property
     def is_stopped_by_signal(self) -> bool:
@@ -240,7 +240,7 @@ class Learner:
         for phase in Phase:
             for hook in self._hooks.due(position, self.step, phase):
                 hook(self)
-            if phase is Phase.SAVE and self._evaluations.is_new_best and self.rank == 0:
+            if phase is Phase.SAVE and self._log.evaluations.is_new_best and self.rank == 0:
                 self.save_checkpoint()
 
     # --- Training
@@ -321,11 +321,11 @@ class Learner:
             start_secs = time.perf_counter()
             try:
                 result = self._loop(end)
+            except TrainingDivergedError:
+                raise
             except Exception as error:
                 raise self._save_after(error) from None
-            secs = time.perf_counter() - start_secs
-            self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
-            self._process_result(result, "items" if isinstance(self._feed, InMemoryDataset) else "keys")
+            self._process_result(result, time.perf_counter() - start_secs)
 
     def train(self, batch: Any, weights: Any = None) -> dict[str, float]:
         """Runs one iteration on a batch: 'before_iter' hooks, the agent's update, 'after_iter' hooks.
@@ -345,7 +345,7 @@ class Learner:
         self.call_hook("before_iter")
         weights = getattr(info, "weight", None) if weights is None else weights
         result = self._loop.run_on_batch(experience, weights, tf.nest.map_structure(np.asarray, info))
-        self._process_result(result, "keys")
+        self._process_result(result)
         return self.learn_info
 
     def stop(self, reason: str) -> None:
@@ -365,20 +365,14 @@ class Learner:
                 f"{type(self.agent).__name__}; omit priorities=, or return 'td_error' [B] in its LossInfo.extra"
             )
 
-    def _process_result(self, result: CallResult, kind: str) -> None:
-        """Records the results of a call, updates priorities, and calls the 'after_iter' hooks."""
-        if result.diverged_at is not None:
-            keys = result.last_keys
-            if isinstance(self._feed, InMemoryDataset) and kind == "items":
-                keys = self._feed.sample_indices(tf.constant(result.diverged_at, tf.int64)).numpy()
-            raise TrainingDivergedError(describe_divergence(result.diverged_at, result.last["loss"], kind, keys))
+    def _process_result(self, result: CallResult, secs: float | None = None) -> None:
+        """Records the results of a call that took `secs`, updates priorities, and calls the 'after_iter' hooks."""
         self.learn_info = result.last
-        td_errors = result.td_errors if hasattr(result.info, "key") else None
-        self.priority_info = {} if td_errors is None else {"info": result.info, "td_error": td_errors}
-        if self._priorities is not None and td_errors is not None:
-            self._priorities.submit(result.info, td_errors)
-        self._log.add(result.metrics, result.num_iterations, td_errors)
-        self.latest.update(result.metrics)
+        has_priorities = result.td_errors is not None and hasattr(result.info, "key")
+        self.priority_info = {"info": result.info, "td_error": result.td_errors} if has_priorities else {}
+        if self._priorities is not None and has_priorities:
+            self._priorities.submit(**self.priority_info)
+        self._log.add(result, secs, has_priorities=has_priorities)
         with self._inside_iteration():
             self.call_hook("after_iter")
 
@@ -410,32 +404,14 @@ class Learner:
 
     def show_log(self) -> None:
         """Logs the log buffer and the training speed, and empties the buffer."""
-        self._cut_logs()
-        numbers = {**self._log.means, **self.monitor.rates(), **self.monitor.take_secs()}
-        self.latest.update(numbers)
-        self.run.log(self.step, numbers)
-        if self._log.priority_counts is not None:
-            self.run.log_priorities(self.step, self._log.priority_counts)
-        self._on_log(self.step, numbers)
-        self._log.clear()
+        self._log.show(self.step)
 
     def record_evaluation(self, evaluation: Any) -> None:
         """Logs an evaluation: an `Evaluation` or a mean return.
 
         If it is the best one up to now, a checkpoint is written after the hooks of this iteration.
         """
-        self._cut_logs()
-        mean = float(getattr(evaluation, "mean", evaluation))
-        numbers = {"evaluation/mean_return": mean}
-        for key in ("std", "score"):
-            value = getattr(evaluation, key, None)
-            if value is not None:
-                numbers[f"evaluation/{key}"] = float(value)
-        self.latest.update(numbers)
-        if hasattr(evaluation, "returns"):
-            self.run.log_evaluation(self.step, evaluation)
-        self._on_log(self.step, numbers)
-        self._evaluations.add(self.step, mean)
+        self._log.show_evaluation(self.step, evaluation)
         self._saved_at = None
 
     def _show_pending_log(self, *, only_due: bool = False) -> None:
@@ -451,12 +427,6 @@ class Learner:
                 if not only_due or hook.is_due(self.step):
                     hook(self)
 
-    def _cut_logs(self) -> None:
-        """Removes the log entries of lost iterations, before the first new entry."""
-        if self._kept_logs is not None:
-            self.run.cut_after(*self._kept_logs)
-            self._kept_logs = None
-
     # --- Checkpoints
 
     def save_checkpoint(self) -> Checkpoint | None:
@@ -470,13 +440,13 @@ class Learner:
         if self._replay is not None:
             self.flush_priorities()
         manifest = {
-            "identity": self._identity,
+            "identity": self._identity.values,
             "specs": describe_specs(self.agent),
-            "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
-            **{name: part.state_dict() for name, part in self._parts().items()},
+            "hooks": self._hooks.state_dict(),
+            "log": self._log.state_dict(),
         }
-        saved = self._checkpoints.save(self.step, manifest, is_best=self._evaluations.is_new_best)
-        self._saved_at, self._evaluations.is_new_best = self.step, False
+        saved = self._checkpoints.save(self.step, manifest, is_best=self._log.evaluations.is_new_best)
+        self._saved_at, self._log.evaluations.is_new_best = self.step, False
         return saved
 
     def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
@@ -493,33 +463,24 @@ class Learner:
         checkpoint = self._checkpoints.open(path)
         if checkpoint is None:
             return False
-        differences = self._compare_identity(checkpoint)
-        if differences and not allow_config_mismatch:
-            raise CheckpointError(
-                f"{checkpoint.path} belongs to a different run: {'; '.join(differences.values())}; use a different "
-                "run_dir, or continue with allow_config_mismatch=True"
-            )
+        if not allow_config_mismatch:
+            self._identity.require_same(checkpoint)
         if self._replay is not None:
             self._loop.release_feed()
             checkpoint.load_replay(self._replay)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         self._checkpoints.restore(checkpoint)
         self._loop.step = checkpoint.step
-        for name, part in self._parts().items():
-            part.load_state_dict(checkpoint.manifest.get(name, {}))
-        self.latest = dict(checkpoint.manifest.get("latest", {}))
+        self._hooks.load_state_dict(checkpoint.manifest.get("hooks", {}))
+        self._log.load_state_dict(checkpoint.manifest.get("log", {}), checkpoint.step)
         self.load_path = str(checkpoint.path)
         is_own = checkpoint.path.resolve().parent == (self.run_dir / "checkpoints").resolve()
         self._saved_at = checkpoint.step if is_own else None
-        # A log entry of this very step was written after the checkpoint if its numbers are still in the buffer.
-        is_evaluated = self.evaluated_at == checkpoint.step
-        self._kept_logs = (checkpoint.step - bool(self.log_buffer), checkpoint.step - (not is_evaluated))
         if not is_own:
-            self._evaluations.forget_best()
-        if "environment" in differences:
-            self._evaluations.forget()
+            self._log.evaluations.forget_best()
+        if "environment" in self._identity.compare(checkpoint):
+            self._log.forget_evaluations()
             self._checkpoints.forget_best()
-            self.latest = {key: value for key, value in self.latest.items() if not key.startswith("evaluation/")}
         return True
 
     def initialize_from(self, path: str | Path) -> None:
@@ -552,32 +513,10 @@ class Learner:
 
         The agent itself is left unchanged.
         """
-        if self._evaluations.is_new_best:  # Its checkpoint is not written yet.
+        if self._log.evaluations.is_new_best:  # Its checkpoint is not written yet.
             return self.export_policy(path)
         best = self._checkpoints.best()
         if best is None:
             return None
         with self._checkpoints.restore_temporarily(best):
             return self.export_policy(path)
-
-    def _parts(self) -> dict[str, Any]:
-        """Returns the parts whose states are saved, by their keys in the manifest."""
-        return {"hooks": self._hooks, "log": self._log, "monitor": self.monitor, "evaluations": self._evaluations}
-
-    def _compare_identity(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Returns a description of each value of the identity that differs from the checkpoint's, by name."""
-        saved = checkpoint.manifest.get("identity", {})
-        names = [name for name in {**saved, **self._identity} if saved.get(name) != self._identity.get(name)]
-        return {name: f"{name} was {saved.get(name)}, is now {self._identity.get(name)}" for name in names}
-
-
-def _to_plain_values(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the identity as a manifest returns it, with lists for tuples; raises `TypeError` for other objects."""
-    try:
-        return dict(json.loads(json.dumps(identity)))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"identity must contain only numbers, strings, lists, dicts and None ({error})") from error
-
-
-def _log_line(step: int, numbers: dict[str, float]) -> None:
-    _LOG.info("iteration %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in numbers.items()))

@@ -47,14 +47,18 @@ class PriorityUpdates:
         self._thread = futures.ThreadPoolExecutor(1, "rlds2reverb-priorities")
         self._pending: futures.Future[None] | None = None
 
-    def submit(self, info: Any, td_errors: np.ndarray) -> None:
+    def submit(self, info: Any, td_error: np.ndarray) -> None:
         """Starts to update the priorities of a call's items, after waiting for those of the previous call.
+
+        Args:
+          info: `SampleInfo` of arrays `[N]`.
+          td_error: float32 `[N]`, absolute TD errors.
 
         Raises:
           Exception: If the previous update failed; the sink's own error.
         """
         self.flush()
-        self._pending = self._thread.submit(self._sink.update, info, td_errors)
+        self._pending = self._thread.submit(self._sink.update, info, td_error)
 
     def flush(self) -> None:
         """Waits until all priorities are updated.

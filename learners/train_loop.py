@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
 from rlds2reverb.sampling.errors import translate_error
 
-from .divergence import is_check_numerics_error
-from .feeds import Feed
+from .divergence import describe_divergence, is_check_numerics_error
+from .feeds import Feed, InMemoryDataset
 
 
 @dataclass(frozen=True)
@@ -22,25 +22,20 @@ class CallResult:
     """The results of one call of the graph.
 
     Attributes:
-      num_iterations: number of completed iterations; fewer than requested if the last one produced a value that is not
-        finite.
-      diverged_at: index of the iteration whose loss or weights are not finite; None if all are finite.
+      num_iterations: number of completed iterations.
       metrics: mean of each scalar over the iterations, including `loss`.
       last: scalars of the last iteration.
       info: `SampleInfo` of arrays `[num_iterations * B]`, without masks; () if the batches have none.
       td_errors: float32 `[num_iterations * B]`; None if the agent computes none.
-      last_keys: uint64 `[B]`, keys of the last iteration's items; empty if its batch has none.
       data_wait_secs: seconds spent waiting for batches; 0 if TensorFlow runs deterministically, which disables its
         clock.
     """
 
     num_iterations: int
-    diverged_at: int | None
     metrics: dict[str, float]
     last: dict[str, float]
     info: Any
     td_errors: np.ndarray | None
-    last_keys: np.ndarray
     data_wait_secs: float
 
 
@@ -162,9 +157,10 @@ class TrainLoop:
             self.__dict__.pop(name, None)
 
     def __call__(self, until: int) -> CallResult:
-        """Runs iterations until `until` are completed, or until the first with a non-finite loss or weight.
+        """Runs iterations until `until` are completed.
 
         Raises:
+          TrainingDivergedError: If a loss or a weight is not finite; the loop ends at that iteration.
           ValueError: If the dataset ends.
           ServerUnavailableError: If the servers of the dataset do not answer.
           tf.errors.OpError: If the dataset or the agent raises a different error. `step` is right in any case.
@@ -175,28 +171,27 @@ class TrainLoop:
             sums, last, infos, errors, finite, waited = self._run(tf.constant(until, tf.int64))
         except tf.errors.OpError as error:
             if is_check_numerics_error(error):
-                nan = {"loss": float("nan")}
-                return CallResult(self.step - first, self.step, nan, nan, (), None, self._keys.numpy(), 0.0)
+                raise self._describe_divergence(self.step, float("nan")) from None
             translated = translate_error(error)
             if translated is None and isinstance(error, tf.errors.OutOfRangeError):
                 translated = ValueError("the dataset ended; use an endless dataset, such as dataset.repeat()")
             if translated is None:
                 raise
             raise translated from None
-        num = self.step - first
+        num, scalars = self.step - first, {name: float(value) for name, value in last.items()}
+        if not finite:
+            raise self._describe_divergence(self.step - 1, scalars["loss"])
         return CallResult(
             num,
-            None if finite else self.step - 1,
             {name: float(value) / max(num, 1) for name, value in sums.items()},
-            {name: float(value) for name, value in last.items()},
+            scalars,
             tf.nest.map_structure(lambda column: column.numpy(), infos),
             None if isinstance(errors, tuple) else errors.numpy(),
-            self._keys.numpy(),
             float(waited),
         )
 
     def run_on_batch(self, experience: Any, weights: Any, info: Any) -> CallResult:
-        """Runs one iteration on the given batch, whose info is a `SampleInfo` of arrays or ()."""
+        """Runs one iteration on the given batch, whose info is a `SampleInfo` of arrays or (); raises as a call."""
         batch = (experience,) if weights is None else (experience, weights)
         batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
         keys = np.ravel(getattr(info, "key", ()))
@@ -205,13 +200,19 @@ class TrainLoop:
         except tf.errors.InvalidArgumentError as error:
             if not is_check_numerics_error(error):
                 raise
-            nan = {"loss": float("nan")}
-            return CallResult(0, self.step, nan, nan, (), None, keys, 0.0)
-        scalars = {name: float(value) for name, value in metrics.items()}
-        diverged_at = None if self._is_finite(metrics["loss"]) else self.step
+            raise TrainingDivergedError(describe_divergence(self.step, float("nan"), "keys", keys)) from None
         self._step.assign_add(1)
-        td_errors = None if isinstance(errors, tuple) else errors.numpy()
-        return CallResult(1, diverged_at, scalars, scalars, info, td_errors, keys, 0.0)
+        scalars = {name: float(value) for name, value in metrics.items()}
+        if not self._is_finite(metrics["loss"]):
+            raise TrainingDivergedError(describe_divergence(self.step - 1, scalars["loss"], "keys", keys))
+        return CallResult(1, scalars, scalars, info, None if isinstance(errors, tuple) else errors.numpy(), 0.0)
+
+    def _describe_divergence(self, iteration: int, loss: float) -> TrainingDivergedError:
+        """Returns an error that names the items in the batch of an iteration of the loop."""
+        if isinstance(self._feed, InMemoryDataset):
+            items = self._feed.sample_indices(tf.constant(iteration, tf.int64)).numpy()
+            return TrainingDivergedError(describe_divergence(iteration, loss, "items", items))
+        return TrainingDivergedError(describe_divergence(iteration, loss, "keys", self._keys.numpy()))
 
     def _train_batch(self, experience: Any, weights: Any = None) -> tuple[dict[str, tf.Tensor], Any]:
         """Trains on a batch, which is split between the replicas; traced.

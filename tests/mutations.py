@@ -142,6 +142,20 @@ MUTATIONS = [
         "tests/learners/agents/test_updates.py",
     ),
     Mutation(
+        "optimiser variables do not exist before a checkpoint is restored",
+        "learners/learner.py",
+        "        self._loop.prepare()  # Keras optimisers create their variables during tracing.\n        self._checkpoints",
+        "        self._checkpoints",
+        "tests/learners/test_resume.py",
+    ),
+    Mutation(
+        "counters are incremented although reading the batch failed",
+        "learners/train_loop.py",
+        "with tf.control_dependencies(arrived):",
+        "with tf.control_dependencies([]):",
+        "tests/learners/test_learner.py",
+    ),
+    Mutation(
         "the expectile loss of IQL is mirrored",
         "learners/agents/iql.py",
         "tf.where(difference < 0,",

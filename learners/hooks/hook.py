@@ -37,11 +37,9 @@ class HookedLearner(Protocol):
     rank: int
     run_dir: Path
     agent: Any
-    monitor: Any
     learn_info: dict[str, float]
     priority_info: dict[str, Any]
     log_buffer: dict[str, float]
-    latest: dict[str, float]
     load_path: str
     stop_reason: str
 
@@ -56,6 +54,14 @@ class HookedLearner(Protocol):
     @property
     def policy(self) -> Any:
         """The agent's greedy policy."""
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The latest value of every logged number, by name."""
+
+    @property
+    def monitor(self) -> Any:
+        """The training speed over the last calls."""
 
     @property
     def best_return(self) -> float:

@@ -19,8 +19,7 @@ def test_call_runs_iterations_and_returns_mean_and_last_metrics(jit_compile):
     for first, num in ((0, 3), (3, 1), (4, 2)):
         assert loop.step == first
         result = loop(first + num)
-        assert result.num_iterations == num and result.diverged_at is None and result.info == ()
-        assert len(result.last_keys) == 0
+        assert result.num_iterations == num and result.info == ()
         estimates = [n + 0.5 for n in range(first, first + num)]
         assert result.last["estimate"] == estimates[-1] and result.metrics["estimate"] == sum(estimates) / num
         assert result.td_errors.shape == (2 * num,) and (result.td_errors >= 0).all()
