@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ class BatchedPolicy:
             step = self.policy.action(time_step, tf.nest.pack_sequence_as(state, others[num_observations:]))
             return [step.action, *tf.nest.flatten(step.state)]
 
-        return tf.function(act).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))
+        with warnings.catch_warnings():  # AutoGraph compiles TF-Agents' comparisons with literals.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return tf.function(act).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))
 
 
 def _read_saved_specs(policy: Any, batch_size: int) -> tuple[Any, Any]:

@@ -298,9 +298,12 @@ def train(
 
 def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str | None:
     """Returns a shell command that repeats the run from any directory, or None if the data are objects in memory."""
-    values = config.as_dict()
+    values, defaults = config.as_dict(), TrainingConfig(config.algo).as_dict()
     if not isinstance(source, (str, Path)) or values["env"] != config.env:
         return None
-    call = f"Training({str(source)!r}, TrainingConfig.from_dict({values!r}), {str(run_dir)!r}).run()"
-    code = f"from rlds2reverb.training import Training, TrainingConfig; {call}"
+    options = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
+    arguments = ", ".join([repr(str(source)), repr(config.algo), repr(str(run_dir)), *options])
+    code = f"from rlds2reverb import train; train({arguments})"
+    if '"' not in code:  # Double quotes need no escapes within the shell's single quotes.
+        code = code.replace("'", '"')
     return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
