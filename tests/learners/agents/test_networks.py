@@ -76,6 +76,18 @@ def test_target_actions_have_clipped_noise():
     np.testing.assert_array_equal(actor.sample(observation, tf.constant([1, 2])), actor.mode(observation))
 
 
+def test_actors_sample_actions_within_the_bounds():
+    network, observation, seed = MLP((3, 2), seed=0), tf.zeros([1000, 3]), tf.constant([1, 2])
+    network.flat.assign([0.0] * 6 + [5.0, -5.0])  # The modes are close to 1 and -1.
+    actor = TanhActor(network, exploration_noise=0.5)
+    for actions in (
+        actor.sample(observation, seed),
+        actor.sample_smoothed(observation, seed, noise=0.5, clip=1.0),
+        GaussianActor(network, 2).sample(observation, seed),
+    ):
+        assert np.abs(actions).max() == 1 and 0.3 < np.mean(np.abs(actions) == 1) < 0.7
+
+
 def test_gaussian_actor_clips_its_log_std():
     actor = GaussianActor(MLP((3, 2), seed=0, final_scale=1e-3), 2, log_std_bounds=(-5.0, -1.0))
     observation = tf.zeros([2000, 3])
