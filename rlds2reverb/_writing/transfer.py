@@ -277,8 +277,17 @@ class Transfer:
         return problems, bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
 
     def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to the report."""
-        if self._is_checked or batch.is_valid(self.conversion.step_spec):
+        """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to the report.
+
+        Raises:
+          InvalidEpisodeError: If there are problems and they are errors.
+        """
+        if self._is_checked:
+            return batch
+        if self.on_invalid == "error":
+            batch.require_valid(self.conversion.step_spec)
+            return batch
+        if batch.is_valid(self.conversion.step_spec):
             return batch
         report, kept = self.report, []
         for episode in batch.episodes:
