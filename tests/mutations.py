@@ -177,6 +177,48 @@ MUTATIONS = [
         "    return step_discounts * tf.cast(continues, dtype) * mask",
         "tests/adders/test_n_step.py",
     ),
+    Mutation(
+        "training does not validate episodes",
+        "training/dataset.py",
+        "        raw.require_valid(self.step_spec)",
+        "        pass",
+        "tests/training/test_data.py",
+    ),
+    Mutation(
+        "actions of the best episodes come from others",
+        "training/dataset.py",
+        "kept = select_episodes(batch, is_kept[first:end])",
+        "kept = select_episodes(batch, is_kept[: end - first])",
+        "tests/training/test_data.py",
+    ),
+    Mutation(
+        "moments include final observations",
+        "rlds2reverb/sources/moments.py",
+        "leaf.add(column[has_action])",
+        "leaf.add(column)",
+        "tests/core/sources/test_moments.py",
+    ),
+    Mutation(
+        "actions are clipped without a margin",
+        "rlds2reverb/sources/transforms.py",
+        "margin = eps * (high - low) / 2",
+        "margin = 0",
+        "tests/core/sources/test_transforms.py",
+    ),
+    Mutation(
+        "a dataset's environment may import modules",
+        "training/environment.py",
+        "elif spec.has_wrappers or any(isinstance(value, str) for value in spec.arguments.values()):",
+        "elif False:",
+        "tests/training/test_environment.py",
+    ),
+    Mutation(
+        "weights of prioritized batches do not correct the probabilities",
+        "training/batches.py",
+        "samples = sample_dataset(server, table, size, beta=1.0, prefetch=_PREFETCH)",
+        "samples = sample_dataset(server, table, size, beta=0.0, prefetch=_PREFETCH)",
+        "tests/training/test_batches.py",
+    ),
 ]
 
 

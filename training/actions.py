@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,8 @@ _ROUNDING = 1e-5
 _MAX_VALUES = 1 << 20
 _MAX_LISTED = 8
 _ADVICE = "pass the environment that the dataset was recorded in as env="
+#: End of a sentence about bounds that are not those of an environment.
+ENV_ADVICE = "; pass env= to use those of an environment"
 
 
 class ActionStatistics:
@@ -110,8 +111,8 @@ def _require_same_actions(spec: ArraySpec, action_space: Any) -> None:
 
 def make_action_spec(
     actions: ActionStatistics, action_space: Any, own_space: Any, *, is_clipped: bool
-) -> tuple[tensor_spec.BoundedTensorSpec, list[str]]:
-    """Returns the bounded spec of a dataset's actions, and sentences about bounds that are not the environment's.
+) -> tuple[tensor_spec.BoundedTensorSpec, str | None]:
+    """Returns the bounded spec of a dataset's actions, and a phrase about bounds that are not the environment's.
 
     The bounds are those of the environment, else of the dataset's own action space. Without both, discrete actions
     range from the minimum to the maximum of the data, and continuous ones from -1 to 1 if all of them are within these
@@ -134,9 +135,8 @@ def make_action_spec(
     low, high, reason = choose(actions, space, origin, is_clipped=is_clipped)
     spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, low, high, name="action")
     if action_space is not None and reason == origin:
-        return spec, []
-    advice = "" if action_space is not None else "; pass env= to use those of an environment"
-    return spec, [f"the action bounds are {describe_bounds(spec)}, {reason}{advice}"]
+        return spec, None
+    return spec, f"the action bounds are {describe_bounds(spec)}, {reason}"
 
 
 def _describes(space: Any, spec: ArraySpec) -> bool:
@@ -159,7 +159,7 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
         return low, high, origin
     num_values, num_actions = len(actions.values), last - first + 1
     if num_values == 1 or 2 * num_values < num_actions:
-        listed = _list_values(actions.values)
+        listed = _list_values(actions.values[:_MAX_LISTED]) + (", ..." if num_values > _MAX_LISTED else "")
         problem = f"the only action is {listed}" if num_values == 1 else f"the only actions are {listed}"
         raise SpecMismatchError(
             f"the number of discrete actions is unknown, because {problem}; {_ADVICE}, or re-encode the actions as 0, "
@@ -190,13 +190,13 @@ def describe_bounds(spec: tensor_spec.BoundedTensorSpec) -> str:
     """Formats the bounds of actions: '[-1, 1]', or the minimum and maximum of each element."""
     low, high = (np.unique(bound) for bound in (spec.minimum, spec.maximum))
     if len(low) == len(high) == 1:
-        return f"[{low[0]:.7g}, {high[0]:.7g}]"
+        return f"[{_list_values(low)}, {_list_values(high)}]"
     return f"from {_list_values(np.ravel(spec.minimum))} to {_list_values(np.ravel(spec.maximum))}"
 
 
-def _list_values(values: Sequence[Any] | np.ndarray) -> str:
-    listed = ", ".join(f"{value:.7g}" for value in values[:_MAX_LISTED])
-    return f"{listed}, ..." if len(values) > _MAX_LISTED else listed
+def _list_values(values: np.ndarray) -> str:
+    """Formats numbers as '1, 2, 3'."""
+    return ", ".join(str(value) if values.dtype.kind in "iu" else f"{value:.7g}" for value in values)
 
 
 def count_outside(actions: np.ndarray, spec: tensor_spec.BoundedTensorSpec) -> int:

@@ -21,8 +21,8 @@ from rlds2reverb.items import Items
 from rlds2reverb.sources import Source, load
 from rlds2reverb.specs import Nest, describe, leaves, path_name, to_tensor_spec
 
-from .actions import describe_bounds, make_action_spec
-from .config import TrainingConfig
+from .actions import ENV_ADVICE, describe_bounds, make_action_spec
+from .config import NO_ENVIRONMENT, TrainingConfig
 from .dataset import Contents, Progress, convert_batches, find_best, prepare_batches, read_contents
 from .tables import (
     ServedTable,
@@ -164,10 +164,12 @@ def open_data(
         return _open_table(source, config, action_space)
     source = load(source)
     contents = read_contents(source, config, action_space=action_space, progress=progress)
-    action_spec, notes = make_action_spec(
+    action_spec, about_bounds = make_action_spec(
         contents.actions, action_space, source.action_space, is_clipped=config.clip_actions
     )
-    notes, warnings = [*contents.notes, *notes], list(source.warnings)
+    notes, warnings = contents.notes, list(source.warnings)
+    if about_bounds is not None:
+        notes.append(about_bounds + _env_advice(config, action_space))
     num_outside, total = contents.count_outside(action_spec), contents.moments.num_transitions
     if num_outside and config.clip_actions:
         notes.append(f"{num_outside:,} of {total:,} actions are outside the action bounds and are clipped")
@@ -183,6 +185,11 @@ def open_data(
     if config.normalize_observations:
         notes += contents.moments.describe_constants()
     return _make_data(contents, config, action_spec, is_kept, notes, warnings)
+
+
+def _env_advice(config: TrainingConfig, action_space: Any) -> str:
+    """Returns the end of a sentence about action bounds: advice, unless there is an environment or no evaluation."""
+    return "" if action_space is not None or config.env in (None, NO_ENVIRONMENT) else ENV_ADVICE
 
 
 def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> str:
@@ -249,7 +256,7 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
         name = str(location) if isinstance(location, (str, Path)) else connect(server).server_address
         notes, warnings = [], []
         if action_space is None:
-            notes.append("the action bounds are assumed to be [-1, 1]; pass env= to use those of an environment")
+            notes.append("the action bounds are assumed to be [-1, 1]" + _env_advice(config, action_space))
         if not has_one_priority and config.sampler == "uniform":
             warnings.append("the table samples items by priority; pass sampler='prioritized' for importance weights")
         if get_algorithm(config.algo).normalizes_observations and "observation_mean" not in config.hyperparameters:

@@ -15,7 +15,7 @@ from rlds2reverb.locations import server_address
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
 
-from .config import AUTO, D4RL
+from .config import AUTO, D4RL, NO_ENVIRONMENT
 
 #: Gymnasium environments by a word in the name of a dataset.
 _ENVIRONMENTS = {
@@ -29,8 +29,6 @@ _ENVIRONMENTS = {
     "swimmer": "Swimmer-v5",
     "walker2d": "Walker2d-v5",
 }
-#: The value of the command line for None.
-_NONE = "none"
 _CHOOSE = "pass env= to evaluate, such as env='Hopper-v5' (requires pip install '.[eval]')"
 _DISABLE = "pass env=None for no evaluation"
 
@@ -69,7 +67,7 @@ def resolve_environment(env: Any, source: Any) -> Environment | None:
       TypeError: If `env` is none of these.
       ImportError: If `env` is an object, and Gymnasium is not installed.
     """
-    if env is None or (isinstance(env, str) and env == _NONE):
+    if env is None or (isinstance(env, str) and env == NO_ENVIRONMENT):
         return None
     if not (isinstance(env, str) and env == AUTO):
         return Environment(*name_environment(env))

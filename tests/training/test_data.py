@@ -234,6 +234,14 @@ def test_bounds_of_continuous_actions_without_an_environment_have_a_note(actions
     (note,) = got.notes
     assert note.startswith(f"the action bounds are {bounds}, ") and reason in note
     assert note.endswith("; pass env= to use those of an environment")
+    assert open_data(source, IQL.replace(env=None)).notes == (note.partition("; pass env=")[0],)
+
+
+def test_bounds_of_many_actions_are_complete_in_the_identity():
+    high = np.arange(1, 13, dtype=np.float32)
+    got = open_data([make_log(np.zeros((2, 12)))], IQL, action_space=Box(-1, high, (12,))).identity()
+    lists = ", ".join(["-1"] * 12), ", ".join(map(str, range(1, 13)))
+    assert got["action bounds"] == f"from {lists[0]} to {lists[1]}"
 
 
 def test_bounds_of_the_environment_have_no_note():
