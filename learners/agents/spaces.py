@@ -32,10 +32,11 @@ class Observations(tf.Module):
           spec: observation spec, a TensorSpec or a nest of them, with fully known shapes.
           mean: nest of means like `spec`; None for no normalisation.
           std: nest of positive divisors like `spec`, such as TD3+BC's standard deviation + 1e-3; required with `mean`.
+            With an infinite divisor the networks see 0.
 
         Raises:
           ValueError: If an observation contains strings or has an unknown shape, if only one of `mean` and `std` is
-            set, if they do not match `spec`, or if `std` is not positive.
+            set, if they do not match `spec`, if `mean` is not finite, or if `std` is not positive.
         """
         super().__init__(name="observations")
         _require_numbers(spec)
@@ -49,6 +50,8 @@ class Observations(tf.Module):
         if mean is not None:
             flat_mean = self._flatten_statistic("observation_mean", mean, specs)
             flat_std = self._flatten_statistic("observation_std", std, specs)
+            if not np.isfinite(flat_mean).all():
+                raise ValueError("observation_mean must be finite, got NaN or infinite means; check the observations")
             if not np.all(flat_std > 0):
                 raise ValueError(
                     f"observation_std must be positive, got {flat_std.min()}; "

@@ -29,6 +29,13 @@ def test_invalid_statistics_raise():
         Observations(spec, np.zeros(3), np.ones(3))
     with pytest.raises(ValueError, match=r"observation_std must be positive, got 0\.0; add"):
         Observations(spec, np.zeros(2), np.array([1.0, 0.0]))
+    with pytest.raises(ValueError, match=r"observation_mean must be finite, got NaN or infinite means"):
+        Observations(spec, np.array([1.0, np.nan]), np.ones(2))
+
+
+def test_features_with_an_infinite_divisor_become_zero():
+    observations = Observations(tf.TensorSpec([2], tf.float32), np.array([3.0, 7.0]), np.array([2.0, np.inf]))
+    np.testing.assert_array_equal(observations(tf.constant([[5.0, 7.0], [3.0, 9.0]])), [[1, 0], [0, 0]])
 
 
 def bounded_spec(low, high, shape=(2,), dtype=tf.float32):
