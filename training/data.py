@@ -22,7 +22,7 @@ from rlds2reverb.sources import Source, load
 from rlds2reverb.specs import Nest, describe, leaves, path_name, to_tensor_spec
 
 from .actions import ENV_ADVICE, describe_bounds, make_action_spec
-from .config import NO_ENVIRONMENT, TrainingConfig
+from .config import TrainingConfig
 from .dataset import Contents, Progress, convert_batches, find_best, prepare_batches, read_contents
 from .tables import (
     ServedTable,
@@ -189,7 +189,7 @@ def open_data(
 
 def _env_advice(config: TrainingConfig, action_space: Any) -> str:
     """Returns the end of a sentence about action bounds: advice, unless there is an environment or no evaluation."""
-    return "" if action_space is not None or config.env in (None, NO_ENVIRONMENT) else ENV_ADVICE
+    return "" if action_space is not None or config.env is None else ENV_ADVICE
 
 
 def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> str:
