@@ -258,8 +258,11 @@ def require_experience(spec: Nest, agent: Any) -> None:
       agent: a `TFAgent`.
 
     Raises:
-      SpecMismatchError: If a field differs; the message lists every such field, its spec and the expected one.
+      SpecMismatchError: If a field differs or contains text; the message lists every such field, its spec and the
+        expected one.
     """
+    if isinstance(spec, (Transition, Trajectory)):
+        _require_numbers(spec)
     expected = agent.collect_data_spec
     if isinstance(spec, Transition):
         fields = [
@@ -289,6 +292,15 @@ def require_experience(spec: Nest, agent: Any) -> None:
             f"the data do not match the agent: {'; '.join(differences)}; create the agent from the data's specs, or "
             "convert the data again"
         )
+
+
+def _require_numbers(spec: Nest) -> None:
+    for path, leaf in tree.flatten_with_path(spec):
+        if leaf.dtype == tf.string:
+            raise SpecMismatchError(
+                f"{path_name(path, 'experience')} is text, but agents are trained on numbers; encode it as numbers, or "
+                "drop the field"
+            )
 
 
 def _describe_differences(name: str, batch_spec: Nest, expected_spec: Nest, num_axes: int) -> list[str]:

@@ -1,13 +1,14 @@
 """Suppresses the start-up messages that TensorFlow, gRPC, gym and Reverb print to stderr.
 
-Setting `RLDS2REVERB_LOG=1` in the environment turns the suppression off. Python's own logging, warnings and
-`sys.stderr` are never touched, and environment variables that the user has set keep their values.
+Setting `RLDS2REVERB_LOG=1` in the environment turns the suppression off. Python's own logging and warnings
+are never touched, and environment variables that the user has set keep their values.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 
 def library_logs_enabled() -> bool:
@@ -25,3 +26,19 @@ def quiet_libraries() -> None:
         from gym_notices.notices import notices  # gym prints its version's notice on import
 
         notices.clear()
+
+
+@contextlib.contextmanager
+def hide_native_stderr() -> Iterator[None]:
+    """Hides what native code of the process writes to stderr; only for moments in which nothing else writes there."""
+    if library_logs_enabled():
+        yield
+        return
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as devnull:
+            os.dup2(devnull.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

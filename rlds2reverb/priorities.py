@@ -16,6 +16,17 @@ from rlds2reverb.tables import MAX_PRIORITY
 Priority = float | Callable[[Episode, Items], Any]
 
 
+def to_float64(values: Any) -> np.ndarray:
+    """Converts numbers to float64; raises `TypeError` for strings, ragged lists and other objects."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # NumPy refuses ragged lists.
+        array = np.empty((), object)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"expected numbers, got {values!r}")
+    return array.astype(np.float64)
+
+
 def require_priorities(values: np.ndarray, describe: Callable[[int], str]) -> None:
     """Raises `ValueError` unless all priorities are finite and in [0, 1e12].
 
@@ -42,7 +53,7 @@ def compute_priorities(priority: Priority, episode: Episode, items: Items) -> np
     """
     values = priority(episode, items) if callable(priority) else priority
     try:
-        array = np.asarray(values, np.float64)
+        array = to_float64(values)
         priorities = np.broadcast_to(array, (len(items),))
     except (ValueError, TypeError) as error:
         raise ValueError(

@@ -182,18 +182,23 @@ class BufferManager:
         owners, counts = self._select_owners(batch_size, sample_ratio, exact)
         sizes = {name: count for name, count in counts.items() if count}
         if not sizes:
-            return self[next(iter(counts))].make_empty_batch()
+            return self._make_empty_batch(next(iter(counts)))
         samples = self._sample_each(sizes, cur_learner_iter, ReplayBuffer.sample_batch, self._require_matching_specs)
         if isinstance(samples, SampleRefusal):
             return samples
-        indices = [self.names.index(name) for name in samples]
-        joined = Batch(
-            *join_batches(list(samples.values()), indices, concatenate_columns=concatenate_padded, fill=_fill)
-        )
+        joined = self._join(samples)
         if len(samples) == 1 or exact:
             return joined
         positions = np.argsort(np.argsort(owners, kind="stable"), kind="stable")
         return Batch(*map_structure(lambda column: column[positions], tuple(joined)))
+
+    def _join(self, batches: Mapping[str, Batch]) -> Batch:
+        """Returns one batch with the elements of batches, by the name of their buffer."""
+        indices = [self.names.index(name) for name in batches]
+        return Batch(*join_batches(list(batches.values()), indices, concatenate_columns=concatenate_padded, fill=_fill))
+
+    def _make_empty_batch(self, name: str) -> Batch:
+        return self._join({name: self[name].make_empty_batch()})
 
     def _select_owners(
         self, batch_size: int, sample_ratio: Mapping[str, float] | None, exact: bool
@@ -279,9 +284,7 @@ class BufferManager:
             learner_iter = None if cur_learner_iter is None else cur_learner_iter()
             return self.sample_batch(batch_size, sample_ratio, cur_learner_iter=learner_iter, exact=True)
 
-        empty = [self[names[0]].make_empty_batch()]
-        joined = Batch(*join_batches(empty, [0], concatenate_columns=concatenate_padded, fill=_fill))
-        return stream_batches(sample, joined, batch_size, prefetch, timeout_secs)
+        return stream_batches(sample, self._make_empty_batch(names[0]), batch_size, prefetch, timeout_secs)
 
     # --- update
 

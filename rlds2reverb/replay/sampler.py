@@ -21,11 +21,11 @@ def require_possible(holder: str, config: BufferConfig, size: int) -> None:
     """Raises `ValueError` if the size is invalid, or so large that every sample of this size would be refused."""
     if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
         raise ValueError(f"size must be an integer >= 0, got {size}")
-    required, because = _find_required_count(config, size)
+    required, because, remedy = _find_required_count(config, size)
     if required > config.max_size:
         raise ValueError(
             f"a sample of {size} requires {required} elements{because}, but {holder} has max_size {config.max_size}; "
-            "reduce the size or increase max_size"
+            f"reduce the size, increase max_size{remedy}"
         )
     if config.max_use is not None and size > config.max_use * config.max_size:
         raise ValueError(
@@ -34,12 +34,15 @@ def require_possible(holder: str, config: BufferConfig, size: int) -> None:
         )
 
 
-def _find_required_count(config: BufferConfig, size: int) -> tuple[int, str]:
-    """Returns how many elements a sample requires, and the option that says so."""
+def _find_required_count(config: BufferConfig, size: int) -> tuple[int, str, str]:
+    """Returns how many elements a sample requires, the option that says so, and what to do about that option."""
     by_ratio = math.ceil(config.sample_min_limit_ratio * size - _TOLERANCE)
     if not config.with_replacement and size >= by_ratio:
-        return size, " (with_replacement=False)"
-    return max(by_ratio, 1), f" (sample_min_limit_ratio={config.sample_min_limit_ratio:g})" if by_ratio > 1 else ""
+        return size, " (with_replacement=False)", ", or set with_replacement=True"
+    if by_ratio > 1:
+        ratio = f" (sample_min_limit_ratio={config.sample_min_limit_ratio:g})"
+        return by_ratio, ratio, ", or lower sample_min_limit_ratio"
+    return 1, "", ""
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,12 @@ def select_candidates(
 
 def _find_refusal(table: ElementTable, config: BufferConfig, size: int, sample_count: int, holder: str) -> str:
     """Returns why a sample of at least one element is refused, or ''."""
-    required, because = _find_required_count(config, size)
+    required, because, remedy = _find_required_count(config, size)
     if table.count < required:
-        return f"{holder} has {table.count} elements, but a sample of {size} requires {required}{because}; push more"
+        return (
+            f"{holder} has {table.count} elements, but a sample of {size} requires {required}{because}; push more"
+            f"{remedy}"
+        )
     if table.num_candidates < (1 if config.with_replacement else size):
         return (
             f"{holder} has {table.num_candidates} elements with a priority above 0, too few for a sample of {size}; "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.priorities import require_priorities
+from rlds2reverb.priorities import require_priorities, to_float64
 from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.tables import MAX_PRIORITY
 
@@ -51,7 +51,7 @@ def read_column_options(priorities: Any, iters: Any, count: int) -> tuple[np.nda
     """Does the same as `read_item_options` for values that are given once for all `count` items, or one per item."""
     if priorities is not None:
         try:
-            priorities = np.broadcast_to(_to_float64(priorities), (count,))
+            priorities = np.broadcast_to(to_float64(priorities), (count,))
         except (TypeError, ValueError) as error:
             raise ValueError(f"priorities must be one number, or one per item for {count} items: {error}") from error
         require_priorities(priorities, lambda index: f"item {index}")
@@ -59,14 +59,6 @@ def read_column_options(priorities: Any, iters: Any, count: int) -> tuple[np.nda
     if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (count,)) or (numbers < UNKNOWN_ITER).any():
         raise ValueError(f"collect_iters must be one integer >= -1, or one per item for {count} items, got {iters}")
     return priorities, np.broadcast_to(numbers.astype(np.int64), (count,))
-
-
-def _to_float64(values: Any) -> np.ndarray:
-    """Converts numbers, but not strings, to float64."""
-    array = np.asarray(values)
-    if array.dtype.kind in "OSUMmc":
-        raise TypeError(f"expected numbers, got {values!r}")
-    return array.astype(np.float64)
 
 
 def _read_priority(value: Any, item_number: int) -> float:
@@ -171,7 +163,7 @@ def read_update(holder: str, info: Any, td_errors: Any, priority: Any) -> Update
         raise ValueError(f"{UNIQUE_ID!r} must be a list of ids, got {ids!r}")
     ids = np.asarray(ids) if hasattr(ids, "__array__") else list(ids)
     try:
-        priorities = _to_float64(values)
+        priorities = to_float64(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the priorities of an update must be one number per id: {error}") from error
     if priorities.shape != (len(ids),):

@@ -143,7 +143,8 @@ def combine_servers(
 
 def require_min_priority(min_priority: Any, *, highest: float) -> None:
     """Raises `ValueError` if `min_priority` is a plain number that is not above 0 and at most `highest`."""
-    if isinstance(min_priority, Real) and (isinstance(min_priority, bool) or not 0 < float(min_priority) <= highest):
+    is_number = isinstance(min_priority, Real) and not isinstance(min_priority, bool)
+    if isinstance(min_priority, (bool, str)) or (is_number and not 0 < float(min_priority) <= highest):
         raise ValueError(
             f"min_priority must be above 0 and at most {highest:g}, got {min_priority!r}; use the lowest priority "
             "above 0 in the table"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.priorities import to_float64
 
 from .priority_writer import PriorityWriter
 
@@ -73,8 +74,8 @@ class MixedPriorities:
           ValueError: If the batch is not from `mixed_dataset`, there is no sink for one of its datasets, or the numbers
             of items and errors differ.
         """
-        errors = np.asarray(td_errors)
-        if isinstance(info.dataset_index, tuple):
+        errors = to_float64(td_errors)
+        if isinstance(getattr(info, "dataset_index", ()), tuple):
             raise ValueError("the batch is not from mixed_dataset; pass it to the sink of its own dataset")
         datasets = np.asarray(info.dataset_index)
         if errors.shape != datasets.shape:

@@ -11,7 +11,7 @@ from rlds2reverb._arguments import require_number, require_timeout
 from rlds2reverb._server.clients import Server, connect_all
 from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.priorities import require_priorities
+from rlds2reverb.priorities import require_priorities, to_float64
 
 
 class PriorityWriter:
@@ -67,7 +67,7 @@ class PriorityWriter:
 
     def update(self, info: Any, td_errors: Any) -> None:
         """Writes `|td_errors| + eps` as priorities; see `PrioritySink.update` and `write`."""
-        self.write(info, np.abs(np.asarray(td_errors, np.float64)) + self._eps)
+        self.write(info, np.abs(to_float64(td_errors)) + self._eps)
 
     def write(self, info: Any, priorities: Any) -> None:
         """Writes the priorities of a batch. Ignores items that have left the table; for duplicates the last value wins.
@@ -77,13 +77,15 @@ class PriorityWriter:
           priorities: numbers `[B]`, finite and in [0, 1e12]; an item with priority 0 is never sampled again.
 
         Raises:
+          TypeError: If the info is not that of a batch, or a priority is not a number.
           ValueError: If the numbers of priorities and items differ, a priority is out of its range, an item belongs to
             an unknown server, or the batch is from `mixed_dataset`. Nothing is sent then.
           ServerUnavailableError: If a server does not accept the priorities in time, or its connection breaks, and
             there is no `on_server_lost` or all servers of the batch have failed.
         """
-        keys, values = np.asarray(info.key, np.uint64), np.asarray(priorities, np.float64)
-        servers = np.asarray(info.server)
+        if not hasattr(info, "key"):
+            raise TypeError(f"info must be the info of a batch, got {type(info).__name__}")
+        keys, servers, values = np.asarray(info.key, np.uint64), np.asarray(info.server), to_float64(priorities)
         self._require_known_servers(info, keys, values, servers)
         destinations = np.unique(servers).tolist()
         failures: list[tuple[str, ServerUnavailableError]] = []

@@ -1,21 +1,40 @@
 """Feeds: batches contain the adder's items bit for bit, are sampled uniformly, and match the agent."""
 
 import gc
+import weakref
 from itertools import islice
 
 import numpy as np
 import pytest
+import reverb
 import tensorflow as tf
 import tree
 from rlds2reverb.adders import NStep
-from rlds2reverb.learners import InMemoryDataset, Learner, StreamingDataset, collect_items, require_experience
+from rlds2reverb.learners import (
+    InMemoryDataset,
+    Learner,
+    StreamingDataset,
+    collect_items,
+    make_feed,
+    require_experience,
+)
 from small_agents import MeanAgent, batches, items, transitions
 from tf_agents.agents import data_converter
 from tf_agents.trajectories import Trajectory, Transition
 
-from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, TrajectoryWindows, sample_dataset
+from rlds2reverb import (
+    LinearSchedule,
+    PriorityWriter,
+    ReplayServer,
+    SampleInfo,
+    Selector,
+    TableConfig,
+    TrajectoryWindows,
+    sample_dataset,
+)
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
+from rlds2reverb.replay import AdvancedReplayBuffer, Batch, BufferConfig
 from rlds2reverb.sources import load
 
 
@@ -150,6 +169,105 @@ def test_streaming_dataset_accepts_experience_pairs_and_iterators(episodes):
         TypeError, match="dataset must be a feed, a tf.data.Dataset or an iterator over one, got a list"
     ):
         StreamingDataset([])
+
+
+def make_transition_dicts(count=4, **others):
+    """Returns the columns of transitions whose rewards are 10, 11, ..., the last of them into a terminal state."""
+    rewards = np.arange(10, 10 + count, dtype=np.float32)
+    return {
+        "observation": np.stack([rewards, -rewards], 1),
+        "action": np.zeros((count, 1), np.float32),
+        "reward": rewards,
+        "discount": np.append(np.ones(count - 1, np.float32), np.float32(0)),
+        "next_observation": np.stack([rewards + 1, -rewards - 1], 1),
+        **others,
+    }
+
+
+def make_prioritized_batch(weights):
+    """Returns a batch of transition dicts with the given importance weights."""
+    ones = np.ones(len(weights))
+    info = SampleInfo(ones.astype(np.uint64), ones, ones, ones, ones, np.array(weights, np.float32), 0 * ones)
+    return reverb.ReplaySample(info, make_transition_dicts(len(weights)))
+
+
+def test_transition_dicts_become_transitions():
+    columns = make_transition_dicts(value_gamma=np.ones(4))
+    for data in (columns, (columns, ()), make_prioritized_batch(np.ones(4)), Batch(columns, ())):
+        feed = make_feed(tf.data.Dataset.from_tensors(data).repeat())
+        experience, _ = feed.next(iteration(0))
+        assert isinstance(feed.experience_spec, Transition) and isinstance(experience, Transition)
+        assert feed.experience_spec.time_step.observation == tf.TensorSpec([4, 2])
+        assert experience.next_time_step.reward.numpy().tolist() == [10, 11, 12, 13]
+        assert experience.next_time_step.step_type.numpy().tolist() == [1, 1, 1, 2]
+        np.testing.assert_array_equal(experience.next_time_step.observation, columns["next_observation"])
+        assert experience.time_step.reward.numpy().tolist() == [0] * 4
+
+
+def test_items_of_n_step_train_without_to_experience(episodes, tmp_path):
+    rows = collect_items(NStep(3, 0.99)(episode) for episode in episodes)
+    experience, _ = InMemoryDataset(rows, 4).next(iteration(0))
+    same, _ = InMemoryDataset(rows, 4, to_experience=NStep(3, 0.99).as_transition).next(iteration(0))
+    tree.map_structure(np.testing.assert_array_equal, experience, same)
+
+
+def test_dicts_with_other_fields_raise_and_name_the_conversion():
+    columns = {"obs": np.zeros((4, 2)), "action": np.zeros(4), "reward": np.zeros(4, np.float32)}
+    with AdvancedReplayBuffer("demo", BufferConfig()) as buffer:
+        buffer.extend_columns(columns)
+        message = "the items have the fields 'action', 'obs', 'reward', but a transition also requires 'observation', 'discount', 'next_observation'; .*dataset.map"
+        with pytest.raises(SpecMismatchError, match=message):
+            make_feed(buffer.dataset(4))
+        converted = buffer.dataset(4).map(lambda batch: (transitions(batch.data["reward"]), batch.info))
+        feed = make_feed(converted)
+        assert feed.has_info and isinstance(feed.next(iteration(0))[0], Transition)
+
+
+@pytest.mark.parametrize("beta", [0.5, LinearSchedule(0.0, 1.0, num_batches=4)], ids=["number", "schedule"])
+def test_beta_is_the_exponent_of_the_weights_at_the_step(beta):
+    dataset = tf.data.Dataset.from_tensors(make_prioritized_batch([1.0, 0.25, 0.0625])).repeat()
+    feed = StreamingDataset(dataset, beta=beta)
+    read = tf.function(feed.next)
+    for step, exponent in [(0, 0.0), (2, 0.5), (4, 1.0), (9, 1.0)] if callable(beta) else [(7, 0.5)]:
+        _, info = read(iteration(step))
+        np.testing.assert_allclose(info.weight, np.array([1.0, 0.25, 0.0625]) ** exponent, rtol=1e-6)
+        assert info.weight.dtype == tf.float32
+
+
+def test_invalid_beta_raises():
+    with pytest.raises(ValueError, match="beta cannot be set for batches without weights"):
+        StreamingDataset(batches(size=2), beta=1.0)
+    dataset = tf.data.Dataset.from_tensors(make_prioritized_batch([1.0, 0.5]))
+    with pytest.raises(ValueError, match="beta must be a number in .*, got 2"):
+        StreamingDataset(dataset, beta=2)
+
+
+def test_closed_feed_releases_its_iterator_and_opens_another():
+    feed = StreamingDataset(batches(size=2))
+    first = feed.next(iteration(0))[0].next_time_step.reward.numpy().tolist()
+    assert feed.next(iteration(1))[0].next_time_step.reward.numpy().tolist() != first
+    iterator = weakref.ref(feed._iterator)
+    feed.close()
+    gc.collect()
+    assert iterator() is None
+    assert feed.next(iteration(2))[0].next_time_step.reward.numpy().tolist() == first
+
+
+def test_make_feed_returns_feeds_and_names_the_method_of_buffers():
+    feed = InMemoryDataset(items([1.0]), 2)
+    assert make_feed(feed) is feed
+    with AdvancedReplayBuffer("demo") as buffer:
+        with pytest.raises(TypeError, match=r"got a AdvancedReplayBuffer; pass its dataset\(batch_size\)"):
+            make_feed(buffer)
+
+
+def test_text_observations_raise():
+    good = tree.map_structure(tf.TensorSpec.from_tensor, transitions(np.zeros(4)))
+    text = good._replace(time_step=good.time_step._replace(observation={"text": tf.TensorSpec([4], tf.string)}))
+    with pytest.raises(
+        SpecMismatchError, match=r"\['observation'\]\['text'\] is text, but agents are trained on numbers"
+    ):
+        require_experience(text, MeanAgent())
 
 
 # --- A prioritized table

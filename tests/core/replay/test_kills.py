@@ -19,7 +19,7 @@ def push_and_hold(channel, root, held_at):
             channel.recv()
 
     calls = {
-        "begin": (checkpoints, "_write_arrays"),
+        "begin": (checkpoints, "_write_state"),
         "arrays": (checkpoints, "_as_bytes"),
         "manifest": (_sealed_files, "save_json"),
         "synced": (_sealed_files, "sync"),

@@ -159,8 +159,8 @@ class Comparison(RuleBasedStateMachine):
             assert result.reason.count("buffer 'demo'") == 1
         if not refused:
             items = as_dicts(result) if as_columns else result
-            for item in items:
-                item["number"] = int(str(item["replay_unique_id"]).removeprefix("demo_"))
+            for item in [] if as_columns else items:
+                item["number"] = int(item["replay_unique_id"].removeprefix("demo_"))
             self.check(items, allowed, uses_left, learner_iter)
 
     def count_uses_left(self, element, size):
@@ -175,6 +175,7 @@ class Comparison(RuleBasedStateMachine):
             if self.config.weight_normalization == "buffer"
             else powers
         )
+        total, count = sum(self.power(by_number[number]) for number in allowed), len(self.elements)
         for sampled, power in zip(items, powers, strict=True):
             element = by_number[sampled["number"]]
             element["use"] += 1
@@ -182,11 +183,16 @@ class Comparison(RuleBasedStateMachine):
             is_known = learner_iter is not None and element["iter"] is not None
             assert sampled["number"] in allowed and uses_left[sampled["number"]] >= 0
             assert sampled["x"].tolist() == [sampled["number"]] * 2
-            assert sampled["replay_buffer_idx"] == sampled["number"] % self.config.max_size
             assert (sampled["priority"], sampled["use"]) == (element["priority"], element["use"])
             assert sampled["staleness"] == (max(0, learner_iter - element["iter"]) if is_known else -1)
             assert sampled.get("collect_iter") == element["iter"]
-            assert math.isclose(sampled["IS"], (power / min(reference_powers)) ** -self.beta, rel_tol=1e-12)
+            weight = (power / min(reference_powers)) ** -self.beta
+            if "key" in sampled:
+                assert math.isclose(sampled["weight"], weight, rel_tol=1e-6)
+                assert math.isclose(sampled["probability"], power / total) and sampled["table_size"] == count
+            else:
+                assert math.isclose(sampled["IS"], weight, rel_tol=1e-12)
+                assert sampled["replay_buffer_idx"] == sampled["number"] % self.config.max_size
         self.sampled += len(items)
         if self.config.anneal_step:
             self.beta = min(1.0, self.beta + (1 - self.config.beta) / self.config.anneal_step)
@@ -259,11 +265,10 @@ class Comparison(RuleBasedStateMachine):
 
 
 def as_dicts(batch):
-    info = batch.info._asdict()
-    info.pop("buffer")
-    items = [dict(zip(info, values, strict=True)) for values in zip(*(v.tolist() for v in info.values()), strict=True)]
+    info = {name: values.tolist() for name, values in batch.info._asdict().items() if not isinstance(values, tuple)}
+    items = [dict(zip(info, values, strict=True)) for values in zip(*info.values(), strict=True)]
     for item, x in zip(items, batch.data["x"], strict=True):
-        item["x"] = x
+        item |= {"x": x, "number": item["key"], "use": item["times_sampled"]}
         if item["collect_iter"] == -1:
             del item["collect_iter"]
     return items

@@ -30,7 +30,10 @@ def test_sample_of_an_empty_buffer_is_refused_with_a_reason(make):
 def test_sample_requires_its_size_times_the_min_limit_ratio(make):
     buffer = make(sample_min_limit_ratio=1.5)
     buffer.extend(items(*range(5)))
-    reason = "buffer 'demo' has 5 elements, but a sample of 4 requires 6 (sample_min_limit_ratio=1.5); push more"
+    reason = (
+        "buffer 'demo' has 5 elements, but a sample of 4 requires 6 (sample_min_limit_ratio=1.5); push more, or lower "
+        "sample_min_limit_ratio"
+    )
     assert buffer.sample_check(4, 0) == (False, reason)
     buffer.append(item(5))
     assert buffer.sample_check(4, 0).allowed
@@ -188,6 +191,23 @@ def test_update_requires_a_dict_or_the_info_of_a_batch(make):
     for info, got in ((["demo_0"], "list"), (batch, "a Batch; pass its info"), (None, "NoneType")):
         with pytest.raises(TypeError, match=f"{message} {got}"):
             buffer.update(info, priority=[1.0, 1.0])
+    for ids in ("demo_0", 5):
+        with pytest.raises(ValueError, match=f"'replay_unique_id' must be a list of ids, got {ids!r}"):
+            buffer.update({"replay_unique_id": ids, "priority": [1.0]})
+    for priorities in (["3"], [[1], [2, 3]]):
+        with pytest.raises(ValueError, match="the priorities of an update must be one number per id: expected numbers"):
+            buffer.update({"replay_unique_id": ["demo_0"], "priority": priorities})
+
+
+def test_update_sets_absolute_td_errors_plus_epsilon(make):
+    """Schaul et al. 2016, section 3.3: p = |delta| + eps."""
+    buffer = make(priority_eps=0.25)
+    buffer.extend(items(0, 1))
+    info = buffer.sample_batch(2, sample_range=slice(0, 1)).info
+    assert buffer.update(info, np.array([9.0, -3.0], np.float32)) == 2  # The last one wins.
+    assert buffer.sample_batch(1, sample_range=slice(0, 1)).info.priority.tolist() == [3.25]
+    with pytest.raises(ValueError, match="td_errors and priority cannot both be set"):
+        buffer.update(info, [1.0, 2.0], priority=[1.0, 2.0])
 
 
 def test_sample_with_replacement_can_exceed_the_number_of_elements(make):
@@ -199,7 +219,10 @@ def test_sample_with_replacement_can_exceed_the_number_of_elements(make):
         limited.sample(200)
     default = make(max_size=300)
     default.extend(items(*range(50)))
-    reason = "buffer 'demo' has 50 elements, but a sample of 200 requires 200 (sample_min_limit_ratio=1); push more"
+    reason = (
+        "buffer 'demo' has 50 elements, but a sample of 200 requires 200 (sample_min_limit_ratio=1); push more, or "
+        "lower sample_min_limit_ratio"
+    )
     assert default.sample_check(200) == (False, reason)
 
 

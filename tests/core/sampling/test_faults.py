@@ -135,7 +135,7 @@ def test_iterating_raises_when_all_servers_are_dead():
         kill(first)
         kill(second)
         with pytest.raises(
-            tf.errors.OpError, match=f"sample of table 'items' at {lost_address}, and it is gone.*{other}, and"
+            ServerUnavailableError, match=f"sample of table 'items' at {lost_address}, and it is gone.*{other}, and"
         ):
             while True:
                 next(batches)

@@ -11,10 +11,11 @@ from properties import mark_slow_except
 from reference_impls import episode
 
 from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.mixtures import allocate_items
-from rlds2reverb.sampling import PriorityWriter, mixed_dataset, sample_dataset
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager
+from rlds2reverb.sampling import MixedPriorities, PriorityWriter, mixed_dataset, sample_dataset
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryEpisodes
@@ -73,17 +74,19 @@ def test_priorities_are_written_to_the_server_of_the_dataset():
     with serve_numbers({1: 1.0}, {2: 1.0}, {3: 1.0}) as servers:
         own, *experts = addresses(servers)
         datasets = {"own": make_dataset(own), "expert": make_dataset(experts)}
-        by_name = {"own": own, "expert": experts}
+        writers = {
+            name: PriorityWriter(server, "items", eps=0.5) for name, server in (("own", own), ("expert", experts))
+        }
         seen = set()
-        with PriorityWriter(by_name, "items") as priorities:
+        with MixedPriorities(writers) as priorities:
             for sample in mixed_dataset(datasets, 16, weights=HALVES).as_numpy_iterator():
-                priorities.write(sample.info, sample.data * 10)
+                priorities.update(sample.info, sample.data * -10)
                 seen |= set(sample.data.tolist())
                 if len(seen) == 3:
                     break
         for server, value in zip(servers, (1, 2, 3), strict=True):
             sample = next(iter(sample_dataset(server.address, "items", 1)))
-            assert (float(sample.data), float(sample.info.priority)) == (value, 10 * value)
+            assert (float(sample.data), float(sample.info.priority)) == (value, 10 * value + 0.5)
 
 
 def test_two_tables_of_one_server_are_mixed_and_updated():
@@ -96,11 +99,40 @@ def test_two_tables_of_one_server_are_mixed_and_updated():
         datasets = {"a": make_dataset(server), "b": partial(sample_dataset, server, "others")}
         sample = next(iter(mixed_dataset(datasets, 4, weights={"a": 0.5, "b": 0.5})))
         assert sample.data.numpy().tolist() == [1, 1, 2, 2]
-        with PriorityWriter({"b": server, "a": server}, {"a": "items", "b": "others"}) as priorities:
-            priorities.write(sample.info, [5, 5, 7, 7])
-        for table, priority in (("items", 5), ("others", 7)):
+        writers = {"b": PriorityWriter(server, "others", eps=1), "a": PriorityWriter(server, "items", eps=0.5)}
+        with MixedPriorities(writers) as priorities:
+            priorities.update(sample.info, [5, 5, 7, 7])
+        for table, priority in (("items", 5.5), ("others", 8)):
             info = next(iter(sample_dataset(server, table, 1))).info
             assert info.priority.numpy().tolist() == [priority]
+
+
+def test_buffers_and_servers_are_mixed_and_updated():
+    with serve_numbers({1: 1.0}) as (server,), AdvancedReplayBuffer("online", BufferConfig(alpha=1.0)) as online:
+        online.extend_columns({"x": np.full(3, 2, np.float32)}, priorities=[1.0, 2.0, 1.0], collect_iters=7)
+        make_own = make_dataset(server.address)
+        datasets = {
+            "online": lambda size: online.dataset(size, cur_learner_iter=lambda: 9),
+            "own": lambda size: make_own(size).map(lambda sample: sample._replace(data={"x": sample.data})),
+        }
+        batch = next(iter(mixed_dataset(datasets, 4, weights={"online": 0.75, "own": 0.25})))
+        info = batch.info
+        assert batch.data["x"].numpy().tolist() == [2, 2, 2, 1] and info.dataset_index.numpy().tolist() == [0, 0, 0, 1]
+        assert info.staleness.numpy().tolist() == [2, 2, 2, -1] and info.collect_iter.numpy().tolist() == [7, 7, 7, -1]
+        assert info.table_size.numpy().tolist() == [3, 3, 3, 1]
+        np.testing.assert_allclose(info.probability[:3], info.priority[:3] / 4)
+        with MixedPriorities({"online": online, "own": PriorityWriter(server, "items")}) as priorities:
+            priorities.update(info, [5.0, 5.0, 5.0, -6.0])
+        assert sorted(set(online.sample_batch(50).info.priority.tolist()) - {1.0, 2.0}) == [5.01]
+        own = next(iter(make_own(1)))
+        assert own.info.priority.numpy().tolist() == [6.01]
+
+
+def test_mixture_of_a_mixture_raises():
+    with BufferManager({"a": BufferConfig()}) as manager:
+        manager["a"].extend_columns({"x": np.zeros(8)})
+        with pytest.raises(ValueError, match="dataset 'both' is a mixture itself; pass its parts"):
+            mixed_dataset({"both": manager.dataset}, 4, weights={"both": 1.0})
 
 
 def test_episodes_are_padded_to_the_longest_of_the_batch():
@@ -123,7 +155,9 @@ def test_error_of_one_dataset_is_raised_and_iterators_can_be_deleted(number_serv
             "expert": make_dataset(empty.address, timeout_secs=0.5),
         }
         batches = iter(mixed_dataset(datasets, 4, weights=HALVES))
-        with pytest.raises(tf.errors.OpError, match=r"waited 0\.5 s for a sample of table 'items' at .* has 0 items"):
+        with pytest.raises(
+            ServerUnavailableError, match=r"waited 0\.5 s for a sample of table 'items' at .* has 0 items"
+        ):
             next(batches)
         waiting = iter(mixed_dataset(datasets, 4, weights=HALVES))
         del waiting, batches
@@ -171,26 +205,6 @@ def test_invalid_datasets_raise():
         TypeError, match="dataset 'own' must return batches as sample_dataset does, got elements TensorS"
     ):
         mixed_dataset({"own": lambda size: numbers_only}, 8, weights={"own": 1.0})
-
-
-def test_batch_that_does_not_match_the_writer_raises(number_servers):
-    own, expert = addresses(number_servers)
-    mixed = next(iter(mixed_dataset(make_datasets(number_servers), 2, weights=HALVES))).info
-    plain = next(iter(sample_dataset(own, "items", 2))).info
-    with pytest.raises(
-        ValueError, match="the batch is from mixed_dataset; pass the servers to PriorityWriter as a dict"
-    ):
-        PriorityWriter([own, expert], "items").write(mixed, [1.0, 1.0])
-    with pytest.raises(ValueError, match="the batch is not from mixed_dataset; pass the servers .* without a dict"):
-        PriorityWriter({"own": own, "expert": expert}, "items").write(plain, [1.0, 1.0])
-    with pytest.raises(
-        ValueError, match="the batch has items of dataset 1, but this writer has 1; pass the servers of"
-    ):
-        PriorityWriter({"own": own}, "items").write(mixed, [1.0, 1.0])
-    with pytest.raises(
-        ValueError, match=r"table and servers must have the same datasets, got \['own'\] and \['expert', 'own'\]"
-    ):
-        PriorityWriter({"own": own, "expert": expert}, {"own": "items"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""Tests of errors inside datasets: iterators raise them as they are, and `translate_error` finds them in graphs."""
+
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
+from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.sampling import translate_error
+
+REASON = """it's "gone" [at \\ Zürich]; start\nit]"""
+
+
+def make_dataset(error, *, fail_at=2):
+    """Returns a dataset of 0, 1, ... that fails at a number."""
+
+    def check(number):
+        reason = tf.where(number == fail_at, describe_error(error), "")
+        with tf.control_dependencies([require_no_reason(reason)]):
+            return tf.identity(number)
+
+    return TranslatedDataset(tf.data.Dataset.range(10).map(check))
+
+
+@pytest.mark.parametrize("error", [ServerUnavailableError(REASON), TimeoutError("waited")])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda dataset: dataset,
+        lambda dataset: dataset.map(lambda number: number).batch(1).take(5),
+        lambda dataset: dataset.prefetch(2).as_numpy_iterator(),
+        lambda dataset: dataset.apply(lambda dataset: dataset.enumerate().filter(lambda index, number: True)),
+    ],
+    ids=["plain", "map-batch-take", "numpy", "apply"],
+)
+def test_iterators_raise_the_error_itself(error, transform):
+    iterator = iter(transform(make_dataset(error)))
+    next(iterator), next(iterator)
+    with pytest.raises(type(error)) as caught:
+        next(iterator)
+    assert str(caught.value) == str(error)
+
+
+def test_translate_error_finds_the_error_in_a_graph():
+    iterator = iter(make_dataset(ServerUnavailableError(REASON), fail_at=0))
+    with pytest.raises(tf.errors.OpError) as caught:
+        tf.function(lambda: next(iterator), autograph=False)()
+    error = translate_error(caught.value)
+    assert type(error) is ServerUnavailableError and str(error) == REASON
+
+
+def test_other_errors_and_the_end_are_unchanged():
+    dataset = TranslatedDataset(tf.data.Dataset.from_tensors(0).map(lambda number: tf.debugging.check_numerics(1.0 / tf.cast(number, tf.float32), "division")))  # fmt: skip
+    with pytest.raises(tf.errors.InvalidArgumentError, match="division") as caught:
+        next(iter(dataset))
+    assert translate_error(caught.value) is None and translate_error(ValueError("x")) is None
+    assert list(TranslatedDataset(tf.data.Dataset.range(3)).take(2).as_numpy_iterator()) == [0, 1]
+    with pytest.raises(TypeError, match="error must be one of ServerUnavailableError, TimeoutError"):
+        describe_error(ValueError("x"))
+
+
+@pytest.mark.slow
+def test_failed_dataset_logs_nothing():
+    program = (
+        "from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig\n"
+        "buffer = AdvancedReplayBuffer('demo', BufferConfig(max_use=1))\n"
+        "buffer.extend([{'x': 1}] * 4)\n"
+        "batches = iter(buffer.dataset(4, timeout_secs=0.1))\n"
+        "next(batches)\n"
+        "try:\n    next(batches)\nexcept TimeoutError as error:\n    print(error)\n"
+    )
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "1", "PATH": "/usr/bin:/bin"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("waited 0.1 s for a batch: buffer 'demo' has 0 elements")
+    assert "op_kernel" not in result.stderr and "Traceback" not in result.stderr
