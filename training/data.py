@@ -167,7 +167,7 @@ def open_data(
     action_spec, about_bounds = make_action_spec(
         contents.actions, action_space, source.action_space, is_clipped=config.clip_actions
     )
-    notes, warnings = contents.notes, list(source.warnings)
+    notes, warnings = [*contents.notes], list(source.warnings)
     if about_bounds is not None:
         notes.append(about_bounds + _env_advice(config, action_space))
     num_outside, total = contents.count_outside(action_spec), contents.moments.num_transitions

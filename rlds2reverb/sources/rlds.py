@@ -196,6 +196,6 @@ def _describe_shared_ends(name: str, dataset: tf.data.Dataset) -> tuple[str, ...
         return ()
     return (
         f"{name}: all of the first {len(ends)} episodes end in the same observation, because TFDS's D4RL builder "
-        "appends the last next_observations row of the whole file to every episode; convert the D4RL HDF5 file instead "
-        "(rlds2reverb convert FILE.hdf5), which keeps the final observation of each episode",
+        "appends the last next_observations row of the whole file to every episode; load the D4RL HDF5 file instead, "
+        "which keeps the final observation of each episode",
     )

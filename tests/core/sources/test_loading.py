@@ -95,7 +95,10 @@ def test_source_without_steps_raises():
 
 def test_final_observation_shared_by_tfds_episodes_has_a_warning(data):
     (warning,) = load(data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0").warnings
-    assert "all of the first 2 episodes end in the same observation" in warning and "convert FILE.hdf5" in warning
+    assert (
+        "all of the first 2 episodes end in the same observation" in warning
+        and "load the D4RL HDF5 file instead" in warning
+    )
     assert load(data / "rlds_prepared/d4rl_mujoco_hopper/v0-medium/1.2.0").warnings == ()
 
 
