@@ -86,7 +86,7 @@ def test_inspect_applies_reading_options(data, capsys):
 
 def test_inspect_warns_about_final_observations_lost_by_tfds(data, capsys):
     _, _, err = call(capsys, "inspect", data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")
-    assert "warning:" in err and "convert the D4RL HDF5 file" in err
+    assert "warning:" in err and "load the D4RL HDF5 file" in err
 
 
 @pytest.mark.parametrize("name", ["d4rl/hopper_medium-v2.hdf5", HOPPER])
@@ -154,9 +154,9 @@ def test_validate_lists_problems_and_exits_with_2(data, capsys):
 def test_validate_reports_warnings_of_the_source(data, capsys):
     path = data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0"
     code, out, err = call(capsys, "validate", path)
-    assert code == 0 and "convert the D4RL HDF5 file" in err and "1 warning)" in out
+    assert code == 0 and "load the D4RL HDF5 file" in err and "1 warning)" in out
     (warning,) = json.loads(call(capsys, "validate", path, "--json")[1])["warnings"]
-    assert "convert the D4RL HDF5 file" in warning
+    assert "load the D4RL HDF5 file" in warning
 
 
 def test_validate_exits_with_2_when_data_cannot_be_read(data, capsys):
@@ -278,7 +278,7 @@ def test_convert_prints_notes_and_changes_once(capsys, rows_file, tmp_path):
 def test_convert_prints_a_warning_of_the_source_once(data, capsys, tmp_path):
     path = data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0"
     code, out, err = call(capsys, "convert", path, "--out", tmp_path / "out")  # A Python warning would be an error.
-    assert code == 0 and err.count("convert the D4RL HDF5 file") == 1 and "convert the" not in out
+    assert code == 0 and err.count("load the D4RL HDF5 file") == 1 and "load the" not in out
 
 
 def test_convert_writes_a_directory_once(data, capsys, tmp_path):
