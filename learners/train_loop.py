@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
+from rlds2reverb._logs import hide_native_stderr
 from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
 from rlds2reverb.sampling.errors import translate_error
 
@@ -56,6 +57,13 @@ def extract_td_errors(loss: tf_agent.LossInfo) -> tf.Tensor | None:
         return None
     errors = tf.abs(tf.cast(td_error, tf.float32))
     return tf.reduce_mean(tf.reshape(errors, [tf.shape(errors)[0], -1]), 1)
+
+
+@cache
+def _compile_first_function() -> None:
+    """Compiles a trivial function, because XLA writes two lines to stderr when it first compiles one in a process."""
+    with hide_native_stderr():
+        tf.function(lambda number: number + 1, jit_compile=True)(tf.constant(0.0))
 
 
 def _has_clock() -> bool:
@@ -129,6 +137,8 @@ class TrainLoop:
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
             # The keys identify the batch if an iteration raises.
             self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
+        if jit_compile:
+            _compile_first_function()
         self._train_agent = tf.function(agent.train, jit_compile=True) if jit_compile else agent.train
         self._train_given_batch = tf.function(lambda *batch: self._train_batch(*batch), autograph=False)
 

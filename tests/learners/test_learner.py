@@ -253,6 +253,29 @@ def test_invalid_arguments_raise_before_the_directory_is_created(tmp_path, argum
     assert not (tmp_path / "run").exists()
 
 
+def test_hook_without_a_name_raises(tmp_path):
+    class Nameless(LearnerHook):
+        def __init__(self):
+            pass
+
+        def __call__(self, learner):
+            pass
+
+    with pytest.raises(TypeError, match=r"hook of class Nameless has no name and position; call super\(\).__init__"):
+        Learner(tmp_path / "run", MeanAgent(), batches(), hooks=[Nameless()])
+    assert not (tmp_path / "run").exists()
+
+
+def test_observations_of_text_raise_before_the_directory_is_created(tmp_path):
+    def replace(batch):
+        text = tf.constant([["a", "b"]] * 4)
+        return batch._replace(time_step=batch.time_step._replace(observation=text))
+
+    with pytest.raises(SpecMismatchError, match="observation is string .*expects float32"):
+        Learner(tmp_path / "run", MeanAgent(), batches().map(replace))
+    assert not (tmp_path / "run").exists()
+
+
 def test_failed_construction_releases_the_directory(tmp_path, monkeypatch):
     agent = MeanAgent()
 

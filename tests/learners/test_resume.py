@@ -15,6 +15,7 @@ from tf_agents.trajectories import time_step_spec
 
 from rlds2reverb import ReplayServer, SampleInfo, TableConfig, sample_dataset
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager
 from rlds2reverb.sampling import PriorityWriter
 from rlds2reverb.tables import Selector
 
@@ -370,6 +371,47 @@ def test_server_continues_with_the_items_and_priorities_of_the_checkpoint(tmp_pa
             learner.start(8)
             assert learner.load_checkpoint() and find_priorities(server) == saved
             learner.start(6)  # The dataset reads from the restarted server.
+
+
+def make_buffers(kind):
+    """Returns an empty prioritized buffer, or a manager with two of them, and the list of the buffers."""
+    if kind == "buffer":
+        buffer = AdvancedReplayBuffer("a", BufferConfig(max_size=20), spec=SIGNATURE)
+        return buffer, [buffer]
+    manager = BufferManager(
+        {"a": BufferConfig(max_size=20), "b": BufferConfig(max_size=20)}, sample_ratio={"a": 1, "b": 1}
+    )
+    return manager, [manager["a"], manager["b"]]
+
+
+def read_priorities(buffers):
+    return [sorted({*buffer.sample_batch(9).info.priority.tolist()}) for buffer in buffers]
+
+
+@pytest.mark.parametrize("kind", ["buffer", "manager"])
+def test_in_process_buffers_train_a_prioritized_agent_and_resume(tmp_path, kind):
+    columns = {name: np.ones((9, *spec.shape), np.float32) for name, spec in SIGNATURE.items()}
+    columns["reward"] = np.arange(9, dtype=np.float32)
+    replay, buffers = make_buffers(kind)
+    with replay:
+        for buffer in buffers:
+            buffer.extend_columns(columns)
+        hooks = [SaveCkptHook(position="after_run")]
+        data = replay.dataset(8)
+        with Learner(tmp_path, MeanAgent(), data, priorities=replay, replay=replay, hooks=hooks) as learner:
+            learner.start(6)
+        saved = read_priorities(buffers)
+        assert all(len(priorities) > 1 for priorities in saved)  # The TD errors differ from item to item.
+    replay, buffers = make_buffers(kind)
+    with replay:
+        for buffer in buffers:
+            buffer.extend_columns(columns)  # A manager's buffers take their specs from their first items.
+        data = replay.dataset(8)
+        with Learner(tmp_path, MeanAgent(), data, priorities=replay, replay=replay) as learner:
+            assert learner.load_checkpoint() and learner.step == 6 and read_priorities(buffers) == saved
+            learner.start(8)
+            learner.flush_priorities()
+            assert read_priorities(buffers) != saved
 
 
 # --- Warm starts
