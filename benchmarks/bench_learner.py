@@ -111,8 +111,9 @@ class Target(NamedTuple):
     in_memory: str
 
 
-#: CQL's critics evaluate 31 actions per state, so its baseline already spends most of its time in matrix products.
-TARGETS = {"td3": Target(" (target: 3x)", " (target: 4x)"), "cql": Target("", " (target: 90 % of limit)")}
+#: CQL spends most of its time in matrix products, because its critics evaluate 31 actions per state, so its target is a
+#: share of their speed. (The baseline evaluates 21: it does not sample from the policy at the next state.)
+TARGETS = {"td3": Target(" (target: 3x)", " (target: 4x)"), "cql": Target("", " (target: 85 % of limit)")}
 BASELINES: dict[str, Callable[[], Any]] = {"td3": make_baseline_td3, "cql": make_baseline_cql}
 
 
