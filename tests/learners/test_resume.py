@@ -14,7 +14,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step_spec
 
 from rlds2reverb import ReplayServer, SampleInfo, TableConfig, sample_dataset
-from rlds2reverb.errors import CheckpointError, SpecMismatchError
+from rlds2reverb.errors import CheckpointError, ServerUnavailableError, SpecMismatchError
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager
 from rlds2reverb.sampling import PriorityWriter
 from rlds2reverb.tables import Selector
@@ -371,6 +371,21 @@ def test_server_continues_with_the_items_and_priorities_of_the_checkpoint(tmp_pa
             learner.start(8)
             assert learner.load_checkpoint() and find_priorities(server) == saved
             learner.start(6)  # The dataset reads from the restarted server.
+
+
+@pytest.mark.slow
+def test_lost_server_is_reported_after_saving_the_iterations_before_it(tmp_path):
+    with make_server() as server:
+        fill(server)
+        data = sample_dataset(server, "replay", 4, timeout_secs=1)
+        hooks = [CallHook(lambda learner: server.stop(), every=4)]
+        with Learner(tmp_path, MeanAgent(), data, hooks=hooks) as learner:
+            message = (
+                rf"training stopped after \d+ iterations, which are saved in {tmp_path}.*: .*localhost:{server.port}"
+            )
+            with pytest.raises(ServerUnavailableError, match=message):
+                learner.start(100_000)
+            assert learner.step >= 4 and steps_in(tmp_path) == [learner.step]
 
 
 def make_buffers(kind):
