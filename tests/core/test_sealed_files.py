@@ -41,11 +41,13 @@ def test_load_json_raises_for_any_changed_byte(tmp_path):
 
 
 def make_fill(text):
-    """Returns a function that fills a folder with two files."""
+    """Returns a function that fills a folder with three files, one of them in a subfolder."""
 
     def write(folder):
         (folder / "a").write_text(text)
         (folder / "empty").touch()
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b").write_text(text)
         return {"note": text}
 
     return write
@@ -62,7 +64,7 @@ def test_folders_are_numbered_and_keep_their_content(tmp_path):
     assert folders.numbers() == [12] and [entry.name for entry in tmp_path.iterdir()] == ["save-0000000012"]
 
 
-@pytest.mark.parametrize("name", ["a", "empty", MANIFEST])
+@pytest.mark.parametrize("name", ["a", "empty", "sub/b", MANIFEST])
 @pytest.mark.parametrize("damage", ["changed", "removed"])
 def test_read_manifest_names_the_damaged_file(tmp_path, name, damage):
     folder = SealedFolders(tmp_path).write(1, make_fill("text"))
