@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _RETRY_SECS = 0.002
+#: Set when the program exits, which would hang if a thread of TensorFlow were still waiting in Python.
+_EXITING = threading.Event()
+atexit.register(_EXITING.set)
 
 
 class Batch(NamedTuple):
@@ -133,13 +138,18 @@ def stream_batches(
     dtypes = [tf.as_dtype(leaf.dtype) for leaf in nothing]
     shapes = [(batch_size, *(size or None for size in leaf.shape[1:])) for leaf in nothing]
 
+    has_failed = False
+
     def sample_or_wait() -> list[Any]:
-        end = time.monotonic() + timeout_secs
+        nonlocal has_failed
+        # Prefetching continues after a failure. Waiting again would keep a thread in Python when the program exits.
+        end = time.monotonic() + (0 if has_failed else timeout_secs)
         while isinstance(batch := sample(), SampleRefusal):
-            if time.monotonic() > end:
+            if time.monotonic() > end or _EXITING.wait(_RETRY_SECS):
+                has_failed = True
                 error = TimeoutError(f"waited {timeout_secs:g} s for a batch: {batch.reason}")
                 return [*nothing, describe_error(error)]
-            time.sleep(_RETRY_SECS)
+        has_failed = False
         return [*tf.nest.flatten(batch), ""]
 
     def make_batch(_: tf.Tensor) -> Any:

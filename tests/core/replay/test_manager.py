@@ -2,10 +2,12 @@
 
 import threading
 from collections import Counter
+from concurrent import futures
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tree
 
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
 from rlds2reverb.replay import BufferConfig, BufferManager, Listener, SampleRefusal
@@ -583,3 +585,48 @@ def test_refusals_of_threads_do_not_overwrite_each_other():
         for thread in threads:
             thread.join()
         assert not wrong
+
+
+def test_save_data_transfers_all_buffers_of_a_manager(tmp_path):
+    configs = {"a": BufferConfig(max_size=10), "b": BufferConfig(max_size=10), "empty": BufferConfig(max_size=10)}
+    with make_manager(configs, (3, 4, 0)) as first, make_manager(configs, (1, 0, 5)) as second:
+        path = first.save_data(tmp_path / "data")
+        assert path.parent == tmp_path / "data" and path.is_dir()
+        second.load_data(tmp_path / "data")
+        assert [second.count(name) for name in configs] == [3, 4, 0] and len(second) == 7
+        assert second["b"].sample_batch(4).data["number"].max() <= 3
+        with pytest.raises(CheckpointError, match="holds the buffers of a manager; load it by BufferManager.load_data"):
+            second["a"].load_data(tmp_path / "data")
+        first["a"].save_data(tmp_path / "one")
+        with pytest.raises(CheckpointError, match="holds a single buffer; load it by ReplayBuffer.load_data"):
+            second.load_data(tmp_path / "one")
+        with pytest.raises(CheckpointError, match="has no checkpoint; pass the directory that was passed to save_data"):
+            second.load_data(tmp_path / "missing")
+        assert [second.count(name) for name in configs] == [3, 4, 0]
+
+
+def test_update_sends_td_errors_to_the_buffer_of_each_item():
+    configs = {"a": BufferConfig(priority_eps=0.5), "b": BufferConfig(priority_eps=0.25)}
+    with make_manager(configs, (1, 1), sample_ratio={"a": 1, "b": 1}) as manager:
+        manager.push_data(items(0, range(1, 4)), "a")
+        manager.push_data(items(1, range(1, 4)), "b")
+        info = manager.sample_batch(8, exact=True).info
+        assert manager.update(info, np.where(info.dataset_index == 0, 3.0, -4.0)) == 8
+        for name, priority in (("a", 3.5), ("b", 4.25)):
+            assert set(manager[name].sample_batch(4).info.priority.tolist()) <= {1.0, priority}
+        with pytest.raises(ValueError, match="td_errors and priority cannot both be set"):
+            manager.update(info, np.ones(8), priority=np.ones(8))
+
+
+def test_updates_from_another_thread_while_a_dataset_samples():
+    """A learner updates priorities in a thread while its dataset prefetches."""
+    configs = {"a": BufferConfig(max_size=64), "b": BufferConfig(max_size=64)}
+    with make_manager(configs, (40, 40), sample_ratio={"a": 1, "b": 1}) as manager:
+        with futures.ThreadPoolExecutor(1) as pool:
+            pending = [
+                pool.submit(manager.update, tree.map_structure(np.asarray, batch.info), np.full(16, 2.0))
+                for batch in manager.dataset(16).take(40)
+            ]
+        assert [update.result() for update in pending] == [16] * 40
+        state = manager.state_dict()
+        assert set(np.concatenate([state[name]["arrays"]["priorities"] for name in "ab"]).tolist()) <= {1.0, 2.01}

@@ -57,7 +57,7 @@ def test_other_errors_and_the_end_are_unchanged():
         next(iter(dataset))
     assert translate_error(caught.value) is None and translate_error(ValueError("x")) is None
     assert list(TranslatedDataset(tf.data.Dataset.range(3)).take(2).as_numpy_iterator()) == [0, 1]
-    with pytest.raises(TypeError, match="error must be one of ServerUnavailableError, TimeoutError"):
+    with pytest.raises(TypeError, match="error must be one of ServerUnavailableError, "):
         describe_error(ValueError("x"))
 
 
@@ -72,8 +72,7 @@ def test_failed_dataset_logs_nothing():
         "try:\n    next(batches)\nexcept TimeoutError as error:\n    print(error)\n"
     )
     environment = {"TF_CPP_MIN_LOG_LEVEL": "1", "PATH": "/usr/bin:/bin"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program]  # The program must also exit.
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.startswith("waited 0.1 s for a batch: buffer 'demo' has 0 elements")
     assert "op_kernel" not in result.stderr and "Traceback" not in result.stderr

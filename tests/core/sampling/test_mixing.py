@@ -108,7 +108,10 @@ def test_two_tables_of_one_server_are_mixed_and_updated():
 
 
 def test_buffers_and_servers_are_mixed_and_updated():
-    with serve_numbers({1: 1.0}) as (server,), AdvancedReplayBuffer("online", BufferConfig(alpha=1.0)) as online:
+    with (
+        serve_numbers({1: 1.0}) as (server,),
+        AdvancedReplayBuffer("online", BufferConfig(alpha=1.0, sample_min_limit_ratio=0)) as online,
+    ):
         online.extend_columns({"x": np.full(3, 2, np.float32)}, priorities=[1.0, 2.0, 1.0], collect_iters=7)
         make_own = make_dataset(server.address)
         datasets = {
