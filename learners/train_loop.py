@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -165,6 +166,8 @@ class TrainLoop:
         self._feed.close()
         for name in ("_iteration", "_run"):
             self.__dict__.pop(name, None)
+        if not isinstance(self._feed, InMemoryDataset):
+            gc.collect()  # Graphs are in cycles; the iterators in them must end while their servers still run.
 
     def __call__(self, until: int) -> CallResult:
         """Runs iterations until `until` are completed.
