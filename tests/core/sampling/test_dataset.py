@@ -16,10 +16,11 @@ from tf_agents.trajectories import trajectory
 
 from rlds2reverb._encoding.packing import Packing, packed_signature
 from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
-from rlds2reverb.sampling.dataset import SampleInfo, choose_num_chunks, sample_dataset, to_experience
+from rlds2reverb.sampling import SampleInfo, sample_dataset, to_experience
+from rlds2reverb.sampling.dataset import choose_num_chunks
 from rlds2reverb.sampling.importance import LinearSchedule
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
@@ -289,7 +290,7 @@ def test_table_without_samples_raises_after_the_timeout(min_size):
         message = (
             f"waited 0.5 s for a sample of table 'items' at .*: it has {stored} items, .* waits for {min_size} items"
         )
-        with pytest.raises(tf.errors.OpError, match=message):
+        with pytest.raises(ServerUnavailableError, match=message):
             next(iter(sample_dataset(server.address, "items", 8, timeout_secs=0.5)))
 
 

@@ -8,7 +8,7 @@ import pytest
 from numbers_served import addresses, serve_in_process, serve_numbers, write_numbers
 
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.sampling.dataset import SampleInfo, sample_dataset
+from rlds2reverb.sampling import SampleInfo, sample_dataset
 from rlds2reverb.sampling.priority_writer import PriorityWriter
 
 
@@ -105,3 +105,16 @@ def test_dead_server_is_reported_and_the_other_is_updated():
         writer.write(info, [5.0, 6.0])
         assert read_priorities(server) == {2: 6.0}
     assert [address for address, _ in reports] == [lost_address]
+
+
+def test_strings_and_other_objects_raise():
+    writer = PriorityWriter("localhost:1", "items")
+    for wrong in (["3"], [None], [[1], [2, 3]]):
+        with pytest.raises(TypeError, match="expected numbers, got"):
+            writer.write(make_info([1], [0]), wrong)
+        with pytest.raises(TypeError, match="expected numbers, got"):
+            writer.update(make_info([1], [0]), wrong)
+    with pytest.raises(TypeError, match="info must be the info of a batch, got list"):
+        writer.write([1], [3.0])
+    with pytest.raises(ValueError, match=r"eps must be a number in \[1e-12, 1\], got 0"):
+        PriorityWriter("localhost:1", "items", eps=0)
