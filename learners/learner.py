@@ -15,7 +15,7 @@ from tf_agents.agents import tf_agent
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._signals import SIGNAL_NAMES, stop_on_signal
-from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, TrainingDivergedError
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
@@ -297,7 +297,8 @@ class Learner:
     def advance(self, until: int) -> None:
         """Trains until `until` iterations are completed in total, or a hook or a signal stops the run.
 
-        If the dataset or the agent raises an error, the iterations completed before it are saved in a checkpoint.
+        If the dataset raises an error, the iterations completed before it are saved in a checkpoint. If an update
+        raises one, nothing is saved, because the weights may contain a part of that update.
 
         Args:
           until: total number of iterations; nothing happens if they are already completed.
@@ -324,7 +325,8 @@ class Learner:
             except TrainingDivergedError:
                 raise
             except Exception as error:
-                raise self._save_after(error) from None
+                _add_text(error, self._save_before_error())
+                raise
             self._process_result(result, time.perf_counter() - start_secs)
 
     def train(self, batch: Any, weights: Any = None) -> dict[str, float]:
@@ -384,21 +386,24 @@ class Learner:
         finally:
             self._in_iteration = False
 
-    def _save_after(self, error: Exception) -> Exception:
-        """Saves and logs the iterations before an error of the dataset or the agent; returns the error to raise."""
+    def _save_before_error(self) -> str:
+        """Saves and logs the iterations before an error of the dataset; returns a sentence about them.
+
+        After an error of the agent nothing is saved, because the weights may contain a part of the failed update.
+        """
         text = f"training stopped after {self.step} iterations"
-        if self.rank == 0 and self.step and self._saved_at != self.step:
+        if self._saved_at == self.step:
+            return f"{text}, which are saved"
+        if self._loop.is_update_incomplete:
+            return f"{text}, during an update, so that its weights are not saved; resume from the last checkpoint"
+        if self.rank == 0 and self.step:
             try:
                 saved = self.save_checkpoint()
                 text += f", which are saved in {saved.path}" if saved else ""
                 self._show_pending_log()
             except Exception as failure:
                 text += f", which could not be saved ({failure})"
-        elif self._saved_at == self.step:
-            text += ", which are saved"
-        if isinstance(error, tf.errors.OpError):
-            return type(error)(error.node_def, error.op, f"{text}: {error.message}")
-        return type(error)(f"{text}: {error}")
+        return text
 
     # --- Logs and evaluations
 
@@ -520,3 +525,11 @@ class Learner:
             return None
         with self._checkpoints.restore_temporarily(best):
             return self.export_policy(path)
+
+
+def _add_text(error: Exception, text: str) -> None:
+    """Puts a text before the message of an error of this package, and adds it as a note to any other error."""
+    if type(error) in (ServerUnavailableError, SpecMismatchError, TimeoutError, ValueError) and len(error.args) == 1:
+        error.args = (f"{text}: {error}",)
+    elif hasattr(error, "add_note"):  # Since Python 3.11.
+        error.add_note(text)

@@ -136,6 +136,7 @@ class TrainLoop:
         self._has_clock = _has_clock()
         with tf.device("CPU"):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._num_started = tf.Variable(0, dtype=tf.int64, trainable=False)
             # The keys identify the batch if an iteration raises.
             self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
         if jit_compile:
@@ -151,6 +152,12 @@ class TrainLoop:
     @step.setter
     def step(self, step: int) -> None:
         self._step.assign(step)
+        self._num_started.assign(step)
+
+    @property
+    def is_update_incomplete(self) -> bool:
+        """Whether the last call raised during an update, so that the weights may contain only a part of it."""
+        return int(self._num_started) > self.step
 
     @property
     def has_td_errors(self) -> bool:
@@ -268,6 +275,8 @@ class TrainLoop:
                 arrived.append(self._keys.assign(tf.reshape(tf.cast(info.key, tf.uint64), [-1])))
             # Otherwise, if reading the batch fails, counters would already have been incremented.
             with tf.control_dependencies(arrived):
+                started = self._num_started.assign(step + 1)
+            with tf.control_dependencies([started]):
                 metrics, errors = self._train_batch(experience, getattr(info, "weight", None))
             with tf.control_dependencies([metrics["loss"]]):
                 finite = self._is_finite(metrics["loss"])

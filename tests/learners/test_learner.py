@@ -334,9 +334,11 @@ def make_failing_batches(fail_at, message="row is damaged"):
 def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(tmp_path, dataset, error, message):
     agent = MeanAgent()
     with Learner(tmp_path, agent, dataset, hooks=[LogShowHook(every=10)]) as learner:
-        saved = "training stopped after 25 iterations, which are saved in .*0000000025: "
-        with pytest.raises(error, match=f"(?s){saved}.*{message}"):
+        saved = "training stopped after 25 iterations, which are saved in .*0000000025"
+        with pytest.raises(error, match=message) as raised:
             learner.start(100)
+        raised.match(saved)  # In the message of own errors, and in a note of others.
+        assert saved[:40] in (tmp_path / "exception.txt").read_text()
         assert learner.step == learner.last_iter == int(agent.train_step_counter) == 25
         assert find_steps(tmp_path) == ([25], [10, 20])
         assert (tmp_path / "exception.txt").read_text().startswith("after 25 iterations\n")
@@ -348,11 +350,11 @@ def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(
 
 def test_error_of_the_dataset_without_new_iterations_saves_no_checkpoint(tmp_path):
     with Learner(tmp_path, MeanAgent(), make_failing_batches(0)) as learner:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="training stopped after 0 iterations: "):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="training stopped after 0 iterations$"):
             learner.start(5)
     hooks = [SaveCkptHook(every=3), LogShowHook(every=3)]
     with Learner(tmp_path, MeanAgent(), make_failing_batches(3), hooks=hooks) as learner:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="stopped after 3 iterations, which are saved: "):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="stopped after 3 iterations, which are saved$"):
             learner.start(5)
         assert find_steps(tmp_path) == ([3], [3])
 
@@ -367,9 +369,48 @@ def test_error_of_the_dataset_is_raised_when_the_iterations_cannot_be_saved(tmp_
 
     with Learner(tmp_path, MeanAgent(), make_failing_batches(3), replay=Broken()) as learner:
         with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"after 3 iterations, which could not be saved \(server gone\): "
+            tf.errors.InvalidArgumentError, match=r"after 3 iterations, which could not be saved \(server gone\)"
         ):
             learner.start(5)
+
+
+class UnfinishedAgent(MeanAgent):
+    """An agent whose update fails in the middle, at a reward of 30 and more."""
+
+    def _train(self, experience, weights):
+        loss = super()._train(experience, weights)
+        reward = experience.next_time_step.reward
+        with tf.control_dependencies([self.estimate, tf.debugging.Assert(tf.reduce_max(reward) < 30, ["too high"])]):
+            return tf.nest.map_structure(tf.identity, loss)
+
+
+def test_error_within_an_update_saves_no_part_of_it(tmp_path):
+    hooks = [SaveCkptHook(every=10), LogShowHook(every=10)]
+    with Learner(tmp_path, UnfinishedAgent(), batches(), hooks=hooks) as learner:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="after 27 iterations, during an update.*not saved"):
+            learner.start(100)
+        assert learner.step == 27 and find_steps(tmp_path) == ([10, 20], [10, 20])
+        assert learner.load_checkpoint() and learner.step == 20
+
+
+class UnusualError(ValueError):
+    """An error that cannot be created from a message."""
+
+    def __init__(self, row, path):
+        super().__init__(row, path)
+        self.row = row
+
+
+def test_unusual_errors_of_an_agent_keep_their_attributes_and_traceback(tmp_path):
+    class BrokenAgent(MeanAgent):
+        def _train(self, experience, weights):
+            raise UnusualError(7, "data.hdf5")
+
+    with Learner(tmp_path, BrokenAgent(), batches()) as learner:
+        with pytest.raises(UnusualError) as raised:
+            learner.start(5)
+        assert raised.value.row == 7 and raised.traceback[-1].name == "_train"
+        assert "training stopped after 0 iterations" in (tmp_path / "exception.txt").read_text()
 
 
 # --- Non-finite numbers
