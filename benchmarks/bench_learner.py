@@ -5,8 +5,8 @@
 The data have HalfCheetah's shape, 17 + 6 floats; batches of 256, networks of 256 x 256. The baseline is TF-Agents'
 agent in TF-Agents' `Learner.run`, on the dataset of its `ReverbReplayBuffer`. It is compared with the same algorithm in
 rlds2reverb's `Learner`: from a Reverb table, with priorities written back, from items in memory, and from a single
-batch in memory, which never makes the learner wait. The last workload runs the matrix products of an update and nothing
-else, which is the limit of this machine for networks of these sizes.
+batch in memory, which never makes the learner wait. The last line is the limit of this machine: as many floating-point
+operations as the matrix products of an update, in products of large matrices.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def make_baseline_cql() -> Any:
     )
 
 
-IN_MEMORY, PRODUCTS = "Learner, InMemoryDataset", "matrix products of an update alone (limit)"
+IN_MEMORY, PRODUCTS = "Learner, InMemoryDataset", "matrix products of large matrices alone (limit)"
 
 
 class Target(NamedTuple):
@@ -203,17 +203,10 @@ class Product(NamedTuple):
     inputs: int
     outputs: int
 
-    def make_operands(self) -> tuple[tf.Tensor, tf.Tensor]:
-        rows, inputs, outputs = self.rows, self.inputs, self.outputs
-        shapes = {
-            "forward": ([rows, inputs], [inputs, outputs]),
-            "weights": ([rows, inputs], [rows, outputs]),
-            "inputs": ([rows, outputs], [inputs, outputs]),
-        }[self.kind]
-        return tf.random.normal(shapes[0]), tf.random.normal(shapes[1])
-
-    def multiply(self, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(left, right, transpose_a=self.kind == "weights", transpose_b=self.kind == "inputs")
+    @property
+    def flops(self) -> int:
+        """The number of floating-point operations, the same for all three kinds."""
+        return 2 * self.rows * self.inputs * self.outputs
 
 
 def list_products(rows: int, sizes: tuple[int, ...], *kinds: str, to_input: bool = False) -> list[Product]:
@@ -249,29 +242,24 @@ def list_update_products(algo: str) -> list[list[Product]]:
 
 
 def time_products(algo: str, num_updates: int) -> Callable[[], float]:
-    """Returns a function that measures updates/s if an update consisted of its matrix products alone."""
+    """Returns a function that measures updates/s if an update were nothing but products of large matrices.
 
-    def make_update(products: list[Product]) -> Callable[[], tf.Tensor]:
-        # Each product has its own operands, because TensorFlow computes equal products only once.
-        operands = [product.make_operands() for product in products]
-
-        @tf.function
-        def multiply(operands: Any) -> tf.Tensor:
-            results = [product.multiply(*pair) for product, pair in zip(products, operands, strict=True)]
-            return tf.add_n([result[0, 0] for result in results])
-
-        return lambda: multiply(operands)
-
-    updates = [make_update(products) for products in list_update_products(algo)]
-    for update in updates:
-        update()
+    Large matrices are multiplied at the highest rate that the machine reaches, so this is an upper limit.
+    """
+    updates = list_update_products(algo)
+    flops = sum(product.flops for products in updates for product in products) / len(updates)
+    size = 1024
+    num_products = max(1, round(num_updates * flops / (2 * size**3)))
+    left, right = tf.random.normal([size, size]), tf.random.normal([size, size])
+    multiply = tf.function(lambda product: tf.matmul(product, right) / size**0.5)
+    multiply(left)
 
     def measure() -> float:
-        began = time.perf_counter()
-        for number in range(num_updates):
-            result = updates[number % len(updates)]()
-        result.numpy()
-        return num_updates / (time.perf_counter() - began)
+        began, product = time.perf_counter(), left
+        for _ in range(num_products):
+            product = multiply(product)
+        product.numpy()
+        return num_products * 2 * size**3 / flops / (time.perf_counter() - began)
 
     return measure
 
