@@ -270,7 +270,8 @@ class TrainLoop:
 
         def iterate(step: tf.Tensor) -> tuple[Any, ...]:
             secs, (experience, info) = self._time_next_batch(step)
-            arrived = tf.nest.flatten((experience, info))
+            # With a single thread, TensorFlow could otherwise read the clock after the update.
+            arrived = [secs, *tf.nest.flatten((experience, info))]
             if self._feed.has_info:
                 arrived.append(self._keys.assign(tf.reshape(tf.cast(info.key, tf.uint64), [-1])))
             # Otherwise, if reading the batch fails, counters would already have been incremented.
