@@ -51,7 +51,8 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     | statistic | transform |
     |---|---|
     | `float_dtype` | `CastFloats`: the last one |
-    | `action_limit` | `ClipActions`: the smallest |
+    | `action_limit` | `ClipActions` without known bounds: the smallest |
+    | `action_bounds` | `ClipActions`: the dataset's own bounds, lists of the minimum and maximum of each element |
     | `observation_mean`, `_std`, `_eps` | `NormalizeObservations` |
     | `reward_scale`, `reward_shift` | `ScaleRewards`, `ScaleRewardsByReturns` |
     | `dropped_fields` | `DropFields`: the paths of all of them |
@@ -75,6 +76,7 @@ def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
         "reward_scale": lambda: f"(reward - {statistics['reward_shift']:.7g}) * {statistics['reward_scale']:.7g}",
         "observation_eps": lambda: f"(observation - mean) / (std + {statistics['observation_eps']:.7g})",
         "action_limit": lambda: f"actions clipped to +-{statistics['action_limit']:.9g}",
+        "action_bounds": lambda: "actions clipped to the bounds of the dataset's action space",
     }
     return [sentences[name]() for name in statistics if name in sentences]
 
@@ -157,7 +159,10 @@ class CastFloats:
 
 @dataclass(frozen=True)
 class ClipActions:
-    """Clips float actions to ±(1 − eps), inside the open range of a tanh policy; see `clip_actions`."""
+    """Clips float actions to their bounds less a margin of `eps` of the half width; see `clip_actions`.
+
+    The bounds are those of the dataset's own action space, as Minari's datasets have one, or [-1, 1] if unknown.
+    """
 
     eps: float = ACTION_EPS
 
@@ -167,12 +172,26 @@ class ClipActions:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
+        low, high = _find_action_bounds(source.action_space)
 
         def apply(episode: Episode) -> Episode:
-            actions = map_structure(lambda column: clip_actions(column, -1, 1, self.eps), episode.steps[fields.ACTION])
+            actions = map_structure(
+                lambda column: clip_actions(column, low, high, self.eps), episode.steps[fields.ACTION]
+            )
             return _replace_columns(episode, **{fields.ACTION: actions})
 
-        return apply, {"action_limit": 1 - self.eps}
+        if isinstance(low, int):
+            return apply, {"action_limit": 1 - self.eps}
+        return apply, {"action_bounds": [low.tolist(), high.tolist()]}
+
+
+def _find_action_bounds(space: Any) -> tuple[Any, Any]:
+    """Returns the finite minimum and maximum of a Gymnasium space's elements, or -1 and 1 if it has none."""
+    if space is None or not hasattr(space, "low") or not np.isfinite([space.low, space.high]).all():
+        return -1, 1
+    if (space.low == -1).all() and (space.high == 1).all():
+        return -1, 1
+    return space.low, space.high
 
 
 def clip_actions(actions: np.ndarray, low: Any, high: Any, eps: float = ACTION_EPS) -> np.ndarray:

@@ -1,5 +1,8 @@
 """Tests of transforms against their formulas, computed over the whole dataset at once."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from reference_impls import episode
@@ -92,6 +95,18 @@ def test_actions_are_clipped_inside_the_open_interval():
     assert got.steps["action"].tolist() == [-(1 - 1e-5), 0.3, 1 - 1e-5, 0]
     (discrete,), _ = apply([{**log, "actions": np.array([0, 1, 5])}], ClipActions())
     assert discrete.steps["action"].tolist() == [0, 1, 5, 0]
+
+
+def test_actions_are_clipped_to_the_bounds_of_the_dataset():
+    log = {"observations": np.zeros((2, 1)), "actions": np.array([[-7.0, 1.5], [0.5, 9.0]]), "rewards": np.zeros(2)}
+    space = SimpleNamespace(low=np.array([-2, 0]), high=np.array([2, 4]))
+    source = replace(load([{**log, "terminated": True}]), action_space=space)
+    clipped, statistics = apply_transforms(source, [ClipActions(0.5)])
+    (got,) = clipped
+    assert got.steps["action"][:2].tolist() == [[-1, 1.5], [0.5, 3]]
+    assert statistics == {"action_bounds": [[-2, 0], [2, 4]]}
+    infinite = SimpleNamespace(low=np.array([-2, -np.inf]), high=np.array([2, np.inf]))
+    assert apply_transforms(replace(source, action_space=infinite), [ClipActions()])[1] == {"action_limit": 1 - 1e-5}
 
 
 def test_clip_actions_keeps_a_margin_of_half_the_width():
