@@ -18,11 +18,10 @@ _ARGUMENT = re.compile(f"{_NAMED}|{_WITH_VALUE}|{_WITHOUT_VALUE}|{_BARE}")
 #: Parameters of commands that stand for an argument of the library with a different name.
 _PARAMETERS = {
     "adder": ("sequence_length", "n_step"),
-    "drop_fields": ("drop_field",),
     "length": ("sequence_length",),
     "n": ("n_step",),
     "tables": ("table_names",),
-    "transforms.DropFields": ("drop_field", "drop_fields"),
+    "transforms.DropFields": ("drop_fields",),
 }
 
 

@@ -10,16 +10,30 @@ import click
 from click.core import ParameterSource
 from rlds2reverb.training.config import Option, declared_options, default_value, option_types
 
+from . import checks
+
 #: Options whose name on the command line is not that of the attribute.
 _FLAGS = {"hyperparameters": "--set", "drop_fields": "--drop-field"}
+#: Sentences about commands, which follow the texts of the declarations.
+_HINTS = {
+    "algo": "`rlds2reverb agents` describes them.",
+    "hyperparameters": "`rlds2reverb agents NAME` lists them.",
+}
+#: Checks of values that are texts.
+_CALLBACKS = {"reward": checks.reward}
 
 
-def config_options(*names: str) -> Callable[[Any], Any]:
-    """Returns a decorator that adds options of `TrainingConfig` to a command, in the given order."""
+def config_options(*names: str, without_default: bool = False) -> Callable[[Any], Any]:
+    """Returns a decorator that adds options of `TrainingConfig` to a command, in the given order.
+
+    Args:
+      *names: names of the options.
+      without_default: whether switches that are on or off by default for some algorithms become plain flags.
+    """
 
     def decorate(command: Any) -> Any:
         for name in reversed(names):
-            command = _make_option(name, declared_options()[name])(command)
+            command = _make_option(name, declared_options()[name], without_default=without_default)(command)
         return command
 
     return decorate
@@ -43,15 +57,16 @@ def passed_options(context: click.Context) -> dict[str, Any]:
     }
 
 
-def _make_option(name: str, option: Option) -> Callable[[Any], Any]:
+def _make_option(name: str, option: Option, *, without_default: bool) -> Callable[[Any], Any]:
     kind, is_optional = option_types()[name]
+    text = f"{option.text} {_HINTS[name]}" if name in _HINTS else option.text
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
     default = default_value(name)
-    declaration: dict[str, Any] = {"help": option.text, "metavar": option.metavar}
-    if kind is bool and not is_optional:
-        return click.option(flag, name, is_flag=True, help=option.text)
+    declaration: dict[str, Any] = {"help": text, "metavar": option.metavar, "callback": _CALLBACKS.get(name)}
+    if kind is bool and (without_default or not is_optional):
+        return click.option(flag, name, is_flag=True, help=text)
     if name in _FLAGS:
-        return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{option.text} Repeatable."})
+        return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{text} Repeatable."})
     if default is MISSING:
         declaration["required"] = True
     else:

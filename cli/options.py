@@ -14,7 +14,6 @@ import click
 
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import (
-    REWARD_RECIPES,
     CastFloats,
     ClipActions,
     CutAtTerminal,
@@ -27,6 +26,7 @@ from rlds2reverb.sources.transforms import (
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
 from . import checks
+from .config_options import config_options
 from .output import warn
 from .quiet import status
 
@@ -86,27 +86,11 @@ cast_floats_option = click.option(
     "--cast-floats", is_flag=True, help="Cast float64 fields to float32 (D4RL's replay files are float64)."
 )
 
+#: Those of `train`, which converts floats itself.
 transform_options = _combine(
-    click.option(
-        "--drop-field",
-        multiple=True,
-        metavar="PATH",
-        help="Drop a field, such as observation/mission. Repeatable.",
-    ),
-    click.option("--cut-at-terminal", is_flag=True, help="End each episode at its first terminal step."),
+    config_options("drop_fields", "cut_at_terminal"),
     cast_floats_option,
-    click.option(
-        "--reward",
-        metavar="RECIPE",
-        callback=checks.reward,
-        help=f"Transform rewards: {', '.join(REWARD_RECIPES)}, or scale:SCALE[:SHIFT] for (r - SHIFT) * SCALE.",
-    ),
-    click.option(
-        "--normalize-observations",
-        is_flag=True,
-        help="Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset.",
-    ),
-    click.option("--clip-actions", is_flag=True, help="Clip actions to [-1 + 1e-5, 1 - 1e-5]."),
+    config_options("reward", "normalize_observations", "clip_actions", without_default=True),
 )
 
 table_options = _combine(
@@ -296,8 +280,8 @@ def open_source(options: dict[str, Any]) -> Source:
 def apply_transform_options(source: Source, options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
     """Applies the `transform_options` in the order of `--help`; returns the source and the statistics used."""
     transforms: list[Transform] = []
-    if options["drop_field"]:
-        transforms.append(DropFields(options["drop_field"]))
+    if options["drop_fields"]:
+        transforms.append(DropFields(options["drop_fields"]))
     if options["cut_at_terminal"]:
         transforms.append(CutAtTerminal())
     if options["cast_floats"]:

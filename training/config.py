@@ -86,7 +86,7 @@ class TrainingConfig:
     """
 
     algo: str = _option(
-        f"Algorithm to train: {', '.join(ALGORITHMS)}. `rlds2reverb agents` describes them.",
+        f"Algorithm to train: {', '.join(ALGORITHMS)}.",
         "Run",
         metavar="NAME",
         identifies=True,
@@ -109,7 +109,7 @@ class TrainingConfig:
         default_factory=dict,
         metadata={
             "option": Option(
-                "Hyperparameter of the agent, such as hidden_sizes=(64,64); `rlds2reverb agents NAME` lists them.",
+                "Hyperparameter of the agent, such as hidden_sizes=(64,64).",
                 "Agent",
                 metavar="NAME=VALUE",
                 default_text="as published",
@@ -209,6 +209,10 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None or not kinds[name][1]:
                 option.require_valid(name, value, kinds[name][0])
+        if not isinstance(self.hyperparameters, Mapping):
+            raise TypeError(f"hyperparameters must be a dict such as {{'alpha': 2.5}}, got {self.hyperparameters!r}")
+        if isinstance(self.drop_fields, str):
+            raise TypeError(f"drop_fields must be a list of paths, such as [{self.drop_fields!r}], got a string")
         algorithm = get_algorithm(self.algo)
         if self.batch_size is None:
             object.__setattr__(self, "batch_size", algorithm.batch_size)
@@ -388,10 +392,7 @@ def values_text(name: str) -> str:
     elif kind is float:
         text = f"number in {'(' if option.excludes_minimum else '['}{option.minimum:g}, {option.maximum:g}]"
     else:
-        text = {"hyperparameters": "dict", "drop_fields": "paths", "env": "id, environment or function"}.get(
-            name, "text"
-        )
-        text = "two numbers or text" if name == "reference_returns" else text
+        text = _OTHER_VALUES.get(name, "text")
     return f"{text}, or None" if is_optional else text
 
 

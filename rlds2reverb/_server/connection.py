@@ -103,7 +103,7 @@ class ServerConnection:
                 reason = "" if error.code() in _UNAVAILABLE else f" ({error.code().name})"
             raise ServerUnavailableError(
                 f"no Reverb server answered at {self.address} within {timeout_secs:g} s{reason}; "
-                "start it (rlds2reverb serve), or check host and port"
+                "start one, or check host and port"
             )
 
     def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray, *, timeout_secs: float) -> None:

@@ -278,7 +278,7 @@ def read_tables(directory: Path) -> list[TableConfig]:
     """
     if not directory.is_dir():
         raise CheckpointError(
-            f"{directory} is not a directory; write one with ingest (rlds2reverb convert --out {directory})"
+            f"{directory} is not a directory; write one with ingest"
         )
     tables = CheckpointRoot(directory, create=False).tables()
     if tables is None:

@@ -124,8 +124,7 @@ def _find_table(infos: dict[str, Any], table: str, address: str, *, several: boo
     if infos[table].signature is None:
         where = f" of {server}" if several else ""
         raise ValueError(
-            f"table {table!r}{where} has no signature; serve it with one (serve --signature-from, or ReplayServer's "
-            "signature)"
+            f"table {table!r}{where} has no signature; serve it with one, such as ReplayServer(tables, signature)"
         )
     return infos[table]
 

@@ -13,7 +13,7 @@ COMMAND = click.Command(
         click.Option(["--steps"]),
         click.Option(["--layout"]),
         click.Option(["--no-resume"], is_flag=True),
-        click.Option(["--drop-field"]),
+        click.Option(["--drop-field", "drop_fields"]),
         click.Option(["--env"]),
         click.Option(["--n-step"]),
         click.Option(["--sequence-length"]),
