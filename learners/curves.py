@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ _GREY = "#666666"
 _MAX_LABEL_LENGTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50
 _NUM_LAST = 5
+_METRICS = ("auto", "return", "score")
 
 
 @dataclass(frozen=True)
@@ -77,19 +78,45 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
     Raises:
       ValueError: If there are no runs, if no run has evaluations, or if a run has no scores and `metric` is 'score'.
     """
-    require_one_of("metric", metric, ("auto", "return", "score"))
+    require_one_of("metric", metric, _METRICS)
     if not runs:
         raise ValueError("runs must contain at least one run")
-    evaluated = [run for run in runs if len(run.evaluations.get(STEP, ()))]
+    groups: dict[str, list[Run]] = {}
+    for run in _require_evaluated(runs):
+        groups.setdefault(json.dumps(_get_group_settings(run), sort_keys=True, default=str), []).append(run)
+    labels = _make_labels([group[0] for group in groups.values()])
+    metric = _resolve_metric([run for group in groups.values() for run in group], metric)
+    return [_make_curve(label, group, metric) for label, group in zip(labels, groups.values(), strict=True)]
+
+
+def make_curves(groups: Mapping[str, Sequence[Run]], *, metric: str = "auto") -> list[Curve]:
+    """Computes a curve for each group of runs, under the given label; runs without evaluations are left out.
+
+    Args:
+      groups: runs that differ only in their seeds, by label.
+      metric: see `learning_curves`.
+
+    Raises:
+      ValueError: As `learning_curves`, or if the runs of a group have no steps in common.
+    """
+    require_one_of("metric", metric, _METRICS)
+    evaluated = _require_evaluated([run for group in groups.values() for run in group])
+    metric = _resolve_metric(evaluated, metric)
+    kept = {label: [run for run in group if _is_evaluated(run)] for label, group in groups.items()}
+    return [_make_curve(label, group, metric) for label, group in kept.items() if group]
+
+
+def _is_evaluated(run: Run) -> bool:
+    return bool(len(run.evaluations.get(STEP, ())))
+
+
+def _require_evaluated(runs: Sequence[Run]) -> list[Run]:
+    """Returns the runs with evaluations; raises `ValueError` if there are none."""
+    evaluated = [run for run in runs if _is_evaluated(run)]
     if not evaluated:
         names = ", ".join(str(run.path) for run in runs)
         raise ValueError(f"no evaluations were logged in {names}; train with an environment for evaluation")
-    metric = _resolve_metric(evaluated, metric)
-    groups: dict[str, list[Run]] = {}
-    for run in evaluated:
-        groups.setdefault(json.dumps(_get_group_settings(run), sort_keys=True, default=str), []).append(run)
-    labels = _make_labels([group[0] for group in groups.values()])
-    return [_make_curve(label, group, metric) for label, group in zip(labels, groups.values(), strict=True)]
+    return evaluated
 
 
 def data_wait_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:

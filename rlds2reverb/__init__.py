@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlds2reverb.episodes import Episode
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.items import EpisodeAdder, EpisodeBatchAdder, ItemBatch, Items
+    from rlds2reverb.learners.algorithms import register_agent
     from rlds2reverb.learners.runs import Run, load_run
     from rlds2reverb.priorities import ByReturn
     from rlds2reverb.rlds_to_reverb import (
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from rlds2reverb.sources.transforms import apply_transforms
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
     from rlds2reverb.training.config import TrainingConfig
+    from rlds2reverb.training.experiments import Experiment, load_experiment, sweep
     from rlds2reverb.training.training import Training, train
     from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
     from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
@@ -77,6 +79,7 @@ _EXPORTS = {
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
     "ingestion": ("IngestOptions", "ingest"),
+    "learners.algorithms": ("register_agent",),
     "learners.runs": ("Run", "load_run"),
     "items": ("EpisodeBatchAdder", "EpisodeAdder", "ItemBatch", "Items"),
     "priorities": ("ByReturn",),
@@ -99,6 +102,7 @@ _EXPORTS = {
     "sources.transforms": ("apply_transforms",),
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
     "training.config": ("TrainingConfig",),
+    "training.experiments": ("Experiment", "load_experiment", "sweep"),
     "training.training": ("Training", "train"),
     "trajectories": ("trajectory_columns", "trajectory_spec"),
     "trajectory_items": ("TrajectoryEpisodes", "TrajectoryWindows"),
@@ -113,6 +117,7 @@ __all__ = [
     "EpisodeAdder",
     "EpisodeBatch",
     "EpisodeBatchAdder",
+    "Experiment",
     "IngestOptions",
     "IngestReport",
     "IngestWarning",
@@ -156,12 +161,15 @@ __all__ = [
     "ingest",
     "item_signature",
     "load",
+    "load_experiment",
     "load_run",
     "mixed_dataset",
     "packed_signature",
     "push_rlds_to_reverb",
+    "register_agent",
     "sample_dataset",
     "summarize",
+    "sweep",
     "to_experience",
     "train",
     "trajectory_columns",

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .config import Option, TrainingConfig
     from .data import TrainingData, open_data
     from .environment import Environment, resolve_environment
+    from .experiments import Experiment, load_experiment, run_plan, sweep
+    from .plans import PlannedRun, plan_seeds, plan_sweep
     from .presets import preset_names
     from .progress import Progress
     from .training import Training, train
@@ -20,6 +22,8 @@ _EXPORTS = {
     "config": ("Option", "TrainingConfig"),
     "data": ("TrainingData", "open_data"),
     "environment": ("Environment", "resolve_environment"),
+    "experiments": ("Experiment", "load_experiment", "run_plan", "sweep"),
+    "plans": ("PlannedRun", "plan_seeds", "plan_sweep"),
     "presets": ("preset_names",),
     "progress": ("Progress",),
     "training": ("Training", "train"),
@@ -28,14 +32,21 @@ _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in nam
 
 __all__ = [
     "Environment",
+    "Experiment",
     "Option",
+    "PlannedRun",
     "Progress",
     "Training",
     "TrainingConfig",
     "TrainingData",
+    "load_experiment",
     "open_data",
+    "plan_seeds",
+    "plan_sweep",
     "preset_names",
     "resolve_environment",
+    "run_plan",
+    "sweep",
     "train",
 ]
 

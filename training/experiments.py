@@ -1,0 +1,340 @@
+"""Experiments: several runs as one, with a table over seeds and learning curves. Killed ones are continued."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rlds2reverb.learners.csv_log import STEP
+from rlds2reverb.learners.runs import Run, load_run
+
+from rlds2reverb._arguments import require_count
+from rlds2reverb._file_lock import FileLock
+from rlds2reverb._sealed_files import replace_text
+from rlds2reverb._text import format_columns
+from rlds2reverb.errors import CheckpointError, CorruptFileError
+
+from .placement import Outcome, Placement, run_here, run_in_processes
+from .plans import PlannedRun, plan_sweep, require_continuation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.figure import Figure
+
+PLAN_FILE, STATUS_FILE, SUMMARY_FILE, CURVES_FILE = "plan.json", "status.json", "summary.json", "curves.png"
+_NUM_LAST = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """The results of the runs with the same data and options, which differ only in their seeds.
+
+    `last`, `last_five` and `best` are mean and population standard deviation over seeds, in returns or, in `scores`,
+    in normalised scores; None without evaluations.
+
+    Attributes:
+      data: name of the data.
+      variant: name of the algorithm and of the options that the experiment varies.
+      seeds: seeds of the runs with results.
+      planned: number of planned runs.
+      updates: number of updates of the run with the fewest; 0 if nothing is logged.
+      behaviour: mean return of the data, or None if unknown.
+      last: last evaluation.
+      last_five: mean of the last five evaluations of each run.
+      swing: standard deviation of the last five evaluations within a run, averaged over seeds.
+      best: best evaluation of each run.
+      scores: `last`, `last_five` and `best` in normalised scores, by name; empty without reference returns.
+    """
+
+    data: str
+    variant: str
+    seeds: tuple[int, ...]
+    planned: int
+    updates: int = 0
+    behaviour: float | None = None
+    last: tuple[float, float] | None = None
+    last_five: tuple[float, float] | None = None
+    swing: float | None = None
+    best: tuple[float, float] | None = None
+    scores: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the attributes as JSON values, with means and deviations by name."""
+        values = dict(vars(self))
+        for name in ("last", "last_five", "best"):
+            values[name] = _describe_pair(values[name])
+        return {**values, "scores": {name: _describe_pair(pair) for name, pair in self.scores.items()}}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Several runs with their results, whether complete or not; see `load_experiment`.
+
+    Attributes:
+      path: path of the directory.
+      plan: description of each planned run by name: `source`, `data`, `variant` and `configuration`.
+      outcomes: outcome of each run that has ended, by name.
+      runs: each run that has begun, by name.
+      stop_reason: name of the signal that stopped the call that returned this, or ''.
+    """
+
+    path: Path
+    plan: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    outcomes: Mapping[str, Outcome]
+    runs: Mapping[str, Run] = field(repr=False)
+    stop_reason: str = ""
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The reason of each failed run, by name."""
+        return {name: outcome.reason for name, outcome in self.outcomes.items() if outcome.state == "failed"}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all planned runs are complete."""
+        return all(name in self.outcomes and self.outcomes[name].state == "complete" for name in self.plan)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The results by data and variant, in the order of the plan."""
+        return [self._make_row(data, variant, names) for (data, variant), names in self._group_names().items()]
+
+    def plot(self, path: str | Path | None = None, *, data: str | None = None, metric: str = "auto") -> Figure:
+        """Draws a learning curve with its band for each variant; notebooks display the figure.
+
+        Args:
+          path: PNG file to write; None for none.
+          data: name of the data; None if the experiment has only one.
+          metric: 'return', 'score', or 'auto' for scores if all runs have them and returns otherwise.
+
+        Raises:
+          ValueError: If there are no evaluations, or `data` must be passed, or is unknown.
+        """
+        from rlds2reverb.learners.curves import draw_curves, make_curves, save_png
+
+        all_data = list(dict.fromkeys(name for name, _ in self._group_names()))
+        if (data is None and len(all_data) > 1) or (data is not None and data not in all_data):
+            raise ValueError(f"data must be one of {', '.join(all_data)}, got {data!r}")
+        groups = {
+            variant: [self.runs[name] for name in names if name in self.runs]
+            for (name, variant), names in self._group_names().items()
+            if name == (data or all_data[0])
+        }
+        figure = draw_curves(make_curves(groups, metric=metric), title=data)
+        if path is not None:
+            save_png(figure, path)
+        return figure
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the results as JSON values: the content of `summary.json`."""
+        runs = {name: self.outcomes[name].as_dict() for name in self.plan if name in self.outcomes}
+        return {
+            "run_dir": str(self.path),
+            "complete": self.is_complete,
+            "stopped_by": self.stop_reason or None,
+            "rows": [row.as_dict() for row in self.rows],
+            "runs": runs,
+        }
+
+    def __str__(self) -> str:
+        lines = [_format_table(self.rows)]
+        lines += [f"{name} failed: {reason}" for name, reason in self.failures.items()]
+        return "\n".join(lines)
+
+    def _group_names(self) -> dict[tuple[str, str], list[str]]:
+        groups: dict[tuple[str, str], list[str]] = {}
+        for name, run in self.plan.items():
+            groups.setdefault((run["data"], run["variant"]), []).append(name)
+        return groups
+
+    def _make_row(self, data: str, variant: str, names: Sequence[str]) -> Row:
+        begun = [name for name in names if name in self.runs and len(self.runs[name].progress.get(STEP, ()))]
+        runs = [self.runs[name] for name in begun]
+        row: dict[str, Any] = {"data": data, "variant": variant, "planned": len(names)}
+        row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in begun)
+        row["updates"] = min((int(run.progress[STEP][-1]) for run in runs), default=0)
+        row["behaviour"] = next((run.behaviour_return for run in runs if run.behaviour_return is not None), None)
+        if not runs or not all(len(run.evaluations.get(STEP, ())) for run in runs):
+            return Row(**row)
+        returns = [run.evaluations["mean"] for run in runs]
+        row["swing"] = float(np.mean([np.std(each[-_NUM_LAST:]) for each in returns]))
+        scores = [run.evaluations.get("score", np.array([np.nan])) for run in runs]
+        has_scores = all(np.isfinite(each).all() for each in scores)
+        return Row(**row, **_summarize(returns), scores=_summarize(scores) if has_scores else {})
+
+
+def load_experiment(run_dir: str | Path) -> Experiment:
+    """Loads the directory of an experiment, including one that is still in progress.
+
+    Raises:
+      ValueError: If it is not such a directory.
+      CorruptFileError: If a file in it is damaged.
+    """
+    root = Path(run_dir)
+    plan = _read_json(root / PLAN_FILE)
+    if plan is None:
+        raise ValueError(f"{run_dir} must be the run_dir of several runs, but contains no {PLAN_FILE}")
+    status = _read_json(root / STATUS_FILE) or {}
+    outcomes = {
+        name: Outcome(*(status[name][key] for key in ("state", "step", "reason"))) for name in plan if name in status
+    }
+    runs = {name: load_run(root / name) for name in plan if (root / name / "config.json").is_file()}
+    return Experiment(root, plan, outcomes, runs)
+
+
+def sweep(
+    options: Mapping[str, Any] | str | Path,
+    run_dir: str | Path,
+    *,
+    jobs: int = 1,
+    progress: bool = True,
+) -> Experiment:
+    """Trains every combination of the data, options and seeds of a sweep; the same call continues what is incomplete.
+
+        experiment = sweep({"data": "hopper.hdf5", "algo": ["bc", "iql"], "steps": 20_000, "seeds": 3}, "runs/sweep")
+        print(experiment)
+
+    Args:
+      options: options by name, or the path of a JSON or gin file with them; see `plan_sweep`.
+      run_dir: directory of all runs, created if missing.
+      jobs: number of processes that train at the same time; with 1 the runs are trained in this process.
+      progress: whether to show progress on stderr; notes and warnings are always shown.
+
+    Returns:
+      The runs and their results. If the call was interrupted, the experiment is incomplete.
+
+    Raises:
+      Exception: See `plan_sweep` and `run_plan`.
+    """
+    return run_plan(plan_sweep(options), run_dir, place=choose_placement(jobs, quiet=not progress))
+
+
+def run_plan(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement = run_here) -> Experiment:
+    """Trains the runs of a plan that are not complete yet, and writes a summary, figures and the plan itself.
+
+    A run that fails is reported, and the others are trained nevertheless.
+
+    Args:
+      plan: the runs, such as `plan_sweep` returns, or several such plans together.
+      run_dir: directory of all runs, created if missing.
+      place: how the runs are run; see `placement`.
+
+    Returns:
+      The runs and their results. If the call was interrupted, the experiment is incomplete.
+
+    Raises:
+      CheckpointError: If the directory contains a different plan, or a single run.
+      ResourceInUseError: If another process uses the directory.
+      ValueError: If there are no runs, or two of them have the same name.
+    """
+    planned, root = {run.name: run for run in plan}, Path(run_dir)
+    if not plan or len(planned) < len(plan):
+        raise ValueError("a plan must contain at least one run, and each name only once")
+    root.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(FileLock(root / ".lock", str(root), "choose a different run_dir, or stop that process"))
+        if (root / "config.json").is_file():
+            raise CheckpointError(f"{root} contains a single run; use a different run_dir")
+        require_continuation(_read_json(root / PLAN_FILE) or {}, plan, root)
+        _write_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
+        status = {name: each for name, each in (_read_json(root / STATUS_FILE) or {}).items() if name in planned}
+
+        def report(name: str, outcome: Outcome) -> None:
+            status[name] = {**outcome.as_dict(), "steps": planned[name].config.steps}
+            _write_json(root / STATUS_FILE, status)
+
+        waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
+        stop_reason = place(waiting, root, report) if waiting else ""
+        experiment = load_experiment(root)
+        experiment = Experiment(root, experiment.plan, experiment.outcomes, experiment.runs, stop_reason)
+        _write_results(experiment)
+        return experiment
+
+
+def choose_placement(jobs: int, *, quiet: bool = False, translate: Callable[[str], str] = str) -> Placement:
+    """Returns the placement for a number of processes: `run_here` for 1, else `run_in_processes`.
+
+    Raises:
+      ValueError: If `jobs` is not an integer >= 1.
+    """
+    require_count("jobs", jobs)
+    if jobs == 1:
+        return functools.partial(run_here, quiet=quiet, translate=translate)
+    return functools.partial(run_in_processes, jobs=jobs, quiet=quiet, translate=translate)
+
+
+def _is_complete(status: Mapping[str, Any] | None, run: PlannedRun, root: Path) -> bool:
+    """Returns whether a run needs no more updates; one that a hook ended early is complete as well."""
+    is_complete = status is not None and status["state"] == "complete" and status["steps"] >= run.config.steps
+    return is_complete and (root / run.name / "config.json").is_file()
+
+
+def _write_results(experiment: Experiment) -> None:
+    """Writes `summary.json`, and `curves.png` for each of the data whose runs were evaluated."""
+    _write_json(experiment.path / SUMMARY_FILE, experiment.as_dict())
+    names = {run["data"]: name for name, run in experiment.plan.items()}
+    for data, name in names.items():
+        if any(row.last is not None for row in experiment.rows if row.data == data):
+            # A sweep has a directory for each of its data.
+            folder = experiment.path / data if "/" in name else experiment.path
+            experiment.plot(folder / CURVES_FILE, data=data)
+
+
+def _summarize(values: Sequence[np.ndarray]) -> dict[str, tuple[float, float]]:
+    """Returns mean and deviation over runs of the last, the last five and the best of their evaluations."""
+    by_name = {
+        "last": [each[-1] for each in values],
+        "last_five": [each[-_NUM_LAST:].mean() for each in values],
+        "best": [each.max() for each in values],
+    }
+    return {name: (float(np.mean(each)), float(np.std(each))) for name, each in by_name.items()}
+
+
+def _format_table(rows: Sequence[Row]) -> str:
+    has_scores = bool(rows) and all(row.scores for row in rows)
+    is_one_data = len({row.data for row in rows}) == 1
+    headings = ["data", "agent", "seeds", "updates", "mean of data", "last", "last five", "swing", "best"]
+    headings += ["last five scores"] if has_scores else []
+    table = [_format_row(row, has_scores=has_scores) for row in rows]
+    columns = range(is_one_data, len(headings))
+    return format_columns([headings[each] for each in columns], [[row[each] for each in columns] for row in table])
+
+
+def _format_row(row: Row, *, has_scores: bool) -> list[str]:
+    seeds = str(row.planned) if len(row.seeds) == row.planned else f"{len(row.seeds)} of {row.planned}"
+    behaviour, swing = ("-" if value is None else f"{value:,.1f}" for value in (row.behaviour, row.swing))
+    cells = [row.data, row.variant, seeds, f"{row.updates:,}", behaviour]
+    cells += [_format_pair(row.last), _format_pair(row.last_five), swing, _format_pair(row.best)]
+    return [*cells, _format_pair(row.scores["last_five"])] if has_scores else cells
+
+
+def _format_pair(pair: tuple[float, float] | None) -> str:
+    return "-" if pair is None else f"{pair[0]:,.1f} ± {pair[1]:,.1f}"
+
+
+def _describe_pair(pair: tuple[float, float] | None) -> dict[str, float] | None:
+    return None if pair is None else {"mean": pair[0], "std": pair[1]}
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the content of a file, or None if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise CorruptFileError(f"{path} is not valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CorruptFileError(f"{path} must contain a JSON object, got a {type(content).__name__}")
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    replace_text(path, json.dumps(content, indent=1) + "\n")

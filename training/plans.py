@@ -1,0 +1,286 @@
+"""What to run: the runs of an experiment, planned from several seeds or from a sweep over data and options."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb._arguments import require_count
+from rlds2reverb._text import suggest
+from rlds2reverb.errors import CheckpointError
+
+from .config import TrainingConfig, declared_options
+
+#: Names in a sweep that are no options of `TrainingConfig`.
+_DATA, _SEEDS, _VARIANTS, _PRESETS = "data", "seeds", "variants", "presets"
+_NESTED = "a list is one run per value; write a value that is itself a list as a list in the list, such as [[64, 64]]"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a plan.
+
+    Attributes:
+      name: unique name, which is also the run's directory within that of the experiment, such as 'hopper/iql/seed_0'.
+      source: the data; see `Training`.
+      config: the options.
+      data: name of the data in tables and figures.
+      variant: name of the algorithm and of the options that the plan varies, such as 'iql, gamma=0.9'. Runs with the
+        same data and variant differ only in their seeds.
+    """
+
+    name: str
+    source: Any = field(repr=False)
+    config: TrainingConfig = field(repr=False)
+    data: str
+    variant: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns a description as JSON values; data in memory are described by their name."""
+        configuration = self.config.as_dict()
+        return {"source": _describe_source(self.source), "data": self.data, "variant": self.variant,
+                "configuration": configuration}  # fmt: skip
+
+
+def plan_seeds(source: Any, config: TrainingConfig, seeds: int | Iterable[int]) -> tuple[PlannedRun, ...]:
+    """Plans runs that differ only in their seeds, named 'seed_0', 'seed_1' and so on.
+
+    Args:
+      source: the data; see `Training`.
+      config: the options; its seed is ignored.
+      seeds: the seeds, or their number.
+
+    Raises:
+      ValueError, TypeError: If the seeds are not distinct integers >= 0, or there are none.
+    """
+    name = name_source(source)
+    return tuple(
+        PlannedRun(f"seed_{seed}", source, config.replace(seed=seed), name, config.algo) for seed in list_seeds(seeds)
+    )
+
+
+def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
+    """Plans the runs of a sweep: every combination of data, variants, options and seeds.
+
+        plan_sweep({"data": ["hopper.hdf5", "walker2d.hdf5"], "algo": ["bc", "iql"], "steps": 20_000, "seeds": 3})
+
+    Args:
+      sweep: options of `TrainingConfig` by name, or the path of a JSON or gin file with them. A list stands for one
+        run per value; a value that is itself a list is a list in the list, or in Python a tuple: `[[64, 64]]`,
+        `(64, 64)`. The same holds for the values in `hyperparameters`. In addition:
+
+        - data: a source, a list of sources, or a dict of sources by name; required.
+        - seeds: the number of seeds, or a list of seeds; 1 by default.
+        - variants: a dict of options by name, for options that belong together: `{"bc_10": {"algo": "bc",
+          "top_percent": 10}}`. They take precedence over the other options, and may contain lists as well.
+        - presets: the name of published settings, or a list of names of which each is one run.
+
+    Raises:
+      ValueError, TypeError: If a name or a value is invalid, two runs are the same, or the file cannot be read.
+    """
+    if isinstance(sweep, (str, Path)):
+        sweep = _read_sweep(Path(sweep))
+    valid = {_DATA, _SEEDS, _VARIANTS, _PRESETS, *declared_options()} - {"seed"}
+    for name in sweep:
+        if name not in valid:
+            advice = "; use 'seeds'" if name == "seed" else suggest(name, valid)
+            raise ValueError(f"a sweep cannot contain {name!r}{advice}")
+    if _DATA not in sweep:
+        raise ValueError("a sweep must contain 'data': a path, a list of paths, or a dict of paths by name")
+    options = {name: value for name, value in sweep.items() if name not in (_DATA, _SEEDS, _VARIANTS)}
+    seeds = list_seeds(sweep.get(_SEEDS, 1))
+    sources, variants = _name_sources(sweep[_DATA]), list(_expand_variants(options, sweep.get(_VARIANTS)))
+    repeated = [name for name, count in Counter(name for name, _ in variants).items() if count > 1]
+    if repeated:
+        raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}")
+    return tuple(
+        PlannedRun(f"{data}/{variant}/seed_{seed}", source, config.replace(seed=seed), data, variant)
+        for data, source in sources.items()
+        for variant, config in variants
+        for seed in seeds
+    )
+
+
+def list_seeds(seeds: int | Iterable[int]) -> list[int]:
+    """Returns distinct seeds: 0, 1, ... if their number is given.
+
+    Raises:
+      ValueError, TypeError: If they are not distinct integers >= 0, or there are none.
+    """
+    if isinstance(seeds, int):
+        require_count("seeds", seeds)
+        return list(range(seeds))
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds must be a number of seeds or a list of seeds, got {seeds!r}")
+    values = list(seeds)
+    for seed in values:
+        require_count("each of seeds", seed, 0)
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"seeds must be at least one seed, all of them different, got {values}")
+    return values
+
+
+def name_source(source: Any) -> str:
+    """Returns a short name of a source: that of the file without its suffix, or of the dataset."""
+    if isinstance(source, tuple) and len(source) == 2:  # A server and a table.
+        return f"{name_source(source[0])}_{source[1]}"
+    name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)
+    if not isinstance(name, (str, Path)) or not str(name):
+        return "data"
+    return re.sub(r"[^\w.+-]+", "_", re.sub(r"\.(hdf5|h5)$", "", str(name).rstrip("/").rsplit("/", 1)[-1]))
+
+
+def require_continuation(saved: Mapping[str, Any], plan: Sequence[PlannedRun], root: Path) -> None:
+    """Raises `CheckpointError` unless a plan continues the one that a directory contains.
+
+    More runs, more updates, and options that do not change what is learned are accepted.
+
+    Args:
+      saved: descriptions of the planned runs in the directory, by name.
+      plan: the runs of this call.
+      root: path of the directory, for the message.
+    """
+    planned = {run.name: run.as_dict() for run in plan}
+    differences = []
+    for name, before in saved.items():
+        if name not in planned:
+            differences.append(f"{name} is missing")
+            continue
+        differences += [f"{name}: {text}" for text in _list_differences(before, planned[name])]
+    if any(not run.config.allow_config_mismatch for run in plan) and differences:
+        more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+        raise CheckpointError(
+            f"{root} contains a different plan: {differences[0]}{more}; use a different run_dir, or the same options "
+            "as before"
+        )
+
+
+def _list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a text for each difference between the descriptions of two runs that are not the same run."""
+    if before["source"] != now["source"]:
+        yield f"the data were {before['source']}, are now {now['source']}"
+    names = [name for name, option in declared_options().items() if option.identifies]
+    for name in (*names, "env", "hyperparameters"):
+        old, new = before["configuration"].get(name), now["configuration"][name]
+        if name in before["configuration"] and old != new:
+            yield f"{name} was {old}, is now {new}"
+
+
+def _describe_source(source: Any) -> str:
+    if isinstance(source, tuple) and len(source) == 2:
+        return f"{_describe_source(source[0])}, table {source[1]}"
+    if isinstance(source, (str, Path)):  # A directory can be continued from any working directory.
+        path = Path(source).expanduser()
+        return str(path.resolve()) if path.exists() else str(source)
+    return str(getattr(source, "name", None) or f"data in memory ({type(source).__name__})")
+
+
+def _name_sources(data: Any) -> dict[str, Any]:
+    """Returns the sources of a sweep by name."""
+    if isinstance(data, Mapping):
+        named = [(str(name), source) for name, source in data.items()]
+    else:
+        named = [(name_source(source), source) for source in (data if isinstance(data, list) else [data])]
+    if not named:
+        raise ValueError("the 'data' of a sweep must contain at least one source")
+    for name, count in Counter(name for name, _ in named).items():
+        if count > 1:
+            raise ValueError(f"two sources of the sweep are named {name!r}; set 'data' to a dict of sources by name")
+        if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
+            raise ValueError(f"{name!r} must consist of letters, digits, '_', '.', '+' and '-' to name a directory")
+    return dict(named)
+
+
+def _expand_variants(options: Mapping[str, Any], variants: Any) -> Iterator[tuple[str, TrainingConfig]]:
+    """Yields the name and the configuration of every combination of values, for each of the variants."""
+    if variants is None:
+        yield from _expand("", options)
+        return
+    if not isinstance(variants, Mapping) or not all(isinstance(each, Mapping) for each in variants.values()):
+        raise TypeError(f"the 'variants' of a sweep must be a dict of options by name, got {variants!r}")
+    for name, own in variants.items():
+        nested = {**options.get("hyperparameters", {}), **own.get("hyperparameters", {})}
+        merged = {**options, **own, **({"hyperparameters": nested} if nested else {})}
+        yield from _expand(str(name), merged)
+
+
+def _expand(variant: str, options: Mapping[str, Any]) -> Iterator[tuple[str, TrainingConfig]]:
+    flat: dict[tuple[str, ...], Any] = {(name,): value for name, value in options.items() if name != "hyperparameters"}
+    flat |= {("hyperparameters", name): value for name, value in options.get("hyperparameters", {}).items()}
+    swept = [path for path, value in flat.items() if isinstance(value, list)]
+    for values in itertools.product(*[flat[path] for path in swept]):
+        chosen: dict[str, Any] = {"hyperparameters": {}}
+        for path, value in {**flat, **dict(zip(swept, values, strict=True))}.items():
+            (chosen["hyperparameters"] if len(path) > 1 else chosen)[path[-1]] = _freeze(value)
+        name = _name_variant(variant, chosen.get("algo"), dict(zip(swept, values, strict=True)))
+        yield name, _make_config(name, chosen, has_lists=bool(swept))
+
+
+def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> TrainingConfig:
+    if "algo" not in options:
+        raise ValueError("a sweep must contain 'algo', or 'variants' of which each one contains 'algo'")
+    presets = options.pop(_PRESETS, ())
+    if isinstance(options.get("drop_fields", ()), str):
+        raise ValueError(f"{name}: drop_fields must be a list of paths; {_NESTED}")
+    try:
+        algo = options.pop("algo")
+        return TrainingConfig.from_gin(algo, presets=[presets] if isinstance(presets, str) else presets, **options)
+    except (ValueError, TypeError) as error:
+        hint = f" ({_NESTED})" if has_lists else ""
+        raise type(error)(f"{name}: {error}{hint}") from None
+
+
+def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:
+    """Returns a name that is also a valid name of a directory, such as 'iql, gamma=0.9'."""
+    name = variant or str(algo)
+    words = [f"{path[-1]}={_format_value(value)}" for path, value in swept.items() if path != ("algo",)]
+    if variant and ("algo",) in swept:
+        words.insert(0, str(algo))
+    return re.sub(r"[^\w.+=, -]+", "_", ", ".join([name, *words]))
+
+
+def _format_value(value: Any) -> str:
+    return "x".join(map(_format_value, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+
+
+def _read_sweep(path: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file, or of a gin file with bindings such as `sweep.algo = ["bc", "iql"]`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = _parse_gin(text) if path.suffix == ".gin" else json.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the sweep {path}: {error}; check the path") from None
+    except (ValueError, SyntaxError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid {'gin' if path.suffix == '.gin' else 'JSON'} ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must contain a JSON object with the options of the sweep")
+    return content
+
+
+def _parse_gin(text: str) -> dict[str, Any]:
+    from gin import config_parser
+
+    class Delegate(config_parser.ParserDelegate):  # type: ignore[misc]
+        def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
+            raise ValueError(f"a value cannot be a reference, got @{scoped_configurable_name}")
+
+        def macro(self, macro_name: str) -> Any:
+            raise ValueError(f"a value cannot be a macro, got %{macro_name}")
+
+    content: dict[str, Any] = {}
+    for statement in config_parser.ConfigParser(text, Delegate()):
+        if not isinstance(statement, config_parser.BindingStatement) or statement.selector != "sweep":
+            line = statement.location.line_num
+            raise ValueError(f'line {line} must be a binding such as sweep.algo = ["bc", "iql"]')
+        content[statement.arg_name] = statement.value
+    return content
