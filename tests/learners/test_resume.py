@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from properties import mark_slow_except
 from rlds2reverb.learners import Learner, load_run
 from rlds2reverb.learners.evaluation import Evaluation
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
@@ -146,6 +147,7 @@ def test_evaluation_that_is_not_the_best_is_saved_with_the_last_checkpoint(tmp_p
         learner.start(3)  # The policy is not evaluated again.
 
 
+@pytest.mark.slow
 def test_change_of_environment_forgets_the_best_evaluation(tmp_path):
     hooks = [EvaluateHook(lambda policy: 9.0, position="after_run"), SaveCkptHook(position="after_run")]
     with Learner(tmp_path, MeanAgent(), batches(), hooks=hooks, identity={"environment": "A", "seed": 1}) as learner:
@@ -198,7 +200,7 @@ def run_until(folder, hooks, num_iterations):
         learner.start(num_iterations)
 
 
-@pytest.mark.parametrize("moment", ["EVALUATE", "OTHER", "SAVE", "REDUCE_LOG", "LOG"])
+@pytest.mark.parametrize("moment", mark_slow_except({"LOG"}, ["EVALUATE", "OTHER", "SAVE", "REDUCE_LOG", "LOG"]))
 def test_log_has_neither_gaps_nor_duplicates_after_a_kill(tmp_path, moment):
     from rlds2reverb.learners.hooks import Phase
 
@@ -211,6 +213,7 @@ def test_log_has_neither_gaps_nor_duplicates_after_a_kill(tmp_path, moment):
     assert read_log(tmp_path / "two") == expected
 
 
+@pytest.mark.slow
 def test_log_starts_afresh_after_a_kill_before_the_first_checkpoint(tmp_path):
     for _ in range(2):
         with pytest.raises(Killed):
@@ -235,6 +238,7 @@ def test_last_iterations_are_logged_at_the_end_of_the_run(tmp_path):
     assert progress["step"].tolist() == [4, 6, 8] and progress["estimate"].tolist() == [3.0, 6.0, 8.0]
 
 
+@pytest.mark.slow
 def test_completed_run_keeps_its_log_when_it_is_started_again(tmp_path):
     hooks = [LogShowHook(every=4), SaveCkptHook(position="after_run")]
     for _ in range(3):
@@ -298,6 +302,7 @@ class Numbers:
         self.numbers = eval((folder / "part" / "numbers").read_text())
 
 
+@pytest.mark.slow
 def test_replay_data_are_saved_verified_loaded_and_removed_with_the_checkpoint(tmp_path):
     replay = Numbers(0)
     add = CallHook(lambda learner: replay.numbers.append(learner.step))
@@ -403,7 +408,7 @@ def read_priorities(buffers):
     return [sorted({*buffer.sample_batch(9).info.priority.tolist()}) for buffer in buffers]
 
 
-@pytest.mark.parametrize("kind", ["buffer", "manager"])
+@pytest.mark.parametrize("kind", mark_slow_except({"manager"}, ["buffer", "manager"]))
 def test_in_process_buffers_train_a_prioritized_agent_and_resume(tmp_path, kind):
     columns = {name: np.ones((9, *spec.shape), np.float32) for name, spec in SIGNATURE.items()}
     columns["reward"] = np.arange(9, dtype=np.float32)

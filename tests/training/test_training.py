@@ -158,6 +158,7 @@ def test_parts_of_a_training_are_exposed(source, few, tmp_path):
     assert document["identity"] == load_run(tmp_path).identity
 
 
+@pytest.mark.slow
 def test_deterministic_runs_are_equal_bit_for_bit_if_they_are_continued(source, tmp_path):
     def run(path, *ends):
         for steps in ends:
@@ -188,6 +189,7 @@ def test_runs_with_different_seeds_form_one_curve(data, tmp_path):
     assert (runs[0].path / "curve.png").is_file() and runs[0].best_policy is not None
 
 
+@pytest.mark.slow
 def test_environments_may_be_functions_and_objects(data, tmp_path):
     gymnasium = pytest.importorskip("gymnasium")
     file = data / "d4rl" / "pendulum_mixed-v2.hdf5"
@@ -203,6 +205,7 @@ def test_environments_may_be_functions_and_objects(data, tmp_path):
     assert by_id.identity["action bounds"] == "[-2, 2]" and by_id.environment == "Pendulum-v1"
 
 
+@pytest.mark.slow
 def test_best_return_starts_anew_in_a_different_environment(data, tmp_path):
     gymnasium = pytest.importorskip("gymnasium")
     file = data / "d4rl" / "pendulum_mixed-v2.hdf5"
