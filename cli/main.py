@@ -37,6 +37,7 @@ _MODULES = {
     "inspect": "inspect",
     "validate": "validate",
     "train": "train",
+    "sweep": "sweep",
     "agents": "agents",
     "eval": "evaluate",
     "plot": "plot",

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rlds2reverb.training.config import D4RL, TrainingConfig
+from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.presets import preset_names, preset_path
 
 from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory, server_address
 
-from . import output
+from . import checks, output
 from .config_options import config_options, group_names, passed_options
 from .options import GroupedCommand, open_source, parameter_names, reading_options, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
+from .sweep import format_command, jobs_option, run_and_report
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _GROUPS = group_names()
 _HEADINGS = {
-    "Run": ["source", "run_dir", *_GROUPS["Run"]],
+    "Run": ["source", "run_dir", *_GROUPS["Run"], "seeds", "jobs"],
     "Agent": ["presets", "list_presets", "gin_files", *_GROUPS["Agent"]],
     "Batches": _GROUPS["Batches"],
     "Evaluation": [name for name in _GROUPS["Evaluation"] if name != "reference_returns"]
@@ -69,6 +69,14 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     help="Directory for checkpoints, logs and the policy. If it contains a run, the run is continued.",
 )
 @click.option(
+    "--seeds",
+    type=checks.at_least_1,
+    metavar="N",
+    help="Train N runs with the seeds 0, 1, ... in directories seed_0, seed_1, ... of --run-dir, and print a table of "
+    "mean and standard deviation over seeds.",
+)
+@jobs_option
+@click.option(
     "--preset",
     "presets",
     multiple=True,
@@ -106,6 +114,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
       rlds2reverb train --algo td3_bc --data hopper-medium-v2 --run-dir runs/td3 \\
           --preset td3_bc-locomotion --d4rl-score
       rlds2reverb train --algo iql --data localhost:8000 --run-dir runs/iql-served
+      rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/seeds --seeds 3 --jobs 2
 
     The command reads the dataset directly; no conversion is needed. The run directory then contains checkpoints, logs,
     the learning curve and the policy. Ctrl-C or SIGTERM saves a checkpoint and stops with exit code 75; the same
@@ -114,6 +123,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     from .main import OK, TEMPORARY_FAILURE
 
     passed = _read_options(context, options)
+    _require_seeds(passed, options)
     algo = passed.pop("algo")
     # Checks everything that does not require TensorFlow, which takes seconds to load.
     TrainingConfig(algo, **passed)
@@ -130,10 +140,13 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         name: parse_hyperparameter(algo, name, text) for name, text in passed["hyperparameters"].items()
     }
     config = TrainingConfig.from_gin(algo, presets=options["presets"], gin_files=options["gin_files"], **passed)
+    if options["seeds"]:
+        plan = plan_seeds(source, config, options["seeds"])
+        return run_and_report(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
     progress = Progress(config.steps, quiet=as_json, translate=output.translate)
     with (
         raise_on_sigterm(),
-        Training(source, config, options["run_dir"], progress=progress, repeat=_format_command()) as training,
+        Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,
     ):
         run = training.run()
         _report(training, run, as_json=as_json)
@@ -151,6 +164,14 @@ def _read_options(context: click.Context, options: dict[str, Any]) -> dict[str, 
     return passed
 
 
+def _require_seeds(passed: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raises `UsageError` unless the options of one run and of several runs match."""
+    if options["seeds"] and "seed" in passed:
+        raise click.UsageError("pass only one of --seed and --seeds")
+    if options["jobs"] > 1 and not options["seeds"]:
+        raise click.UsageError("--jobs requires --seeds, because a single run is trained in one process")
+
+
 def _split_settings(pairs: tuple[str, ...]) -> dict[str, str]:
     """Returns the values of `--set` by name."""
     settings = {}
@@ -160,11 +181,6 @@ def _split_settings(pairs: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"--set must be NAME=VALUE such as alpha=2.5, got {pair!r}")
         settings[name] = value
     return settings
-
-
-def _format_command() -> str:
-    """Returns the shell command that repeats this one from any directory."""
-    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(['rlds2reverb', *sys.argv[1:]])}"
 
 
 def _report(training: Training, run: Run, *, as_json: bool) -> None:

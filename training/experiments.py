@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rlds2reverb.learners.csv_log import STEP
+from rlds2reverb.learners.run_directory import REPEAT_FILE
 from rlds2reverb.learners.runs import Run, load_run
 
 from rlds2reverb._arguments import require_count
@@ -145,7 +146,11 @@ class Experiment:
 
     def __str__(self) -> str:
         lines = [_format_table(self.rows)]
-        lines += [f"{name} failed: {reason}" for name, reason in self.failures.items()]
+        for name, reason in self.failures.items():
+            first, *more = reason.strip().splitlines()
+            # TensorFlow's errors begin with a traceback.
+            text = f"{more[-1].strip()}; see {self.path / name / 'exception.txt'}" if more else first
+            lines.append(f"{name} failed: {text}")
         return "\n".join(lines)
 
     def _group_names(self) -> dict[tuple[str, str], list[str]]:
@@ -216,7 +221,9 @@ def sweep(
     return run_plan(plan_sweep(options), run_dir, place=choose_placement(jobs, quiet=not progress))
 
 
-def run_plan(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement = run_here) -> Experiment:
+def run_plan(
+    plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement = run_here, repeat: str | None = None
+) -> Experiment:
     """Trains the runs of a plan that are not complete yet, and writes a summary, figures and the plan itself.
 
     A run that fails is reported, and the others are trained nevertheless.
@@ -225,6 +232,7 @@ def run_plan(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placemen
       plan: the runs, such as `plan_sweep` returns, or several such plans together.
       run_dir: directory of all runs, created if missing.
       place: how the runs are run; see `placement`.
+      repeat: command that repeats the call, for `repeat.txt`; None for no such file.
 
     Returns:
       The runs and their results. If the call was interrupted, the experiment is incomplete.
@@ -244,6 +252,8 @@ def run_plan(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placemen
             raise CheckpointError(f"{root} contains a single run; use a different run_dir")
         require_continuation(_read_json(root / PLAN_FILE) or {}, plan, root)
         _write_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
+        if repeat is not None:
+            replace_text(root / REPEAT_FILE, repeat + "\n")
         status = {name: each for name, each in (_read_json(root / STATUS_FILE) or {}).items() if name in planned}
 
         def report(name: str, outcome: Outcome) -> None:

@@ -100,7 +100,7 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     if repeated:
         raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}")
     return tuple(
-        PlannedRun(f"{data}/{variant}/seed_{seed}", source, config.replace(seed=seed), data, variant)
+        PlannedRun(f"{data}/{variant.replace(', ', ',')}/seed_{seed}", source, config.replace(seed=seed), data, variant)
         for data, source in sources.items()
         for variant, config in variants
         for seed in seeds
@@ -154,10 +154,10 @@ def require_continuation(saved: Mapping[str, Any], plan: Sequence[PlannedRun], r
             continue
         differences += [f"{name}: {text}" for text in _list_differences(before, planned[name])]
     if any(not run.config.allow_config_mismatch for run in plan) and differences:
-        more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+        more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
         raise CheckpointError(
-            f"{root} contains a different plan: {differences[0]}{more}; use a different run_dir, or the same options "
-            "as before"
+            f"{root} contains a different plan: {differences[0]}{more}; use a different run_dir, or continue with "
+            "allow_config_mismatch=True"
         )
 
 
@@ -214,11 +214,13 @@ def _expand(variant: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Tra
     flat: dict[tuple[str, ...], Any] = {(name,): value for name, value in options.items() if name != "hyperparameters"}
     flat |= {("hyperparameters", name): value for name, value in options.get("hyperparameters", {}).items()}
     swept = [path for path, value in flat.items() if isinstance(value, list)]
+    varied = [path for path in swept if len(flat[path]) > 1]
     for values in itertools.product(*[flat[path] for path in swept]):
         chosen: dict[str, Any] = {"hyperparameters": {}}
         for path, value in {**flat, **dict(zip(swept, values, strict=True))}.items():
             (chosen["hyperparameters"] if len(path) > 1 else chosen)[path[-1]] = _freeze(value)
-        name = _name_variant(variant, chosen.get("algo"), dict(zip(swept, values, strict=True)))
+        by_path = dict(zip(swept, values, strict=True))
+        name = _name_variant(variant, chosen.get("algo"), {path: by_path[path] for path in varied})
         yield name, _make_config(name, chosen, has_lists=bool(swept))
 
 
@@ -237,7 +239,7 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
 
 
 def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:
-    """Returns a name that is also a valid name of a directory, such as 'iql, gamma=0.9'."""
+    """Returns a name such as 'iql, gamma=0.9'; without the spaces it is the name of a directory."""
     name = variant or str(algo)
     words = [f"{path[-1]}={_format_value(value)}" for path, value in swept.items() if path != ("algo",)]
     if variant and ("algo",) in swept:
