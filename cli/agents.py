@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 import click
-from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, Algorithm, get_algorithm
+from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm, list_algorithms
+from rlds2reverb.learners.references import describe_reference
 
 from rlds2reverb._text import WIDTH, format_columns
 
 from . import output
 from .output import json_option
+from .own_modules import allow_own_modules
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ _ALSO_SET_BY = {
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=allow_own_modules)
 @json_option
 def agents(as_json: bool, name: str | None) -> None:
     """List the algorithms, or the hyperparameters of the algorithm NAME.
@@ -35,12 +38,13 @@ def agents(as_json: bool, name: str | None) -> None:
     Examples:
       rlds2reverb agents
       rlds2reverb agents iql
+      rlds2reverb agents my_module:MyAgent
       rlds2reverb train --algo iql --set expectile=0.9 ...
 
     Every algorithm has the hyperparameters, batch size and normalisation of its paper by default. Hyperparameters are
     set with train --set NAME=VALUE.
 
-    All networks are fully connected: they see an image as a vector of its pixels, and integers as numbers. Continuous
+    Networks are fully connected, with convolutions in front for images; integers are numbers to them. Continuous
     actions must be vectors, discrete actions single integers.
     """
     if name is None:
@@ -55,7 +59,10 @@ def agents(as_json: bool, name: str | None) -> None:
         described = [_as_json(each) for each in hyperparameters.values()]
         output.print_json({**_describe(algorithm), "hyperparameters": described})
         return
-    output.print_facts(f"{name}: {algorithm.summary}", _make_facts(algorithm))
+    output.print_facts(f"{name}: {algorithm.summary}".removesuffix(": "), _make_facts(algorithm))
+    if not hyperparameters:
+        print("\nno hyperparameters")
+        return
     print("\nhyperparameters (train --set NAME=VALUE)")
     for each in hyperparameters.values():
         _print_hyperparameter(each)
@@ -63,41 +70,53 @@ def agents(as_json: bool, name: str | None) -> None:
 
 def _list_algorithms(*, as_json: bool) -> None:
     if as_json:
-        output.print_json({"algorithms": [_describe(each) for each in ALGORITHMS.values()]})
+        output.print_json({"algorithms": [_describe(each) for each in list_algorithms().values()]})
         return
     rows = [
-        (each.name, each.actions, each.items, f"{each.batch_size:,}", each.source.rpartition(", ")[0])
-        for each in ALGORITHMS.values()
+        (each.name, each.actions or "", each.items or "", f"{each.batch_size:,}", each.source.rpartition(", ")[0])
+        for each in list_algorithms().values()
     ]
     print(format_columns(["name", "actions", "items", "batch", "source"], rows))
 
 
 def _describe(algorithm: Algorithm) -> dict[str, Any]:
     values = asdict(algorithm)
-    del values["defaults"]
+    del values["defaults"], values["factory"]
     return {**values, "agent": algorithm.class_name}
 
 
 def _make_facts(algorithm: Algorithm) -> list[tuple[str, str]]:
-    return [
+    is_own = algorithm.factory is not None
+    td_errors = {True: "supported", False: "not supported", None: "if the agent returns TD errors"}
+    facts = [
         ("source", algorithm.source),
-        ("agent", f"rlds2reverb.learners.agents.{algorithm.class_name}"),
-        ("actions", algorithm.actions),
-        ("items", algorithm.items),
+        ("agent", algorithm.agent if is_own else f"rlds2reverb.learners.agents.{algorithm.class_name}"),
+        ("actions", algorithm.actions or "those that the agent accepts"),
+        ("items", algorithm.items or "as the agent's train_sequence_length requires"),
         ("batch size", f"{algorithm.batch_size:,}"),
         ("observations", "normalised" if algorithm.normalizes_observations else "not normalised"),
-        ("prioritized sampling", "supported" if algorithm.has_td_errors else "not supported"),
+        ("prioritized sampling", td_errors[algorithm.has_td_errors]),
     ]
+    return facts[1:] if is_own else facts
 
 
 def _as_json(hyperparameter: Hyperparameter) -> dict[str, Any]:
-    names = ("name", "default", "type", "range", "is_optional", "text")
-    return {name: getattr(hyperparameter, name) for name in names}
+    names = ("name", "type", "range", "is_optional", "text")
+    return {"default": _describe_default(hyperparameter), **{name: getattr(hyperparameter, name) for name in names}}
+
+
+def _describe_default(hyperparameter: Hyperparameter) -> Any:
+    """Returns the default of a hyperparameter; functions and objects are replaced by their names."""
+    default = hyperparameter.default
+    if default is Parameter.empty:
+        return "required"
+    return describe_reference(default) if callable(default) else default
 
 
 def _print_hyperparameter(hyperparameter: Hyperparameter) -> None:
     """Prints the name, the default and the range in one line, and below it the description."""
     name = hyperparameter.name
     option = f"; set by {_ALSO_SET_BY[name]}" if name in _ALSO_SET_BY else ""
-    print(f"  {name} = {hyperparameter.default}  ({hyperparameter.describe()}{option})")
-    print(textwrap.fill(hyperparameter.text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6))
+    print(f"  {name} = {_describe_default(hyperparameter)}  ({hyperparameter.describe()}{option})")
+    if hyperparameter.text:
+        print(textwrap.fill(hyperparameter.text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6))

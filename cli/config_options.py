@@ -11,16 +11,20 @@ from click.core import ParameterSource
 from rlds2reverb.training.config import Option, declared_options, default_value, option_types
 
 from . import checks
+from .own_modules import allow_own_modules
 
 #: Options whose name on the command line is not that of the attribute.
-_FLAGS = {"hyperparameters": "--set", "drop_fields": "--drop-field"}
+_FLAGS = {"hyperparameters": "--set", "drop_fields": "--drop-field", "hooks": "--hook"}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "algo": "`rlds2reverb agents` describes them.",
     "hyperparameters": "`rlds2reverb agents NAME` lists them.",
 }
-#: Checks of values that are texts.
-_CALLBACKS = {"reward": checks.reward}
+#: Callbacks of options, by their names.
+_CALLBACKS: dict[str, Any] = {
+    "reward": checks.reward,
+    **dict.fromkeys(("algo", "env", "hooks", "hyperparameters"), allow_own_modules),
+}
 
 
 def config_options(*names: str, without_default: bool = False) -> Callable[[Any], Any]:

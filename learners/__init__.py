@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlds2reverb.errors import TrainingDivergedError
 
 if TYPE_CHECKING:
+    from .algorithms import register_agent
     from .batched_policy import load_policy
     from .checkpoints import Checkpoint, Checkpoints
     from .dataloader import Dataloader, setup_dataloader
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .runs import Run, load_run
 
 _EXPORTS = {
+    "algorithms": ("register_agent",),
     "checkpoints": ("Checkpoint", "Checkpoints"),
     "batched_policy": ("load_policy",),
     "dataloader": ("Dataloader", "setup_dataloader"),
@@ -47,6 +49,7 @@ __all__ = [
     "load_run",
     "make_feed",
     "read_reference_returns",
+    "register_agent",
     "require_experience",
     "setup_dataloader",
 ]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._text import suggest
+
+from .references import describe_reference, is_reference, resolve_reference
+
+#: Items per batch of an agent that declares no other number.
+_BATCH_SIZE = 256
 
 #: Hyperparameters that a training run determines, and the options of the run that they are taken from.
 RUN_HYPERPARAMETERS = {"discount": "gamma", "num_updates": "steps", "seed": "seed"}
@@ -18,32 +25,36 @@ class Algorithm:
 
     Attributes:
       name: name in `make_agent`, `train` and on the command line.
-      agent: module in `rlds2reverb.learners.agents` and class of the agent, such as "iql:IQLAgent".
+      agent: module in `rlds2reverb.learners.agents` and class of the agent, such as "iql:IQLAgent"; for an agent of the
+        user's own its reference, such as "my_module:MyAgent".
       summary: full name.
       source: the paper.
-      actions: kind of actions.
-      items: kind of items: single transitions, or trajectories of two steps, which contain the next action as well.
+      actions: kind of actions; None if the agent itself checks its action spec.
+      items: kind of items: single transitions, or trajectories, which contain the next action as well; None to follow
+        the agent's `train_sequence_length`.
       batch_size: published number of items per batch.
-      has_td_errors: whether updates return TD errors, which prioritized sampling requires.
+      has_td_errors: whether updates return TD errors, which prioritized sampling requires; None if unknown.
       normalizes_observations: whether the published results use normalised observations.
       defaults: hyperparameters whose defaults differ from those of the class.
+      factory: class or function that creates the user's own agent; None for the agents of rlds2reverb.
     """
 
     name: str
     agent: str
     summary: str
     source: str
-    actions: Literal["continuous", "discrete"]
-    items: Literal["transitions", "trajectories"] = "transitions"
-    batch_size: int = 256
-    has_td_errors: bool = True
+    actions: Literal["continuous", "discrete"] | None
+    items: Literal["transitions", "trajectories"] | None = "transitions"
+    batch_size: int = _BATCH_SIZE
+    has_td_errors: bool | None = True
     normalizes_observations: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    factory: Callable[..., Any] | None = field(default=None, repr=False)
 
     @property
     def class_name(self) -> str:
-        """The name of the agent's class, which is also its name in gin files."""
-        return self.agent.partition(":")[2]
+        """The name of the agent's class or function, which is also its name in gin files."""
+        return self.agent.rpartition(":")[2].rpartition(".")[2]
 
 
 _ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1, for all three.
@@ -147,12 +158,122 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def get_algorithm(name: str) -> Algorithm:
-    """Returns an algorithm by its name.
+#: The user's own algorithms by name.
+_OWN_ALGORITHMS: dict[str, Algorithm] = {}
+
+
+def list_algorithms() -> dict[str, Algorithm]:
+    """Returns all algorithms by name: those of rlds2reverb, then registered ones."""
+    return {**ALGORITHMS, **_OWN_ALGORITHMS}
+
+
+def register_agent(
+    name: str,
+    agent: Callable[..., Any],
+    *,
+    actions: Literal["continuous", "discrete"] | None = None,
+    items: Literal["transitions", "trajectories"] | None = None,
+    batch_size: int = _BATCH_SIZE,
+    has_td_errors: bool | None = None,
+    normalizes_observations: bool = False,
+    summary: str = "",
+) -> None:
+    """Registers an agent of your own, so that `train` and the command line accept its name.
+
+        def make_agent(time_step_spec, action_spec, *, learning_rate=1e-3, discount=0.99):
+            return DdpgAgent(time_step_spec, action_spec, ...)
+
+        register_agent("my_ddpg", make_agent, actions="continuous")
+
+    Registration is optional: `train` also accepts the function itself, and "my_module:make_agent". What was registered
+    for a function applies in these cases as well.
+
+    Args:
+      name: name of the algorithm, without a colon.
+      agent: class or function that is called with `(time_step_spec, action_spec, **hyperparameters)` and returns a
+        `TFAgent`. Its other arguments are the hyperparameters.
+      actions: kind of actions, which is checked before the data are read; None to let the agent check its action spec.
+        For subclasses of the agents of rlds2reverb, None stands for what applies to the base class, here and below.
+      items: whether the agent learns from transitions (batches of `Transition` [B, ...]) or trajectories (batches of
+        `Trajectory` [B, T, ...]); None to follow the agent's `train_sequence_length`.
+      batch_size: default number of items per batch.
+      has_td_errors: whether the agent returns `td_error` [B] in `LossInfo.extra`, which prioritized sampling requires;
+        None to find out when it is required.
+      normalizes_observations: whether observations are normalised by default.
+      summary: full name, for `rlds2reverb agents`.
 
     Raises:
-      ValueError: If there is no such algorithm.
+      TypeError: If `agent` cannot be called with these two specs.
+      ValueError: If the name is taken by a different agent, or if an option is invalid.
     """
-    if name not in ALGORITHMS:
-        raise ValueError(f"algo must be one of {', '.join(ALGORITHMS)}, got {name!r}{suggest(str(name), ALGORITHMS)}")
-    return ALGORITHMS[name]
+    if not isinstance(name, str) or not name or ":" in name:
+        raise ValueError(f"the name of an agent must be a string without a colon, got {name!r}")
+    require_count("batch_size", batch_size)
+    algorithm = _describe_own(name, agent)
+    if actions is not None:
+        require_one_of("actions", actions, ("continuous", "discrete"))
+        algorithm = replace(algorithm, actions=actions)
+    if items is not None:
+        require_one_of("items", items, ("transitions", "trajectories"))
+        algorithm = replace(algorithm, items=items)
+    if has_td_errors is not None:
+        algorithm = replace(algorithm, has_td_errors=has_td_errors)
+    algorithm = replace(
+        algorithm, batch_size=batch_size, normalizes_observations=normalizes_observations, summary=summary
+    )
+    registered = list_algorithms().get(name)
+    # A notebook cell that runs again registers a new function with the same reference.
+    if registered is not None and (registered.factory is None or registered.agent != algorithm.agent):
+        raise ValueError(f"a different agent is already registered as {name!r}; use another name")
+    _OWN_ALGORITHMS[name] = algorithm
+
+
+def get_algorithm(algo: str | Callable[..., Any]) -> Algorithm:
+    """Returns an algorithm.
+
+    Args:
+      algo: name of an algorithm, reference "my_module:MyAgent" to an agent of the user's own, or such an agent: a class
+        or function that `register_agent` accepts.
+
+    Raises:
+      ValueError: If there is no such algorithm, module or name.
+      TypeError: If the agent cannot be called with two specs.
+    """
+    names = list_algorithms()
+    if isinstance(algo, str) and algo in names:
+        return names[algo]
+    if isinstance(algo, str) and is_reference(algo):
+        return _add_own(resolve_reference("algo", algo), algo)
+    if callable(algo):
+        return _add_own(algo, describe_reference(algo))
+    raise ValueError(f"algo must be one of {', '.join(names)}, got {algo!r}{suggest(str(algo), names)}")
+
+
+def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:
+    """Returns the algorithm of a user's agent under its reference, with the options that were registered for it."""
+    registered = next((each for each in _OWN_ALGORITHMS.values() if each.factory is agent), None)
+    algorithm = _describe_own(name, agent) if registered is None else replace(registered, name=name)
+    _OWN_ALGORITHMS[name] = algorithm
+    return algorithm
+
+
+def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
+    if not callable(agent):
+        raise TypeError(f"{name} must be a class or function that creates an agent, got {agent!r}")
+    reference = describe_reference(agent)
+    try:
+        parameters = list(inspect.signature(agent).parameters.values())
+    except ValueError:
+        parameters = []
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    has_any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if len(positional) < 2 and not has_any_number:
+        raise TypeError(
+            f"{reference} must accept the arguments (time_step_spec, action_spec), followed by its hyperparameters"
+        )
+    own = Algorithm(name, reference, "", "", None, None, has_td_errors=None, factory=agent)
+    bases = {f"{base.__module__}:{base.__qualname__}" for base in getattr(agent, "__mro__", ())}
+    for each in ALGORITHMS.values():  # A subclass of one of these agents learns from the same data.
+        if f"rlds2reverb.learners.agents.{each.agent}" in bases:
+            own = replace(own, actions=each.actions, items=each.items, has_td_errors=each.has_td_errors)
+    return own

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
+from rlds2reverb.learners.references import describe_reference, is_reference
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward
@@ -78,15 +79,16 @@ class TrainingConfig:
     """The options of a training run. Creating one checks every value, before any data are read.
 
     `batch_size` and `normalize_observations` are None in a call to choose what was published for the algorithm; the
-    attributes then contain that choice.
+    attributes then contain that choice. `algo` is always a string, even if the agent of the user's own was passed as a
+    class or function.
 
     Raises:
       ValueError, TypeError: If an option is out of its range or of the wrong type, if options contradict each other, or
         if there is no such algorithm; the message names the option.
     """
 
-    algo: str = _option(
-        f"Algorithm to train: {', '.join(ALGORITHMS)}.",
+    algo: Any = _option(  # noqa: RUF009 - an immutable default
+        f"Algorithm to train: {', '.join(ALGORITHMS)}, or my_module:MyAgent for an agent of your own.",
         "Run",
         metavar="NAME",
         identifies=True,
@@ -174,6 +176,12 @@ class TrainingConfig:
     log_every: int = _option(
         "Number of updates between progress lines.", "Checkpoints and logs", default=500, minimum=1
     )
+    hooks: tuple[Any, ...] = _option(
+        "Hook to call during training, such as my_module:MyHook or 'my_module:MyHook(every=10)'.",
+        "Checkpoints and logs",
+        default=(),
+        metavar="MODULE:HOOK",
+    )
     drop_fields: tuple[str, ...] = _option(
         "Drop a field, such as observation/mission.", "Preprocessing", default=(), metavar="PATH", identifies=True
     )
@@ -214,6 +222,8 @@ class TrainingConfig:
         if isinstance(self.drop_fields, str):
             raise TypeError(f"drop_fields must be a list of paths, such as [{self.drop_fields!r}], got a string")
         algorithm = get_algorithm(self.algo)
+        object.__setattr__(self, "algo", algorithm.name)
+        object.__setattr__(self, "hooks", _read_hooks(self.hooks))
         if self.batch_size is None:
             object.__setattr__(self, "batch_size", algorithm.batch_size)
         if self.normalize_observations is None:
@@ -231,7 +241,7 @@ class TrainingConfig:
         algorithm = get_algorithm(self.algo)
         if algorithm.items == "trajectories" and self.n_step > 1:
             raise ValueError(f"{self.algo} requires n_step=1, because it learns from the next action as well")
-        if self.sampler == "prioritized" and not algorithm.has_td_errors:
+        if self.sampler == "prioritized" and algorithm.has_td_errors is False:
             raise ValueError(f"{self.algo} requires sampler='uniform': it has no TD errors to use as priorities")
         if self.deterministic and self.sampler == "prioritized":
             raise ValueError("deterministic=True requires sampler='uniform'; servers sample nondeterministically")
@@ -240,14 +250,14 @@ class TrainingConfig:
 
     @classmethod
     def from_gin(
-        cls, algo: str, *, presets: Iterable[str] = (), gin_files: Iterable[str | Path] = (), **options: Any
+        cls, algo: Any, *, presets: Iterable[str] = (), gin_files: Iterable[str | Path] = (), **options: Any
     ) -> TrainingConfig:
         """Creates a configuration from published presets and gin files.
 
         Options of this call take precedence over files, files over presets, and presets over the defaults.
 
         Args:
-          algo: name of the algorithm.
+          algo: name of the algorithm, or an agent of your own.
           presets: names of presets, such as 'iql-antmaze'; see `preset_names`.
           gin_files: paths of gin files with bindings such as `IQLAgent.expectile = 0.9` and `train.gamma = 0.995`.
           **options: see the attributes of the class.
@@ -283,8 +293,15 @@ class TrainingConfig:
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all options as JSON values; an environment that is not given by its id, by its name."""
+        """Returns all options as JSON values.
+
+        Environments, hooks and networks that are objects are replaced by their names, such as 'my_module:MyHook'.
+        """
         values = {option: getattr(self, option) for option in declared_options()}
+        values["hyperparameters"] = _describe_callables(values["hyperparameters"])
+        values["hooks"] = [
+            hook if isinstance(hook, (str, Mapping)) else describe_reference(hook) for hook in values["hooks"]
+        ]
         return dict(json.loads(json.dumps(values, default=_describe)))
 
     def replace(self, **options: Any) -> TrainingConfig:
@@ -303,6 +320,11 @@ class TrainingConfig:
         from rlds2reverb.learners.agents import get_hyperparameters, resolve_hyperparameters
 
         names = get_hyperparameters(self.algo)
+        if self.normalize_observations and not names.keys() >= {"observation_mean", "observation_std"}:
+            raise ValueError(
+                "normalize_observations=True requires an agent with the hyperparameters observation_mean and "
+                f"observation_std, unlike {self.algo}"
+            )
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
 
@@ -317,7 +339,7 @@ class TrainingConfig:
         derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()
         hyperparameters = {
             f"hyperparameter {name}": value
-            for name, value in self.resolved_hyperparameters.items()
+            for name, value in _describe_callables(self.resolved_hyperparameters).items()
             if name not in derived and not name.startswith("observation_")
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters, "environment": environment}
@@ -373,6 +395,8 @@ def default_text(name: str) -> str:
 
 #: Values of options that are no numbers or names.
 _OTHER_VALUES = {
+    "algo": "name, class or function",
+    "hooks": "hooks, dicts or text",
     "hyperparameters": "dict",
     "drop_fields": "paths",
     "env": "id, environment or function",
@@ -393,7 +417,7 @@ def values_text(name: str) -> str:
         text = f"number in {'(' if option.excludes_minimum else '['}{option.minimum:g}, {option.maximum:g}]"
     else:
         text = _OTHER_VALUES.get(name, "text")
-    return f"{text}, or None" if is_optional else text
+    return f"{text}, or None" if is_optional and name != "algo" else text
 
 
 def options_table() -> str:
@@ -417,6 +441,24 @@ def _require_reference_returns(value: Any) -> None:
         ) from None
     if random == expert:
         raise ValueError(f"the two reference_returns must differ, got {random:g} for both")
+
+
+def _read_hooks(hooks: Any) -> tuple[Any, ...]:
+    """Returns hooks as a tuple; raises `TypeError` or `ValueError` unless each is a hook, a dict or a reference."""
+    if isinstance(hooks, (str, Mapping)) or not isinstance(hooks, Iterable):
+        raise TypeError(f"hooks must be a list, such as ['my_module:MyHook'], got {hooks!r}")
+    hooks = tuple(hooks)
+    for hook in hooks:
+        if isinstance(hook, str) and not is_reference(hook):
+            raise ValueError(f"hooks must be written as 'my_module:MyHook', got {hook!r}")
+        if not isinstance(hook, (str, Mapping)) and not callable(hook):
+            raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
+    return hooks
+
+
+def _describe_callables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values with references in place of functions, such as those that create networks."""
+    return {name: describe_reference(value) if callable(value) else value for name, value in values.items()}
 
 
 def _describe(value: Any) -> Any:

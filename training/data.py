@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rlds2reverb.adders import NStep
+from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from tf_agents.trajectories import time_step
 
@@ -209,8 +210,8 @@ def _make_data(
     warnings: list[str],
 ) -> TrainingData:
     """Returns the data of a dataset, with its items or episodes as the sampler requires."""
-    adder, items, episodes = make_adder(config), None, None
-    observation = to_tensor_spec(contents.step_spec["observation"])
+    time_step_spec = time_step.time_step_spec(to_tensor_spec(contents.step_spec["observation"]))
+    adder, items, episodes = make_adder(config, time_step_spec, action_spec), None, None
     num_steps = np.concatenate([batch.num_steps for batch in contents.batches])
     batches = prepare_batches(contents, config, action_spec, is_kept)
     if config.sampler == "uniform":
@@ -219,7 +220,7 @@ def _make_data(
         episodes = _make_source(contents.name, list(batches))
     return TrainingData(
         name=contents.name,
-        time_step_spec=time_step.time_step_spec(observation),
+        time_step_spec=time_step_spec,
         action_spec=action_spec,
         fingerprint=contents.fingerprint,
         adder=adder,
@@ -251,7 +252,8 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
         server = stack.enter_context(ReplayServer.from_directory(location)) if is_directory else location
         table = describe_table(server, table_name)
         action_spec = make_table_action_spec(table, config, action_space)
-        adder = make_adder(config)
+        time_step_spec = time_step.time_step_spec(table.row_spec["observation"])
+        adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
         has_one_priority = require_matching_items(table, config, adder)
         name = str(location) if isinstance(location, (str, Path)) else connect(server).server_address
         notes, warnings = [], []
@@ -267,7 +269,7 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
         resources = stack.pop_all()
     return TrainingData(
         name=name,
-        time_step_spec=time_step.time_step_spec(table.row_spec["observation"]),
+        time_step_spec=time_step_spec,
         action_spec=action_spec,
         fingerprint=identify_table(location, table.table),
         adder=adder,
@@ -285,8 +287,28 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
     )
 
 
-def make_adder(config: TrainingConfig) -> Any:
-    """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps."""
-    if get_algorithm(config.algo).items == "trajectories":
-        return TrajectoryWindows(2)
-    return NStep(config.n_step, config.gamma)
+def make_adder(
+    config: TrainingConfig, time_step_spec: Any, action_spec: Any, *, has_trajectories: bool | None = None
+) -> Any:
+    """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps.
+
+    An agent of the user's own that declares neither is created once, to read its `train_sequence_length`.
+
+    Args:
+      config: the options of the run.
+      time_step_spec: spec of the data's time steps.
+      action_spec: spec of the actions.
+      has_trajectories: kind of the items in a table, which an agent that declares neither learns from; None for data
+        that are not yet converted.
+    """
+    algorithm, length = get_algorithm(config.algo), 2
+    if algorithm.items is None and has_trajectories is not None:
+        return TrajectoryWindows(length) if has_trajectories else NStep(config.n_step, config.gamma)
+    if algorithm.items == "transitions" or config.n_step > 1:
+        return NStep(config.n_step, config.gamma)
+    if algorithm.factory is not None:
+        agent = make_agent(config.algo, time_step_spec, action_spec, **config.resolved_hyperparameters)
+        length = agent.train_sequence_length or 1
+        if algorithm.items is None and length == 1:
+            return NStep(1, config.gamma)
+    return TrajectoryWindows(length)

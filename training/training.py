@@ -5,15 +5,20 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import tensorflow as tf
 from rlds2reverb.learners import Evaluator, Learner
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
+from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.feeds import Feed
+from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
+from rlds2reverb.learners.references import describe_reference, is_importable
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
+from rlds2reverb.learners.train_loop import extract_td_errors
 
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
@@ -22,6 +27,8 @@ from .batches import open_batches
 from .config import AUTO, TrainingConfig
 from .data import TrainingData, open_data, open_source
 from .environment import Environment, resolve_environment, resolve_reference_returns
+from .experiments import Experiment, choose_placement, run_plan
+from .plans import plan_seeds
 from .progress import Progress
 
 
@@ -71,6 +78,7 @@ class Training:
         self.config, self.run_dir = config, Path(run_dir)
         self._progress = progress or Progress(config.steps, quiet=True)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
+        own_hooks = make_hooks(config.hooks)
         with ExitStack() as stack:
             stack.callback(self._progress.close)
             if config.deterministic:
@@ -89,6 +97,7 @@ class Training:
                 **self._hyperparameters(),
             )
             batches = stack.enter_context(open_batches(self.data, config))
+            self._require_td_errors(batches.feed)
             self.learner = stack.enter_context(
                 Learner(
                     self.run_dir,
@@ -96,7 +105,7 @@ class Training:
                     batches.feed,
                     priorities=batches.priorities,
                     replay=batches.replay,
-                    hooks=self._make_hooks(),
+                    hooks=[*self._make_hooks(), *own_hooks],
                     jit_compile=config.jit_compile,
                     identity=config.identity(self.data, self.environment_name),
                     keep_checkpoints=config.keep_checkpoints,
@@ -203,10 +212,28 @@ class Training:
     def _hyperparameters(self) -> dict[str, Any]:
         """Returns the agent's hyperparameters, with the statistics of the data unless the user has set others."""
         values, moments = dict(self.config.resolved_hyperparameters), self.data.moments
-        is_set = values["observation_mean"] is not None or values["observation_std"] is not None
+        is_set = any(values.get(name) is not None for name in ("observation_mean", "observation_std"))
         if self.config.normalize_observations and moments is not None and not is_set:
             values |= {"observation_mean": moments.mean, "observation_std": moments.std}
         return values
+
+    def _require_td_errors(self, feed: Feed) -> None:
+        """Raises `ValueError` if batches are sampled by priority, but an agent of the user's own has no TD errors."""
+        algorithm = get_algorithm(self.config.algo)
+        if self.config.sampler != "prioritized" or algorithm.has_td_errors is not None:
+            return
+
+        def train(experience: Any, weights: Any) -> Any:
+            errors = extract_td_errors(self.agent.train(experience, weights=weights))
+            return () if errors is None else errors
+
+        weights = tf.TensorSpec([self.config.batch_size], tf.float32)
+        traced = tf.function(train, autograph=False).get_concrete_function(feed.experience_spec, weights)
+        if isinstance(traced.structured_outputs, tuple):
+            raise ValueError(
+                "sampler='prioritized' requires an agent that returns a TD error for each item, unlike "
+                f"{algorithm.name}; use sampler='uniform', or return 'td_error' [B] in the extra of its LossInfo"
+            )
 
     def _make_hooks(self) -> list[LearnerHook]:
         config = self.config
@@ -236,7 +263,8 @@ class Training:
 
     def _write_config(self, repeat: str | None) -> None:
         hyperparameters = {
-            name: value  # The exported policies contain the statistics.
+            # The exported policies contain the statistics.
+            name: describe_reference(value) if callable(value) else value
             for name, value in self.config.resolved_hyperparameters.items()
             if not name.startswith("observation_")
         }
@@ -258,16 +286,48 @@ class Training:
         )
 
 
+@overload
 def train(
     source: Any,
-    algo: str,
+    algo: Any,
     run_dir: str | Path,
     *,
+    seeds: None = None,
+    jobs: int = 1,
     presets: Iterable[str] = (),
     gin_files: Iterable[str | Path] = (),
     progress: bool = True,
     **options: Any,
-) -> Run:
+) -> Run: ...
+
+
+@overload
+def train(
+    source: Any,
+    algo: Any,
+    run_dir: str | Path,
+    *,
+    seeds: int | Iterable[int],
+    jobs: int = 1,
+    presets: Iterable[str] = (),
+    gin_files: Iterable[str | Path] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Experiment: ...
+
+
+def train(
+    source: Any,
+    algo: Any,
+    run_dir: str | Path,
+    *,
+    seeds: int | Iterable[int] | None = None,
+    jobs: int = 1,
+    presets: Iterable[str] = (),
+    gin_files: Iterable[str | Path] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Run | Experiment:
     """Trains an agent from a dataset and evaluates it; the same call continues a run that was interrupted or killed.
 
         run = train("hopper_medium-v2.hdf5", "iql", "runs/iql", steps=20_000, hyperparameters={"expectile": 0.8})
@@ -276,22 +336,34 @@ def train(
 
     Args:
       source: the data; see `Training`.
-      algo: name of the algorithm, such as 'iql'; see `rlds2reverb agents`.
+      algo: name of the algorithm, such as 'iql'; or an agent of your own, "my_module:MyAgent" or the class or function
+        itself, see `register_agent`.
       run_dir: directory of the run, created if missing.
+      seeds: number of runs, or their seeds, to train in directories `seed_0`, `seed_1` and so on of `run_dir`; None for
+        a single run with the option `seed`.
+      jobs: number of processes that train different seeds at the same time; with 1 they are trained in this process.
       presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
       gin_files: gin files with further settings.
       progress: whether to show progress on stderr or in the notebook; notes and warnings are always shown.
       **options: options of `TrainingConfig`.
 
     Returns:
-      The run, which `load_run(run_dir)` loads again at any time. If the call was interrupted, the run is incomplete.
+      The run, which `load_run(run_dir)` loads again at any time; with `seeds` the `Experiment`, which
+      `load_experiment(run_dir)` loads again. If the call was interrupted, they are incomplete.
 
     Raises:
-      ValueError, TypeError: If an option is invalid; see `TrainingConfig`.
+      ValueError, TypeError: If an option is invalid, see `TrainingConfig`; or if `jobs` or `seed` do not match `seeds`.
       TrainingDivergedError: If the loss or a weight is not finite.
       Exception: See `Training`.
     """
     config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
+    place = choose_placement(jobs, quiet=not progress)
+    if seeds is not None:
+        if "seed" in options:
+            raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
+        return run_plan(plan_seeds(source, config, seeds), run_dir, place=place)
+    if jobs > 1:
+        raise ValueError("jobs requires seeds, because a single run is trained in one process")
     with Training(source, config, run_dir, progress=Progress(config.steps, quiet=not progress)) as training:
         return training.run()
 
@@ -299,7 +371,10 @@ def train(
 def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str | None:
     """Returns a shell command that repeats the run from any directory, or None if the data are objects in memory."""
     values, defaults = config.as_dict(), TrainingConfig(config.algo).as_dict()
-    if not isinstance(source, (str, Path)) or values["env"] != config.env:
+    references = [get_algorithm(config.algo).agent] if ":" in config.algo else []
+    references += [values["hyperparameters"][name] for name, each in config.hyperparameters.items() if callable(each)]
+    are_named = all(isinstance(hook, (str, Mapping)) for hook in config.hooks) and all(map(is_importable, references))
+    if not isinstance(source, (str, Path)) or values["env"] != config.env or not are_named:
         return None
     options = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
     arguments = ", ".join([repr(str(source)), repr(config.algo), repr(str(run_dir)), *options])

@@ -15,7 +15,7 @@ from gin import config_parser
 
 from rlds2reverb._text import suggest
 
-from ..algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
+from ..algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, list_algorithms
 from .registry import get_hyperparameters
 
 _MODULE, _RUN = "rlds2reverb", "train"
@@ -183,7 +183,8 @@ class _ReadError(ValueError):
 
 def _find_algorithms() -> dict[str, str]:
     """Returns an algorithm for the name of each agent's class, and '' for `train`."""
-    return {_RUN: "", **{each.class_name: name for name, each in ALGORITHMS.items()}}
+    algorithms = {**list_algorithms(), **ALGORITHMS}
+    return {_RUN: "", **{each.class_name: name for name, each in algorithms.items()}}
 
 
 def _check(owner: str, name: str, value: Any) -> Any:

@@ -7,6 +7,9 @@ in the docstring:
 
 Numbers may be Python's or numpy's, and must be finite. An integer may be written as a float, such as 1e6. A bool is
 not a number. A single integer is not a sequence of layer sizes, because 256 might mean one or two layers of 256.
+
+An agent of the user's own may be any class or function. Of its arguments, those annotated with a `Range`, a `Literal`
+or `bool` are checked in the same way, and others are passed on as they are.
 """
 
 import ast
@@ -22,6 +25,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import gin
 import numpy as np
+
+from ..references import is_reference, resolve_reference
 
 _MODULE = "rlds2reverb"
 #: Maximum length of a value in a message.
@@ -65,6 +70,10 @@ LayerSizes = Annotated[Sequence[int], Range(1)]
 #: Minimum and maximum of a log standard deviation.
 LogStdBounds = Annotated[tuple[float, float], Range(-20, 20)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
+#: A function `(input_spec, output_size, seed)` that creates a network, or its reference; see `own_networks`.
+NetworkFactory = Callable[[Any, int, int], Any]
+#: Default of a hyperparameter that has none.
+REQUIRED = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,8 @@ class Hyperparameter:
     Attributes:
       name: name of the argument.
       default: default value.
-      type: "number", "integer", "integers", "two numbers", "boolean", "string" or "array".
+      type: "number", "integer", "integers", "two numbers", "boolean", "string", "array" or "network"; "any" if values
+        are not checked.
       range: values that are allowed, such as "in (0, 1)" or ">= 1"; '' if there is no restriction.
       text: description.
       is_optional: whether None is allowed.
@@ -96,6 +106,8 @@ class Hyperparameter:
         """
         if value is None and self.is_optional:
             return None
+        if self.type == "network" and is_reference(value):
+            value = resolve_reference(self.name, value)
         try:
             return self._convert(value)
         except (TypeError, ValueError, OverflowError):
@@ -112,14 +124,12 @@ class Hyperparameter:
             return None
         if self.type == "boolean" and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            value = text
-        return self.check(value)
+        return self.check(parse_literal(text) if self.type == "any" else _evaluate(text))
 
     def describe(self) -> str:
         """Returns what a value must be, such as `a number in (0, 1)`."""
+        if self.type == "any":
+            return "not checked"
         words = {
             "number": f"a number {self.range}",
             "integer": f"an integer {self.range}",
@@ -128,6 +138,7 @@ class Hyperparameter:
             "boolean": "True or False",
             "string": self.range,
             "array": "an array or a nest of arrays",
+            "network": "a function that creates a network (my_module:name)",
         }[self.type].rstrip()
         return f"{words} or None" if self.is_optional else words
 
@@ -141,16 +152,59 @@ class Hyperparameter:
         return ValueError(f"{message}; the default is {self.default!r}")
 
 
-def read_declarations(cls: Any) -> dict[str, Hyperparameter]:
-    """Returns the hyperparameters that the constructor of an agent's class declares."""
-    construct = inspect.unwrap(cls.__init__)
-    hints = get_type_hints(construct, include_extras=True)
-    texts = _read_arguments(inspect.getdoc(construct) or "")
+def _evaluate(text: str) -> Any:
+    """Returns the value of a Python literal, or the text itself if it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def parse_literal(text: str) -> Any:
+    """Returns the value of a text of unknown type: a Python literal, `true`, `false`, `none`, or the text itself."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    text = text.strip()
+    return words[text.lower()] if text.lower() in words else _evaluate(text)
+
+
+def read_declarations(agent: Any) -> dict[str, Hyperparameter]:
+    """Returns the hyperparameters that a class or function declares: its arguments, except for the two specs.
+
+    Args:
+      agent: class or function that is called with `(time_step_spec, action_spec, **hyperparameters)`.
+    """
+    construct, parameters = _read_signature(agent)
+    try:
+        hints = get_type_hints(construct, include_extras=True)
+    except (NameError, TypeError):  # Annotations of the user's own may refer to names for type checking only.
+        hints = {}
+    documentation = [inspect.getdoc(each) or "" for each in (agent, construct)]
+    texts = {name: text for each in documentation for name, text in _read_arguments(each).items()}
+    is_own = not is_configurable(agent)
     return {
-        each.name: _declare(each.name, each.default, hints[each.name], texts.get(each.name, ""))
-        for each in inspect.signature(construct).parameters.values()
-        if each.kind is each.KEYWORD_ONLY
+        each.name: _declare(each.name, each.default, hints.get(each.name, Any), texts.get(each.name, ""), is_own)
+        for each in parameters
+        if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
     }
+
+
+def accepts_any_hyperparameter(agent: Any) -> bool:
+    """Returns whether a class or function accepts keyword arguments that it does not declare."""
+    return any(each.kind is each.VAR_KEYWORD for each in _read_signature(agent)[1])
+
+
+def is_configurable(agent: Any) -> bool:
+    """Returns whether an agent is a class that `configurable` decorates, or one that is being decorated."""
+    return isinstance(agent, type) and "_declares_hyperparameters" in vars(agent)
+
+
+def _read_signature(agent: Any) -> tuple[Any, list[inspect.Parameter]]:
+    """Returns the function that constructs an agent, and its parameters after the two specs."""
+    construct = inspect.unwrap(getattr(agent, "__init__") if isinstance(agent, type) else agent)  # noqa: B009
+    parameters = list(inspect.signature(construct).parameters.values())
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    skipped = [each.name for each in positional[: 3 if isinstance(agent, type) else 2]]
+    return construct, [each for each in parameters if each.name not in skipped]
 
 
 _Agent = TypeVar("_Agent")
@@ -163,6 +217,7 @@ def configurable(cls: _Agent) -> _Agent:
     constructor, because it would append "In call to configurable ..." to every message.
     """
     agent: Any = cls  # Type checkers do not allow assignments to the constructor of a class.
+    agent._declares_hyperparameters = True
     declared = read_declarations(agent)
     construct = agent.__init__
 
@@ -190,20 +245,38 @@ def get_gin_bindings(class_name: str) -> dict[str, Any]:
     return dict(gin.get_bindings(f"{_MODULE}.{class_name}"))
 
 
-def _declare(name: str, default: Any, hint: Any, text: str) -> Hyperparameter:
+def _declare(name: str, default: Any, hint: Any, text: str, is_own: bool) -> Hyperparameter:
+    """Returns the declaration of an argument; `is_own` is whether the agent is one of the user's own."""
     hint, is_optional = _split_optional(hint)
-    limits = Range()
+    limits: Any = None
     if get_origin(hint) is Annotated:
-        hint, limits = get_args(hint)
-    kind, allowed, convert = _read_type(hint, limits)
+        hint, *annotations = get_args(hint)
+        limits = next((each for each in annotations if isinstance(each, Range)), None)
+    if (is_own and not _is_checked(hint, limits)) or not _is_known(hint):
+        return Hyperparameter(name, default, "any", "", text, True, _keep)
+    is_optional = is_optional or (is_own and default is None)
+    kind, allowed, convert = _read_type(hint, limits or Range())
     return Hyperparameter(name, default, kind, allowed, text, is_optional, convert)
+
+
+def _is_known(hint: Any) -> bool:
+    return hint is Any or hint is bool or get_origin(hint) is Literal or hint == NetworkFactory or hint in _READERS
+
+
+def _is_checked(hint: Any, limits: Range | None) -> bool:
+    """Returns whether an argument of a user's own agent has an annotation that values are checked against."""
+    return limits is not None or hint is bool or hint == NetworkFactory or get_origin(hint) is Literal
+
+
+def _keep(value: Any) -> Any:
+    return value
 
 
 def _split_optional(hint: Any) -> tuple[Any, bool]:
     """Returns a type without None, and whether None was an alternative."""
     alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    (other,) = [each for each in alternatives if each is not type(None)]
-    return other, len(alternatives) > 1
+    others = [each for each in alternatives if each is not type(None)]
+    return others[0] if len(others) == 1 else hint, len(others) < len(alternatives)
 
 
 def _read_type(hint: Any, limits: Range) -> tuple[str, str, Callable[[Any], Any]]:
@@ -215,12 +288,9 @@ def _read_type(hint: Any, limits: Range) -> tuple[str, str, Callable[[Any], Any]
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         return "string", " or ".join(map(repr, choices)), functools.partial(_to_choice, choices)
-    kind, convert = {
-        float: ("number", _to_float),
-        int: ("integer", _to_int),
-        Sequence[int]: ("integers", _to_ints),
-        tuple[float, float]: ("two numbers", _to_ascending_pair),
-    }[hint]
+    if hint == NetworkFactory:
+        return "network", "", _to_network
+    kind, convert = _READERS[hint]
     return kind, str(limits), functools.partial(convert, limits)
 
 
@@ -273,6 +343,22 @@ def _to_tuple(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
         raise TypeError
     return tuple(value)
+
+
+def _to_network(value: Any) -> Any:
+    """Returns a function that creates a network; a network itself is callable as well, but must not be shared."""
+    if not callable(value) or hasattr(type(value), "trainable_variables"):
+        raise TypeError
+    return value
+
+
+#: Names of the types of numbers, and functions that convert a value.
+_READERS: dict[Any, tuple[str, Callable[[Range, Any], Any]]] = {
+    float: ("number", _to_float),
+    int: ("integer", _to_int),
+    Sequence[int]: ("integers", _to_ints),
+    tuple[float, float]: ("two numbers", _to_ascending_pair),
+}
 
 
 def _read_arguments(docstring: str) -> dict[str, str]:

@@ -1,78 +1,114 @@
 """Agents and their hyperparameters by the name of the algorithm."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from tf_agents.agents import tf_agent
 
 from rlds2reverb._text import suggest
 
 from ..algorithms import get_algorithm
 from .hyperparameters import (
+    REQUIRED,
     Hyperparameter,
+    accepts_any_hyperparameter,
     check_hyperparameters,
     get_gin_bindings,
+    is_configurable,
+    parse_literal,
     read_declarations,
     with_defaults,
 )
 from .offline_agent import OfflineAgent
 
 
-def make_agent(algo: str, time_step_spec: Any, action_spec: Any, **hyperparameters: Any) -> OfflineAgent:
-    """Creates the agent of an algorithm.
+def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparameters: Any) -> Any:
+    """Creates the agent of an algorithm, a `TFAgent`.
 
     Args:
-      algo: name of the algorithm; see `rlds2reverb.learners.algorithms.ALGORITHMS`.
+      algo: name of the algorithm, see `rlds2reverb.learners.algorithms.ALGORITHMS`; or an agent of your own, by its
+        name in `register_agent`, by its reference "my_module:MyAgent", or as the class or function itself.
       time_step_spec: spec of the time steps of data and environment.
       action_spec: BoundedTensorSpec of the action.
       **hyperparameters: values that replace gin's and the published defaults; see `get_hyperparameters`.
 
     Raises:
       ValueError: If there is no such algorithm, or a hyperparameter is of the wrong type or out of its range.
-      TypeError: If the algorithm has no such hyperparameter.
+      TypeError: If the algorithm has no such hyperparameter, if a required one is missing, or if the class or function
+        does not return a `TFAgent`.
     """
     resolved = resolve_hyperparameters(algo, **hyperparameters)
-    return get_agent_class(algo)(time_step_spec, action_spec, **resolved)
+    agent = get_agent_class(algo)(time_step_spec, action_spec, **resolved)
+    if not isinstance(agent, tf_agent.TFAgent):
+        raise TypeError(f"{get_algorithm(algo).name} must return a TFAgent, got {agent!r}")
+    if not isinstance(agent, OfflineAgent):
+        agent.initialize()  # TF-Agents' agents copy their weights to the target networks here.
+    return agent
 
 
-def get_agent_class(algo: str) -> Any:
-    """Returns the class of an algorithm's agent; raises `ValueError` if there is no such algorithm."""
-    module, _, name = get_algorithm(algo).agent.partition(":")
+def get_agent_class(algo: Any) -> Any:
+    """Returns the class or function that creates an algorithm's agent.
+
+    Raises:
+      ValueError: If there is no such algorithm.
+    """
+    algorithm = get_algorithm(algo)
+    if algorithm.factory is not None:
+        return algorithm.factory
+    module, _, name = algorithm.agent.partition(":")
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
-def get_hyperparameters(algo: str) -> dict[str, Hyperparameter]:
+def get_hyperparameters(algo: Any) -> dict[str, Hyperparameter]:
     """Returns the hyperparameters of an algorithm by name; raises `ValueError` if there is no such algorithm."""
     return with_defaults(read_declarations(get_agent_class(algo)), get_algorithm(algo).defaults)
 
 
-def resolve_hyperparameters(algo: str, **overrides: Any) -> dict[str, Any]:
+def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
     """Returns the effective hyperparameters of an algorithm: the overrides, then gin's values, then the defaults.
 
     Raises:
       ValueError: If there is no such algorithm, or a value is of the wrong type or out of its range.
-      TypeError: If the algorithm has no such hyperparameter.
+      TypeError: If the algorithm has no such hyperparameter, or if a required one is missing.
     """
-    declared = get_hyperparameters(algo)
+    declared, create = get_hyperparameters(algo), get_agent_class(algo)
     for name in overrides:
-        if name not in declared:
+        if name not in declared and not accepts_any_hyperparameter(create):
             raise TypeError(_describe_unknown(algo, name, declared))
-    defaults = {name: each.default for name, each in declared.items()}
-    bindings = get_gin_bindings(get_algorithm(algo).class_name)
-    return check_hyperparameters(declared, {**defaults, **bindings, **overrides})
+    defaults = {name: each.default for name, each in declared.items() if each.default is not REQUIRED}
+    bindings = get_gin_bindings(get_algorithm(algo).class_name) if is_configurable(create) else {}
+    values = check_hyperparameters(declared, {**defaults, **bindings, **overrides})
+    _require_all(algo, declared, values)
+    return values
 
 
-def parse_hyperparameter(algo: str, name: str, text: str) -> Any:
+def _require_all(algo: Any, declared: Mapping[str, Hyperparameter], values: Mapping[str, Any]) -> None:
+    missing = [name for name in declared if name not in values]
+    if missing:
+        raise TypeError(
+            f"{get_algorithm(algo).name} requires the hyperparameter {missing[0]!r}, which has no default; set it in "
+            "hyperparameters, or give it a default"
+        )
+
+
+def parse_hyperparameter(algo: Any, name: str, text: str) -> Any:
     """Returns the value of a hyperparameter that is written as text, such as `0.9`, `(256, 256)`, `true` or `None`.
 
     Raises:
       ValueError: If there is no such algorithm or hyperparameter, or the text is not of its type or out of its range.
     """
     declared = get_hyperparameters(algo)
+    if name not in declared and accepts_any_hyperparameter(get_agent_class(algo)):
+        return parse_literal(text)
     if name not in declared:
         raise ValueError(_describe_unknown(algo, name, declared))
     return declared[name].parse(text)
 
 
-def _describe_unknown(algo: str, name: str, declared: Iterable[str]) -> str:
+def _describe_unknown(algo: Any, name: str, declared: Iterable[str]) -> str:
+    owner = get_algorithm(algo).name
+    if not declared:
+        return f"{owner} has no hyperparameters, got {name!r}"
     advice = suggest(name, declared) or f"; use one of {', '.join(sorted(declared))}"
-    return f"{algo} has no hyperparameter {name!r}{advice}"
+    return f"{owner} has no hyperparameter {name!r}{advice}"

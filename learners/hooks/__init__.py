@@ -9,7 +9,7 @@ from .built_in import (
     SaveCkptHook,
     TriggerHook,
 )
-from .configuration import HOOKS, hooks_from_config, register_learner_hook
+from .configuration import HOOKS, hooks_from_config, make_hooks, register_learner_hook
 from .hook import POSITIONS, Hook, HookedLearner, LearnerHook, Phase
 from .hook_list import merge_hooks
 
@@ -28,6 +28,7 @@ __all__ = [
     "SaveCkptHook",
     "TriggerHook",
     "hooks_from_config",
+    "make_hooks",
     "merge_hooks",
     "register_learner_hook",
 ]

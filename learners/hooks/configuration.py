@@ -1,4 +1,4 @@
-"""The registry of hooks by name, and DI-engine's two configuration formats."""
+"""The registry of hooks by name, DI-engine's two configuration formats, and hooks by reference."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from ..references import describe_reference, resolve_reference
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
 from .hook import LearnerHook
 
@@ -84,6 +85,40 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
         else:
             raise ValueError(f"unknown hook {name!r}{_suggest(name, _SHORTHAND)}")
     return hooks
+
+
+def make_hooks(hooks: Iterable[Any]) -> list[LearnerHook]:
+    """Creates hooks from any of the ways to specify them.
+
+    Args:
+      hooks: hooks; classes of hooks that need no arguments; references such as "my_module:MyHook", also with arguments
+        as in "my_module:MyHook(every=10)"; or configurations, see `hooks_from_config`.
+
+    Raises:
+      TypeError: If something else is given, or a class does not accept the arguments.
+      ValueError: If there is no such module or hook, or as `hooks_from_config`.
+    """
+    made: list[LearnerHook] = []
+    for each in hooks:
+        if isinstance(each, Mapping):
+            made += hooks_from_config(each)
+            continue
+        hook = resolve_reference("hooks", each) if isinstance(each, str) else each
+        if isinstance(hook, type) and issubclass(hook, LearnerHook):
+            hook = _construct(hook)
+        if not isinstance(hook, LearnerHook):
+            raise TypeError(f"hooks must contain instances or subclasses of LearnerHook, got {hook!r}")
+        made.append(hook)
+    return made
+
+
+def _construct(hook: Callable[..., LearnerHook]) -> LearnerHook:
+    try:
+        inspect.signature(hook).bind()
+    except TypeError as error:
+        name = describe_reference(hook)
+        raise TypeError(f"hook {name} requires arguments ({error}); write them as in '{name}(every=10)'") from None
+    return hook()
 
 
 def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:

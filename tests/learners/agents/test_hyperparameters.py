@@ -136,7 +136,7 @@ def test_every_hyperparameter_has_a_valid_default_and_a_description(algo):
     for name, each in get_hyperparameters(algo).items():
         assert each.text.endswith(".") and "\n" not in each.text, name
         assert each.type == "array" or each.check(each.default) == each.default, name
-        assert each.type in ("array", "boolean") or each.range or name == "target_entropy", name
+        assert each.type in ("array", "boolean", "network") or each.range or name == "target_entropy", name
 
 
 def test_positional_and_unknown_arguments_of_a_constructor_raise_as_usual():
