@@ -1,6 +1,6 @@
 """Agents for offline reinforcement learning, each a `tf_agents.agents.TFAgent`; `make_agent` creates one by name.
 
-All networks are fully connected: they see an image as a vector of its pixels, and integers as numbers (`Observations`).
+Networks are fully connected, with convolutions in front for images (`ImageNetwork`), or the user's own (`OwnNetwork`).
 Continuous actions are vectors, and discrete actions are single integers. Every `train` accepts `weights`, and returns
 the TD error of each item in `LossInfo.extra["td_error"]` if the algorithm has a critic.
 """
@@ -14,9 +14,12 @@ from .discrete_bc import DiscreteBCAgent
 from .dqn import DQNAgent
 from .gin_settings import GinSettings, read_gin
 from .hyperparameters import Hyperparameter, Range
+from .image_networks import ImageEncoder, ImageNetwork
 from .iql import IQLAgent
-from .networks import MLP, GaussianActor, TanhActor, critic_values
+from .network_inputs import NetworkInputs
+from .networks import MLP, GaussianActor, Network, TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import FullyConnected, OwnNetwork, make_network
 from .policies import ActorPolicy
 from .rebrac import ReBRACAgent
 from .registry import (
@@ -44,12 +47,18 @@ __all__ = [
     "DiscreteActions",
     "DiscreteBCAgent",
     "EpsilonGreedyActor",
+    "FullyConnected",
     "GaussianActor",
     "GinSettings",
     "Hyperparameter",
     "IQLAgent",
+    "ImageEncoder",
+    "ImageNetwork",
+    "Network",
+    "NetworkInputs",
     "Observations",
     "OfflineAgent",
+    "OwnNetwork",
     "Range",
     "ReBRACAgent",
     "SquashedGaussianActor",
@@ -60,6 +69,7 @@ __all__ = [
     "get_agent_class",
     "get_hyperparameters",
     "make_agent",
+    "make_network",
     "parse_hyperparameter",
     "read_gin",
     "resolve_hyperparameters",

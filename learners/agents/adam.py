@@ -54,7 +54,8 @@ class Adam(tf.Module):
 
     def minimize(self, loss: tf.Tensor, tape: tf.GradientTape) -> None:
         """Makes one update with the gradients of `loss`, which must have been computed under `tape`."""
-        self.apply(tape.gradient(loss, self.trained_variables))
+        zero = tf.UnconnectedGradients.ZERO  # A network of the user's own may have unused variables.
+        self.apply(tape.gradient(loss, self.trained_variables, unconnected_gradients=zero))
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Makes one update with the replicas' mean gradients, given in the order of the variables."""
@@ -78,5 +79,5 @@ class Adam(tf.Module):
                 beta1=beta1,
                 beta2=beta2,
                 epsilon=self._epsilon,
-                grad=gradient,
+                grad=tf.convert_to_tensor(gradient),  # Embeddings have sparse ones.
             )

@@ -9,14 +9,16 @@ from .hyperparameters import (
     Fraction,
     LayerSizes,
     LogStdBounds,
+    NetworkFactory,
     NonNegative,
     Positive,
     PositiveFraction,
     Seed,
     configurable,
 )
-from .networks import MLP, GaussianActor, critic_values
+from .networks import GaussianActor, critic_values
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 
 
@@ -44,6 +46,8 @@ class AWACAgent(OfflineAgent):
         seed: Seed = 0,
         actor_hidden_sizes: LayerSizes = (256, 256, 256, 256),
         hidden_sizes: LayerSizes = (256, 256),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         actor_weight_decay: NonNegative = 1e-4,
@@ -67,6 +71,8 @@ class AWACAgent(OfflineAgent):
           seed: random seed for weight initialisation and noise.
           actor_hidden_sizes: sizes of the actor's hidden layers.
           hidden_sizes: sizes of the critics' hidden layers.
+          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           actor_weight_decay: factor of the actor's weights that is added to their gradients.
@@ -79,17 +85,26 @@ class AWACAgent(OfflineAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        features, width = observations.size, actions.size
-        actor_network = MLP(
-            [features, *actor_hidden_sizes, width], seed=seed, hidden_bias=0.0, final_scale=1e-3, name="actor"
+        width = actions.size
+        sizes = [*actor_hidden_sizes, width]
+        network = make_network(
+            actor_network, observations, sizes, seed=seed, hidden_bias=0.0, final_scale=1e-3, name="actor"
         )
-        actor = GaussianActor(actor_network, width, log_std_bounds=log_std_bounds)
-        self._critic = MLP(
-            [features + width, *hidden_sizes, 1], seed=seed, copies=2, hidden_bias=0.0, final_scale=3e-3, name="critic"
+        actor = GaussianActor(network, width, log_std_bounds=log_std_bounds)
+        self._critic = make_network(
+            critic_network,
+            observations,
+            [*hidden_sizes, 1],
+            action_size=width,
+            seed=seed,
+            copies=2,
+            hidden_bias=0.0,
+            final_scale=3e-3,
+            name="critic",
         )
         self._target_critic = self._critic.copy()
         self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate)
-        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
+        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._actor_weight_decay = actor_weight_decay
         self._discount = discount
         self._target_update_rate = target_update_rate
@@ -110,7 +125,7 @@ class AWACAgent(OfflineAgent):
             actor_loss = self.actor_loss(batch, advantage)
         self._critic_optimizer.minimize(critic_loss, critic_tape)
         variables = self._actor_optimizer.trained_variables
-        gradients = actor_tape.gradient(actor_loss, variables)
+        gradients = actor_tape.gradient(actor_loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         decay = self._actor_weight_decay
         self._actor_optimizer.apply([g + decay * w for g, w in zip(gradients, variables, strict=True)])
         self._target_critic.track(self._critic, self._target_update_rate)

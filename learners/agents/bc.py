@@ -5,9 +5,10 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from .adam import Adam
-from .hyperparameters import LayerSizes, NonNegative, Positive, Seed, configurable
-from .networks import MLP, GaussianActor, TanhActor
+from .hyperparameters import LayerSizes, NetworkFactory, NonNegative, Positive, Seed, configurable
+from .networks import GaussianActor, TanhActor
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 
 
@@ -31,6 +32,7 @@ class BCAgent(OfflineAgent):
         observation_std: Any = None,
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
+        actor_network: NetworkFactory | None = None,
         learning_rate: Positive = 3e-4,
         distribution: Literal["deterministic", "gaussian"] = "deterministic",
         exploration_noise: NonNegative = 0.1,
@@ -46,20 +48,21 @@ class BCAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
+          actor_network: function that creates the network, see `OwnNetwork`; None for the default.
           learning_rate: Adam's learning rate.
           distribution: whether the actor predicts a single action or a Gaussian distribution of actions.
           exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        network = MLP([observations.size, *hidden_sizes, actions.size], seed=seed, name="actor")
+        network = make_network(actor_network, observations, [*hidden_sizes, actions.size], seed=seed, name="actor")
         actor: TanhActor | GaussianActor
         if distribution == "gaussian":
             actor = GaussianActor(network, actions.size)
-            self._optimizer = Adam([network.flat, actor.log_std], learning_rate)
+            self._optimizer = Adam([*network.trained_variables, actor.log_std], learning_rate)
         else:
             actor = TanhActor(network, exploration_noise=exploration_noise)
-            self._optimizer = Adam([network.flat], learning_rate)
+            self._optimizer = Adam(network.trained_variables, learning_rate)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

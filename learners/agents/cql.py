@@ -10,6 +10,7 @@ from .hyperparameters import (
     Count,
     Fraction,
     LayerSizes,
+    NetworkFactory,
     NonNegative,
     Positive,
     PositiveFraction,
@@ -17,8 +18,10 @@ from .hyperparameters import (
     Seed,
     configurable,
 )
-from .networks import MLP, critic_values
+from .image_networks import ImageNetwork
+from .networks import Network, critic_values
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 
@@ -68,6 +71,8 @@ class CQLAgent(OfflineAgent):
         observation_std: Any = None,
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256, 256),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
         actor_learning_rate: Positive = 1e-4,
         critic_learning_rate: Positive = 3e-4,
         discount: Fraction = 0.99,
@@ -93,6 +98,9 @@ class CQLAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_network: function that creates the actor's network, see `OwnNetwork`; the outputs are A means and A log
+            standard deviations. None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate for actor and temperature; the README also uses 3e-4.
           critic_learning_rate: Adam's learning rate for the critics and the learned weight of the penalty.
           discount: discount factor gamma.
@@ -109,19 +117,28 @@ class CQLAgent(OfflineAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        features, width = observations.size, actions.size
-        actor_network = MLP(
-            [features, *hidden_sizes, 2 * width], seed=seed, hidden_bias=0.0, final_scale=1e-3, name="actor"
+        width = actions.size
+        sizes = [*hidden_sizes, 2 * width]
+        network = make_network(
+            actor_network, observations, sizes, seed=seed, hidden_bias=0.0, final_scale=1e-3, name="actor"
         )
-        self._critic = MLP(
-            [features + width, *hidden_sizes, 1], seed=seed, copies=2, hidden_bias=0.0, final_scale=3e-3, name="critic"
+        self._critic = make_network(
+            critic_network,
+            observations,
+            [*hidden_sizes, 1],
+            action_size=width,
+            seed=seed,
+            copies=2,
+            hidden_bias=0.0,
+            final_scale=3e-3,
+            name="critic",
         )
         self._target_critic = self._critic.copy()
         self._log_temperature = tf.Variable(0.0, name="log_temperature")
         self._log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
-        self._actor_optimizer = Adam([actor_network.flat], actor_learning_rate)
+        self._actor_optimizer = Adam(network.trained_variables, actor_learning_rate)
         self._temperature_optimizer = Adam([self._log_temperature], actor_learning_rate)
-        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
+        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._penalty_optimizer = Adam([self._log_penalty_weight], critic_learning_rate)
         self._discount = discount
         self._target_update_rate = target_update_rate
@@ -132,7 +149,7 @@ class CQLAgent(OfflineAgent):
         self._target_entropy = -float(width) if target_entropy is None else target_entropy
         self._num_bc_updates = num_bc_updates
         self._max_q_backup = max_q_backup
-        actor = SquashedGaussianActor(actor_network)
+        actor = SquashedGaussianActor(network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -220,10 +237,13 @@ class CQLAgent(OfflineAgent):
         loss = tf.square(td) + self.penalty_weight() * self._min_q_weight * penalty
         return tf.reduce_mean(batch.weights * tf.reduce_sum(loss, axis=0))
 
-    def _values(self, critic: MLP, observation: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    def _values(self, critic: Network, observation: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         """Returns the values, float32 [2, N, B], of actions [N, B, A] at observations [B, D]."""
-        observations = tf.tile(observation, [tf.shape(actions)[0], 1])
-        values = critic_values(critic, observations, tf.reshape(actions, [-1, actions.shape[-1]]))
+        if isinstance(critic, ImageNetwork):
+            values = critic.call_with_actions(observation, actions)
+        else:
+            observations = tf.tile(observation, [tf.shape(actions)[0], 1])
+            values = critic_values(critic, observations, tf.reshape(actions, [-1, actions.shape[-1]]))
         return tf.reshape(values, [2, *tf.unstack(tf.shape(actions)[:2])])
 
     def penalty_weight(self) -> tf.Tensor:

@@ -2,13 +2,13 @@
 
 import tensorflow as tf
 
-from .networks import MLP
+from .networks import Network
 
 
 class EpsilonGreedyActor(tf.Module):
     """An actor that takes the action with the highest value, or in `sample` a random one with probability epsilon."""
 
-    def __init__(self, network: MLP, *, epsilon: float) -> None:
+    def __init__(self, network: Network, *, epsilon: float) -> None:
         """Sets the network.
 
         Args:
@@ -36,7 +36,7 @@ class EpsilonGreedyActor(tf.Module):
 class CategoricalActor(tf.Module):
     """An actor that takes the most likely action; `sample` follows the softmax of the network's outputs."""
 
-    def __init__(self, network: MLP) -> None:
+    def __init__(self, network: Network) -> None:
         """Sets the network, from observations [B, D] to logits [B, actions]."""
         super().__init__(name="actor")
         self.network = network

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from .adam import Adam
 from .discrete_actors import CategoricalActor
-from .hyperparameters import LayerSizes, Positive, Seed, configurable
-from .networks import MLP
+from .hyperparameters import LayerSizes, NetworkFactory, Positive, Seed, configurable
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
 from .spaces import DiscreteActions, Observations
 
 
@@ -29,6 +29,7 @@ class DiscreteBCAgent(OfflineAgent):
         observation_std: Any = None,
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
+        actor_network: NetworkFactory | None = None,
         learning_rate: Positive = 3e-4,
     ) -> None:
         """Creates the network; the defaults are those of `BCAgent`.
@@ -40,12 +41,14 @@ class DiscreteBCAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
+          actor_network: function that creates the network, see `OwnNetwork`; None for the default.
           learning_rate: Adam's learning rate.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
-        network = MLP([observations.size, *hidden_sizes, actions.num_actions], seed=seed, name="actor")
-        self._optimizer = Adam([network.flat], learning_rate)
+        sizes = [*hidden_sizes, actions.num_actions]
+        network = make_network(actor_network, observations, sizes, seed=seed, name="actor")
+        self._optimizer = Adam(network.trained_variables, learning_rate)
         actor = CategoricalActor(network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 

@@ -6,9 +6,19 @@ import tensorflow as tf
 
 from .adam import Adam
 from .discrete_actors import EpsilonGreedyActor
-from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
-from .networks import MLP
+from .hyperparameters import (
+    Count,
+    Fraction,
+    LayerSizes,
+    NetworkFactory,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
 from .spaces import DiscreteActions, Observations
 
 
@@ -21,7 +31,7 @@ class DQNAgent(OfflineAgent):
 
     The Huber loss is u^2 / 2 for |u| <= 1 and |u| - 1/2 beyond, which is the paper's clipped error. The second term is
     CQL's eq. 4; a weight of 0 omits it. CQL's authors add it to quantile regression, and this class to plain
-    Q-learning. The networks are fully connected, without the convolutions that the papers use for images.
+    Q-learning. Images are encoded by the convolutions of Mnih et al.; see `ImageNetwork`.
     """
 
     def __init__(
@@ -33,6 +43,7 @@ class DQNAgent(OfflineAgent):
         observation_std: Any = None,
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
+        q_network: NetworkFactory | None = None,
         learning_rate: Positive = 6.25e-5,
         adam_epsilon: Positive = 1.5e-4,
         discount: Fraction = 0.99,
@@ -54,7 +65,8 @@ class DQNAgent(OfflineAgent):
           observation_mean: mean to subtract from observations; None for no normalisation.
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
-          hidden_sizes: sizes of the hidden layers.
+          hidden_sizes: sizes of the hidden layers; (512,) gives the network of Mnih et al. for images.
+          q_network: function that creates the network, see `OwnNetwork`; None for the default.
           learning_rate: Adam's learning rate.
           adam_epsilon: constant that Adam adds to the root of the second moment.
           discount: discount factor gamma.
@@ -67,9 +79,10 @@ class DQNAgent(OfflineAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
-        self._critic = MLP([observations.size, *hidden_sizes, actions.num_actions], seed=seed, name="critic")
+        sizes = [*hidden_sizes, actions.num_actions]
+        self._critic = make_network(q_network, observations, sizes, seed=seed, name="critic")
         self._target_critic = self._critic.copy()
-        self._optimizer = Adam([self._critic.flat], learning_rate, epsilon=adam_epsilon)
+        self._optimizer = Adam(self._critic.trained_variables, learning_rate, epsilon=adam_epsilon)
         self._discount = discount
         self._target_update_period = target_update_period
         self._target_update_rate = target_update_rate

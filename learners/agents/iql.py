@@ -10,6 +10,7 @@ from .hyperparameters import (
     Fraction,
     LayerSizes,
     LogStdBounds,
+    NetworkFactory,
     NonNegative,
     Positive,
     PositiveFraction,
@@ -17,8 +18,9 @@ from .hyperparameters import (
     Seed,
     configurable,
 )
-from .networks import MLP, GaussianActor, critic_values
+from .networks import GaussianActor, Network, critic_values
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 
 
@@ -44,6 +46,9 @@ class IQLAgent(OfflineAgent):
         observation_std: Any = None,
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
+        value_network: NetworkFactory | None = None,
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         value_learning_rate: Positive = 3e-4,
@@ -67,6 +72,9 @@ class IQLAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers of all networks.
+          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
+          value_network: function that creates the network of V.
           actor_learning_rate: Adam's initial learning rate.
           critic_learning_rate: Adam's learning rate.
           value_learning_rate: Adam's learning rate.
@@ -80,18 +88,20 @@ class IQLAgent(OfflineAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        features, width = observations.size, actions.size
+        width = actions.size
 
-        def network(name: str, inputs: int, outputs: int, copies: int | None = None) -> MLP:
-            return MLP([inputs, *hidden_sizes, outputs], seed=seed, copies=copies, init="orthogonal", name=name)
+        def network(name: str, factory: NetworkFactory | None, outputs: int, **arguments: int) -> Network:
+            sizes = [*hidden_sizes, outputs]
+            return make_network(factory, observations, sizes, seed=seed, init="orthogonal", name=name, **arguments)
 
-        actor = GaussianActor(network("actor", features, width), width, log_std_bounds=log_std_bounds)
-        self._critic = network("critic", features + width, 1, copies=2)
+        actor = GaussianActor(network("actor", actor_network, width), width, log_std_bounds=log_std_bounds)
+        self._critic = network("critic", critic_network, 1, action_size=width, copies=2)
         self._target_critic = self._critic.copy()
-        self._value = network("value", features, 1)
-        self._actor_optimizer = Adam([actor.network.flat, actor.log_std], actor_learning_rate, decay_steps=num_updates)
-        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
-        self._value_optimizer = Adam([self._value.flat], value_learning_rate)
+        self._value = network("value", value_network, 1)
+        actor_variables = [*actor.network.trained_variables, actor.log_std]
+        self._actor_optimizer = Adam(actor_variables, actor_learning_rate, decay_steps=num_updates)
+        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
+        self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
         self._discount = discount
         self._target_update_rate = target_update_rate
         self._expectile = expectile

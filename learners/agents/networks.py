@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +10,25 @@ import tensorflow as tf
 from .replicas import assign_on_replica
 
 LAYER_NORM_EPSILON = 1e-6
+
+
+class Network(Protocol):
+    """What agents use of a network, or of several that are computed together; see `MLP`."""
+
+    name: str
+
+    @property
+    def trained_variables(self) -> list[tf.Variable]:
+        """The variables for the optimiser."""
+
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
+        """Computes the outputs, float32 [B, out] or [copies, B, out], of inputs [B, in]."""
+
+    def copy(self) -> Any:
+        """Returns a target network, with the same weights in separate variables."""
+
+    def track(self, online: Any, rate: float) -> None:
+        """Moves the weights towards those of `online`: w + rate * (online - w)."""
 
 
 class MLP(tf.Module):
@@ -59,6 +78,11 @@ class MLP(tf.Module):
         self._shapes = [weights.shape for weights in networks[0]]
         self.flat = tf.Variable(np.concatenate([part.ravel() for network in networks for part in network]), name=name)
 
+    @property
+    def trained_variables(self) -> list[tf.Variable]:
+        """The variables for the optimiser."""
+        return [self.flat]
+
     def layers(self) -> list[list[list[tf.Tensor]]]:
         """Returns [weights, bias] or [weights, bias, scale, offset] for each network and each of its layers."""
         shapes = self._shapes * (self._copies or 1)
@@ -104,7 +128,7 @@ class MLP(tf.Module):
         assign_on_replica(self.flat, self.flat + rate * (online.flat - self.flat))
 
 
-def critic_values(critic: MLP, *inputs: tf.Tensor, copy_index: int | None = None) -> tf.Tensor:
+def critic_values(critic: Network, *inputs: tf.Tensor, copy_index: int | None = None) -> tf.Tensor:
     """Returns the values of concatenated inputs, float32 [B] or [copies, B]; [B] for the copy `copy_index`."""
     return tf.squeeze(critic(tf.concat(inputs, axis=-1), copy_index=copy_index), axis=-1)
 
@@ -112,7 +136,7 @@ def critic_values(critic: MLP, *inputs: tf.Tensor, copy_index: int | None = None
 class TanhActor(tf.Module):
     """A deterministic actor, whose action is the tanh of a network's output."""
 
-    def __init__(self, network: MLP, *, exploration_noise: float = 0.1) -> None:
+    def __init__(self, network: Network, *, exploration_noise: float = 0.1) -> None:
         """Sets the network.
 
         Args:
@@ -146,7 +170,7 @@ class TanhActor(tf.Module):
 class GaussianActor(tf.Module):
     """A Gaussian actor with mean tanh(network) and standard deviations that do not depend on the observation."""
 
-    def __init__(self, network: MLP, size: int, *, log_std_bounds: tuple[float, float] = (-5.0, 2.0)) -> None:
+    def __init__(self, network: Network, size: int, *, log_std_bounds: tuple[float, float] = (-5.0, 2.0)) -> None:
         """Sets the network, and creates the log standard deviations, all 0.
 
         Args:

@@ -48,7 +48,8 @@ class OfflineAgent(tf_agent.TFAgent):
     A train step uses no Python state and no global random generator. A restored checkpoint therefore continues bit for
     bit, and the step can be compiled with XLA.
 
-    All networks are fully connected; `Observations` describes how they see images, integers and nests.
+    Networks are fully connected, with convolutions in front for images, unless the user brings others; see
+    `make_network`.
     """
 
     def __init__(

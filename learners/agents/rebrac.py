@@ -4,7 +4,17 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
+from .hyperparameters import (
+    Count,
+    Fraction,
+    LayerSizes,
+    NetworkFactory,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .networks import critic_values
 from .offline_agent import Batch
 from .td3_bc import TD3BCAgent
@@ -35,6 +45,8 @@ class ReBRACAgent(TD3BCAgent):
         observation_std: Any = None,
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256, 256),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
         actor_learning_rate: Positive = 1e-3,
         critic_learning_rate: Positive = 1e-3,
         discount: Fraction = 0.99,
@@ -59,6 +71,8 @@ class ReBRACAgent(TD3BCAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           discount: discount factor gamma; the paper uses 0.999 for AntMaze.
@@ -78,6 +92,8 @@ class ReBRACAgent(TD3BCAgent):
             observation_std=observation_std,
             seed=seed,
             hidden_sizes=hidden_sizes,
+            actor_network=actor_network,
+            critic_network=critic_network,
             actor_learning_rate=actor_learning_rate,
             critic_learning_rate=critic_learning_rate,
             discount=discount,

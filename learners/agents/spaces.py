@@ -20,9 +20,9 @@ Array = Any
 class Observations(tf.Module):
     """A map from nests of observations to float32 [B, D], normalised as (x - mean) / std.
 
-    The networks are fully connected. They see all fields of an observation in one vector: an image as its pixels,
-    0 .. 255 if it is stored as bytes, without convolutions; integers and booleans as numbers, so that one-hot vectors
-    should replace integers that stand for categories. Strings are rejected.
+    The networks receive all fields of an observation in one vector, from which `NetworkInputs` restores the shapes of
+    images. Integers and booleans become numbers, so that one-hot vectors should replace integers that stand for
+    categories. Strings are rejected.
     """
 
     def __init__(self, spec: Any, mean: Any = None, std: Any = None) -> None:
@@ -40,7 +40,7 @@ class Observations(tf.Module):
         """
         super().__init__(name="observations")
         _require_numbers(spec)
-        self._spec = spec
+        self.spec = self._spec = spec
         specs = tf.nest.flatten(spec)
         self._sizes = [int(np.prod(leaf.shape, dtype=int)) for leaf in specs]
         self.size = sum(self._sizes)

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from .networks import MLP
+from .networks import Network
 
 #: Minimum distance of actions from the bounds, where their density is infinite.
 _MARGIN = 1e-6
@@ -16,7 +16,7 @@ class SquashedGaussianActor(tf.Module):
     """
 
     def __init__(
-        self, network: MLP, *, mean_bound: float = 9.0, log_std_bounds: tuple[float, float] = (-5.0, 2.0)
+        self, network: Network, *, mean_bound: float = 9.0, log_std_bounds: tuple[float, float] = (-5.0, 2.0)
     ) -> None:
         """Sets the network; the default bounds are those of CQL's authors (d4rl/rlkit/torch/sac/policies.py).
 

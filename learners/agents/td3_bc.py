@@ -5,9 +5,20 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from .adam import Adam
-from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
-from .networks import MLP, TanhActor, critic_values
+from .hyperparameters import (
+    Count,
+    Fraction,
+    LayerSizes,
+    NetworkFactory,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
+from .networks import TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
 from .replicas import assign_on_replica, mean_over_replicas
 from .spaces import BoundedActions, Observations
 
@@ -37,6 +48,8 @@ class TD3BCAgent(OfflineAgent):
         observation_std: Any = None,
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         discount: Fraction = 0.99,
@@ -58,6 +71,8 @@ class TD3BCAgent(OfflineAgent):
           observation_std: divisor of observations; the paper uses their standard deviation + 1e-3.
           seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           discount: discount factor gamma.
@@ -70,17 +85,29 @@ class TD3BCAgent(OfflineAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        features, width = observations.size, actions.size
-        self._actor_network = MLP(
-            [features, *hidden_sizes, width], seed=seed, name="actor", **self.actor_network_options
+        width = actions.size
+        self._actor_network = make_network(
+            actor_network,
+            observations,
+            [*hidden_sizes, width],
+            seed=seed,
+            name="actor",
+            **self.actor_network_options,
         )
-        self._critic = MLP(
-            [features + width, *hidden_sizes, 1], seed=seed, copies=2, name="critic", **self.critic_network_options
+        self._critic = make_network(
+            critic_network,
+            observations,
+            [*hidden_sizes, 1],
+            action_size=width,
+            seed=seed,
+            copies=2,
+            name="critic",
+            **self.critic_network_options,
         )
         self._target_actor = TanhActor(self._actor_network.copy())
         self._target_critic = self._critic.copy()
-        self._actor_optimizer = Adam([self._actor_network.flat], actor_learning_rate)
-        self._critic_optimizer = Adam([self._critic.flat], critic_learning_rate)
+        self._actor_optimizer = Adam(self._actor_network.trained_variables, actor_learning_rate)
+        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._discount = discount
         self._target_update_rate = target_update_rate
         self._policy_noise, self._noise_clip = policy_noise, noise_clip
@@ -128,21 +155,22 @@ class TD3BCAgent(OfflineAgent):
 
     def _update_actor(self, batch: Batch) -> tf.Tensor:
         """Updates the actor and the targets if it is their turn, and returns the actor's loss at their last update."""
-        weights = self._actor_network.flat
+        weights = self._actor_network.trained_variables
 
         def compute_loss_and_gradient() -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 loss = self.actor_loss(batch)
-            return [loss, tape.gradient(loss, weights)]
+            gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return [loss, *map(tf.convert_to_tensor, gradients)]
 
         def update() -> tf.Tensor:
-            self._actor_optimizer.apply_mean([gradient])
+            self._actor_optimizer.apply_mean(gradients)
             self._target_actor.network.track(self._actor_network, self._target_update_rate)
             self._target_critic.track(self._critic, self._target_update_rate)
             assign_on_replica(self._last_actor_loss, loss)
             return loss
 
         is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
-        unchanged = [self._last_actor_loss.read_value(), tf.zeros_like(weights)]
-        loss, gradient = mean_over_replicas(tf.cond(is_due, compute_loss_and_gradient, lambda: unchanged))
+        unchanged = [self._last_actor_loss.read_value(), *map(tf.zeros_like, weights)]
+        loss, *gradients = mean_over_replicas(tf.cond(is_due, compute_loss_and_gradient, lambda: unchanged))
         return tf.cond(is_due, update, lambda: loss)

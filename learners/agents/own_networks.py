@@ -1,0 +1,205 @@
+"""Networks of the user's own, and the choice of the network that an agent uses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..references import describe_reference
+from .hyperparameters import NetworkFactory
+from .image_networks import ImageNetwork
+from .network_inputs import NetworkInputs
+from .networks import MLP, Network
+from .replicas import assign_on_replica
+from .spaces import Observations
+
+
+def make_network(
+    factory: NetworkFactory | None,
+    observations: Observations,
+    sizes: Sequence[int],
+    *,
+    action_size: int = 0,
+    seed: int,
+    copies: int | None = None,
+    name: str,
+    **options: Any,
+) -> Network:
+    """Returns a network of the user's own if there is a factory, else an `ImageNetwork` for images, else an `MLP`.
+
+    Args:
+      factory: function `(input_spec, output_size, seed)` that creates a network, see `OwnNetwork`; None for none.
+      observations: the observations that the network receives.
+      sizes: sizes of each hidden layer and of the output; with a factory only the latter counts.
+      action_size: number of elements of the action that follows the observation; 0 without an action.
+      seed: random seed for weight initialisation.
+      copies: number of networks with different weights; None for one network without that axis.
+      name: name of the network.
+      **options: options of `MLP`, without a factory.
+    """
+    inputs = NetworkInputs(observations.spec, action_size)
+    if factory is not None:
+        return OwnNetwork(factory, inputs, sizes[-1], seed=seed, copies=copies, name=name)
+    if inputs.image_shapes:
+        return ImageNetwork(inputs, sizes, seed=seed, copies=copies, name=name, **options)
+    return MLP([inputs.size, *sizes], seed=seed, copies=copies, name=name, **options)
+
+
+class OwnNetwork(tf.Module):
+    """One or several networks that a function of the user created, called, copied and tracked like an `MLP`.
+
+    The function is called with the spec of the input, the size of the output and a random seed, and must create a new
+    network in each call: a Keras layer or model, a TF-Agents network, or any other callable `tf.Module`. The input is
+    a batch of observations, float32 with the structure and shapes of the data; that of a critic of continuous actions
+    is the pair of observations and actions, as in TF-Agents. Images are scaled to [0, 1], other fields are normalised
+    if the agent normalises them, and actions are in [-1, 1]. The output must be float32 [B, output_size]. Layers that
+    behave differently in training, such as dropout, are called as in inference.
+    """
+
+    def __init__(
+        self,
+        factory: NetworkFactory,
+        inputs: NetworkInputs,
+        output_size: int,
+        *,
+        seed: int,
+        copies: int | None = None,
+        name: str,
+    ) -> None:
+        """Creates the networks, and calls each of them once to create its variables.
+
+        Args:
+          factory: function `(input_spec, output_size, seed)`.
+          inputs: layout of the network's inputs.
+          output_size: number of outputs.
+          seed: random seed; each copy receives a different one, which depends on `name` as well.
+          copies: number of networks; None for one network without that axis.
+          name: name of the module.
+
+        Raises:
+          TypeError: If the factory does not return a network.
+          ValueError: If the network has no variables or a different output, or shares variables with another one.
+        """
+        super().__init__(name=name)
+        self._factory, self._inputs, self._output_size = factory, inputs, output_size
+        self._seed, self._copies = seed, copies
+        seeds = [np.random.default_rng([seed, *name.encode(), index]) for index in range(copies or 1)]
+        # Functions are not tracked: checkpoints and exported policies contain the variables in this list.
+        self._calls = [self._create(int(each.integers(2**31))) for each in seeds]
+        self._weights = [variable for call in self._calls for variable in call.variables]
+        if len({id(variable) for variable in self._weights}) < len(self._weights):
+            raise ValueError(f"{self._describe()} must create a new network in each call")
+
+    @property
+    def trained_variables(self) -> list[tf.Variable]:
+        """The variables for the optimiser."""
+        return [variable for variable in self._weights if variable.trainable]
+
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
+        """Computes the outputs, float32 [B, out] or [copies, B, out], of inputs [B, in]; see `MLP`."""
+        nest = self._inputs.nest(x)
+        if self._copies is None or copy_index is not None:
+            return self._calls[copy_index or 0](nest)
+        return tf.stack([call(nest) for call in self._calls])
+
+    def copy(self) -> "OwnNetwork":
+        """Returns a target network: the same weights in separate variables of new networks."""
+        target = OwnNetwork(
+            self._factory,
+            self._inputs,
+            self._output_size,
+            seed=self._seed,
+            copies=self._copies,
+            name=f"target_{self.name}",
+        )
+        if {id(variable) for variable in self._weights} & {id(variable) for variable in target._weights}:
+            raise ValueError(f"{self._describe()} must create a new network in each call")
+        for own, online in zip(target._weights, self._weights, strict=True):
+            own.assign(online)
+        return target
+
+    def track(self, online: "OwnNetwork", rate: float) -> None:
+        """Moves the weights towards those of `online`: w + rate * (online - w). Copies other variables."""
+        for own, other in zip(self._weights, online._weights, strict=True):
+            assign_on_replica(own, own + rate * (other - own) if other.trainable else other)
+
+    def _create(self, seed: int) -> "_Call":
+        network = self._factory(self._inputs.spec, self._output_size, seed)
+        if not callable(network) or not isinstance(network, tf.Module):
+            raise TypeError(
+                f"{self._describe()} must return a Keras layer or model or a callable tf.Module, got {network!r}"
+            )
+        call = _Call(network, self._output_size)
+        zeros = tf.zeros([1, self._inputs.size])
+        output = call.compute(self._inputs.nest(zeros))
+        if output.shape not in ([1, self._output_size], [1] if self._output_size == 1 else None):
+            raise ValueError(
+                f"the network of {self._describe()} must return float32 [B, {self._output_size}], got {output.shape} "
+                "for a batch of 1"
+            )
+        if not call.variables:
+            raise ValueError(f"the network of {self._describe()} has no variables; create them in its first call")
+        return call
+
+    def _describe(self) -> str:
+        return describe_reference(self._factory)
+
+
+class _Call:
+    """Calls of one network; not a tf.Module, so that nothing of the network itself is tracked."""
+
+    def __init__(self, network: Any, output_size: int):
+        self._network, self._output_size = network, output_size
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All variables of the network."""
+        return list(self._network.variables)
+
+    def compute(self, nest: Any) -> tf.Tensor:
+        """Returns the output as it is; TF-Agents' networks return a state as well."""
+        output = self._network(nest)
+        return tf.convert_to_tensor(output[0] if isinstance(output, tuple) else output)
+
+    def __call__(self, nest: Any) -> tf.Tensor:
+        """Returns the outputs, float32 [B, out]."""
+        return tf.cast(tf.reshape(self.compute(nest), [-1, self._output_size]), tf.float32)
+
+
+@dataclass(frozen=True)
+class FullyConnected:
+    """A factory of fully connected networks with ReLU, for the network hyperparameters of agents.
+
+        train(..., hyperparameters={"critic_network": FullyConnected((256, 256), layer_norm=True)})
+
+    All fields of the input, also images, are concatenated into one vector.
+
+    Attributes:
+      hidden_sizes: sizes of the hidden layers.
+      layer_norm: whether each hidden ReLU is followed by layer normalisation.
+      init: initialisation of the weights, "fan_in" or "orthogonal"; see `MLP`.
+    """
+
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    layer_norm: bool = False
+    init: str = "fan_in"
+
+    def __call__(self, input_spec: Any, output_size: int, seed: int) -> tf.Module:
+        """Creates a network."""
+        return _Flattened(input_spec, output_size, seed, self)
+
+
+class _Flattened(tf.Module):
+    """An `MLP` of the concatenated fields of a nest."""
+
+    def __init__(self, input_spec: Any, output_size: int, seed: int, options: FullyConnected):
+        super().__init__(name="fully_connected")
+        self._sizes = [int(np.prod(leaf.shape, dtype=int)) for leaf in tf.nest.flatten(input_spec)]
+        sizes = [sum(self._sizes), *options.hidden_sizes, output_size]
+        self._mlp = MLP(sizes, seed=seed, layer_norm=options.layer_norm, init=options.init)
+
+    def __call__(self, nest: Any) -> tf.Tensor:
+        fields = zip(tf.nest.flatten(nest), self._sizes, strict=True)
+        return self._mlp(tf.concat([tf.reshape(field, [tf.shape(field)[0], size]) for field, size in fields], axis=1))
