@@ -156,6 +156,13 @@ MUTATIONS = [
         "tests/learners/test_learner.py",
     ),
     Mutation(
+        "a part of a failed update is saved",
+        "learners/learner.py",
+        "if self._loop.is_update_incomplete:",
+        "if False:",
+        "tests/learners/test_learner.py",
+    ),
+    Mutation(
         "the expectile loss of IQL is mirrored",
         "learners/agents/iql.py",
         "tf.where(difference < 0,",
