@@ -1,0 +1,223 @@
+"""Images, nested observations and networks of the user's own in every agent."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from rlds2reverb.learners.agents import (
+    MLP,
+    FullyConnected,
+    ImageEncoder,
+    ImageNetwork,
+    NetworkInputs,
+    Observations,
+    OwnNetwork,
+    make_agent,
+    make_network,
+)
+from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
+from tf_agents.networks import value_network
+from tf_agents.policies import policy_saver
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
+
+DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], "int32", 0, 2)
+IMAGE_SPEC = {"image": tf.TensorSpec([8, 8, 3], tf.uint8), "state": {"v": tf.TensorSpec([2], tf.float32)}}
+
+
+class Linear(tf.Module):
+    """A network of a user, with an unused variable and one that is not trained."""
+
+    def __init__(self, spec, output_size, seed):
+        super().__init__()
+        size = sum(int(np.prod(leaf.shape)) for leaf in tf.nest.flatten(spec))
+        self.weights = tf.Variable(tf.random.stateless_normal([size, output_size], [seed, 0]))
+        self.unused = tf.Variable([1.0])
+        self.constant = tf.Variable([1.0], trainable=False)
+
+    def __call__(self, nest):
+        fields = [tf.reshape(leaf, [tf.shape(leaf)[0], -1]) for leaf in tf.nest.flatten(nest)]
+        return tf.concat(fields, 1) @ self.weights * self.constant
+
+
+def make_keras(spec, output_size, seed):
+    initializer = tf.keras.initializers.GlorotUniform(seed)
+    concatenate = [tf.keras.layers.Concatenate()] if isinstance(spec, tuple) else []
+    return tf.keras.Sequential([*concatenate, tf.keras.layers.Dense(output_size, kernel_initializer=initializer)])
+
+
+def list_networks(name):
+    if get_algorithm(name).class_name == "DQNAgent":
+        return ["q_network"]
+    if name in ("bc", "discrete_bc"):
+        return ["actor_network"]
+    return ["actor_network", "critic_network", *(["value_network"] if name == "iql" else [])]
+
+
+def make_batch(name, observations=None):
+    data = make_columns(4)
+    if get_algorithm(name).actions == "discrete":
+        data |= {key: np.int32([0, 1, 2, 1]) for key in ("action", "next_action")}
+    if observations is not None:
+        data |= {"observation": observations, "next_observation": observations}
+    return to_trajectory(data) if get_algorithm(name).items == "trajectories" else to_transition(data)
+
+
+def make(name, spec=TIME_STEP_SPEC, **hyperparameters):
+    action_spec = DISCRETE_SPEC if get_algorithm(name).actions == "discrete" else ACTION_SPEC
+    return make_agent(name, spec, action_spec, **{"hidden_sizes": (4,), **hyperparameters})
+
+
+def make_images(size=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "image": rng.integers(0, 256, (size, 8, 8, 3), np.uint8),
+        "state": {"v": rng.normal(size=(size, 2)).astype(np.float32)},
+    }
+
+
+def test_inputs_restore_shapes_and_scale_images():
+    inputs = NetworkInputs(IMAGE_SPEC, action_size=2)
+    images = make_images()
+    vectors = tf.concat([Observations(IMAGE_SPEC)(images), tf.fill([4, 2], 0.5)], 1)
+    observation, action = inputs.nest(vectors)
+    assert vectors.shape == [4, inputs.size] and inputs.spec[1].shape == [2]
+    np.testing.assert_allclose(observation["image"], images["image"] / np.float32(255), rtol=1e-6)
+    np.testing.assert_array_equal(observation["state"]["v"], images["state"]["v"])
+    np.testing.assert_array_equal(action, np.full((4, 2), 0.5))
+
+
+def test_encoder_has_the_layers_of_the_paper_from_36_pixels():
+    assert ImageEncoder((84, 84, 4), seed=0, name="a").size == 7 * 7 * 64
+    assert ImageEncoder((36, 36, 1), seed=0, name="a").size == 64
+    assert ImageEncoder((35, 35, 1), seed=0, name="a").size == 9 * 9 * 64
+    first, last = ImageEncoder((4, 40, 44), seed=0, name="a"), ImageEncoder((40, 44, 4), seed=0, name="a")
+    images = np.random.default_rng(0).random((2, 40, 44, 4), np.float32)
+    np.testing.assert_array_equal(first(images.transpose(0, 3, 1, 2)), last(images))
+
+
+def test_encoder_computes_convolutions():
+    encoder, layers = ImageEncoder((5, 5, 1), seed=3, name="a"), []
+    images = tf.constant(np.random.default_rng(0).random((2, 5, 5, 1), np.float32))
+    begin, channels, x = 0, 1, images
+    for filters in (32, 64):
+        layer = tf.keras.layers.Conv2D(filters, 3, 2, "same", activation="relu")
+        layer.build([None, None, None, channels])
+        ends = begin + 9 * channels * filters, begin + 9 * channels * filters + filters
+        flat = encoder.flat.numpy()
+        layer.set_weights([flat[begin : ends[0]].reshape(3, 3, channels, filters), flat[ends[0] : ends[1]]])
+        layers.append(layer)
+        begin, channels, x = ends[1], filters, layer(x)
+    np.testing.assert_allclose(encoder(images), tf.reshape(x, [2, -1]), atol=1e-6)
+
+
+def test_copies_of_an_image_network_are_independent_and_targets_track():
+    inputs = NetworkInputs(IMAGE_SPEC, action_size=2)
+    network = ImageNetwork(inputs, [4, 1], seed=0, copies=2, name="critic")
+    vectors = tf.concat([Observations(IMAGE_SPEC)(make_images(3)), tf.zeros([3, 2])], 1)
+    both = network(vectors)
+    assert both.shape == [2, 3, 1] and not np.allclose(both[0], both[1])
+    np.testing.assert_allclose(network(vectors, copy_index=1), both[1], atol=1e-6)
+    several = network.call_with_actions(vectors[:, :-2], tf.zeros([5, 3, 2]))
+    np.testing.assert_allclose(tf.reshape(several, [2, 5, 3, 1])[:, 4], both, atol=1e-6)
+    target = network.copy()
+    np.testing.assert_array_equal(target(vectors), both)
+    assert not target.trainable_variables and len(network.trained_variables) == 3
+    network.trained_variables[0].assign_add(tf.ones_like(network.trained_variables[0]))
+    target.track(network, 0.25)
+    np.testing.assert_allclose(target.trained_variables[0], network.trained_variables[0] - 0.75, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dqn", "bc", pytest.param("cql", marks=pytest.mark.slow)])
+def test_agents_learn_from_images_and_vectors(name):
+    check_agent(make(name, time_step.time_step_spec(IMAGE_SPEC)), make_batch(name, make_images()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["discrete_bc", "iql", "td3_bc", "awac"])
+def test_other_agents_learn_from_images_and_vectors(name):
+    check_agent(make(name, time_step.time_step_spec(IMAGE_SPEC)), make_batch(name, make_images()))
+
+
+def check_agent(agent, batch):
+    """Checks that training changes every trained variable of the networks, and that losses are finite."""
+    before = [variable.numpy() for variable in agent._actor.network.trained_variables]
+    for _ in range(2):  # TD3 updates its actor in every second step.
+        info = agent.train(batch)
+    assert np.isfinite(info.loss)
+    for one, two in zip(before, agent._actor.network.trained_variables, strict=True):
+        assert not np.array_equal(one, two)
+    action = agent.policy.action(time_step.restart(batch.time_step.observation, 4)).action
+    assert np.isfinite(action).all()
+
+
+def test_vectors_have_the_same_networks_as_ever():
+    network = make_network(None, Observations(TIME_STEP_SPEC.observation), [5, 2], seed=1, copies=2, name="critic")
+    assert isinstance(network, MLP)
+    np.testing.assert_array_equal(network.flat, MLP([3, 5, 2], seed=1, copies=2, name="critic").flat)
+
+
+@pytest.mark.parametrize("name", ["td3_bc", pytest.param("iql", marks=pytest.mark.slow), "dqn"])
+def test_agents_train_and_restore_networks_of_the_user(name, tmp_path):
+    networks = dict.fromkeys(list_networks(name), Linear)
+    agent, restored, batch = make(name, **networks), make(name, **networks), make_batch(name)
+    for _ in range(2):
+        agent.train(batch)
+    tf.train.Checkpoint(agent=restored).read(
+        tf.train.Checkpoint(agent=agent).write(str(tmp_path / "a"))
+    ).assert_consumed()
+    agent.train(batch)
+    restored.train(batch)
+    for one, two in zip(agent.variables, restored.variables, strict=True):
+        np.testing.assert_array_equal(one, two)
+    last = agent._critic.trained_variables[-1]
+    assert not np.array_equal(last, make(name, **networks)._critic.trained_variables[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_agent_accepts_networks_of_the_user(name, tmp_path):
+    factories = dict(
+        zip(list_networks(name), (make_keras, FullyConnected((4,), layer_norm=True), Linear), strict=False)
+    )
+    agent, batch = make(name, **factories), make_batch(name)
+    loss = tf.function(agent.train, jit_compile=True)(batch).loss
+    assert np.isfinite(loss)
+    policy_saver.PolicySaver(agent.policy, batch_size=None).save(str(tmp_path / "policy"))
+    step = time_step.restart(np.zeros((4, 3), np.float32), 4)
+    action = tf.saved_model.load(str(tmp_path / "policy")).action(step).action
+    np.testing.assert_allclose(action, agent.policy.action(step).action, atol=1e-6)
+
+
+def test_networks_of_tf_agents_are_accepted():
+    def make_value(spec, output_size, seed):
+        return value_network.ValueNetwork(spec, fc_layer_params=(4,))
+
+    inputs = NetworkInputs(TIME_STEP_SPEC.observation)
+    assert OwnNetwork(make_value, inputs, 1, seed=0, name="value")(tf.zeros([4, 3])).shape == [4, 1]
+
+
+def test_copies_and_seeds_of_the_user_s_networks_differ():
+    inputs = NetworkInputs(TIME_STEP_SPEC.observation)
+    one, two = (OwnNetwork(Linear, inputs, 1, seed=seed, copies=2, name="critic") for seed in (0, 0))
+    np.testing.assert_array_equal(one(tf.ones([2, 3])), two(tf.ones([2, 3])))
+    values = one(tf.ones([2, 3]))
+    assert values.shape == [2, 2, 1] and not np.allclose(values[0], values[1])
+
+
+def test_unsuitable_networks_raise():
+    shared, inputs = Linear(TIME_STEP_SPEC.observation, 1, 0), NetworkInputs(TIME_STEP_SPEC.observation)
+    for factory, error, message in (
+        (lambda spec, size, seed: Linear(spec, 2, seed), ValueError, r"must return float32 \[B, 1\], got \(1, 2\)"),
+        (lambda spec, size, seed: shared, ValueError, "must create a new network in each call"),
+        (lambda spec, size, seed: tf.identity, TypeError, "must return a Keras layer or model or a callable tf.Module"),
+        (lambda spec, size, seed: tf.keras.layers.Lambda(lambda x: x[:, :1]), ValueError, "has no variables"),
+    ):
+        with pytest.raises(error, match=message):
+            OwnNetwork(factory, inputs, 1, seed=0, copies=2, name="critic")
+    with pytest.raises(ValueError, match="must create a new network in each call"):
+        OwnNetwork(lambda *_: shared, inputs, 1, seed=0, name="value").copy()
+    with pytest.raises(ValueError, match=r"actor_network must be a function that creates a network \(my_module:name\)"):
+        make("bc", actor_network=shared)
+    with pytest.raises(ValueError, match="actor_network is 'no_such:x', but there is no module 'no_such'"):
+        make("bc", actor_network="no_such:x")
