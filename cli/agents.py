@@ -8,7 +8,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 import click
-from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm, list_algorithms
+from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, Algorithm, get_algorithm
 from rlds2reverb.learners.references import describe_reference
 
 from rlds2reverb._text import WIDTH, format_columns
@@ -70,11 +70,11 @@ def agents(as_json: bool, name: str | None) -> None:
 
 def _list_algorithms(*, as_json: bool) -> None:
     if as_json:
-        output.print_json({"algorithms": [_describe(each) for each in list_algorithms().values()]})
+        output.print_json({"algorithms": [_describe(each) for each in ALGORITHMS.values()]})
         return
     rows = [
         (each.name, each.actions or "", each.items or "", f"{each.batch_size:,}", each.source.rpartition(", ")[0])
-        for each in list_algorithms().values()
+        for each in ALGORITHMS.values()
     ]
     print(format_columns(["name", "actions", "items", "batch", "source"], rows))
 

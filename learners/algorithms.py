@@ -163,7 +163,7 @@ _OWN_ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def list_algorithms() -> dict[str, Algorithm]:
-    """Returns all algorithms by name: those of rlds2reverb, then registered ones."""
+    """Returns all algorithms by name: those of rlds2reverb, then the user's own ones that are known up to now."""
     return {**ALGORITHMS, **_OWN_ALGORITHMS}
 
 
@@ -272,8 +272,10 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
             f"{reference} must accept the arguments (time_step_spec, action_spec), followed by its hyperparameters"
         )
     own = Algorithm(name, reference, "", "", None, None, has_td_errors=None, factory=agent)
-    bases = {f"{base.__module__}:{base.__qualname__}" for base in getattr(agent, "__mro__", ())}
-    for each in ALGORITHMS.values():  # A subclass of one of these agents learns from the same data.
-        if f"rlds2reverb.learners.agents.{each.agent}" in bases:
-            own = replace(own, actions=each.actions, items=each.items, has_td_errors=each.has_td_errors)
+    # A subclass of one of the agents of rlds2reverb learns from the same items.
+    by_class = {f"rlds2reverb.learners.agents.{each.agent}": each for each in ALGORITHMS.values()}
+    bases = (by_class.get(f"{base.__module__}:{base.__qualname__}") for base in getattr(agent, "__mro__", ()))
+    base = next((each for each in bases if each is not None), None)
+    if base is not None:
+        own = replace(own, actions=base.actions, items=base.items, has_td_errors=base.has_td_errors)
     return own
