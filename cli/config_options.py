@@ -14,7 +14,7 @@ from . import checks
 from .own_modules import allow_own_modules
 
 #: Options whose name on the command line is not that of the attribute.
-_FLAGS = {"hyperparameters": "--set", "drop_fields": "--drop-field", "hooks": "--hook"}
+_FLAGS = {"hyperparameters": "--set", "drop_fields": "--drop-field", "hooks": "--hook", "track": "--track"}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "algo": "`rlds2reverb agents` describes them.",

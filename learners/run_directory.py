@@ -52,6 +52,10 @@ class RunDirectory:
         policy/, best_policy/, checkpoints/    written by the learner
 
     A killed process leaves complete rows only: an unfinished last line is dropped when the directory is next opened.
+
+    Attributes:
+      path: path of the directory.
+      writes_events: whether to write `train/`; True by default.
     """
 
     def __init__(self, run_dir: str | Path):
@@ -64,7 +68,7 @@ class RunDirectory:
           ResourceInUseError: If another learner uses it; the message names the process.
           CorruptFileError: If a log in it is damaged.
         """
-        self.path = Path(run_dir)
+        self.path, self.writes_events = Path(run_dir), True
         self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             advice = "choose a different run_dir, or stop that process"
@@ -153,6 +157,8 @@ class RunDirectory:
         cut_events_after(self.path / "train", lambda tag: last_evaluation if tag.startswith(_EVALUATION) else step)
 
     def _summarize(self, step: int, values: Mapping[str, Any]) -> None:
+        if not self.writes_events:
+            return
         import tensorflow as tf
 
         if self._writer is None:

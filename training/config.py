@@ -19,6 +19,8 @@ from rlds2reverb.learners.references import describe_reference, is_reference
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward
 
+from .trackers import TENSORBOARD, require_trackers
+
 if TYPE_CHECKING:
     from .data import TrainingData
 
@@ -182,6 +184,13 @@ class TrainingConfig:
         default=(),
         metavar="MODULE:HOOK",
     )
+    track: tuple[Any, ...] = _option(
+        "Experiment trackers that receive the logged numbers: tensorboard, wandb or mlflow.",
+        "Checkpoints and logs",
+        default=(TENSORBOARD,),
+        metavar="NAME",
+        default_text="tensorboard",
+    )
     drop_fields: tuple[str, ...] = _option(
         "Drop a field, such as observation/mission.", "Preprocessing", default=(), metavar="PATH", identifies=True
     )
@@ -224,6 +233,7 @@ class TrainingConfig:
         algorithm = get_algorithm(self.algo)
         object.__setattr__(self, "algo", algorithm.name)
         object.__setattr__(self, "hooks", _read_hooks(self.hooks))
+        object.__setattr__(self, "track", require_trackers(self.track))
         if self.batch_size is None:
             object.__setattr__(self, "batch_size", algorithm.batch_size)
         if self.normalize_observations is None:
@@ -397,6 +407,7 @@ def default_text(name: str) -> str:
 _OTHER_VALUES = {
     "algo": "name, class or function",
     "hooks": "hooks, dicts or text",
+    "track": "names or objects",
     "hyperparameters": "dict",
     "drop_fields": "paths",
     "env": "id, environment or function",

@@ -30,6 +30,7 @@ from .environment import Environment, resolve_environment, resolve_reference_ret
 from .experiments import Experiment, choose_placement, run_plan
 from .plans import plan_seeds
 from .progress import Progress
+from .trackers import TENSORBOARD, RunTrackers
 
 
 class Training:
@@ -77,6 +78,7 @@ class Training:
         """
         self.config, self.run_dir = config, Path(run_dir)
         self._progress = progress or Progress(config.steps, quiet=True)
+        self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
         own_hooks = make_hooks(config.hooks)
         with ExitStack() as stack:
@@ -109,21 +111,26 @@ class Training:
                     jit_compile=config.jit_compile,
                     identity=config.identity(self.data, self.environment_name),
                     keep_checkpoints=config.keep_checkpoints,
-                    on_log=self._progress.log,
+                    on_log=self._log,
                 )
             )
             self._restore(batches.fill)
             self._write_config(repeat)
+            self.learner.run.writes_events = TENSORBOARD in config.track
+            self._trackers.start(read_run_config(self.run_dir))
             self._resources = stack.pop_all()
 
     def __enter__(self) -> Training:
         return self
 
     def __exit__(self, *raised: Any) -> None:
+        if raised[0] is not None:
+            self._trackers.finish("failed" if issubclass(raised[0], Exception) else "stopped")
         self.close()
 
     def close(self) -> None:
         """Releases the run directory and stops what the run has started. Idempotent."""
+        self._trackers.finish("stopped")
         self._resources.close()
 
     @property
@@ -151,7 +158,12 @@ class Training:
                 run.plot(self.run_dir / "curve.png")
         if self.learner.stop_reason:
             self._progress.note(f"stopped by {self.learner.stop_reason} after {self.learner.step:,} updates")
+        self._trackers.finish("stopped" if self.learner.is_stopped_by_signal else "complete")
         return run
+
+    def _log(self, step: int, numbers: dict[str, float]) -> None:
+        self._progress.log(step, numbers)
+        self._trackers.log(step, numbers)
 
     def _find_environment(self, source: Any) -> Environment | None:
         environment = resolve_environment(self.config.env, source)
