@@ -18,6 +18,10 @@ MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
 # Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
 EVAL = ["gymnasium[mujoco]==1.3.0", "mujoco==3.3.7"]
 
+# Experiment trackers: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
+WANDB = ["wandb>=0.18,<=0.19.11", "pydantic<2"]
+MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
+
 setup(
     name="rlds2reverb",
     version="0.1.0",
@@ -81,6 +85,8 @@ setup(
     extras_require={
         "minari": MINARI,
         "eval": EVAL,
+        "wandb": WANDB,
+        "mlflow": MLFLOW,
         "dev": [
             "pytest>=8,<9",
             "pytest-timeout",

@@ -1,0 +1,247 @@
+"""Experiments: plans of seeds and sweeps, their results, and experiments that fail, are killed or continued."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rlds2reverb.cli import run as run_command
+from rlds2reverb.learners import RunDirectory
+from rlds2reverb.learners.evaluation import Evaluation
+from rlds2reverb.training.experiments import run_plan
+from rlds2reverb.training.placement import Outcome
+from rlds2reverb.training.plans import plan_seeds, plan_sweep
+
+from rlds2reverb import CheckpointError, TrainingConfig, load_experiment, sweep, train
+
+SMALL = {"batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "steps": 20, "eval_episodes": 1}
+
+
+@pytest.fixture(scope="module")
+def pendulum(data):
+    return data / "d4rl" / "pendulum_mixed-v2.hdf5"
+
+
+# --- plans
+
+
+def test_sweep_expands_lists_in_the_order_of_the_options():
+    plan = plan_sweep({"data": ["x/a.hdf5", "b-v2"], "algo": ["bc", "iql"], "gamma": [0.9, 0.99], "seeds": [3, 5]})
+    assert len(plan) == 16 and [run.name for run in plan[:3]] == [
+        "a/bc,gamma=0.9/seed_3",
+        "a/bc,gamma=0.9/seed_5",
+        "a/bc,gamma=0.99/seed_3",
+    ]
+    last = plan[-1]
+    assert (last.source, last.data, last.variant, last.config.seed) == ("b-v2", "b-v2", "iql, gamma=0.99", 5)
+    assert (last.config.algo, last.config.gamma) == ("iql", 0.99)
+
+
+def test_sweep_keeps_values_that_are_lists():
+    options = {"data": "a", "algo": "iql", "drop_fields": [["observation/x", "observation/y"]]}
+    plan = plan_sweep({**options, "hyperparameters": {"expectile": [0.7, 0.9], "hidden_sizes": [[64, 64], [32]]}})
+    assert {run.config.drop_fields for run in plan} == {("observation/x", "observation/y")}
+    assert [run.variant for run in plan[:2]] == [
+        "iql, expectile=0.7, hidden_sizes=64x64",
+        "iql, expectile=0.7, hidden_sizes=32",
+    ]
+    assert plan[-1].config.hyperparameters == {"expectile": 0.9, "hidden_sizes": (32,)}
+
+
+def test_sweep_combines_variants_with_other_options():
+    variants = {
+        "bc_10": {"algo": "bc", "top_percent": 10},
+        "best": {"algo": "iql", "hyperparameters": {"expectile": [0.8, 0.9]}},
+    }
+    plan = plan_sweep({"data": {"d": "a.hdf5"}, "variants": variants, "steps": 7})
+    assert [run.name for run in plan] == [
+        "d/bc_10/seed_0",
+        "d/best,expectile=0.8/seed_0",
+        "d/best,expectile=0.9/seed_0",
+    ]
+    assert plan[0].config == TrainingConfig("bc", steps=7, top_percent=10)
+
+
+def test_sweep_reads_json_and_gin_files(tmp_path):
+    (tmp_path / "a.json").write_text('{"data": "a", "algo": ["bc", "iql"], "steps": 5}')
+    (tmp_path / "a.gin").write_text('sweep.data = "a"\nsweep.algo = ["bc", "iql"]\nsweep.steps = 5\n')
+    assert plan_sweep(tmp_path / "a.json") == plan_sweep(str(tmp_path / "a.gin"))
+    for name, text, message in (
+        ("b.json", "{", "is not valid JSON"),
+        ("c.json", "[]", "must contain a JSON object"),
+        ("d.gin", "train.algo = 1", "must be a binding such as sweep.algo"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=message):
+            plan_sweep(tmp_path / name)
+
+
+def test_invalid_sweeps_raise():
+    for options, message in (
+        ({"algo": "bc"}, "must contain 'data'"),
+        ({"data": "a"}, "must contain 'algo'"),
+        ({"data": "a", "algo": "bc", "seed": 1}, "use 'seeds'"),
+        ({"data": "a", "algo": "bc", "gama": 1}, "did you mean 'gamma'"),
+        ({"data": ["x/a", "y/a"], "algo": "bc"}, "two sources of the sweep are named 'a'"),
+        (
+            {"data": "a", "algo": "bc", "hyperparameters": {"hidden_sizes": [64, 64]}},
+            r"twice; .* such as \[\[64, 64\]\]",
+        ),
+        ({"data": "a", "algo": "bc", "drop_fields": ["observation/x"]}, "drop_fields must be a list of paths"),
+        ({"data": "a", "algo": "bc", "gamma": [0.9, 2]}, "bc, gamma=2: gamma must be a number"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            plan_sweep(options)
+    for seeds in (0, [], [1, 1], [-1], "3"):
+        with pytest.raises((ValueError, TypeError), match="seeds must be"):
+            plan_seeds("a", TrainingConfig("bc"), seeds)
+
+
+# --- experiments
+
+
+def place_fake(runs, root, report):
+    """Writes runs with known returns instead of training them; those with a gamma of 0.5 fail."""
+    for run in runs:
+        if run.config.gamma == 0.5:
+            report(run.name, Outcome("failed", 0, "no luck"))
+            continue
+        with RunDirectory(root / run.name) as directory:
+            directory.writes_events = False
+            directory.write_config({"identity": {"seed": run.config.seed}, "data": {"behaviour_return": 4.0}})
+            for step, mean in ((10, 10.0), (20, 20.0 + 2 * run.config.seed)):
+                directory.log(step, {"loss": 1.0})
+                directory.log_evaluation(step, Evaluation(np.array([mean]), np.array([1]), (0,)))
+        report(run.name, Outcome("complete", 20))
+    return ""
+
+
+def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplete(tmp_path):
+    plan = plan_sweep({"data": ["a", "b"], "algo": "bc", "gamma": [0.5, 0.9], "seeds": 2})
+    result = run_plan(plan, tmp_path, place=place_fake, repeat="again")
+    assert [(row.data, row.variant, row.last, row.best) for row in result.rows if row.last] == [
+        ("a", "bc, gamma=0.9", (21.0, 1.0), (21.0, 1.0)),
+        ("b", "bc, gamma=0.9", (21.0, 1.0), (21.0, 1.0)),
+    ]
+    assert result.rows[1].last_five == (15.5, 0.5) and result.rows[1].swing == 5.5 and result.rows[1].behaviour == 4.0
+    assert "b/bc,gamma=0.5/seed_1 failed: no luck" in str(result) and len(result.failures) == 4
+    assert (tmp_path / "a/curves.png").is_file() and (tmp_path / "repeat.txt").read_text() == "again\n"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert not summary["complete"] and summary["rows"][1]["last"] == {"mean": 21.0, "std": 1.0}
+
+    started = []
+    run_plan(plan, tmp_path, place=lambda runs, root, report: started.extend(run.name for run in runs) or "SIGTERM")
+    assert started == [run.name for run in plan if run.config.gamma == 0.5]
+    assert str(load_experiment(tmp_path)) == str(result)
+    for changes, message in (({"seeds": 1}, "seed_1 is missing"), ({"n_step": 3}, "n_step was 1, is now 3")):
+        changed = plan_sweep({"data": ["a", "b"], "algo": "bc", "gamma": [0.5, 0.9], "seeds": 2, **changes})
+        with pytest.raises(CheckpointError, match=f"contains a different plan: .*{message}"):
+            run_plan(changed, tmp_path, place=place_fake)
+    more = plan_sweep({"data": ["a", "b"], "algo": "bc", "gamma": [0.5, 0.9], "seeds": 3})
+    assert len(run_plan(more, tmp_path, place=place_fake).runs) == 6
+
+
+@pytest.mark.slow
+def test_seeds_return_a_table_and_a_failed_run_is_trained_again(pendulum, tmp_path, monkeypatch, capsys):
+    root = tmp_path / "runs"
+    root.mkdir()
+    (root / "seed_1").write_text("")  # A file where the directory of a run should be.
+    result = train(pendulum, "bc", root, seeds=2, env="Pendulum-v1", progress=False, **SMALL)
+    assert list(result.failures) == ["seed_1"] and not result.is_complete and "seed_1 failed: " in str(result)
+    assert "1 of 2" in str(result)
+
+    (root / "seed_1").unlink()
+    before = (root / "seed_0" / "config.json").stat().st_mtime_ns
+    result = train(pendulum, "bc", root, seeds=2, env="Pendulum-v1", progress=False, **SMALL)
+    assert result.is_complete and (root / "seed_0" / "config.json").stat().st_mtime_ns == before
+    (row,) = result.rows
+    returns = [result.runs[name].evaluations["mean"][-1] for name in ("seed_0", "seed_1")]
+    assert row.last == pytest.approx((sum(returns) / 2, abs(returns[0] - returns[1]) / 2)) and row.seeds == (0, 1)
+    assert (root / "curves.png").is_file() and json.loads((root / "summary.json").read_text())["complete"]
+    assert str(load_experiment(root)) == str(result)
+    with pytest.raises(CheckpointError, match="different plan: seed_0: gamma was 0.99, is now 0.5"):
+        train(pendulum, "bc", root, seeds=2, env="Pendulum-v1", gamma=0.5, **SMALL)
+    with pytest.raises(CheckpointError, match="seed_1 is missing"):
+        train(pendulum, "bc", root, seeds=1, env="Pendulum-v1", **SMALL)
+    with pytest.raises(CheckpointError, match="contains a single run"):
+        train(pendulum, "bc", root / "seed_0", seeds=1, env="Pendulum-v1", **SMALL)
+
+
+def test_arguments_that_contradict_seeds_raise(tmp_path):
+    for options, message in (({"seeds": 2, "seed": 1}, "seed cannot be set"), ({"jobs": 2}, "jobs requires seeds")):
+        with pytest.raises(ValueError, match=message):
+            train("a", "bc", tmp_path, **options)
+    with pytest.raises(ValueError, match=r"contains no plan.json"):
+        load_experiment(tmp_path)
+
+
+@pytest.mark.slow
+def test_sweep_trains_data_in_worker_processes_and_reports_failures(pendulum, tmp_path, capfd):
+    few = {name: SMALL[name] for name in ("batch_size", "steps", "log_every")}
+    options = {
+        "data": [str(pendulum), "missing.hdf5"],
+        "algo": ["bc", "td3_bc"],
+        "env": "Pendulum-v1",
+        "eval_episodes": 1,
+    }
+    result = sweep({**options, **few}, tmp_path / "runs", jobs=2)
+    assert len(result.failures) == 2 and "no file 'missing.hdf5'" in str(result)
+    assert [row.updates for row in result.rows] == [20, 20, 0, 0]
+    assert (tmp_path / "runs/pendulum_mixed-v2/curves.png").is_file()
+    assert "pendulum_mixed-v2/bc/seed_0:        20 of 20   return" in capfd.readouterr().err
+
+
+def start_command(pendulum, root):
+    command = [sys.executable, "-m", "rlds2reverb.cli", "train", "--algo", "bc", "--data", pendulum, "--run-dir", root]
+    options = [
+        "--seeds",
+        2,
+        "--jobs",
+        2,
+        "--steps",
+        3000,
+        "--env",
+        "none",
+        "--log-every",
+        200,
+        "--set",
+        "hidden_sizes=(8,8)",
+    ]
+    process = subprocess.Popen(
+        [*map(str, command + options)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for line in process.stderr:
+        if " of 3,000" in line:
+            return process
+    raise AssertionError(process.stdout.read())
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_no_processes_and_continues(pendulum, tmp_path):
+    process = start_command(pendulum, tmp_path / "runs")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate()
+    assert len(children) == 2
+    deadline = time.monotonic() + 20
+    while any(
+        Path(f"/proc/{child}").exists() and "(zombie)" not in Path(f"/proc/{child}/status").read_text()
+        for child in children
+    ):
+        assert time.monotonic() < deadline, "a worker survived its parent"
+
+    process = start_command(pendulum, tmp_path / "runs")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    assert process.returncode in (0, 75)  # The runs may have ended before the signal.
+    assert load_experiment(tmp_path / "runs").runs.keys() == {"seed_0", "seed_1"}
+
+
+def test_train_rejects_jobs_without_seeds(capsys, tmp_path):
+    command = ["train", "--algo", "bc", "--data", "a", "--run-dir", str(tmp_path)]
+    assert run_command([*command, "--jobs", "2"]) == 1 and "--jobs requires --seeds" in capsys.readouterr().err
+    assert run_command([*command, "--seeds", "2", "--seed", "1"]) == 1
