@@ -236,17 +236,26 @@ def get_algorithm(algo: str | Callable[..., Any]) -> Algorithm:
         or function that `register_agent` accepts.
 
     Raises:
-      ValueError: If there is no such algorithm, module or name.
-      TypeError: If the agent cannot be called with two specs.
+      ValueError: If there is no such algorithm, module or name, or a reference to something else.
+      TypeError: If a class or function cannot be called with two specs.
     """
     names = list_algorithms()
     if isinstance(algo, str) and algo in names:
         return names[algo]
     if isinstance(algo, str) and is_reference(algo):
-        return _add_own(resolve_reference("algo", algo), algo)
+        try:
+            return _add_own(resolve_reference("algo", algo), algo)
+        except TypeError as error:
+            raise ValueError(f"algo is {algo!r}, but {error}") from None
     if callable(algo):
         return _add_own(algo, describe_reference(algo))
     raise ValueError(f"algo must be one of {', '.join(names)}, got {algo!r}{suggest(str(algo), names)}")
+
+
+def restore_algorithm(algorithm: Algorithm) -> None:
+    """Makes an algorithm of a different process available by its name, unless the name is known in this one."""
+    if algorithm.factory is not None:
+        _OWN_ALGORITHMS.setdefault(algorithm.name, algorithm)
 
 
 def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:
@@ -259,7 +268,7 @@ def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:
 
 def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
     if not callable(agent):
-        raise TypeError(f"{name} must be a class or function that creates an agent, got {agent!r}")
+        raise TypeError(f"an agent must be a class or function that creates it, got {agent!r}")
     reference = describe_reference(agent)
     try:
         parameters = list(inspect.signature(agent).parameters.values())

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import inspect
 from typing import Any
 
 from rlds2reverb._text import suggest
@@ -26,8 +27,8 @@ def resolve_reference(argument: str, reference: str) -> Any:
       reference: the reference.
 
     Raises:
-      ValueError: If it is malformed, or if there is no such module or no such name in it.
-      TypeError: If the object does not accept the arguments.
+      ValueError: If it is malformed, if there is no such module or no such name in it, or if the object does not accept
+        the arguments.
     """
     module_name, path, arguments = _parse(argument, reference)
     try:
@@ -48,6 +49,10 @@ def resolve_reference(argument: str, reference: str) -> Any:
     if arguments is None:
         return found
     positional, named = arguments
+    try:
+        inspect.signature(found).bind(*positional, **named)
+    except TypeError as error:
+        raise ValueError(f"{argument} is {reference!r}, but {path} does not accept these arguments: {error}") from None
     return found(*positional, **named)
 
 

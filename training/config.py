@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
+from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
 from rlds2reverb.learners.references import describe_reference, is_reference
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
@@ -257,6 +257,14 @@ class TrainingConfig:
             raise ValueError("deterministic=True requires sampler='uniform'; servers sample nondeterministically")
         if "discount" in self.hyperparameters:
             raise ValueError("'discount' cannot be set here because it must match the stored items; set gamma instead")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state for other processes, which may know an agent of the user's own by this object only."""
+        return {**vars(self), "algorithm": get_algorithm(self.algo)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore_algorithm(state.pop("algorithm"))
+        vars(self).update(state)
 
     @classmethod
     def from_gin(

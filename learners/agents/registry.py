@@ -34,9 +34,9 @@ def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparamete
       **hyperparameters: values that replace gin's and the published defaults; see `get_hyperparameters`.
 
     Raises:
-      ValueError: If there is no such algorithm, or a hyperparameter is of the wrong type or out of its range.
-      TypeError: If the algorithm has no such hyperparameter, if a required one is missing, or if the class or function
-        does not return a `TFAgent`.
+      ValueError: If there is no such algorithm, if a hyperparameter is of the wrong type or out of its range, or if a
+        required one is missing.
+      TypeError: If the algorithm has no such hyperparameter, or if the class or function does not return a `TFAgent`.
     """
     resolved = resolve_hyperparameters(algo, **hyperparameters)
     agent = get_agent_class(algo)(time_step_spec, action_spec, **resolved)
@@ -69,8 +69,9 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
     """Returns the effective hyperparameters of an algorithm: the overrides, then gin's values, then the defaults.
 
     Raises:
-      ValueError: If there is no such algorithm, or a value is of the wrong type or out of its range.
-      TypeError: If the algorithm has no such hyperparameter, or if a required one is missing.
+      ValueError: If there is no such algorithm, if a value is of the wrong type or out of its range, or if a required
+        one is missing.
+      TypeError: If the algorithm has no such hyperparameter.
     """
     declared, create = get_hyperparameters(algo), get_agent_class(algo)
     for name in overrides:
@@ -86,7 +87,7 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
 def _require_all(algo: Any, declared: Mapping[str, Hyperparameter], values: Mapping[str, Any]) -> None:
     missing = [name for name in declared if name not in values]
     if missing:
-        raise TypeError(
+        raise ValueError(
             f"{get_algorithm(algo).name} requires the hyperparameter {missing[0]!r}, which has no default; set it in "
             "hyperparameters, or give it a default"
         )

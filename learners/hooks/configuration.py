@@ -95,8 +95,9 @@ def make_hooks(hooks: Iterable[Any]) -> list[LearnerHook]:
         as in "my_module:MyHook(every=10)"; or configurations, see `hooks_from_config`.
 
     Raises:
-      TypeError: If something else is given, or a class does not accept the arguments.
-      ValueError: If there is no such module or hook, or as `hooks_from_config`.
+      TypeError: If something else is given.
+      ValueError: If there is no such module or hook, if a class does not accept the arguments, or as
+        `hooks_from_config`.
     """
     made: list[LearnerHook] = []
     for each in hooks:
@@ -107,7 +108,8 @@ def make_hooks(hooks: Iterable[Any]) -> list[LearnerHook]:
         if isinstance(hook, type) and issubclass(hook, LearnerHook):
             hook = _construct(hook)
         if not isinstance(hook, LearnerHook):
-            raise TypeError(f"hooks must contain instances or subclasses of LearnerHook, got {hook!r}")
+            kind = ValueError if isinstance(each, str) else TypeError
+            raise kind(f"hooks must contain instances or subclasses of LearnerHook, got {hook!r}")
         made.append(hook)
     return made
 
@@ -117,7 +119,7 @@ def _construct(hook: Callable[..., LearnerHook]) -> LearnerHook:
         inspect.signature(hook).bind()
     except TypeError as error:
         name = describe_reference(hook)
-        raise TypeError(f"hook {name} requires arguments ({error}); write them as in '{name}(every=10)'") from None
+        raise ValueError(f"hook {name} requires arguments ({error}); write them as in '{name}(every=10)'") from None
     return hook()
 
 

@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Literal
 
+import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -164,7 +165,7 @@ def test_hyperparameters_of_a_function_are_its_arguments():
     values = TrainingConfig(algo, hyperparameters={"size": 3, "other": [1]}).resolved_hyperparameters
     assert values == {"size": 3, "mode": "a", "flag": False, "other": [1]}
     for hyperparameters, error, message in (
-        ({}, TypeError, "make_checked requires the hyperparameter 'size', which has no default"),
+        ({}, ValueError, "make_checked requires the hyperparameter 'size', which has no default"),
         ({"size": 3, "mode": "c"}, ValueError, "mode must be 'a' or 'b', got 'c'"),
         ({"size": 3, "flag": 1}, ValueError, "flag must be True or False, got 1"),
     ):
@@ -192,12 +193,19 @@ def test_registered_agent_has_what_was_declared(tmp_path):
     assert TrainingConfig.from_gin("mine", gin_files=[tmp_path / "mine.gin"]).hyperparameters == {"actor_penalty": 0.5}
 
 
+def test_pickled_configuration_contains_the_agent():
+    register_agent("mine", lambda *specs: make_ddpg(*specs), batch_size=16)
+    pickled = cloudpickle.dumps(TrainingConfig("mine"))
+    algorithms._OWN_ALGORITHMS.clear()
+    assert cloudpickle.loads(pickled) == TrainingConfig("mine") and get_algorithm("mine").batch_size == 16
+
+
 def test_invalid_registrations_raise():
     for arguments, error, message in (
         (("iql", make_ddpg), ValueError, "a different agent is already registered as 'iql'"),
         (("a:b", make_ddpg), ValueError, "must be a string without a colon, got 'a:b'"),
         (("x", lambda spec: None), TypeError, r"must accept the arguments \(time_step_spec, action_spec\)"),
-        (("x", 3), TypeError, "x must be a class or function that creates an agent, got 3"),
+        (("x", 3), TypeError, "an agent must be a class or function that creates it, got 3"),
     ):
         with pytest.raises(error, match=message):
             register_agent(*arguments)
@@ -216,6 +224,8 @@ def test_declared_actions_are_checked_before_the_data_are_read(pendulum, tmp_pat
     [
         ("no_such_module:x", "algo is 'no_such_module:x', but there is no module 'no_such_module'"),
         ("rlds2reverb.learners.agents:IQLAgen", "has no 'IQLAgen'; did you mean 'IQLAgent'"),
+        ("math:pi", "algo is 'math:pi', but an agent must be a class or function that creates it, got 3.14"),
+        ("math:sqrt", r"algo is 'math:sqrt', but math:sqrt must accept the arguments \(time_step_spec, action_spec\)"),
         ("math:", "algo must be one of awac"),
         ("math:pi + 1", "must be written as 'my_module:name'"),
         ("math:pow(open('x'), 2)", "must be written as 'my_module:name'"),
@@ -264,8 +274,9 @@ def test_hooks_are_objects_classes_names_or_configurations(pendulum, tmp_path):
         ("my_module:MyHook", TypeError, r"hooks must be a list, such as \['my_module:MyHook'\]"),
         (["save"], ValueError, "hooks must be written as 'my_module:MyHook', got 'save'"),
         ([3], TypeError, "hooks must contain hooks, dicts or text"),
-        (["math:pi"], TypeError, "hooks must contain instances or subclasses of LearnerHook, got 3.14"),
-        ([LearnerHook], TypeError, "hook .*LearnerHook requires arguments"),
+        (["math:pi"], ValueError, "hooks must contain instances or subclasses of LearnerHook, got 3.14"),
+        ([LearnerHook], ValueError, "hook .*LearnerHook requires arguments"),
+        ([f"{__name__}:Steps(evry=3)"], ValueError, "Steps does not accept these arguments: .*'evry'"),
         ([{"save_after": 3}], ValueError, "unknown hook 'save_after'"),
     ],
 )

@@ -185,8 +185,8 @@ def test_every_agent_accepts_networks_of_the_user(name, tmp_path):
     assert np.isfinite(loss)
     policy_saver.PolicySaver(agent.policy, batch_size=None).save(str(tmp_path / "policy"))
     step = time_step.restart(np.zeros((4, 3), np.float32), 4)
-    action = tf.saved_model.load(str(tmp_path / "policy")).action(step).action
-    np.testing.assert_allclose(action, agent.policy.action(step).action, atol=1e-6)
+    policy = tf.saved_model.load(str(tmp_path / "policy"))
+    np.testing.assert_allclose(policy.action(step).action, agent.policy.action(step).action, atol=1e-6)
 
 
 def test_networks_of_tf_agents_are_accepted():
