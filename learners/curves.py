@@ -342,29 +342,27 @@ def _get_group_settings(run: Run) -> dict[str, Any]:
 
 
 def _make_labels(runs: Sequence[Run]) -> list[str]:
-    """Returns a label for each run: its algorithm, and every other setting in which the runs differ."""
+    """Returns a label for each run: its algorithm, and the settings in which runs of this algorithm differ."""
     settings_by_run = [_get_group_settings(run) for run in runs]
-    names = dict.fromkeys(name for settings in settings_by_run for name in settings)
-    differing = [
-        name
-        for name in names
-        if name != "algo" and len({json.dumps(settings.get(name), default=str) for settings in settings_by_run}) > 1
-    ]
     labels = []
     for run, settings in zip(runs, settings_by_run, strict=True):
+        rivals = [other for other in settings_by_run if other.get("algo") == settings.get("algo")]
         words = [str(settings["algo"]) if "algo" in settings else run.path.name]
-        words += [_describe_setting(run, name, settings[name]) for name in differing if name in settings]
+        words += [
+            _describe_setting(run, name, value)
+            for name, value in settings.items()
+            if any(json.dumps(other.get(name), default=str) != json.dumps(value, default=str) for other in rivals)
+        ]
         label = ", ".join(filter(None, words))
         labels.append(label if len(label) <= _MAX_LABEL_LENGTH else f"{label[: _MAX_LABEL_LENGTH - 1]}…")
     return labels
 
 
 def _describe_setting(run: Run, name: str, value: Any) -> str:
-    """Returns a setting for a label; data are described by their name, and specs not at all."""
+    """Returns a setting for a label; data are described by their name, specs and options that are not set not at all."""
     if name == "data":
         return Path(str((run.config.get("data") or {}).get("source", value))).name
-    return (
-        ""
-        if name in ("path", "observations", "actions", "action bounds")
-        else f"{name.removeprefix('hyperparameter ')} {value}"
-    )
+    if value in (None, False) or name in ("path", "observations", "actions", "action bounds"):
+        return ""
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{name.removeprefix('hyperparameter ')} {shown}"

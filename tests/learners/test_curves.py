@@ -66,7 +66,9 @@ def test_runs_evaluated_at_different_steps_are_interpolated():
 
 def test_labels_contain_the_settings_that_differ():
     runs = [make_run(n_step=1), make_run(n_step=3), make_run("bc", n_step=1, seed=4)]
-    assert [curve.label for curve in learning_curves(runs)] == ["iql, n_step 1", "iql, n_step 3", "bc, n_step 1"]
+    assert [curve.label for curve in learning_curves(runs)] == ["iql, n_step 1", "iql, n_step 3", "bc"]
+    cloned = [make_run("bc", top_percent=None), make_run("bc", top_percent=10.0)]
+    assert [curve.label for curve in learning_curves(cloned)] == ["bc", "bc, top_percent 10"]
     by_path = [make_run(None, path="runs/a"), make_run(None, path="runs/b")]
     assert [curve.label for curve in learning_curves(by_path)] == ["a", "b"]
     (long, _) = learning_curves([make_run(layers=[256] * 20), make_run(layers=[])])
