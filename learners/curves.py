@@ -359,7 +359,7 @@ def _make_labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _describe_setting(run: Run, name: str, value: Any) -> str:
-    """Returns a setting for a label; data are described by their name, specs and options that are not set not at all."""
+    """Returns a setting for a label: the name of the data, and nothing for specs and for options that are not set."""
     if name == "data":
         return Path(str((run.config.get("data") or {}).get("source", value))).name
     if value in (None, False) or name in ("path", "observations", "actions", "action bounds"):
