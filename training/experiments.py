@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +172,8 @@ class Experiment:
         row["swing"] = float(np.mean([np.std(each[-_NUM_LAST:]) for each in returns]))
         scores = [run.evaluations.get("score", np.array([np.nan])) for run in runs]
         has_scores = all(np.isfinite(each).all() for each in scores)
-        return Row(**row, **_summarize(returns), scores=_summarize(scores) if has_scores else {})
+        row |= {**_summarize(returns), "scores": _summarize(scores) if has_scores else {}}
+        return Row(**row)
 
 
 def load_experiment(run_dir: str | Path) -> Experiment:
@@ -262,10 +263,9 @@ def run_plan(
 
         waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
         stop_reason = place(waiting, root, report) if waiting else ""
-        experiment = load_experiment(root)
-        experiment = Experiment(root, experiment.plan, experiment.outcomes, experiment.runs, stop_reason)
+        experiment = replace(load_experiment(root), stop_reason=stop_reason)
         _write_results(experiment)
-        return experiment
+    return experiment
 
 
 def choose_placement(jobs: int, *, quiet: bool = False, translate: Callable[[str], str] = str) -> Placement:

@@ -272,7 +272,7 @@ def _read_sweep(path: Path) -> dict[str, Any]:
 def _parse_gin(text: str) -> dict[str, Any]:
     from gin import config_parser
 
-    class Delegate(config_parser.ParserDelegate):  # type: ignore[misc]
+    class Delegate(config_parser.ParserDelegate):
         def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
             raise ValueError(f"a value cannot be a reference, got @{scoped_configurable_name}")
 
