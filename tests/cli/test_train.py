@@ -101,7 +101,10 @@ def test_train_reads_converted_directories_and_servers(few, tmp_path, capsys, ad
     options = ("--algo", "td3_bc", *SMALL, "--steps", 10)
     code, out, err = call(capsys, *options, "--data", tmp_path / "table", "--run-dir", tmp_path / "one")
     assert code == 0 and "updates  10\n" in out and "dataset return" not in out
-    assert f"observations are not normalised, because {tmp_path / 'table'} has no statistics; set the hyperparameters" in err
+    assert (
+        f"observations are not normalised, because {tmp_path / 'table'} has no statistics; set the hyperparameters"
+        in err
+    )
     with ReplayServer.from_directory(tmp_path / "table") as server:
         more = ("--sampler", "prioritized", "--data", server.address, "--run-dir", tmp_path / "two")
         code, out, err = call(capsys, *options, *more)
