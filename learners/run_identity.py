@@ -1,4 +1,4 @@
-"""The settings that identify a run, by which checkpoints of different runs are told apart."""
+"""The settings that identify a run, which distinguish the checkpoints of different runs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What distinguishes the run from others; the runs of one learning curve differ only in `seed`."""
+        """The settings that distinguish the run from others; the runs of one learning curve differ only in `seed`."""
         return dict(self.config.get("identity") or {})
 
     @property

@@ -39,7 +39,7 @@ from .tables import (
 
 
 class Moments(NamedTuple):
-    """What agents subtract from the observations, and divide them by: nests of float32.
+    """The numbers that agents subtract from the observations and divide them by: nests of float32.
 
     The divisor is the standard deviation + 0.001, and infinity for constant elements, which become 0. Integers, such as
     images, are not normalised: they have 0 and 1.

@@ -13,7 +13,7 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 class Network(Protocol):
-    """What agents use of a network, or of several that are computed together; see `MLP`."""
+    """The interface of a network, or of several that are computed together; see `MLP`."""
 
     name: str
 

@@ -31,7 +31,7 @@ class Phase(enum.IntEnum):
 
 
 class HookedLearner(Protocol):
-    """What hooks may use of a learner; `Learner` documents each name."""
+    """The part of a learner that hooks may use; `Learner` documents each name."""
 
     name: str
     rank: int
