@@ -112,6 +112,7 @@ def test_train_reads_converted_directories_and_servers(few, tmp_path, capsys, ad
         code, out, err = call(capsys, *options, *more)  # Continues with the priorities of the first run.
         assert code == 0, err
         if isinstance(adder, NStep):
+            more = ("--sampler", "prioritized", "--data", server.address, "--run-dir", tmp_path / "three")
             code, _, err = call(capsys, *options, *more, "--gamma", 0.9)
             assert code == 1 and "is no power of 0.9; pass the --gamma of the conversion" in err
             code, _, err = call(capsys, *options, *more, "--algo", "rebrac")
