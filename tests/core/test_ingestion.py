@@ -341,7 +341,7 @@ def free_port():
 
 @pytest.mark.timeout(60)
 def test_missing_server_raises_within_the_timeout():
-    with pytest.raises(ServerUnavailableError, match="no Reverb server answered at localhost:.* within 1 s; start it"):
+    with pytest.raises(ServerUnavailableError, match="no Reverb server answered at localhost:.* within 1 s; start one"):
         ingest([episode(2, terminal=True)], free_port(), timeout_secs=1)
 
 

@@ -540,6 +540,6 @@ def test_unavailable_server_raises_within_the_timeout(stoppable_server, end):
     pid, _, port = stoppable_server
     os.kill(pid, end)
     with pytest.raises(
-        ServerUnavailableError, match=f"no Reverb server answered at localhost:{port} within 1 s; start it"
+        ServerUnavailableError, match=f"no Reverb server answered at localhost:{port} within 1 s; start one"
     ):
         run_ingest(port, timeout_secs=1.0)
