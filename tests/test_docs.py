@@ -15,7 +15,15 @@ NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
 FOREIGN_OPTIONS = {"--help", "--no-deps", "--require-hashes"}
 #: Blocks that take more than about two seconds, by page and number.
-SLOW_BLOCKS = {"README.md-1", "adders.md-5", "sampling.md-2"}
+SLOW_BLOCKS = {
+    "README.md-1",
+    "adders.md-5",
+    "experiments.md-1",
+    "own_agents.md-4",
+    "sampling.md-2",
+    "sampling.md-4",
+    "training.md-2",
+}
 
 
 def python_blocks():

@@ -26,6 +26,7 @@ def distribution(folder, name, version, *requires):
     (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines]) + "\n")
 
 
+@pytest.mark.slow
 def test_doctor_finds_no_problem_in_this_installation(capsys):
     code, findings = doctor(capsys)
     assert code == 0, findings

@@ -233,6 +233,7 @@ def test_gin_files_are_checked_and_override_the_defaults(hopper, tmp_path, capsy
     assert load_run(tmp_path / "run").configuration["normalize_observations"] is False
 
 
+@pytest.mark.slow
 def test_the_environment_is_derived_from_the_name_of_the_dataset(hopper, tmp_path, capsys):
     pytest.importorskip("gymnasium")
     options = ("--algo", "bc", *SMALL[2:], "--steps", 2, "--eval-episodes", 1, "--d4rl-score")

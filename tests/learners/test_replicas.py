@@ -116,6 +116,7 @@ def make_invalid_learners(channel, root):
             channel.send((type(error).__name__, str(error)))
 
 
+@pytest.mark.slow
 def test_indivisible_batch_and_jit_compile_raise_with_two_replicas(tmp_path):
     with process(make_invalid_learners, tmp_path) as (_, channel):
         assert receive(channel) == (

@@ -131,6 +131,7 @@ def test_hook_can_export_a_new_best_policy_before_its_checkpoint(tmp_path):
     assert saved.action(transitions([0.0]).time_step).action.numpy() == agent.estimate.numpy()
 
 
+@pytest.mark.slow
 def test_evaluation_that_is_not_the_best_is_saved_with_the_last_checkpoint(tmp_path):
     returns = iter([2.0, 1.0])
     hooks = [
@@ -355,6 +356,7 @@ def find_priorities(server):
     return {int(np.ravel(sample.info.key)[0]): float(np.ravel(sample.info.priority)[0]) for sample in samples}
 
 
+@pytest.mark.slow
 def test_server_continues_with_the_items_and_priorities_of_the_checkpoint(tmp_path):
     with make_server() as server, PriorityWriter(server, "replay") as writer:
         fill(server)

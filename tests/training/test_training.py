@@ -173,6 +173,7 @@ def test_deterministic_runs_are_equal_bit_for_bit_if_they_are_continued(source, 
         np.testing.assert_array_equal(once, twice)
 
 
+@pytest.mark.slow
 def test_runs_with_different_seeds_form_one_curve(data, tmp_path):
     pytest.importorskip("gymnasium")
     options = {**SMALL, "env": "Pendulum-v1", "eval_every": 2, "eval_episodes": 1, "steps": 4}

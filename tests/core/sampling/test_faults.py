@@ -83,6 +83,7 @@ def test_dead_server_is_reported_and_sampling_continues(failure):
         assert len(reports) == 1
 
 
+@pytest.mark.slow
 def test_server_that_starts_later_joins():
     reports = []
     port = portpicker.pick_unused_port()
@@ -161,6 +162,7 @@ def test_no_reachable_server_at_the_start_raises():
             sample_dataset(servers, "items", 8, timeout_secs=0.5)
 
 
+@pytest.mark.slow
 def test_program_exits_while_its_iterator_waits_for_a_dead_server():
     with (
         serve_in_process({1: 1.0}) as (server, address),

@@ -88,6 +88,7 @@ def test_stopped_server_is_reported_and_the_other_is_updated():
         os.kill(running.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_dead_server_is_reported_and_the_other_is_updated():
     reports = []
     with serve_in_process({1: 1.0}) as (first, lost_address), serve_numbers({2: 1.0}) as (server,):

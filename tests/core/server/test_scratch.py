@@ -35,6 +35,7 @@ def count_links(data):
     return chunks.stat().st_nlink
 
 
+@pytest.mark.slow
 def test_next_server_removes_only_the_folder_of_a_killed_one(tmp_path, temp_folder):
     data = tmp_path / "data"
     ingest([episode(5, terminal=True)], data)

@@ -309,6 +309,7 @@ def test_trial_item_does_not_reappear_with_a_checkpoint(tmp_path, expected):
                 assert read_checkpoint(checkpoint(to_second)) == expected
 
 
+@pytest.mark.slow
 def test_server_killed_during_a_checkpoint_starts_from_the_previous_one(tmp_path):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
