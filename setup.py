@@ -78,6 +78,7 @@ setup(
         "xxhash",
         "cramjam>=2.8",
         "absl-py",
+        "cloudpickle",  # sends planned runs to worker processes
         "click>=8.1,<9",
         "rich>=13,<15",
         "matplotlib>=3.8,<4",  # learning curves

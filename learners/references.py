@@ -73,7 +73,7 @@ def describe_reference(value: Any) -> str:
 
 
 def is_importable(reference: str) -> bool:
-    """Returns whether a different process can import what a reference refers to, so far as its text tells."""
+    """Returns whether a different process can import what a reference refers to, as far as its text tells."""
     return is_reference(reference) and "<" not in reference and not reference.startswith("__main__:")
 
 

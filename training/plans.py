@@ -235,7 +235,9 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
         return TrainingConfig.from_gin(algo, presets=[presets] if isinstance(presets, str) else presets, **options)
     except (ValueError, TypeError) as error:
         hint = f" ({_NESTED})" if has_lists else ""
-        raise type(error)(f"{name}: {error}{hint}") from None
+        # Subclasses of the two may have other constructors.
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name}: {error}{hint}") from None
 
 
 def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:

@@ -45,7 +45,7 @@ class TrackedRun:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What receives the numbers of a run; `track=` accepts any object with these methods."""
+    """A receiver of the numbers of a run; `track=` accepts any object with these methods."""
 
     def start(self, run: TrackedRun) -> None:
         """Starts or continues the tracker's run with this id."""
@@ -64,9 +64,8 @@ class WandbTracker:
         """Starts or continues the run with this id; local files are written to the run directory or WANDB_DIR."""
         import wandb
 
-        is_offline = (
-            os.environ.get("WANDB_MODE") == "offline"
-        )  # Offline parts are joined by their id when synchronised.
+        # Parts that were logged offline are joined by their id when they are synchronised.
+        is_offline = os.environ.get("WANDB_MODE") == "offline"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             id=run.id,
@@ -77,7 +76,7 @@ class WandbTracker:
             dir=os.environ.get("WANDB_DIR", str(run.run_dir)),
             settings=wandb.Settings(silent=True),
         )
-        # The own counter of wandb would reject numbers of steps that it has already passed.
+        # The counter of wandb would reject numbers of steps that it has already passed.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -266,7 +266,8 @@ class Training:
                 fill()
                 return
         self._progress.note(f"continuing from iteration {self.learner.step:,}")
-        steps_before = load_run(self.run_dir).configuration.get("steps", self.config.steps)
+        configuration = read_run_config(self.run_dir).get("configuration") or {}
+        steps_before = configuration.get("steps", self.config.steps)
         if steps_before != self.config.steps and self.config.resolved_hyperparameters.get("num_updates"):
             self._progress.note(
                 f"the actor's learning rate schedule now ends after {self.config.steps:,} updates instead of "

@@ -102,7 +102,9 @@ class BoundedActions(tf.Module):
                 f"({_algorithms('discrete')})"
             )
         if spec.shape.rank != 1:
-            raise ValueError(f"actions must be floats of shape [A], got {describe(spec)}; give them one dimension")
+            raise ValueError(
+                f"actions must be floats of shape [A], got {describe(spec)}; reshape them to one dimension"
+            )
         low, high = np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape)
         limit = np.finfo(np.float32).max
         if not (np.all(np.abs(low) < limit) and np.all(np.abs(high) < limit) and np.all(low < high)):

@@ -7,6 +7,7 @@ instead, the graph fails with that reason, and `translate_error` converts the fa
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -101,5 +102,5 @@ def _wrap_result(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name, _method in vars(tf.data.Dataset).items():
-    if callable(_method) and not _name.startswith("_") and _name not in vars(TranslatedDataset):
+    if inspect.isfunction(_method) and not _name.startswith("_") and _name not in vars(TranslatedDataset):
         setattr(TranslatedDataset, _name, _wrap_result(_method))

@@ -61,7 +61,7 @@ def test_unsupported_continuous_action_specs_raise():
     discrete = r"an algorithm for discrete actions \(discrete_bc, discrete_cql, double_dqn, dqn\)"
     with pytest.raises(ValueError, match=rf"actions must be floats of shape \[A\], got int32 \[\]; use {discrete}"):
         BoundedActions(bounded_spec(0, 3, (), tf.int32))
-    with pytest.raises(ValueError, match=r"actions must be floats of shape \[A\], got float32 \[2, 2\]; give them one"):
+    with pytest.raises(ValueError, match=r"actions must be floats of shape \[A\], got float32 \[2, 2\]; reshape them"):
         BoundedActions(bounded_spec(-1, 1, (2, 2)))
 
 
