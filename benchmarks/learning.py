@@ -31,6 +31,13 @@ DATASETS = (
 )
 #: Datasets whose episodes all have the same return, so that IQL's reward recipe would divide by zero.
 CONSTANT_RETURN = ("invertedpendulum_expert-v2",)
+#: The ReBRAC preset of each dataset of a SAC agent: the paper's penalties for D4RL's dataset of the same kind.
+REBRAC_PRESETS = {
+    "hopper_sac_medium_replay-v2": "rebrac-hopper-medium-replay",
+    "hopper_sac_medium-v2": "rebrac-hopper-medium",
+    "hopper_sac_expert-v2": "rebrac-hopper-expert",
+    "halfcheetah_sac_full_replay-v2": "rebrac-halfcheetah-full-replay",
+}
 #: The options of each variant that is compared.
 VARIANTS: dict[str, dict[str, Any]] = {
     "bc": {"algo": "bc"},
@@ -56,6 +63,8 @@ def plan(data: Path, datasets: list[str], variants: list[str], *, seeds: int, st
     for dataset in datasets:
         recipe = None if dataset in CONSTANT_RETURN else "iql_locomotion"
         chosen = {name: {**VARIANTS[name], **({"reward": recipe} if "iql" in name else {})} for name in variants}
+        if dataset in REBRAC_PRESETS and "rebrac" in chosen:
+            chosen["rebrac"]["presets"] = REBRAC_PRESETS[dataset]
         runs += plan_sweep({**options, "data": str(data / f"{dataset}.hdf5"), "variants": chosen})
     return runs
 

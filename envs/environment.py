@@ -1,0 +1,197 @@
+"""The base classes of environments and of wrappers on their time steps."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .specs import require_within
+from .time_steps import SCALAR_REWARD, TimeStep, make_time_step_spec
+
+_ACTION_ADVICE = "see action_spec()"
+
+
+class Environment(abc.ABC):
+    """An environment that returns `TimeStep`s, for one environment or for a batch of B.
+
+    Subclasses implement `_reset`, `_step` and the specs, which describe one environment without the batch axis. The
+    method names are those of TF-Agents' `PyEnvironment` and ALF's `AlfEnvironment`. `to_py_environment` converts any
+    environment to a `PyEnvironment`.
+
+    Attributes:
+      auto_reset: whether `step` starts a new episode if the last one has ended or none has started yet; the action is
+        then ignored. Otherwise `step` raises.
+    """
+
+    def __init__(self, *, auto_reset: bool = True):
+        self.auto_reset = auto_reset
+        self._current_time_step: TimeStep | None = None
+
+    @property
+    def batched(self) -> bool:
+        """Whether time steps and actions have a leading axis B."""
+        return False
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number B of environments in the batch; None without a batch."""
+        return None
+
+    @abc.abstractmethod
+    def observation_spec(self) -> Nest:
+        """Returns the specs of one observation."""
+
+    @abc.abstractmethod
+    def action_spec(self) -> Nest:
+        """Returns the specs of one action, with its bounds."""
+
+    def reward_spec(self) -> ArraySpec:
+        """Returns the spec of one reward; float32 [] unless the environment has several rewards."""
+        return SCALAR_REWARD
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of `TimeStep.env_info`; `()` if there is none."""
+        return ()
+
+    def time_step_spec(self) -> TimeStep:
+        """Returns the specs of one time step."""
+        return make_time_step_spec(
+            self.observation_spec(), self.action_spec(), self.reward_spec(), self.env_info_spec()
+        )
+
+    def current_time_step(self) -> TimeStep | None:
+        """Returns what the last `reset` or `step` returned; None before the first one."""
+        return self._current_time_step
+
+    def reset(self) -> TimeStep:
+        """Starts a new episode, or B, and returns the first step."""
+        self._current_time_step = self._reset()
+        return self._current_time_step
+
+    def step(self, action: Nest) -> TimeStep:
+        """Executes an action, or a batch of B.
+
+        Args:
+          action: nest of arrays that matches `action_spec()`, with a leading axis B in a batch.
+
+        Returns:
+          The next time step: the first of a new episode if the last one has ended or none has started yet, and
+          `auto_reset` is on. In a batch this holds for each environment separately.
+
+        Raises:
+          SpecMismatchError: If the action has another structure, shape or dtype; the message names the path.
+          ValueError: If the action is outside its bounds.
+          RuntimeError: If the episode has ended, or none has started, and `auto_reset` is off.
+        """
+        leading = () if self.batch_size is None else (self.batch_size,)
+        action = require_within(action, self.action_spec(), name="action", advice=_ACTION_ADVICE, leading=leading)
+        return self.advance(action)
+
+    def advance(self, action: Nest) -> TimeStep:
+        """Executes an action that needs no check, for wrappers and batches; otherwise the same as `step`."""
+        if self._current_time_step is None or (not self.batched and self._current_time_step.is_last()):
+            if not self.auto_reset:
+                state = "has ended" if self._current_time_step is not None else "has not started"
+                raise RuntimeError(f"the episode {state}; call reset(), or use auto_reset=True")
+            return self.reset()
+        self._current_time_step = self._step(action)
+        return self._current_time_step
+
+    @abc.abstractmethod
+    def _reset(self) -> TimeStep:
+        """Starts a new episode."""
+
+    @abc.abstractmethod
+    def _step(self, action: Nest) -> TimeStep:
+        """Executes an action in a running episode. A batched environment resets environments that have ended."""
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of the next `reset` and of the episodes that follow it; environment i of a batch gets seed + i.
+
+        Raises:
+          NotImplementedError: If the environment cannot be seeded.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be seeded")
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Returns an image uint8 [H, W, 3] of the environment, or shows it with mode 'human'.
+
+        Raises:
+          NotImplementedError: If the environment cannot be rendered.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be rendered")
+
+    def close(self) -> None:  # noqa: B027
+        """Frees the resources of the environment. Idempotent."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Wrapper(Environment):
+    """An environment that changes the time steps or actions of another; by itself it changes nothing.
+
+    Subclasses override `_reset` and `_step`, which call `self.env.reset()` and `self.env.advance(action)`, and the
+    specs of whatever they change. `check_wrapper` verifies that a wrapper is consistent.
+
+    Attributes:
+      env: the wrapped environment.
+    """
+
+    def __init__(self, env: Environment):
+        super().__init__(auto_reset=env.auto_reset)
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.env, name)
+
+    @property
+    def batched(self) -> bool:
+        """Whether time steps and actions have a leading axis B."""
+        return self.env.batched
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number B of environments in the batch; None without a batch."""
+        return self.env.batch_size
+
+    def observation_spec(self) -> Nest:
+        """Returns the specs of one observation."""
+        return self.env.observation_spec()
+
+    def action_spec(self) -> Nest:
+        """Returns the specs of one action."""
+        return self.env.action_spec()
+
+    def reward_spec(self) -> ArraySpec:
+        """Returns the spec of one reward."""
+        return self.env.reward_spec()
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of `TimeStep.env_info`."""
+        return self.env.env_info_spec()
+
+    def _reset(self) -> TimeStep:
+        return self.env.reset()
+
+    def _step(self, action: Nest) -> TimeStep:
+        return self.env.advance(action)
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of the next `reset` of the wrapped environment."""
+        self.env.seed(seed)
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Returns an image of the wrapped environment."""
+        return self.env.render(mode)
+
+    def close(self) -> None:
+        """Closes the wrapped environment."""
+        self.env.close()

@@ -1,0 +1,152 @@
+"""Specs of environments: shapes and dtypes with bounds, and the check of arrays against them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedArraySpec(ArraySpec):
+    """The shape, dtype and bounds of one array.
+
+    Attributes:
+      minimum: lowest values, broadcast to the shape; -inf where there is no bound.
+      maximum: highest values (inclusive), broadcast to the shape; inf where there is no bound.
+    """
+
+    minimum: Any = field(default=-np.inf)
+    maximum: Any = field(default=np.inf)
+
+    def __post_init__(self) -> None:
+        for name in ("minimum", "maximum"):
+            bound = np.array(np.broadcast_to(getattr(self, name), self.shape))
+            if self.dtype.kind == "f":
+                limit = np.finfo(self.dtype)
+                bound = np.where(np.isinf(bound), bound, np.clip(bound, limit.min, limit.max)).astype(self.dtype)
+            bound.flags.writeable = False
+            object.__setattr__(self, name, bound)
+        if not np.all(self.minimum <= self.maximum):
+            raise ValueError(f"minimum must be <= maximum, got {self.minimum} and {self.maximum}")
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, BoundedArraySpec)
+            and (self.shape, self.dtype) == (other.shape, other.dtype)
+            and np.array_equal(self.minimum, other.minimum)
+            and np.array_equal(self.maximum, other.maximum)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+
+def require_within(values: Nest, spec: Nest, *, name: str, advice: str, leading: tuple[int, ...] = ()) -> Nest:
+    """Returns a nest of values as arrays of the dtypes of a spec, after checking structure, shapes and bounds.
+
+    Args:
+      values: nest of arrays or numbers. Integers and floats may have any width; floats are not accepted for integers.
+      spec: nest of `ArraySpec`s, and of `BoundedArraySpec`s for arrays with bounds.
+      name: name of the nest in messages, such as 'action'.
+      advice: suggestion for the user, which ends messages.
+      leading: axes before those of the spec, such as `(B,)` for a batch.
+
+    Raises:
+      SpecMismatchError: If the structure, a shape or a dtype differs; the message names the path.
+      ValueError: If a value is NaN or outside its bounds; the message names the path, and the row in a batch.
+    """
+    if isinstance(spec, ArraySpec):
+        return _convert_leaf(values, spec, name, advice, leading)
+    if isinstance(spec, dict):
+        if not isinstance(values, dict) or values.keys() != spec.keys():
+            got = sorted(values) if isinstance(values, dict) else type(values).__name__
+            raise SpecMismatchError(f"{name} must be a dict with the keys {sorted(spec)}, got {got}; {advice}")
+        return {
+            key: require_within(values[key], part, name=f"{name}[{key!r}]", advice=advice, leading=leading)
+            for key, part in spec.items()
+        }
+    if not isinstance(values, (tuple, list)) or len(values) != len(spec):
+        got = f"{len(values)}" if isinstance(values, (tuple, list)) else f"a {type(values).__name__}"
+        raise SpecMismatchError(f"{name} must be a tuple of {len(spec)} values, got {got}; {advice}")
+    return tuple(
+        require_within(value, part, name=f"{name}[{index}]", advice=advice, leading=leading)
+        for index, (value, part) in enumerate(zip(values, spec, strict=True))
+    )
+
+
+def _convert_leaf(value: Any, spec: ArraySpec, name: str, advice: str, leading: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(value)
+    is_exact = array.dtype.kind in "iub" or spec.dtype.kind == "f" == array.dtype.kind
+    if array.shape != (*leading, *spec.shape) or not is_exact:
+        expected = describe(ArraySpec((*leading, *spec.shape), spec.dtype))
+        raise SpecMismatchError(f"{name} must be {expected}, got {describe(array)}; {advice}")
+    if isinstance(spec, BoundedArraySpec) and not (
+        np.logical_and.reduce(array >= spec.minimum, axis=None)
+        and np.logical_and.reduce(array <= spec.maximum, axis=None)
+    ):
+        _raise_out_of_bounds(array, spec, name, advice, leading)
+    return array if array.dtype == spec.dtype else array.astype(spec.dtype)
+
+
+def _raise_out_of_bounds(
+    array: np.ndarray, spec: BoundedArraySpec, name: str, advice: str, leading: tuple[int, ...]
+) -> None:
+    wrong = ~((array >= spec.minimum) & (array <= spec.maximum))
+    index = tuple(int(part) for part in np.argwhere(wrong)[0])
+    inner = index[len(leading) :]
+    place = f" (row {index[0]})" if leading else ""
+    element = f"{name}{list(inner)}" if inner else name
+    raise ValueError(
+        f"{element} must be in [{spec.minimum[inner]:g}, {spec.maximum[inner]:g}], got {array[index]}{place}; {advice}"
+    )
+
+
+def make_zeros(spec: Nest, leading: tuple[int, ...] = ()) -> Nest:
+    """Returns a nest of zeros, or of the values closest to zero within the bounds, with `leading` axes."""
+    if isinstance(spec, dict):
+        return {key: make_zeros(part, leading) for key, part in spec.items()}
+    if isinstance(spec, tuple):
+        parts = [make_zeros(part, leading) for part in spec]
+        return type(spec)(*parts) if hasattr(spec, "_fields") else tuple(parts)
+    zeros = np.zeros((*leading, *spec.shape), spec.dtype)
+    if isinstance(spec, BoundedArraySpec):
+        zeros = np.clip(zeros, spec.minimum, spec.maximum).astype(spec.dtype)
+    return zeros
+
+
+def require_equal_specs(got: Nest, expected: Nest, *, name: str, holders: tuple[str, str], advice: str) -> None:
+    """Checks that two nests of specs are equal, bounds included.
+
+    Args:
+      got: nest of specs of the second holder.
+      expected: nest of specs of the first holder.
+      name: name of the nest in messages, such as 'observation'.
+      holders: names of the two holders, such as `('environment 0', 'environment 3')`.
+      advice: suggestion for the user, which ends messages.
+
+    Raises:
+      SpecMismatchError: If they differ; the message names the first path that differs.
+    """
+    first, second = dict(leaves(expected)), dict(leaves(got))
+    for path in [*first, *second]:
+        one, other = first.get(path), second.get(path)
+        if one != other:
+            texts = ["nothing" if spec is None else describe_bounded(spec) for spec in (one, other)]
+            raise SpecMismatchError(
+                f"{path_name(path, name)} is {texts[0]} in {holders[0]}, but {texts[1]} in {holders[1]}; {advice}"
+            )
+
+
+def describe_bounded(spec: ArraySpec) -> str:
+    """Formats a spec as dtype, shape and bounds, such as `float32 [3] in [-1, 1]`."""
+    if not isinstance(spec, BoundedArraySpec):
+        return describe(spec)
+    low, high = np.unique(spec.minimum), np.unique(spec.maximum)
+    if low.size != 1 or high.size != 1:
+        return f"{describe(spec)} in [{spec.minimum.tolist()}, {spec.maximum.tolist()}]"
+    return f"{describe(spec)} in [{low[0]:g}, {high[0]:g}]"
