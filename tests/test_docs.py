@@ -21,6 +21,7 @@ SLOW_BLOCKS = {
     "experiments.md-1",
     "own_agents.md-4",
     "sampling.md-2",
+    "sampling.md-3",
     "sampling.md-4",
     "training.md-2",
 }

@@ -251,7 +251,7 @@ def test_steps_after_a_zero_discount_are_ignored(name, number, case, position):
     np.testing.assert_array_equal(FUNCTIONS[name](case)[: position + 1], changed[: position + 1])
 
 
-@pytest.mark.parametrize("number", [5, math.nan])
+@pytest.mark.parametrize("number", mark_slow_except({math.nan}, [5, math.nan]))
 @pytest.mark.parametrize("name", CUT_AT_ENDS)
 @given(chunks(min_length=1), st.integers(0, 39))
 @few_examples

@@ -565,6 +565,7 @@ def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_pat
     assert code == 2 and "--max-size of table 'replay' is 2147483647, the requested one 5" in err
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_status_line_while_tensorflow_loads(data, tmp_path):
     reader, writer = pty.openpty()
     command = [sys.executable, "-m", "rlds2reverb.cli", "convert", str(data / HOPPER), "--out", str(tmp_path / "out")]

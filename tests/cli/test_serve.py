@@ -108,6 +108,7 @@ def test_a_failed_checkpoint_is_reported_and_tried_at_the_next_interval(served, 
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_server_restores_its_last_checkpoint(tmp_path):
     arguments = ["serve", "--checkpoint-root", str(tmp_path / "root"), "--checkpoint-every", "0.1"]
     program = [sys.executable, "-m", "rlds2reverb.cli", *arguments]

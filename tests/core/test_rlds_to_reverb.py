@@ -109,7 +109,7 @@ def test_missing_steps_and_fields_raise_tf_agents_messages(data):
             assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("name", ["no_is_last", "terminal_mid", "is_last_mid"])
+@pytest.mark.parametrize("name", mark_slow_except({"terminal_mid"}, ["no_is_last", "terminal_mid", "is_last_mid"]))
 def test_invalid_steps_raise_tf_agents_messages(data, name):
     messages = []
     for module in (reference, rlds_to_reverb):
@@ -139,7 +139,7 @@ def test_spec_includes_the_policy_info():
     assert described == [(np.asarray(value).dtype, np.shape(value)) for value in tree.flatten(first)]
 
 
-@pytest.mark.parametrize("length", [2, 3])
+@pytest.mark.parametrize("length", mark_slow_except({3}, [2, 3]))
 def test_policy_info_can_be_a_nest_or_empty(length):
     dataset = rlds_dataset([episode(length, terminal=True)])
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
+from properties import mark_slow_except
 from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError
 from rlds2reverb.learners import learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
@@ -94,7 +95,7 @@ def test_after_iter_hooks_see_the_update_and_its_priority_info(tmp_path):
 # --- A run
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 7, 100])
+@pytest.mark.parametrize("steps_per_call", mark_slow_except({7}, [1, 7, 100]))
 def test_hooks_are_called_at_their_exact_iterations_without_retracing(tmp_path, steps_per_call):
     notes, agent = [], MeanAgent()
     hooks = [
@@ -327,7 +328,9 @@ def make_failing_batches(fail_at, message="row is damaged"):
     ("dataset", "error", "message"),
     [
         (batches().take(25), ValueError, r"the dataset ended; use an endless dataset, such as dataset.repeat\(\)"),
-        (make_failing_batches(25), tf.errors.InvalidArgumentError, "row is damaged"),
+        pytest.param(
+            make_failing_batches(25), tf.errors.InvalidArgumentError, "row is damaged", marks=pytest.mark.slow
+        ),
         (make_failing_batches(25, "ServerUnavailableError: no samples"), ServerUnavailableError, "no samples"),
     ],
 )

@@ -119,6 +119,7 @@ def test_best_evaluation_after_the_run_is_saved_as_the_best(tmp_path):
         assert learner.load_checkpoint() and (learner.best_return, learner.evaluated_at) == (1.0, 3)
 
 
+@pytest.mark.slow
 def test_hook_can_export_a_new_best_policy_before_its_checkpoint(tmp_path):
     hooks = [
         EvaluateHook(lambda policy: 1.0, every=2),
@@ -251,6 +252,7 @@ def test_completed_run_keeps_its_log_when_it_is_started_again(tmp_path):
 # --- Running learners
 
 
+@pytest.mark.slow
 def test_collecting_and_learning_alternate_in_one_run(tmp_path):
     notes, hooks = [], [LogShowHook(every=4)]
     for position in ("before_run", "after_run"):
@@ -481,7 +483,7 @@ def test_checkpoint_restores_the_variables_of_a_keras_optimizer(momentum_run):
         assert any(variable not in (0.0, np.float32(0.1)) for variable in variables)
 
 
-@pytest.mark.parametrize("place", ["run_dir", "checkpoint"])
+@pytest.mark.parametrize("place", mark_slow_except({"run_dir"}, ["run_dir", "checkpoint"]))
 def test_initialize_from_loads_weights_but_no_optimizer_and_no_step(momentum_run, tmp_path, place):
     folder, estimate, _ = momentum_run
     path = folder if place == "run_dir" else folder / "checkpoints" / "0000000005"

@@ -167,7 +167,7 @@ def test_weights_are_relative_to_the_batch_and_follow_the_schedule():
         assert info.weight.dtype == np.float32 and not info.server.any() and info.server.dtype == np.int32
 
 
-@pytest.mark.parametrize("kind", ["number", "variable", "function"])
+@pytest.mark.parametrize("kind", mark_slow_except({"variable"}, ["number", "variable", "function"]))
 def test_weights_are_relative_to_the_table_with_min_priority(kind):
     variable = tf.Variable(0.5, dtype=tf.float64)
     min_priority = {"number": 0.5, "variable": variable, "function": lambda: variable + 0.0}[kind]

@@ -278,7 +278,7 @@ def find_priorities(server):
     return {sample[0].info.key: sample[0].info.priority for sample in server.client.sample("replay", 300)}
 
 
-@pytest.mark.parametrize("has_root", [False, True])
+@pytest.mark.parametrize("has_root", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_load_data_restarts_the_server_on_its_port_with_the_saved_items(tmp_path, has_root):
     root = tmp_path / "root" if has_root else None
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:

@@ -27,6 +27,7 @@ from faults import (
     serve_table,
     skip_unless_mounted,
 )
+from properties import mark_slow_except
 from reference_impls import episode
 
 from rlds2reverb._server.clients import connect, table_infos
@@ -103,7 +104,14 @@ def duration_secs(tmp_path_factory):
 # --- the run is killed
 
 
-@pytest.mark.parametrize("held_at", [("check", 50), ("try", 0), ("write", 0), ("write", 55), ("write", 99)])
+@pytest.mark.parametrize(
+    "held_at",
+    [
+        ("write", 0),
+        ("write", 55),
+        *(pytest.param(moment, marks=pytest.mark.slow) for moment in [("check", 50), ("try", 0), ("write", 99)]),
+    ],
+)
 def test_killed_run_resumes_and_stores_every_item_once(tmp_path, expected, held_at):
     with start_server(tmp_path) as server:
         kill_at(*held_at, server.address, state_home=tmp_path)
@@ -243,7 +251,10 @@ def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, s
 # --- the server is killed
 
 
-@pytest.mark.parametrize(("held_at", "num_restarts"), [(("check", 50), 0), (("write", 0), 1), (("write", 99), 1)])
+@pytest.mark.parametrize(
+    ("held_at", "num_restarts"),
+    mark_slow_except([(("write", 99), 1)], [(("check", 50), 0), (("write", 0), 1), (("write", 99), 1)]),
+)
 def test_restarted_server_gets_all_items_again(tmp_path, expected, held_at, num_restarts):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
@@ -451,6 +462,7 @@ def test_reverb_writer_raises_if_the_server_was_restarted(tmp_path, held_at, tim
         assert run.exitcode == 0
 
 
+@pytest.mark.slow
 def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_path):
     options = {"writer": "reverb", "source": make_episodes(20)}
     with replace_server(tmp_path, ("check", 11), serve_table, **options) as (_, channel, to_second):
@@ -487,7 +499,7 @@ def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expec
 
 
 @pytest.mark.parametrize("secs", [1, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stage", ["check", "write"])
+@pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
 def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected, stoppable_server, stage, secs):
     pid, to_server, port = stoppable_server
     options = {"state_home": tmp_path, "timeout_secs": 2.0 * secs + 10}
@@ -523,7 +535,7 @@ def test_program_exits_if_its_server_is_stopped(tmp_path, stoppable_server, writ
 # --- the disk is full
 
 
-@pytest.mark.parametrize("num_bytes", [6 << 12, 10 << 12, 100 << 12])
+@pytest.mark.parametrize("num_bytes", mark_slow_except({10 << 12}, [6 << 12, 10 << 12, 100 << 12]))
 def test_checkpoint_on_a_full_disk_raises_and_keeps_the_previous_one(tmp_path, num_bytes):
     with process(checkpoint_on_full_disk, tmp_path, num_bytes) as (_, channel):
         skip_unless_mounted(channel)

@@ -47,8 +47,8 @@ def act(actor, observation, noise):
     [
         {},
         {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False},
-        {"num_bc_updates": 1},
-        {"max_q_backup": True},
+        pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),
+        pytest.param({"max_q_backup": True}, marks=pytest.mark.slow),
     ],
     ids=["published", "lagrange", "warm start", "max backup"],
 )

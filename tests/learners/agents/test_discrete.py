@@ -220,7 +220,7 @@ def test_continuous_action_raises():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("action", [SPEC.minimum - 1, SPEC.maximum + 1])
+@pytest.mark.parametrize("action", [pytest.param(SPEC.minimum - 1, marks=pytest.mark.slow), SPEC.maximum + 1])
 def test_action_out_of_bounds_raises_instead_of_training(name, action):
     data, agent = discrete_columns(), make(name)
     data["action"][2] = action
