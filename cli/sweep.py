@@ -15,6 +15,7 @@ from rlds2reverb._signals import raise_on_sigterm
 
 from . import checks, output
 from .output import json_option
+from .own_modules import add_current_directory
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def sweep(file: Path, run_dir: Path, jobs: int, as_json: bool) -> int:
     checkpoints and stops with exit code 75; the same command then continues. Runs that fail do not stop the others,
     and lead to exit code 2.
     """
+    add_current_directory()  # The file may name modules of the user's own.
     return run_and_report(plan_sweep(file), run_dir, jobs=jobs, as_json=as_json)
 
 

@@ -16,7 +16,7 @@ from .references import describe_reference, is_reference, resolve_reference
 _BATCH_SIZE = 256
 
 #: Hyperparameters that a training run determines, and the options of the run that they are taken from.
-RUN_HYPERPARAMETERS = {"discount": "gamma", "num_updates": "steps", "seed": "seed"}
+RUN_HYPERPARAMETERS = {"discount": "gamma", "gamma": "gamma", "num_updates": "steps", "seed": "seed"}
 
 
 @dataclass(frozen=True)

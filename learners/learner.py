@@ -354,6 +354,11 @@ class Learner:
         """Ends the run after the hooks of this iteration; if called again, the first reason is kept."""
         self.stop_reason = self.stop_reason or reason
 
+    @property
+    def has_td_errors(self) -> bool:
+        """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
+        return self._loop.has_td_errors
+
     def flush_priorities(self) -> None:
         """Waits until all priorities are updated."""
         if self._priorities is not None:
@@ -361,7 +366,7 @@ class Learner:
 
     def _require_td_errors(self) -> None:
         """Raises `ValueError` if there are priorities to update, but the agent has no TD errors to compute them."""
-        if self._priorities is not None and not self._loop.has_td_errors:
+        if self._priorities is not None and not self.has_td_errors:
             raise ValueError(
                 "priorities= requires an agent that computes a TD error for each item, unlike "
                 f"{type(self.agent).__name__}; omit priorities=, or return 'td_error' [B] in its LossInfo.extra"

@@ -255,8 +255,11 @@ class TrainingConfig:
             raise ValueError(f"{self.algo} requires sampler='uniform': it has no TD errors to use as priorities")
         if self.deterministic and self.sampler == "prioritized":
             raise ValueError("deterministic=True requires sampler='uniform'; servers sample nondeterministically")
-        if "discount" in self.hyperparameters:
-            raise ValueError("'discount' cannot be set here because it must match the stored items; set gamma instead")
+        for name in ("discount", "gamma"):
+            if name in self.hyperparameters:
+                raise ValueError(
+                    f"{name!r} cannot be set here because it must match the stored items; set gamma instead"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for other processes, which may know an agent of the user's own by this object only."""

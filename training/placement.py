@@ -130,7 +130,8 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
     """Trains a run to its end, and returns how it ended; errors are part of the outcome."""
     from .training import Training
 
-    learner = None
+    learner, report = None, run_dir / "exception.txt"
+    report.unlink(missing_ok=True)
     try:
         with Training(run.source, run.config, run_dir, progress=progress) as training:
             learner = training.learner
@@ -141,9 +142,9 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
     except (KeyboardInterrupt, Terminated) as stop:
         return Outcome("stopped", 0, "SIGTERM" if isinstance(stop, Terminated) else "SIGINT")
     except Exception as error:
-        if run_dir.is_dir():
+        if run_dir.is_dir() and not report.exists():  # The learner reports errors in its loop itself.
             with contextlib.suppress(OSError):
-                (run_dir / "exception.txt").write_text(traceback.format_exc(), encoding="utf-8")
+                report.write_text(traceback.format_exc(), encoding="utf-8")
         return Outcome("failed", learner.step if learner else 0, str(error) or type(error).__name__)
 
 

@@ -10,15 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, overload
 
-import tensorflow as tf
 from rlds2reverb.learners import Evaluator, Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.feeds import Feed
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.references import describe_reference, is_importable
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
-from rlds2reverb.learners.train_loop import extract_td_errors
 
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
@@ -99,7 +96,6 @@ class Training:
                 **self._hyperparameters(),
             )
             batches = stack.enter_context(open_batches(self.data, config))
-            self._require_td_errors(batches.feed)
             self.learner = stack.enter_context(
                 Learner(
                     self.run_dir,
@@ -229,22 +225,13 @@ class Training:
             values |= {"observation_mean": moments.mean, "observation_std": moments.std}
         return values
 
-    def _require_td_errors(self, feed: Feed) -> None:
-        """Raises `ValueError` if batches are sampled by priority, but an agent of the user's own has no TD errors."""
-        algorithm = get_algorithm(self.config.algo)
-        if self.config.sampler != "prioritized" or algorithm.has_td_errors is not None:
-            return
-
-        def train(experience: Any, weights: Any) -> Any:
-            errors = extract_td_errors(self.agent.train(experience, weights=weights))
-            return () if errors is None else errors
-
-        weights = tf.TensorSpec([self.config.batch_size], tf.float32)
-        traced = tf.function(train, autograph=False).get_concrete_function(feed.experience_spec, weights)
-        if isinstance(traced.structured_outputs, tuple):
+    def _require_td_errors(self) -> None:
+        """Raises `ValueError` if batches are sampled by priority, but the agent has no TD errors."""
+        if self.config.sampler == "prioritized" and not self.learner.has_td_errors:
             raise ValueError(
                 "sampler='prioritized' requires an agent that returns a TD error for each item, unlike "
-                f"{algorithm.name}; use sampler='uniform', or return 'td_error' [B] in the extra of its LossInfo"
+                f"{get_algorithm(self.config.algo).name}; use sampler='uniform', or return 'td_error' [B] in the extra "
+                "of its LossInfo"
             )
 
     def _make_hooks(self) -> list[LearnerHook]:
@@ -262,6 +249,7 @@ class Training:
     def _restore(self, fill: Callable[[], None]) -> None:
         """Continues the run in the directory, or fills the table of a new one."""
         with self._progress.activity("preparing the update"):
+            self._require_td_errors()
             if not self.learner.load_checkpoint(allow_config_mismatch=self.config.allow_config_mismatch):
                 fill()
                 return

@@ -1,0 +1,129 @@
+"""Batches of environments that are stepped one after the other in the calling process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .environment import Environment
+from .specs import require_equal_specs
+from .time_steps import TimeStep
+
+_SAME = "create all environments of a batch with the same options"
+
+
+class BatchedEnvironment(Environment):
+    """Several environments of the same specs as one batch, stepped one after the other in this process.
+
+    `ParallelEnvironment` steps its environments in several processes.
+    """
+
+    def __init__(self, envs: Sequence[Environment]):
+        """Creates the batch.
+
+        Args:
+          envs: the environments, which are not batched themselves and reset themselves at the end of an episode. The
+            batch closes them.
+
+        Raises:
+          ValueError: If there are none.
+          SpecMismatchError: If their specs differ; the message names the path.
+        """
+        super().__init__()
+        if not envs:
+            raise ValueError("envs must contain at least one environment, got none")
+        require_same_specs([env.time_step_spec() for env in envs])
+        self.envs = tuple(envs)
+        self._ids = np.arange(len(envs), dtype=np.int32)
+
+    @property
+    def batched(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def batch_size(self) -> int:
+        """The number B of environments."""
+        return len(self.envs)
+
+    def observation_spec(self) -> Nest:
+        """Returns the specs of one observation."""
+        return self.envs[0].observation_spec()
+
+    def action_spec(self) -> Nest:
+        """Returns the specs of one action."""
+        return self.envs[0].action_spec()
+
+    def reward_spec(self) -> ArraySpec:
+        """Returns the spec of one reward."""
+        return self.envs[0].reward_spec()
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of `TimeStep.env_info`."""
+        return self.envs[0].env_info_spec()
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of environment i to `seed + i`."""
+        for index, env in enumerate(self.envs):
+            env.seed(seed + index)
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Returns what the first environment renders."""
+        return self.envs[0].render(mode)
+
+    def close(self) -> None:
+        """Closes all environments."""
+        for env in self.envs:
+            env.close()
+
+    def _reset(self) -> TimeStep:
+        return self._stack([env.reset() for env in self.envs])
+
+    def _step(self, action: Nest) -> TimeStep:
+        rows = make_row_reader(action)
+        return self._stack([env.advance(rows(index)) for index, env in enumerate(self.envs)])
+
+    def _stack(self, time_steps: Sequence[TimeStep]) -> TimeStep:
+        return stack(time_steps)._replace(env_id=self._ids)
+
+
+def require_same_specs(time_step_specs: Sequence[TimeStep]) -> None:
+    """Raises `SpecMismatchError` unless the time steps of all environments have the same specs."""
+    first = time_step_specs[0]
+    for index, spec in enumerate(time_step_specs[1:], 1):
+        for name in ("observation", "prev_action", "reward", "env_info"):
+            require_equal_specs(
+                getattr(spec, name),
+                getattr(first, name),
+                name="action" if name == "prev_action" else name,
+                holders=("environment 0", f"environment {index}"),
+                advice=_SAME,
+            )
+
+
+def stack(nests: Sequence[Nest]) -> Nest:
+    """Returns a nest of arrays `[B, ...]` from B nests of arrays; nests of different structure become `()`."""
+    first = nests[0]
+    if isinstance(first, dict):
+        return {key: stack([nest[key] for nest in nests]) for key in first}
+    if isinstance(first, tuple):
+        if any(type(nest) is not type(first) or len(nest) != len(first) for nest in nests):
+            return ()
+        parts = [stack(parts) for parts in zip(*nests, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return np.stack(nests) if getattr(first, "shape", ()) else np.array(nests, getattr(first, "dtype", None))
+
+
+def make_row_reader(nest: Nest) -> Callable[[int], Nest]:
+    """Returns a function that returns row i of a nest of arrays `[B, ...]`."""
+    if isinstance(nest, dict):
+        parts = {key: make_row_reader(part) for key, part in nest.items()}
+        return lambda index: {key: read(index) for key, read in parts.items()}
+    if isinstance(nest, tuple):
+        readers = [make_row_reader(part) for part in nest]
+        return lambda index: tuple(read(index) for read in readers)
+    return nest.__getitem__

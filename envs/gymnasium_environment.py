@@ -1,0 +1,207 @@
+"""Gymnasium's environments, and those of the unmaintained gym, as environments that return time steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+
+from .environment import Environment
+from .spaces import make_converter, make_spec
+from .specs import make_zeros
+from .time_steps import FIRST, LAST, MID, TimeStep
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_FIX = "fix the environment"
+
+
+class GymnasiumEnvironment(Environment):
+    """A `gymnasium.Env` as an `Environment`.
+
+    - terminated: the step is LAST with the discount 0, also if it is truncated at the same time.
+    - truncated: the step is LAST with the discount unchanged, so that its value can be bootstrapped.
+
+    The four values of an old `gym.Env` are accepted as well; its `info["TimeLimit.truncated"]` then tells a truncation
+    from a termination.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        discount: float = 1.0,
+        env_id: int = 0,
+        info_fields: Sequence[str] | Mapping[str, ArraySpec] = (),
+        auto_reset: bool = True,
+        render_mode: str | None = None,
+        allow_non_finite: bool = False,
+    ):
+        """Wraps an environment.
+
+        Args:
+          env: a `gymnasium.Env`, or an environment with the same methods.
+          discount: discount of all steps except terminal ones, in [0, 1].
+          env_id: index of the environment in a batch.
+          info_fields: names of fields of `info` that become `TimeStep.env_info`, a dict. The environment is reset once
+            and stepped once to find their specs, unless these are given as a dict of specs by name. A field that is
+            missing in a step is zero.
+          auto_reset: see `Environment`.
+          render_mode: unused if None; checked against the environment's own mode otherwise.
+          allow_non_finite: whether observations and rewards may be NaN or infinite.
+
+        Raises:
+          TypeError: If a space is not supported.
+          ValueError: If an argument is out of range, or `info` has no such field.
+        """
+        super().__init__(auto_reset=auto_reset)
+        if not 0 <= discount <= 1:
+            raise ValueError(f"discount must be in [0, 1], got {discount}")
+        if render_mode is not None and getattr(env, "render_mode", None) != render_mode:
+            raise ValueError(f"the environment has render_mode={env.render_mode!r}, got {render_mode!r}")
+        self.gym = env
+        self._discount, self._env_id = np.float32(discount), np.int32(env_id)
+        self._allow_non_finite = allow_non_finite
+        self._observation_spec = make_spec(env.observation_space)
+        self._action_spec = make_spec(env.action_space, name="action")
+        self._convert = make_converter(self._observation_spec)
+        self._is_single = isinstance(self._observation_spec, ArraySpec)
+        self._has_floats = any(spec.dtype.kind == "f" for _, spec in leaves(self._observation_spec))
+        self._to_gym = _make_action_converter(env.action_space, self._action_spec)
+        self._first_action = make_zeros(self._action_spec)
+        self._seed: int | None = None
+        self._info_spec: dict[str, ArraySpec] = {}
+        if info_fields:
+            self._info_spec = dict(info_fields) if isinstance(info_fields, Mapping) else self._find_info(info_fields)
+
+    def observation_spec(self) -> Nest:
+        """Returns the specs of the observation space."""
+        return self._observation_spec
+
+    def action_spec(self) -> Nest:
+        """Returns the specs of the action space."""
+        return self._action_spec
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of the selected fields of `info`, a dict; `()` if none are selected."""
+        return self._info_spec or ()
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of the next `reset`; later episodes continue its random sequence, as Gymnasium's do."""
+        self._seed = int(seed)
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Returns what the environment renders in its own mode, which was chosen when it was created.
+
+        Raises:
+          ValueError: If its mode is a different one.
+        """
+        own = getattr(self.gym, "render_mode", None)
+        if own != mode:
+            raise ValueError(
+                f"the environment was created with render_mode={own!r}, got mode {mode!r}; create it with "
+                f"render_mode={mode!r}"
+            )
+        return self.gym.render()
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.gym.close()
+
+    def _reset(self) -> TimeStep:
+        seed, self._seed = self._seed, None
+        result = self.gym.reset() if seed is None else self._reset_with(seed)
+        observation, info = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        return TimeStep(FIRST, _ZERO, _ONE, self._read(observation), self._first_action, self._env_id, (),
+                        self._select(info) if self._info_spec else ())  # fmt: skip
+
+    def _reset_with(self, seed: int) -> Any:
+        try:
+            return self.gym.reset(seed=seed)
+        except TypeError:  # Old versions of gym have a method instead.
+            self.gym.seed(seed)
+            return self.gym.reset()
+
+    def _step(self, action: Nest) -> TimeStep:
+        result = self.gym.step(self._to_gym(action))
+        if len(result) == 5:
+            observation, reward, terminated, truncated, info = result
+        else:
+            observation, reward, done, info = result
+            truncated = bool(done and info.get("TimeLimit.truncated"))
+            terminated = done and not truncated
+        if terminated:
+            step_type, discount = LAST, _ZERO
+        else:
+            step_type, discount = (LAST, self._discount) if truncated else (MID, self._discount)
+        if not math.isfinite(reward) and not self._allow_non_finite:
+            raise ValueError(f"the reward must be finite, got {reward}; {_FIX}, or use allow_non_finite=True")
+        return TimeStep(step_type, np.float32(reward), discount, self._read(observation), action, self._env_id, (),
+                        self._select(info) if self._info_spec else ())  # fmt: skip
+
+    def _read(self, value: Any) -> Nest:
+        try:
+            observation = self._convert(value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecMismatchError(f"the observation does not match its space ({error}); {_FIX}") from error
+        if self._is_single:
+            if observation.shape != self._observation_spec.shape:
+                self._raise_invalid(observation)
+            if self._has_floats and not self._allow_non_finite and not math.isfinite(np.add.reduce(observation, None)):
+                self._raise_invalid(observation)
+        else:
+            self._raise_invalid(observation)
+        return observation
+
+    def _raise_invalid(self, observation: Nest) -> None:
+        """Raises an error if an observation has other shapes than its spec, or values that are not finite."""
+        specs = dict(leaves(self._observation_spec))
+        for path, leaf in leaves(observation):
+            if leaf.shape != specs[path].shape:
+                raise SpecMismatchError(
+                    f"{path_name(path, 'observation')} is {describe(leaf)}, but its space is "
+                    f"{describe(specs[path])}; {_FIX}"
+                )
+            if leaf.dtype.kind == "f" and not self._allow_non_finite and not np.isfinite(leaf).all():
+                raise ValueError(
+                    f"{path_name(path, 'observation')} must be finite, got {leaf}; {_FIX}, or use allow_non_finite=True"
+                )
+
+    def _find_info(self, names: Sequence[str]) -> dict[str, ArraySpec]:
+        infos = [self.gym.reset(seed=0)[1], self.gym.step(self.gym.action_space.sample())[-1]]
+        found = {}
+        for name in names:
+            values = [np.asarray(info[name]) for info in infos if name in info]
+            if not values:
+                known = sorted({key for info in infos for key in info})
+                raise ValueError(
+                    f"info_fields contains {name!r}, but the environment's info has {known or 'no fields'}"
+                )
+            dtype = np.dtype(np.float32) if values[-1].dtype.kind == "f" else values[-1].dtype
+            found[name] = ArraySpec(values[-1].shape, dtype)
+        return found
+
+    def _select(self, info: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {
+            name: np.asarray(info[name], spec.dtype) if name in info else np.zeros(spec.shape, spec.dtype)
+            for name, spec in self._info_spec.items()
+        }
+
+
+def _make_action_converter(space: Any, spec: Nest) -> Callable[[Nest], Any]:
+    """Returns a function that converts actions of the spec to values of the space."""
+    if isinstance(spec, dict):
+        parts = {key: _make_action_converter(space.spaces[key], part) for key, part in spec.items()}
+        return lambda action: {key: convert(action[key]) for key, convert in parts.items()}
+    if isinstance(spec, tuple):
+        converters = [_make_action_converter(one, part) for one, part in zip(space.spaces, spec, strict=True)]
+        return lambda action: tuple(convert(part) for convert, part in zip(converters, action, strict=True))
+    if type(space).__name__ == "Discrete":
+        return int
+    if space.dtype != spec.dtype:
+        return lambda action: action.astype(space.dtype)
+    return lambda action: action

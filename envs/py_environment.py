@@ -1,0 +1,119 @@
+"""Environments as TF-Agents' `PyEnvironment`, for its drivers, policies and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.environments import py_environment
+from tf_agents.specs import array_spec
+from tf_agents.trajectories import time_step as ts
+
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .environment import Environment
+from .specs import BoundedArraySpec
+from .time_steps import to_tf_agents
+
+
+def to_py_environment(env: Environment) -> AgentsEnvironment:
+    """Converts an environment to TF-Agents' `PyEnvironment`.
+
+    Args:
+      env: an environment, batched or not. The result closes it.
+    """
+    return AgentsEnvironment(env)
+
+
+class AgentsEnvironment(py_environment.PyEnvironment):
+    """A TF-Agents `PyEnvironment` whose time steps are those of an `Environment`, without the additional fields.
+
+    Attributes:
+      env: the environment. Its `current_time_step()` has the other fields of the current time step.
+    """
+
+    def __init__(self, env: Environment):
+        super().__init__(handle_auto_reset=False)
+        self.env = env
+        self._observation_spec = _convert(env.observation_spec(), "observation")
+        self._action_spec = _convert(env.action_spec(), "action")
+        self._reward_spec = _convert(env.reward_spec(), "reward")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.env, name)
+
+    @property
+    def batched(self) -> bool:
+        """Whether time steps and actions have a leading axis B."""
+        return self.env.batched
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number B of environments in the batch; None without a batch."""
+        return self.env.batch_size
+
+    def observation_spec(self) -> Nest:
+        """Returns TF-Agents' specs of one observation."""
+        return self._observation_spec
+
+    def action_spec(self) -> Nest:
+        """Returns TF-Agents' specs of one action, with its bounds."""
+        return self._action_spec
+
+    def reward_spec(self) -> Any:
+        """Returns TF-Agents' spec of one reward."""
+        return self._reward_spec
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of `get_info()`."""
+        return self.env.env_info_spec()
+
+    def get_info(self) -> Nest:
+        """Returns the `env_info` of the current time step; `()` before the first one."""
+        current = self.env.current_time_step()
+        return () if current is None else current.env_info
+
+    def current_time_step(self) -> Any:
+        """Returns the current time step; the first of an episode if there is none yet."""
+        if self._current_time_step is None:
+            return self.reset()
+        return self._current_time_step
+
+    def step(self, action: Nest) -> ts.TimeStep:
+        """Executes an action, or a batch of B; see `Environment.step`."""
+        self._current_time_step = to_tf_agents(self.env.step(action))
+        return self._current_time_step
+
+    def reset(self) -> ts.TimeStep:
+        """Starts a new episode, or B, and returns the first step."""
+        self._current_time_step = to_tf_agents(self.env.reset())
+        return self._current_time_step
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of the next `reset`."""
+        self.env.seed(seed)
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Returns an image of the environment."""
+        return self.env.render(mode)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()
+
+    def _reset(self) -> ts.TimeStep:
+        return to_tf_agents(self.env.reset())
+
+    def _step(self, action: Nest) -> ts.TimeStep:
+        return to_tf_agents(self.env.step(action))
+
+
+def _convert(spec: Nest, name: str) -> Nest:
+    def convert(leaf: ArraySpec) -> Any:
+        if isinstance(leaf, BoundedArraySpec):
+            return array_spec.BoundedArraySpec(leaf.shape, leaf.dtype, leaf.minimum, leaf.maximum, name=name)
+        return array_spec.ArraySpec(leaf.shape, leaf.dtype, name=name)
+
+    return tf.nest.map_structure(convert, spec)

@@ -1,0 +1,95 @@
+"""Gymnasium's spaces as specs, and the conversion of their values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .specs import BoundedArraySpec
+
+_SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Tuple and Dict of these are supported"
+
+
+def make_spec(space: Any, *, name: str = "observation") -> Nest:
+    """Returns the specs of the values of a space.
+
+    Args:
+      space: a Gymnasium space, or one of the unmaintained gym. Discrete spaces become integers from `start` to
+        `start + n - 1`, MultiBinary ones integers 0 and 1, and Box spaces arrays with the bounds of the space; floats
+        become float32. Tuple and Dict spaces become tuples and dicts.
+      name: name of the nest in messages.
+
+    Returns:
+      A nest of `BoundedArraySpec`s.
+
+    Raises:
+      TypeError: If the space, or one inside of it, is of a different kind; the message names the path.
+    """
+    kind = type(space).__name__
+    if kind == "Dict":
+        return {key: make_spec(part, name=f"{name}[{key!r}]") for key, part in space.spaces.items()}
+    if kind == "Tuple":
+        return tuple(make_spec(part, name=f"{name}[{index}]") for index, part in enumerate(space.spaces))
+    if kind == "Discrete":
+        start = int(getattr(space, "start", 0))
+        return BoundedArraySpec((), np.dtype(space.dtype), start, start + int(space.n) - 1)
+    if kind == "MultiDiscrete":
+        start = getattr(space, "start", None)
+        low = np.zeros_like(space.nvec) if start is None else np.asarray(start)
+        return BoundedArraySpec(tuple(space.shape), np.dtype(space.dtype), low, low + space.nvec - 1)
+    if kind == "MultiBinary":
+        return BoundedArraySpec(tuple(space.shape), np.dtype(space.dtype), 0, 1)
+    if kind == "Box":
+        dtype = np.dtype(np.float32) if space.dtype.kind == "f" else np.dtype(space.dtype)
+        return BoundedArraySpec(tuple(space.shape), dtype, space.low, space.high)
+    raise TypeError(f"the {name} space must be one of the supported kinds, got {space}; {_SUPPORTED}")
+
+
+def make_space(spec: Nest) -> Any:
+    """Returns the Gymnasium space of a nest of specs, the inverse of `make_spec`.
+
+    Raises:
+      TypeError: If a spec has a dtype that no space has, such as string.
+    """
+    from gymnasium import spaces
+
+    if isinstance(spec, dict):
+        return spaces.Dict({key: make_space(part) for key, part in spec.items()})
+    if isinstance(spec, tuple):
+        return spaces.Tuple([make_space(part) for part in spec])
+    if spec.dtype.kind not in "fiub":
+        raise TypeError(f"specs must be numeric to become a space, got {spec}; convert or drop the field")
+    if not isinstance(spec, BoundedArraySpec):
+        limits = (-np.inf, np.inf) if spec.dtype.kind == "f" else _integer_limits(spec.dtype)
+        return spaces.Box(*limits, shape=spec.shape, dtype=spec.dtype.type)
+    if not spec.shape and spec.dtype.kind in "iu":
+        low, high = int(spec.minimum), int(spec.maximum)
+        if high - low < 2**31:
+            return spaces.Discrete(high - low + 1, start=low)
+    return spaces.Box(spec.minimum, spec.maximum, shape=spec.shape, dtype=spec.dtype.type)
+
+
+def _integer_limits(dtype: np.dtype) -> tuple[int, int]:
+    if dtype.kind == "b":
+        return 0, 1
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def make_converter(spec: Nest) -> Callable[[Any], Nest]:
+    """Returns a function that copies values of a space to arrays of the dtypes of its spec.
+
+    Copies, because some environments return the same array in each step.
+    """
+    if isinstance(spec, ArraySpec):
+        return functools.partial(np.array, dtype=spec.dtype)
+    if isinstance(spec, dict):
+        parts = {key: make_converter(part) for key, part in spec.items()}
+        return lambda value: {key: convert(value[key]) for key, convert in parts.items()}
+    converters = [make_converter(part) for part in spec]
+    return lambda value: tuple(convert(part) for convert, part in zip(converters, value, strict=True))

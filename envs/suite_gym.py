@@ -1,0 +1,96 @@
+"""Environments that are registered with Gymnasium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlds2reverb._text import suggest
+
+from .environment import Environment
+from .gymnasium_environment import GymnasiumEnvironment
+from .time_limit import TimeLimit
+
+INSTALL = "run pip install '.[eval]' in the checkout"
+
+
+def load(
+    name: str,
+    env_id: int = 0,
+    discount: float = 1.0,
+    max_episode_steps: int | None = None,
+    gym_wrappers: Sequence[Callable[[Any], Any]] = (),
+    env_wrappers: Sequence[Callable[[Environment], Environment]] = (),
+    **options: Any,
+) -> Environment:
+    """Creates an environment that is registered with Gymnasium.
+
+    The order, from the inside to the outside, is: the environment without Gymnasium's own time limit, `gym_wrappers` in
+    their order, `GymnasiumEnvironment`, `TimeLimit`, and `env_wrappers` in their order. Wrappers on time steps thus see
+    the ends of episodes by time, and neither hides whether an episode was terminated or truncated.
+
+    Args:
+      name: id of the environment, such as 'Hopper-v5', or 'my_module:MyEnv-v0' to import a module first.
+      env_id: index of the environment in a batch.
+      discount: discount of all steps except terminal ones.
+      max_episode_steps: number of steps after which episodes are truncated; None for the registered limit, 0 for no
+        limit.
+      gym_wrappers: functions, such as classes of wrappers, that take and return a `gymnasium.Env`.
+      env_wrappers: functions that take and return an `Environment`.
+      **options: arguments of the environment, such as `render_mode`.
+
+    Raises:
+      ImportError: If Gymnasium or a dependency of the environment is not installed.
+      ValueError: If there is no environment of this name; the message contains the most similar one.
+    """
+    env = make_gym(name, max_episode_steps=-1, **options)
+    duration = env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps
+    if max_episode_steps is None:
+        duration = find_spec(name).max_episode_steps
+    for wrap in gym_wrappers:
+        env = wrap(env)
+    result: Environment = GymnasiumEnvironment(env, discount=discount, env_id=env_id)
+    if duration:
+        result = TimeLimit(result, duration)
+    for wrap_env in env_wrappers:
+        result = wrap_env(result)
+    return result
+
+
+def import_gymnasium() -> Any:
+    """Imports Gymnasium; raises `ImportError` with advice if it is not installed."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError(f"environments require Gymnasium ({error}); {INSTALL}") from error
+    return gymnasium
+
+
+def find_spec(name: str) -> Any:
+    """Returns Gymnasium's registered spec of an environment.
+
+    Raises:
+      ImportError, ValueError: See `load`.
+    """
+    gymnasium = import_gymnasium()
+    try:
+        return gymnasium.spec(name)
+    except ModuleNotFoundError as error:  # From 'my_module:MyEnv-v0'.
+        raise ValueError(f"Gymnasium cannot create {name!r}: {error}; check the name of the module") from error
+    except gymnasium.error.Error as error:
+        known = suggest(name, list(gymnasium.registry))
+        raise ValueError(f"Gymnasium has no environment {name!r} ({error}){known}") from error
+
+
+def make_gym(name: str, **options: Any) -> Any:
+    """Creates a `gymnasium.Env` without Gymnasium's checker, whose checks `GymnasiumEnvironment` makes.
+
+    Raises:
+      ImportError, ValueError: See `load`.
+    """
+    gymnasium = import_gymnasium()
+    find_spec(name)
+    try:
+        return gymnasium.make(name, disable_env_checker=True, **options)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(f"a dependency of {name} is not installed ({error}); {INSTALL}") from error
