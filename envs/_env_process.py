@@ -1,0 +1,233 @@
+"""The caller's side of a worker of a `ParallelEnvironment`: its process, its messages, and its requests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ._env_worker import CALL, ERROR, FAILURE, RESULT, WAKE
+from ._shared_arrays import Channel
+from .environment import Environment
+
+_CODE = (
+    "import sys; sys.path[:] = sys.argv[6:]; from rlds2reverb.envs._env_worker import main; "
+    "main(*map(int, sys.argv[1:6]))"
+)
+_CHECK_SECS, _TRACE_SECS = 0.05, 0.2
+
+
+class EnvironmentFailedError(RuntimeError):
+    """An environment has failed: it raised an error, its process died, or it did not answer in time."""
+
+
+class LostProcessError(Exception):
+    """A worker has died, does not answer, or cannot continue; the text is the reason and its stack traces."""
+
+
+class WorkerProcess:
+    """A worker, which can be started again after it was lost.
+
+    Attributes:
+      index: index of the worker.
+      first, end: its environments are `first` to `end - 1`.
+      seeds: the seeds of its environments; None if they have none.
+      num_failures: how often it was lost since it completed a request.
+    """
+
+    def __init__(self, index: int, constructors: Sequence[Callable[[], Environment]], first: int, memory: int):
+        """Serialises the constructors; `start` starts the process.
+
+        Raises:
+          TypeError: If a constructor cannot be sent to another process.
+        """
+        self.index, self.first, self.end = index, first, first + len(constructors)
+        self.seeds: list[int] | None = None
+        self.num_failures = 0
+        self._memory = memory
+        self._constructors = [_serialise(each, first + row) for row, each in enumerate(constructors)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._peer: Any = None
+        self._files: list[int] = []
+        self._number = 0
+
+    def start(self) -> None:
+        """Starts the process, which creates its environments; `receive` then returns their specs."""
+        own, other = socket.socketpair()
+        lifeline, self_end = os.pipe()
+        trace = os.memfd_create("rlds2reverb_trace", os.MFD_CLOEXEC)
+        passed = [other.fileno(), self._memory, lifeline, trace]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, *map(str, passed), str(self.index), *sys.path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=passed,
+            start_new_session=True,  # Ctrl-C in a terminal is handled by the caller.
+        )
+        other.close()
+        os.close(lifeline)
+        self._files = [self_end, trace]
+        self._peer = Connection(own.detach())
+        self._send(pickle.dumps((self._constructors, self.first)))
+
+    def receive(self, timeout_secs: float) -> Any:
+        """Returns the result of the last call.
+
+        Raises:
+          EnvironmentFailedError: If it has failed, or there is no result in time.
+        """
+        try:
+            while True:
+                if not self._peer.poll(timeout_secs):
+                    raise LostProcessError(f"no answer within {timeout_secs:g} s\n{self._dump_stacks()}")
+                message = self._peer.recv_bytes()
+                if message[:1] == ERROR:
+                    raise LostProcessError(pickle.loads(message[1:])[1])
+                if message[:1] == RESULT:
+                    return pickle.loads(message[1:])
+        except (EOFError, OSError):
+            reason = self._describe_end()
+        except LostProcessError as error:
+            reason = str(error)
+        raise EnvironmentFailedError(f"{self._places} cannot be created or called:\n{reason}") from None
+
+    def connect(self, layout: Any, timeout_secs: float) -> None:
+        """Sends the layout of the shared arrays, and waits until the worker uses them."""
+        self._send(pickle.dumps(layout))
+        self.receive(timeout_secs)
+
+    def call(self, name: str, row: int | None, *arguments: Any, timeout_secs: float) -> Any:
+        """Calls a method of one of the environments, or of the `Share` of the worker if `row` is None.
+
+        Raises:
+          EnvironmentFailedError: If the call fails.
+        """
+        self._send(CALL + pickle.dumps((name, row, arguments)))
+        return self.receive(timeout_secs)
+
+    def request(self, channel: Channel, command: int) -> None:
+        """Starts a step or a reset of all environments; see `wait`."""
+        if self._number != channel.replies[self.index, 0]:  # It was lost and started again.
+            self._number = int(channel.replies[self.index, 0])
+        self._number += 1
+        channel.commands[self.index, 0] = command
+        channel.requests[self.index, 0] = self._number
+        if channel.worker_sleeps[self.index, 0]:
+            self._send(WAKE)
+
+    def wait(self, channel: Channel, spin_secs: float, timeout_secs: float) -> list[tuple[int, str]]:
+        """Waits until the request is completed.
+
+        Returns:
+          The indices of environments that have failed and were created again, with their stack traces.
+
+        Raises:
+          LostProcessError: If the process has died or does not answer.
+        """
+        replies, number = channel.replies[self.index], self._number
+        start = time.perf_counter()
+        while replies[0] != number and time.perf_counter() - start < spin_secs:
+            pass
+        failures: list[tuple[int, str]] = []
+        if replies[0] != number:
+            self._sleep(channel, number, start + timeout_secs, failures)
+        self.num_failures = 0
+        while len(failures) < channel.failures[self.index, 0]:
+            self._read(failures)
+        return failures
+
+    def _sleep(self, channel: Channel, number: int, deadline: float, failures: list[tuple[int, str]]) -> None:
+        sleeps, replies = channel.caller_sleeps[self.index], channel.replies[self.index]
+        sleeps[0] = 1
+        try:
+            while replies[0] != number:
+                if time.perf_counter() > deadline:
+                    index = int(channel.stepping[self.index, 0])
+                    raise LostProcessError(f"environment {index} did not answer in time\n{self._dump_stacks()}")
+                if channel.worker_sleeps[self.index, 0]:  # It fell asleep while the request was made.
+                    self._send(WAKE)
+                if self._peer.poll(_CHECK_SECS):
+                    self._read(failures)
+        except (EOFError, OSError):
+            raise LostProcessError(self._describe_end()) from None
+        finally:
+            sleeps[0] = 0
+
+    def _read(self, failures: list[tuple[int, str]]) -> None:
+        try:
+            message = self._peer.recv_bytes()
+        except (EOFError, OSError):
+            raise LostProcessError(self._describe_end()) from None
+        if message[:1] == FAILURE:
+            failures.append(pickle.loads(message[1:]))
+        elif message[:1] == ERROR:
+            raise LostProcessError(pickle.loads(message[1:])[1])
+
+    def disconnect(self) -> None:
+        """Asks the process to close its environments and to end."""
+        if self._peer is not None:
+            self._peer.close()
+
+    def stop(self, deadline: float) -> None:
+        """Waits until the process has ended; kills it at a deadline of `time.monotonic`."""
+        self.disconnect()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, deadline - time.monotonic()))
+            self._process.kill()
+            self._process.wait()
+        for file in self._files:
+            os.close(file)
+        self._process, self._peer, self._files = None, None, []
+
+    @property
+    def _places(self) -> str:
+        return f"environment {self.first}" if self.end == self.first + 1 else (
+            f"environments {self.first} to {self.end - 1}"
+        )  # fmt: skip
+
+    def _send(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # Its end is found when its answer is read.
+            self._peer.send_bytes(message)
+
+    def _dump_stacks(self) -> str:
+        """Returns the Python stack of a process that hangs."""
+        process: Any = self._process
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _TRACE_SECS
+        while time.monotonic() < deadline and not self._read_trace().endswith("\n"):
+            time.sleep(_TRACE_SECS / 10)
+        return self._read_trace()
+
+    def _describe_end(self) -> str:
+        process: Any = self._process
+        try:
+            code = process.wait(1)
+        except subprocess.TimeoutExpired:
+            return "its process has closed the connection"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the process of {self._places} {how}\n{self._read_trace()}"
+
+    def _read_trace(self) -> str:
+        size = os.fstat(self._files[1]).st_size
+        return os.pread(self._files[1], size, 0).decode(errors="replace")
+
+
+def _serialise(constructor: Callable[[], Environment], index: int) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(constructor))
+    except Exception as error:  # Objects raise errors of any type.
+        raise TypeError(
+            f"constructors[{index}] cannot be sent to another process ({error}); create everything that it needs "
+            "inside of the function"
+        ) from error

@@ -1,0 +1,209 @@
+"""A process that steps some of the environments of a `ParallelEnvironment`, and what it shares with the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import pickle
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from ._shared_arrays import Channel, Rows
+from .batched_environment import make_row_reader
+from .environment import Environment
+from .time_steps import LAST
+
+STEP, RESET = 1, 2
+#: First byte of messages: a wake-up, a failure, a call and its result, and an error of that call.
+WAKE, FAILURE, CALL, RESULT, ERROR = b"w", b"f", b"c", b"r", b"e"
+_F_SETSIG = 10
+_CHECK_SECS = 0.5
+
+
+def create(constructor: Callable[[], Environment], index: int) -> Environment:
+    """Creates one environment of a batch.
+
+    Raises:
+      TypeError: If the constructor returns something else than an environment that is not batched.
+    """
+    env = constructor()
+    if not isinstance(env, Environment) or env.batched:
+        kind = "a batched environment" if isinstance(env, Environment) else f"a {type(env).__name__}"
+        raise TypeError(f"constructors[{index}] must return an Environment that is not batched, got {kind}")
+    return env
+
+
+class Share:
+    """The environments that one process steps, created again when one of them fails."""
+
+    def __init__(self, constructors: Sequence[Callable[[], Environment]], first: int):
+        """Creates environments `first`, `first + 1` and so on of the batch."""
+        self._constructors, self._first = constructors, first
+        self.envs = [create(constructor, first + row) for row, constructor in enumerate(constructors)]
+        self._rows: Rows | None = None
+        self._seeds: list[int | None] = [None] * len(self.envs)
+
+    def connect(self, channel: Channel) -> None:
+        """Lets the environments read and write the shared arrays."""
+        self._rows = Rows(self.envs, self._first, channel)
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Sets the seed of each environment."""
+        self._seeds = list(seeds)
+        for env, seed in zip(self.envs, seeds, strict=True):
+            env.seed(seed)
+
+    def run(self, command: int, report: Callable[[int, str], None], enter: Callable[[int], None]) -> None:
+        """Steps or resets all environments, and writes their time steps.
+
+        An environment that raises an error is created again, and its episode is truncated.
+
+        Args:
+          command: STEP or RESET.
+          report: function called with the index of an environment that has failed and its stack trace.
+          enter: function called with the index of each environment before it is called.
+
+        Raises:
+          Exception: If a new environment fails in its first `reset`.
+        """
+        rows: Any = self._rows
+        is_step = command == STEP
+        read = make_row_reader(rows.read_actions()) if is_step else None
+        for row, env in enumerate(self.envs):
+            enter(self._first + row)
+            try:
+                rows.write(row, env.advance(read(row)) if read is not None else env.reset())
+            except Exception:
+                report(self._first + row, traceback.format_exc())
+                self._replace(row)
+                if is_step and rows.step_type[row] != LAST:
+                    rows.truncate(row)
+                else:
+                    rows.write(row, self.envs[row].reset())
+
+    def _replace(self, row: int) -> None:
+        with contextlib.suppress(Exception):
+            self.envs[row].close()
+        self.envs[row] = create(self._constructors[row], self._first + row)
+        seed = self._seeds[row]
+        if seed is not None:
+            self._seeds[row] = seed + 1_000_003  # A different random sequence than before the failure.
+            self.envs[row].seed(seed + 1_000_003)
+
+    def close(self) -> None:
+        """Closes all environments."""
+        for env in self.envs:
+            with contextlib.suppress(Exception):
+                env.close()
+
+
+def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -> None:
+    """Runs the worker until the caller ends or closes the connection.
+
+    Args:
+      connection: file descriptor of the socket for messages.
+      memory: file descriptor of the shared memory.
+      lifeline: file descriptor of a pipe whose other end is closed when the caller ends, however it ends. The kernel
+        then kills this process, even if an environment hangs.
+      trace: file descriptor of a file for stack traces of crashes, and on SIGUSR1.
+      worker: index of the worker.
+    """
+    _follow(lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(trace)
+    faulthandler.register(signal.SIGUSR1, trace, all_threads=True)
+    peer = Connection(connection)
+    try:
+        constructors, first = pickle.loads(peer.recv_bytes())
+        share = Share([pickle.loads(each) for each in constructors], first)
+        peer.send_bytes(RESULT + pickle.dumps([env.time_step_spec() for env in share.envs]))
+        spec, batch_size, num_workers, spin_secs = pickle.loads(peer.recv_bytes())
+        channel = Channel(memory, spec, batch_size, num_workers)
+        share.connect(channel)
+        channel.replies[worker, 0] = channel.requests[
+            worker, 0
+        ]  # A request that was lost with a process is not repeated.
+        peer.send_bytes(RESULT + pickle.dumps(None))
+    except EOFError:
+        return
+    except Exception as error:
+        peer.send_bytes(ERROR + pickle.dumps((str(error) or type(error).__name__, traceback.format_exc())))
+        return
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(share, channel, worker, peer, spin_secs)
+    share.close()
+
+
+def _follow(lifeline: int) -> None:
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # It was closed before.
+        os._exit(1)
+
+
+def _serve(share: Share, channel: Channel, worker: int, peer: Connection, spin_secs: float) -> None:
+    requests, replies = channel.requests[worker], channel.replies[worker]
+    commands, failures = channel.commands[worker], channel.failures[worker]
+    stepping, caller_sleeps = channel.stepping[worker], channel.caller_sleeps[worker]
+    done = int(replies[0])
+
+    def report(index: int, text: str) -> None:
+        failures[0] += 1
+        peer.send_bytes(FAILURE + pickle.dumps((index, text)))
+
+    def enter(index: int) -> None:
+        stepping[0] = index
+
+    while True:
+        _wait(share, requests, done, channel.worker_sleeps[worker], peer, spin_secs)
+        done = int(requests[0])
+        failures[0] = 0
+        try:
+            share.run(int(commands[0]), report, enter)
+        except Exception as error:
+            peer.send_bytes(ERROR + pickle.dumps((str(error) or type(error).__name__, traceback.format_exc())))
+            return
+        stepping[0] = -1
+        replies[0] = done
+        if caller_sleeps[0]:
+            peer.send_bytes(WAKE)
+
+
+def _wait(
+    share: Share, requests: np.ndarray, done: int, sleeps: np.ndarray, peer: Connection, spin_secs: float
+) -> None:
+    """Waits for the next request: actively for a short time, then for a message."""
+    deadline = time.perf_counter() + spin_secs
+    while requests[0] == done:
+        if time.perf_counter() < deadline:
+            continue
+        sleeps[0] = 1
+        if requests[0] != done:
+            break
+        if peer.poll(_CHECK_SECS):
+            _answer(share, peer)
+    sleeps[0] = 0
+
+
+def _answer(share: Share, peer: Connection) -> None:
+    """Reads a message, and executes the call in it if it is one."""
+    message = peer.recv_bytes()
+    if message[:1] != CALL:
+        return
+    name, row, arguments = pickle.loads(message[1:])
+    try:
+        target = share if row is None else share.envs[row]
+        reply = RESULT + pickle.dumps(getattr(target, name)(*arguments))
+    except Exception as error:
+        reply = ERROR + pickle.dumps((str(error) or type(error).__name__, traceback.format_exc()))
+    peer.send_bytes(reply)

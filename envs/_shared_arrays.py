@@ -1,0 +1,122 @@
+"""Arrays in anonymous memory that several processes share; it is freed when the last of them ends."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import tree
+
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .time_steps import TimeStep
+
+#: Processes write to different cache lines.
+_ALIGNMENT = 64
+
+
+class Channel:
+    """The shared arrays of a batch of B environments.
+
+    Attributes:
+      action: nest of arrays [B, ...], the actions of the next step.
+      time_step: `TimeStep` of arrays [B, ...] without `prev_action` and `env_id`; each process writes its own rows.
+      requests: int64 [W, 8], whose first column is the number of the last request to each worker.
+      commands: int64 [W, 8], the kind of that request.
+      replies: int64 [W, 8], the number of the last request that each worker has completed.
+      failures: int64 [W, 8], number of messages about failures that a worker has sent with its last reply.
+      stepping: int64 [W, 8], index of the environment that a worker is stepping.
+      worker_sleeps, caller_sleeps: int64 [W, 8], whether a process waits for a message of the other.
+    """
+
+    def __init__(self, memory: int, time_step_spec: TimeStep, batch_size: int, num_workers: int):
+        """Maps the arrays.
+
+        Args:
+          memory: file descriptor of the memory, which is enlarged if it is too small.
+          time_step_spec: specs of the time steps of one environment.
+          batch_size: B.
+          num_workers: W.
+        """
+        control = ArraySpec((num_workers, 8), np.dtype(np.int64))
+        names = ("requests", "commands", "replies", "failures", "stepping", "worker_sleeps", "caller_sleeps")
+        spec = {
+            "action": _add_batch_axis(time_step_spec.prev_action, batch_size),
+            "time_step": _add_batch_axis(time_step_spec._replace(prev_action=(), env_id=()), batch_size),
+            **dict.fromkeys(names, control),
+        }
+        leaves = tree.flatten(spec)
+        offsets = np.cumsum([0, *(-(-leaf.num_bytes // _ALIGNMENT) * _ALIGNMENT for leaf in leaves)]).tolist()
+        if os.fstat(memory).st_size < offsets[-1]:
+            os.ftruncate(memory, offsets[-1])
+        self._map = mmap.mmap(memory, offsets[-1])
+        arrays = [
+            np.frombuffer(self._map, leaf.dtype, int(np.prod(leaf.shape)), offset).reshape(leaf.shape)
+            for leaf, offset in zip(leaves, offsets, strict=False)
+        ]
+        values = tree.unflatten_as(spec, arrays)
+        self.action: Nest = values["action"]
+        self.time_step: TimeStep = values["time_step"]
+        self.requests, self.commands, self.replies, self.failures, self.stepping, self.worker_sleeps, \
+            self.caller_sleeps = (values[name] for name in names)  # fmt: skip
+
+
+def create_memory() -> int:
+    """Returns the file descriptor of empty shared memory."""
+    return os.memfd_create("rlds2reverb_envs", os.MFD_CLOEXEC)
+
+
+def _add_batch_axis(spec: Nest, batch_size: int) -> Nest:
+    return tree.map_structure(lambda leaf: ArraySpec((batch_size, *leaf.shape), leaf.dtype), spec)
+
+
+class Rows:
+    """Environments of one process, with their rows in the shared arrays."""
+
+    def __init__(self, envs: list[Any], first: int, channel: Channel):
+        """Takes over environments `first`, `first + 1` and so on of the batch."""
+        self.envs, self.first = envs, first
+        own = slice(first, first + len(envs))
+        self._actions = tree.map_structure(lambda array: array[own], channel.action)
+        time_step = channel.time_step
+        self.step_type, self.discount = time_step.step_type[own], time_step.discount[own]
+        self._reward = time_step.reward[own]
+        self._observation = tree.map_structure(lambda array: array[own], time_step.observation)
+        self._env_info = tree.map_structure(lambda array: array[own], time_step.env_info)
+        self._is_single = isinstance(self._observation, np.ndarray)
+
+    def read_actions(self) -> Nest:
+        """Returns a copy of the actions of the environments, a nest of arrays [len(envs), ...]."""
+        if isinstance(self._actions, np.ndarray):
+            return self._actions.copy()
+        return tree.map_structure(np.copy, self._actions)
+
+    def write(self, row: int, time_step: TimeStep) -> None:
+        """Writes the time step of one environment."""
+        self.step_type[row] = time_step.step_type
+        self._reward[row] = time_step.reward
+        self.discount[row] = time_step.discount
+        if self._is_single:
+            self._observation[row] = time_step.observation
+        else:
+            _write_nest(self._observation, row, time_step.observation)
+        if time_step.env_info:
+            _write_nest(self._env_info, row, time_step.env_info)
+
+    def truncate(self, row: int) -> None:
+        """Ends the episode of an environment that is lost: its last observation is repeated."""
+        self.step_type[row] = 2
+        self._reward[row] = 0
+
+
+def _write_nest(arrays: Nest, row: int, values: Nest) -> None:
+    if isinstance(arrays, dict):
+        for key, array in arrays.items():
+            _write_nest(array, row, values[key])
+    elif isinstance(arrays, tuple):
+        for array, value in zip(arrays, values, strict=True):
+            _write_nest(array, row, value)
+    else:
+        arrays[row] = values
