@@ -9,8 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import suite_gym
+    from ._env_process import EnvironmentFailedError
+    from .batched_environment import BatchedEnvironment
     from .environment import Environment, Wrapper
+    from .gymnasium_environment import GymnasiumEnvironment
+    from .loading import create_environment, load
+    from .parallel_environment import ParallelEnvironment
+    from .py_environment import to_py_environment
     from .specs import BoundedArraySpec
+    from .time_limit import TimeLimit
     from .time_steps import (
         TimeStep,
         from_tf_agents,
@@ -24,8 +32,15 @@ if TYPE_CHECKING:
 
 #: The modules of the names that are imported on first use.
 _EXPORTS = {
+    "_env_process": ("EnvironmentFailedError",),
+    "batched_environment": ("BatchedEnvironment",),
     "environment": ("Environment", "Wrapper"),
+    "gymnasium_environment": ("GymnasiumEnvironment",),
+    "loading": ("create_environment", "load"),
+    "parallel_environment": ("ParallelEnvironment",),
+    "py_environment": ("to_py_environment",),
     "specs": ("BoundedArraySpec",),
+    "time_limit": ("TimeLimit",),
     "time_steps": (
         "TimeStep",
         "from_tf_agents",
@@ -40,13 +55,22 @@ _EXPORTS = {
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
+    "BatchedEnvironment",
     "BoundedArraySpec",
     "Environment",
+    "EnvironmentFailedError",
+    "GymnasiumEnvironment",
+    "ParallelEnvironment",
+    "TimeLimit",
     "TimeStep",
     "Wrapper",
+    "create_environment",
     "from_tf_agents",
+    "load",
     "restart",
+    "suite_gym",
     "termination",
+    "to_py_environment",
     "to_rlds_step",
     "to_tf_agents",
     "transition",
@@ -57,6 +81,8 @@ __all__ = [
 if not TYPE_CHECKING:  # Seeing this function, type checkers would accept any attribute.
 
     def __getattr__(name: str) -> Any:
+        if name == "suite_gym":
+            return importlib.import_module(".suite_gym", __name__)
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)

@@ -23,6 +23,8 @@ _CODE = (
     "main(*map(int, sys.argv[1:6]))"
 )
 _CHECK_SECS, _TRACE_SECS = 0.05, 0.2
+#: A worker that has completed this many requests since it was lost has recovered.
+_RECOVERED = 100
 
 
 class EnvironmentFailedError(RuntimeError):
@@ -40,7 +42,7 @@ class WorkerProcess:
       index: index of the worker.
       first, end: its environments are `first` to `end - 1`.
       seeds: the seeds of its environments; None if they have none.
-      num_failures: how often it was lost since it completed a request.
+      num_failures: how often it was lost without completing 100 requests in between.
     """
 
     def __init__(self, index: int, constructors: Sequence[Callable[[], Environment]], first: int, memory: int):
@@ -51,13 +53,18 @@ class WorkerProcess:
         """
         self.index, self.first, self.end = index, first, first + len(constructors)
         self.seeds: list[int] | None = None
-        self.num_failures = 0
+        self.num_failures = self._num_completed = 0
         self._memory = memory
         self._constructors = [_serialise(each, first + row) for row, each in enumerate(constructors)]
         self._process: subprocess.Popen[bytes] | None = None
         self._peer: Any = None
         self._files: list[int] = []
         self._number = 0
+
+    def count_failure(self) -> int:
+        """Counts that the worker was lost; returns `num_failures`."""
+        self.num_failures, self._num_completed = self.num_failures + 1, 0
+        return self.num_failures
 
     def start(self) -> None:
         """Starts the process, which creates its environments; `receive` then returns their specs."""
@@ -89,7 +96,7 @@ class WorkerProcess:
                     raise LostProcessError(f"no answer within {timeout_secs:g} s\n{self._dump_stacks()}")
                 message = self._peer.recv_bytes()
                 if message[:1] == ERROR:
-                    raise LostProcessError(pickle.loads(message[1:])[1])
+                    raise LostProcessError(pickle.loads(message[1:]))
                 if message[:1] == RESULT:
                     return pickle.loads(message[1:])
         except (EOFError, OSError):
@@ -138,7 +145,9 @@ class WorkerProcess:
         failures: list[tuple[int, str]] = []
         if replies[0] != number:
             self._sleep(channel, number, start + timeout_secs, failures)
-        self.num_failures = 0
+        self._num_completed += 1
+        if self._num_completed >= _RECOVERED:
+            self.num_failures = 0
         while len(failures) < channel.failures[self.index, 0]:
             self._read(failures)
         return failures
@@ -168,7 +177,7 @@ class WorkerProcess:
         if message[:1] == FAILURE:
             failures.append(pickle.loads(message[1:]))
         elif message[:1] == ERROR:
-            raise LostProcessError(pickle.loads(message[1:])[1])
+            raise LostProcessError(pickle.loads(message[1:]))
 
     def disconnect(self) -> None:
         """Asks the process to close its environments and to end."""

@@ -62,7 +62,7 @@ class Share:
         for env, seed in zip(self.envs, seeds, strict=True):
             env.seed(seed)
 
-    def run(self, command: int, report: Callable[[int, str], None], enter: Callable[[int], None]) -> None:
+    def run(self, command: int, report: Callable[[int, str], None], stepping: np.ndarray | None = None) -> None:
         """Steps or resets all environments, and writes their time steps.
 
         An environment that raises an error is created again, and its episode is truncated.
@@ -70,7 +70,7 @@ class Share:
         Args:
           command: STEP or RESET.
           report: function called with the index of an environment that has failed and its stack trace.
-          enter: function called with the index of each environment before it is called.
+          stepping: array whose first element is set to the index of each environment before it is called.
 
         Raises:
           Exception: If a new environment fails in its first `reset`.
@@ -78,10 +78,12 @@ class Share:
         rows: Any = self._rows
         is_step = command == STEP
         read = make_row_reader(rows.read_actions()) if is_step else None
+        write, first = rows.write, self._first
         for row, env in enumerate(self.envs):
-            enter(self._first + row)
+            if stepping is not None:
+                stepping[0] = first + row
             try:
-                rows.write(row, env.advance(read(row)) if read is not None else env.reset())
+                write(row, env.advance(read(row)) if read is not None else env.reset())
             except Exception:
                 report(self._first + row, traceback.format_exc())
                 self._replace(row)
@@ -135,10 +137,11 @@ def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -
         peer.send_bytes(RESULT + pickle.dumps(None))
     except EOFError:
         return
-    except Exception as error:
-        peer.send_bytes(ERROR + pickle.dumps((str(error) or type(error).__name__, traceback.format_exc())))
+    except Exception:
+        with contextlib.suppress(OSError):  # The caller may have closed the connection.
+            peer.send_bytes(ERROR + pickle.dumps(traceback.format_exc()))
         return
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(EOFError, OSError):
         _serve(share, channel, worker, peer, spin_secs)
     share.close()
 
@@ -161,17 +164,14 @@ def _serve(share: Share, channel: Channel, worker: int, peer: Connection, spin_s
         failures[0] += 1
         peer.send_bytes(FAILURE + pickle.dumps((index, text)))
 
-    def enter(index: int) -> None:
-        stepping[0] = index
-
     while True:
         _wait(share, requests, done, channel.worker_sleeps[worker], peer, spin_secs)
         done = int(requests[0])
         failures[0] = 0
         try:
-            share.run(int(commands[0]), report, enter)
-        except Exception as error:
-            peer.send_bytes(ERROR + pickle.dumps((str(error) or type(error).__name__, traceback.format_exc())))
+            share.run(int(commands[0]), report, stepping)
+        except Exception:
+            peer.send_bytes(ERROR + pickle.dumps(traceback.format_exc()))
             return
         stepping[0] = -1
         replies[0] = done
@@ -204,6 +204,6 @@ def _answer(share: Share, peer: Connection) -> None:
     try:
         target = share if row is None else share.envs[row]
         reply = RESULT + pickle.dumps(getattr(target, name)(*arguments))
-    except Exception as error:
-        reply = ERROR + pickle.dumps((str(error) or type(error).__name__, traceback.format_exc()))
+    except Exception:
+        reply = ERROR + pickle.dumps(traceback.format_exc())
     peer.send_bytes(reply)

@@ -95,15 +95,13 @@ class Rows:
 
     def write(self, row: int, time_step: TimeStep) -> None:
         """Writes the time step of one environment."""
-        self.step_type[row] = time_step.step_type
-        self._reward[row] = time_step.reward
-        self.discount[row] = time_step.discount
+        self.step_type[row], self._reward[row], self.discount[row], observation, _, _, _, env_info = time_step
         if self._is_single:
-            self._observation[row] = time_step.observation
+            self._observation[row] = observation
         else:
-            _write_nest(self._observation, row, time_step.observation)
-        if time_step.env_info:
-            _write_nest(self._env_info, row, time_step.env_info)
+            _write_nest(self._observation, row, observation)
+        if env_info:
+            _write_nest(self._env_info, row, env_info)
 
     def truncate(self, row: int) -> None:
         """Ends the episode of an environment that is lost: its last observation is repeated."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import numpy as np
+
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .specs import require_within
-from .time_steps import SCALAR_REWARD, TimeStep, make_time_step_spec
+from .time_steps import LAST, SCALAR_REWARD, TimeStep, make_time_step_spec
 
 _ACTION_ADVICE = "see action_spec()"
 
@@ -28,6 +30,7 @@ class Environment(abc.ABC):
     def __init__(self, *, auto_reset: bool = True):
         self.auto_reset = auto_reset
         self._current_time_step: TimeStep | None = None
+        self._must_reset = True
 
     @property
     def batched(self) -> bool:
@@ -67,8 +70,9 @@ class Environment(abc.ABC):
 
     def reset(self) -> TimeStep:
         """Starts a new episode, or B, and returns the first step."""
-        self._current_time_step = self._reset()
-        return self._current_time_step
+        self._current_time_step = time_step = self._reset()
+        self._must_reset = False
+        return time_step
 
     def step(self, action: Nest) -> TimeStep:
         """Executes an action, or a batch of B.
@@ -91,13 +95,14 @@ class Environment(abc.ABC):
 
     def advance(self, action: Nest) -> TimeStep:
         """Executes an action that needs no check, for wrappers and batches; otherwise the same as `step`."""
-        if self._current_time_step is None or (not self.batched and self._current_time_step.is_last()):
+        if self._must_reset:
             if not self.auto_reset:
                 state = "has ended" if self._current_time_step is not None else "has not started"
                 raise RuntimeError(f"the episode {state}; call reset(), or use auto_reset=True")
             return self.reset()
-        self._current_time_step = self._step(action)
-        return self._current_time_step
+        self._current_time_step = time_step = self._step(action)
+        self._must_reset = type(time_step.step_type) is not np.ndarray and time_step.step_type == LAST
+        return time_step
 
     @abc.abstractmethod
     def _reset(self) -> TimeStep:

@@ -70,7 +70,11 @@ class GymnasiumEnvironment(Environment):
         self._action_spec = make_spec(env.action_space, name="action")
         self._convert = make_converter(self._observation_spec)
         self._is_single = isinstance(self._observation_spec, ArraySpec)
-        self._has_floats = any(spec.dtype.kind == "f" for _, spec in leaves(self._observation_spec))
+        self._shape = self._observation_spec.shape if isinstance(self._observation_spec, ArraySpec) else ()
+        self._is_vector = len(self._shape) == 1
+        self._is_checked = not allow_non_finite and any(
+            spec.dtype.kind == "f" for _, spec in leaves(self._observation_spec)
+        )
         self._to_gym = _make_action_converter(env.action_space, self._action_spec)
         self._first_action = make_zeros(self._action_spec)
         self._seed: int | None = None
@@ -149,10 +153,12 @@ class GymnasiumEnvironment(Environment):
         except (KeyError, TypeError, ValueError) as error:
             raise SpecMismatchError(f"the observation does not match its space ({error}); {_FIX}") from error
         if self._is_single:
-            if observation.shape != self._observation_spec.shape:
+            if observation.shape != self._shape:
                 self._raise_invalid(observation)
-            if self._has_floats and not self._allow_non_finite and not math.isfinite(np.add.reduce(observation, None)):
-                self._raise_invalid(observation)
+            if self._is_checked and not math.isfinite(
+                observation.dot(observation) if self._is_vector else np.add.reduce(observation, None)
+            ):
+                self._raise_invalid(observation)  # Unless only the sum exceeds the range of float32.
         else:
             self._raise_invalid(observation)
         return observation
@@ -187,7 +193,7 @@ class GymnasiumEnvironment(Environment):
 
     def _select(self, info: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {
-            name: np.asarray(info[name], spec.dtype) if name in info else np.zeros(spec.shape, spec.dtype)
+            name: np.asarray(info[name], spec.dtype) if name in info else make_zeros(spec)
             for name, spec in self._info_spec.items()
         }
 

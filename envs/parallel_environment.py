@@ -24,8 +24,8 @@ from .time_steps import FIRST, LAST, TimeStep
 
 #: Waiting actively is faster than being woken, if each process has a core.
 _SPIN_SECS = 0.001
-_EXIT_SECS = 5.0
-#: A worker that fails this many times without completing a step in between is not started again.
+_EXIT_SECS, _FIRST = 5.0, int(FIRST)
+#: A worker that is lost more often than this without recovering in between is not started again.
 _MAX_FAILURES = 3
 
 
@@ -196,7 +196,7 @@ class ParallelEnvironment(Environment):
         for worker in self._workers:
             worker.request(channel, command)
         if self._own is not None:
-            self._own.run(command, lambda index, text: failures.append((index, text)), _ignore)
+            self._own.run(command, lambda index, text: failures.append((index, text)))
         for worker in self._workers:
             try:
                 failures += worker.wait(channel, self._spin_secs, self._timeout_secs)
@@ -219,8 +219,7 @@ class ParallelEnvironment(Environment):
 
     def _restart(self, worker: WorkerProcess, reason: str) -> None:
         """Starts a worker again, truncates its running episodes, and resets its other environments."""
-        worker.num_failures += 1
-        if worker.num_failures > _MAX_FAILURES:
+        if worker.count_failure() > _MAX_FAILURES:
             self.close()
             raise EnvironmentFailedError(
                 f"environments {worker.first} to {worker.end - 1} failed {worker.num_failures} times in a row: {reason}"
@@ -254,9 +253,8 @@ class ParallelEnvironment(Environment):
     def _make_time_step(self, action: Nest) -> TimeStep:
         shared = self._channel.time_step
         step_type = shared.step_type.copy()
-        is_first = step_type == FIRST
-        if action is None or is_first.any():
-            action = _make_prev_action(self._first_action, action, is_first)
+        if action is None or _FIRST in step_type.tolist():
+            action = _make_prev_action(self._first_action, action, step_type == FIRST)
         return TimeStep(
             step_type,
             shared.reward.copy(),
@@ -306,7 +304,3 @@ def _restore_rows(arrays: Nest, previous: Nest, rows: np.ndarray) -> None:
     else:
         for array, value in zip(arrays, previous, strict=True):
             _restore_rows(array, value, rows)
-
-
-def _ignore(index: int) -> None:
-    """Does nothing; the caller does not need to know which of its own environments it is stepping."""

@@ -75,22 +75,6 @@ class AgentsEnvironment(py_environment.PyEnvironment):
         current = self.env.current_time_step()
         return () if current is None else current.env_info
 
-    def current_time_step(self) -> Any:
-        """Returns the current time step; the first of an episode if there is none yet."""
-        if self._current_time_step is None:
-            return self.reset()
-        return self._current_time_step
-
-    def step(self, action: Nest) -> ts.TimeStep:
-        """Executes an action, or a batch of B; see `Environment.step`."""
-        self._current_time_step = to_tf_agents(self.env.step(action))
-        return self._current_time_step
-
-    def reset(self) -> ts.TimeStep:
-        """Starts a new episode, or B, and returns the first step."""
-        self._current_time_step = to_tf_agents(self.env.reset())
-        return self._current_time_step
-
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset`."""
         self.env.seed(seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +38,7 @@ def make_spec(space: Any, *, name: str = "observation") -> Nest:
         start = int(getattr(space, "start", 0))
         return BoundedArraySpec((), np.dtype(space.dtype), start, start + int(space.n) - 1)
     if kind == "MultiDiscrete":
-        start = getattr(space, "start", None)
-        low = np.zeros_like(space.nvec) if start is None else np.asarray(start)
+        low = np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))
         return BoundedArraySpec(tuple(space.shape), np.dtype(space.dtype), low, low + space.nvec - 1)
     if kind == "MultiBinary":
         return BoundedArraySpec(tuple(space.shape), np.dtype(space.dtype), 0, 1)
@@ -50,7 +48,7 @@ def make_spec(space: Any, *, name: str = "observation") -> Nest:
     raise TypeError(f"the {name} space must be one of the supported kinds, got {space}; {_SUPPORTED}")
 
 
-def make_space(spec: Nest) -> Any:
+def make_space(spec: Any) -> Any:
     """Returns the Gymnasium space of a nest of specs, the inverse of `make_spec`.
 
     Raises:
@@ -65,13 +63,14 @@ def make_space(spec: Nest) -> Any:
     if spec.dtype.kind not in "fiub":
         raise TypeError(f"specs must be numeric to become a space, got {spec}; convert or drop the field")
     if not isinstance(spec, BoundedArraySpec):
-        limits = (-np.inf, np.inf) if spec.dtype.kind == "f" else _integer_limits(spec.dtype)
-        return spaces.Box(*limits, shape=spec.shape, dtype=spec.dtype.type)
+        bounds: Any = (-np.inf, np.inf) if spec.dtype.kind == "f" else _integer_limits(spec.dtype)
+        return spaces.Box(bounds[0], bounds[1], shape=spec.shape, dtype=spec.dtype.type)
     if not spec.shape and spec.dtype.kind in "iu":
         low, high = int(spec.minimum), int(spec.maximum)
         if high - low < 2**31:
             return spaces.Discrete(high - low + 1, start=low)
-    return spaces.Box(spec.minimum, spec.maximum, shape=spec.shape, dtype=spec.dtype.type)
+    shape: Any = spec.shape
+    return spaces.Box(spec.minimum, spec.maximum, shape=shape, dtype=spec.dtype.type)
 
 
 def _integer_limits(dtype: np.dtype) -> tuple[int, int]:
@@ -87,9 +86,18 @@ def make_converter(spec: Nest) -> Callable[[Any], Nest]:
     Copies, because some environments return the same array in each step.
     """
     if isinstance(spec, ArraySpec):
-        return functools.partial(np.array, dtype=spec.dtype)
+        return _make_leaf_converter(spec.dtype)
     if isinstance(spec, dict):
         parts = {key: make_converter(part) for key, part in spec.items()}
         return lambda value: {key: convert(value[key]) for key, convert in parts.items()}
     converters = [make_converter(part) for part in spec]
     return lambda value: tuple(convert(part) for convert, part in zip(converters, value, strict=True))
+
+
+def _make_leaf_converter(dtype: np.dtype) -> Callable[[Any], np.ndarray]:
+    def convert(value: Any) -> np.ndarray:
+        if type(value) is np.ndarray and value.dtype is dtype:  # Several times as fast as the general case.
+            return value.copy()
+        return np.array(value, dtype)
+
+    return convert

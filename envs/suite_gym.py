@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlds2reverb._text import suggest
@@ -43,10 +45,9 @@ def load(
       ImportError: If Gymnasium or a dependency of the environment is not installed.
       ValueError: If there is no environment of this name; the message contains the most similar one.
     """
-    env = make_gym(name, max_episode_steps=-1, **options)
-    duration = env.spec.max_episode_steps if max_episode_steps is None else max_episode_steps
-    if max_episode_steps is None:
-        duration = find_spec(name).max_episode_steps
+    spec = find_spec(name)
+    env = make_gym(replace(spec, max_episode_steps=None, order_enforce=False), **options)
+    duration = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     for wrap in gym_wrappers:
         env = wrap(env)
     result: Environment = GymnasiumEnvironment(env, discount=discount, env_id=env_id)
@@ -73,24 +74,26 @@ def find_spec(name: str) -> Any:
       ImportError, ValueError: See `load`.
     """
     gymnasium = import_gymnasium()
+    module, _, name_in_module = name.rpartition(":")
     try:
-        return gymnasium.spec(name)
-    except ModuleNotFoundError as error:  # From 'my_module:MyEnv-v0'.
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name_in_module)
+    except ModuleNotFoundError as error:
         raise ValueError(f"Gymnasium cannot create {name!r}: {error}; check the name of the module") from error
     except gymnasium.error.Error as error:
         known = suggest(name, list(gymnasium.registry))
         raise ValueError(f"Gymnasium has no environment {name!r} ({error}){known}") from error
 
 
-def make_gym(name: str, **options: Any) -> Any:
-    """Creates a `gymnasium.Env` without Gymnasium's checker, whose checks `GymnasiumEnvironment` makes.
+def make_gym(spec: Any, **options: Any) -> Any:
+    """Creates a `gymnasium.Env` from its spec, without Gymnasium's checker: `GymnasiumEnvironment` checks it.
 
     Raises:
       ImportError, ValueError: See `load`.
     """
     gymnasium = import_gymnasium()
-    find_spec(name)
     try:
-        return gymnasium.make(name, disable_env_checker=True, **options)
+        return gymnasium.make(spec, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ImportError(f"a dependency of {name} is not installed ({error}); {INSTALL}") from error
+        raise ImportError(f"a dependency of {spec.id} is not installed ({error}); {INSTALL}") from error

@@ -212,7 +212,8 @@ def from_tf_agents(time_step: Any, prev_action: Nest, *, env_id: Any = _NO_ENV, 
       env_id: int32 [] or [B].
       env_info: nest of arrays.
     """
-    return TimeStep(*time_step, prev_action=prev_action, env_id=env_id, env_info=env_info)
+    step_type, reward, discount, observation = time_step
+    return TimeStep(step_type, reward, discount, observation, prev_action, env_id, (), env_info)
 
 
 def to_rlds_step(time_step: TimeStep, next_time_step: TimeStep | None) -> dict[str, Any]:

@@ -1,0 +1,262 @@
+"""Parallel environments: equal to a batch in one process, and not disturbed by environments that fail."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import tree
+from counting import Counting
+from properties import mark_slow_except
+from rlds2reverb.envs import (
+    BatchedEnvironment,
+    EnvironmentFailedError,
+    GymnasiumEnvironment,
+    ParallelEnvironment,
+    TimeLimit,
+    create_environment,
+    suite_gym,
+)
+
+from rlds2reverb import SpecMismatchError
+
+
+class Nested(gymnasium.Env):
+    """Nested observations and actions."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"position": gymnasium.spaces.Box(-9, 9, (2,), np.float64), "level": gymnasium.spaces.Discrete(100)}
+    )
+    action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = self.np_random.uniform(-1, 1, 2)
+        return {"position": self.position, "level": 0}, {}
+
+    def step(self, action):
+        self.position = np.clip(self.position + action[0] * self.np_random.uniform(), -9, 9)
+        is_over = bool(self.np_random.uniform() < 0.1)
+        return {"position": self.position, "level": int(action[1])}, 1.5, is_over, False, {"speed": float(action[0][0])}
+
+
+def make_nested():
+    return TimeLimit(GymnasiumEnvironment(Nested(), info_fields=["speed"]), 12)
+
+
+def sample_actions(env, rng):
+    if isinstance(env.action_spec(), tuple):
+        return rng.uniform(-1, 1, (env.batch_size, 2)).astype(np.float32), rng.integers(0, 3, env.batch_size)
+    return rng.uniform(-2, 2, (env.batch_size, 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize("constructor", [make_nested, functools.partial(suite_gym.load, "Pendulum-v1")])
+@pytest.mark.parametrize("caller_steps", [True, False])
+def test_parallel_environments_equal_a_batch_in_one_process(constructor, caller_steps):
+    rng = np.random.default_rng(0)
+    with (
+        ParallelEnvironment([constructor] * 3, seed=5, caller_steps=caller_steps) as parallel,
+        BatchedEnvironment([constructor() for _ in range(3)]) as batched,
+    ):
+        batched.seed(5)
+        steps = [(parallel.reset(), batched.reset())]
+        for _ in range(30):
+            actions = sample_actions(parallel, rng)
+            steps.append((parallel.step(actions), batched.step(actions)))
+    for got, expected in steps:  # After the end: time steps are not views of the shared arrays.
+        assert tree.map_structure(np.shape, got) == tree.map_structure(np.shape, expected)
+        for value, other in zip(tree.flatten(got), tree.flatten(expected), strict=True):
+            np.testing.assert_array_equal(value, other)
+            assert value.dtype == other.dtype
+    ended = sum(int((step.step_type == 2).sum()) for step, _ in steps)
+    assert constructor is not make_nested or ended > 3
+
+
+def make_failing(failure, failing):
+    """Returns constructors of four environments, one of which fails at its fifth step."""
+    return [
+        functools.partial(
+            lambda index: GymnasiumEnvironment(Counting(failure=failure if index == failing else None)), index
+        )
+        for index in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failure", "failing", "reason"),
+    [
+        ("raise", 0, "RuntimeError: the simulator exploded"),
+        ("raise", 3, "RuntimeError: the simulator exploded"),
+        ("kill", 3, "the process of environments 2 to 3 was killed by SIGKILL"),
+        ("hang", 3, "environment 3 did not answer in time\n.*in fail"),
+    ],
+)
+def test_failed_environments_are_truncated_and_the_others_continue(failure, failing, reason):
+    lost = [failing] if failure == "raise" else [2, 3]
+    with ParallelEnvironment(make_failing(failure, failing), num_workers=1, timeout_secs=0.5) as env:
+        env.reset()
+        before = [env.step(np.zeros(4, int)) for _ in range(4)]
+        with pytest.warns(RuntimeWarning, match=rf"(?s)environments? {', '.join(map(str, lost))} failed .*{reason}"):
+            failed = env.step(np.zeros(4, int))
+        after = [env.step(np.zeros(4, int)) for _ in range(4)]
+    others = [index for index in range(4) if index not in lost]
+    np.testing.assert_array_equal(failed.step_type[lost], 2)
+    np.testing.assert_array_equal(failed.discount[lost], 1)
+    np.testing.assert_array_equal(failed.reward[lost], 0)
+    np.testing.assert_array_equal(failed.observation[lost], before[-1].observation[lost])
+    np.testing.assert_array_equal([step.step_type[lost] for step in after], [[0] * len(lost), *[[1] * len(lost)] * 3])
+    np.testing.assert_array_equal([step.observation[lost, 0] for step in after], [[n] * len(lost) for n in range(4)])
+    counts = [step.observation[others, 0].tolist() for step in [*before, failed, *after]]
+    assert counts == [[count] * len(others) for count in range(1, 10)]
+
+
+def test_failure_in_a_reset_starts_the_environment_again():
+    with ParallelEnvironment(make_failing("kill", 3), num_workers=1) as env:
+        env.reset()
+        with pytest.warns(RuntimeWarning, match="environments 2, 3 failed"):
+            for _ in range(5):
+                env.step(np.zeros(4, int))
+        first = env.reset()
+        np.testing.assert_array_equal(first.step_type, 0)
+
+
+def test_on_failure_raise_closes_the_batch_and_raises():
+    env = ParallelEnvironment(make_failing("raise", 3), on_failure="raise")
+    env.reset()
+    with pytest.raises(EnvironmentFailedError, match=r"(?s)environment 3 failed:\nTraceback.*the simulator exploded"):
+        for _ in range(5):
+            env.step(np.zeros(4, int))
+    with pytest.raises(RuntimeError, match="the environment is closed; create a new one"):
+        env.step(np.zeros(4, int))
+
+
+@pytest.mark.slow
+def test_environments_that_fail_again_and_again_raise():
+    constructors = [functools.partial(lambda: GymnasiumEnvironment(Counting(failure="kill", fails_at=1)))] * 2
+    env = ParallelEnvironment(constructors, num_workers=1, caller_steps=False)
+    env.reset()
+
+    def run():
+        for _ in range(100):
+            env.step(np.zeros(2, int))
+
+    with warnings.catch_warnings(), pytest.raises(EnvironmentFailedError, match="failed .* times in a row"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        run()
+
+
+def test_environments_that_cannot_be_created_raise_with_their_stack_trace():
+    good, lock = functools.partial(suite_gym.load, "CartPole-v1"), threading.Lock()
+    for bad, error, message in [
+        (lambda: 1 / 0, EnvironmentFailedError, r"(?s)environment 1 cannot be created.*ZeroDivisionError"),
+        (lambda: lock, TypeError, r"constructors\[1\] cannot be sent to another process"),
+        (lambda: 5, EnvironmentFailedError, r"(?s)constructors\[1\] must return an Environment .*, got a int"),
+        (
+            make_nested,
+            SpecMismatchError,
+            r"observation is float32 \[4\].* in environment 0, but nothing in environment 1",
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            ParallelEnvironment([good, bad], num_workers=1)
+    with pytest.raises(ValueError, match="constructors must contain at least one function"):
+        ParallelEnvironment([])
+    with pytest.raises(ValueError, match="on_failure must be one of 'restart', 'raise'"):
+        ParallelEnvironment([good], on_failure="ignore")
+
+
+def test_invalid_actions_name_the_row():
+    with create_environment("Pendulum-v1", 2) as env:
+        env.reset()
+        with pytest.raises(ValueError, match=r"action\[0\] must be in \[-2, 2\], got 3.* \(row 1\)"):
+            env.step(np.array([[0.0], [3.0]], np.float32))
+        with pytest.raises(SpecMismatchError, match=r"action must be float32 \[2, 1\], got float32 \[3, 1\]"):
+            env.step(np.zeros((3, 1), np.float32))
+
+
+def find_children(pid):
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def is_running(pid):
+    path = Path(f"/proc/{pid}/stat")
+    try:
+        return path.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+SCRIPT = """
+import functools, sys, time
+sys.path.insert(0, {tests!r})
+import numpy as np
+from counting import Counting
+from rlds2reverb.envs import GymnasiumEnvironment, ParallelEnvironment
+
+make = lambda: GymnasiumEnvironment(Counting(failure="hang", fails_at=2))
+env = ParallelEnvironment([make] * 2, num_workers=2, caller_steps=False)
+env.reset()
+env.step(np.zeros(2, int))
+print("ready", flush=True)
+env.step(np.zeros(2, int))
+"""
+
+
+def test_workers_end_with_a_killed_caller_even_if_an_environment_hangs():
+    script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent)))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    children = find_children(process.pid)
+    assert len(children) == 2
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(map(is_running, children)):
+        assert time.monotonic() < deadline, "a worker survived its caller"
+
+
+@pytest.mark.parametrize("num_steps", mark_slow_except({200}, [200, 10_000]))
+def test_nothing_is_left_after_many_steps(num_steps):
+    def count():
+        maps = sum("rlds2reverb_envs" in line for line in Path("/proc/self/maps").read_text().splitlines())
+        return len(os.listdir("/proc/self/fd")), len(find_children(os.getpid())), maps
+
+    make = functools.partial(suite_gym.load, "CartPole-v1")
+    before = count()
+    with ParallelEnvironment([make] * 8, seed=0) as env:
+        env.reset()
+        for step in range(num_steps):
+            env.step(np.full(8, step % 2))
+        during = count()
+        for _ in range(20):
+            env.step(np.zeros(8, int))
+        assert count() == during
+    del env
+    assert count()[:2] == before[:2]
+
+
+def test_idle_workers_use_no_cpu():
+    with create_environment("CartPole-v1", 2, parallel_options={"num_workers": 1}) as env:
+        env.reset()
+        (child,) = find_children(os.getpid())
+
+        def cpu_ticks():
+            fields = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()
+            return int(fields[11]) + int(fields[12])
+
+        time.sleep(0.1)  # It waits actively for a moment.
+        before = cpu_ticks()
+        time.sleep(1)
+        assert cpu_ticks() - before <= 2  # Of 100 ticks.
+        assert env.step(np.zeros(2, int)).step_type.tolist() == [1, 1]
