@@ -105,10 +105,15 @@ class WorkerProcess:
             reason = str(error)
         raise EnvironmentFailedError(f"{self._places} cannot be created or called:\n{reason}") from None
 
-    def connect(self, layout: Any, timeout_secs: float) -> None:
+    def connect(self, channel: Channel, layout: Any, timeout_secs: float) -> None:
         """Sends the layout of the shared arrays, and waits until the worker uses them."""
         self._send(pickle.dumps(layout))
         self.receive(timeout_secs)
+        self._requests, self._commands = channel.requests[self.index], channel.commands[self.index]
+        self._replies, self._failures = channel.replies[self.index], channel.failures[self.index]
+        self._stepping = channel.stepping[self.index]
+        self._sleeps, self._caller_sleeps = channel.worker_sleeps[self.index], channel.caller_sleeps[self.index]
+        self._number, self._sleeps[0] = int(self._replies[0]), 0
 
     def call(self, name: str, row: int | None, *arguments: Any, timeout_secs: float) -> Any:
         """Calls a method of one of the environments, or of the `Share` of the worker if `row` is None.
@@ -119,17 +124,15 @@ class WorkerProcess:
         self._send(CALL + pickle.dumps((name, row, arguments)))
         return self.receive(timeout_secs)
 
-    def request(self, channel: Channel, command: int) -> None:
+    def request(self, command: int) -> None:
         """Starts a step or a reset of all environments; see `wait`."""
-        if self._number != channel.replies[self.index, 0]:  # It was lost and started again.
-            self._number = int(channel.replies[self.index, 0])
         self._number += 1
-        channel.commands[self.index, 0] = command
-        channel.requests[self.index, 0] = self._number
-        if channel.worker_sleeps[self.index, 0]:
+        self._commands[0] = command
+        self._requests[0] = self._number
+        if self._sleeps[0]:
             self._send(WAKE)
 
-    def wait(self, channel: Channel, spin_secs: float, timeout_secs: float) -> list[tuple[int, str]]:
+    def wait(self, spin_secs: float, timeout_secs: float) -> list[tuple[int, str]]:
         """Waits until the request is completed.
 
         Returns:
@@ -138,36 +141,36 @@ class WorkerProcess:
         Raises:
           LostProcessError: If the process has died or does not answer.
         """
-        replies, number = channel.replies[self.index], self._number
+        replies, number = self._replies, self._number
         start = time.perf_counter()
         while replies[0] != number and time.perf_counter() - start < spin_secs:
             pass
         failures: list[tuple[int, str]] = []
         if replies[0] != number:
-            self._sleep(channel, number, start + timeout_secs, failures)
+            self._sleep(number, start + timeout_secs, failures)
         self._num_completed += 1
         if self._num_completed >= _RECOVERED:
             self.num_failures = 0
-        while len(failures) < channel.failures[self.index, 0]:
+        while len(failures) < self._failures[0]:
             self._read(failures)
         return failures
 
-    def _sleep(self, channel: Channel, number: int, deadline: float, failures: list[tuple[int, str]]) -> None:
-        sleeps, replies = channel.caller_sleeps[self.index], channel.replies[self.index]
-        sleeps[0] = 1
+    def _sleep(self, number: int, deadline: float, failures: list[tuple[int, str]]) -> None:
+        replies = self._replies
+        self._caller_sleeps[0] = 1
         try:
             while replies[0] != number:
                 if time.perf_counter() > deadline:
-                    index = int(channel.stepping[self.index, 0])
+                    index = int(self._stepping[0])
                     raise LostProcessError(f"environment {index} did not answer in time\n{self._dump_stacks()}")
-                if channel.worker_sleeps[self.index, 0]:  # It fell asleep while the request was made.
+                if self._sleeps[0]:  # It fell asleep while the request was made.
                     self._send(WAKE)
                 if self._peer.poll(_CHECK_SECS):
                     self._read(failures)
         except (EOFError, OSError):
             raise LostProcessError(self._describe_end()) from None
         finally:
-            sleeps[0] = 0
+            self._caller_sleeps[0] = 0
 
     def _read(self, failures: list[tuple[int, str]]) -> None:
         try:

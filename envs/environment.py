@@ -89,7 +89,8 @@ class Environment(abc.ABC):
           ValueError: If the action is outside its bounds.
           RuntimeError: If the episode has ended, or none has started, and `auto_reset` is off.
         """
-        leading = () if self.batch_size is None else (self.batch_size,)
+        batch_size = self.batch_size
+        leading = () if batch_size is None else (batch_size,)
         action = require_within(action, self.action_spec(), name="action", advice=_ACTION_ADVICE, leading=leading)
         return self.advance(action)
 

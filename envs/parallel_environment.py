@@ -107,7 +107,7 @@ class ParallelEnvironment(Environment):
             self._spec: TimeStep = specs[0]
             self._channel = Channel(self._memory, self._spec, num_envs, num_workers)
             for worker in self._workers:
-                worker.connect((self._spec, num_envs, num_workers, spin_secs), self._timeout_secs)
+                worker.connect(self._channel, (self._spec, num_envs, num_workers, spin_secs), self._timeout_secs)
         except BaseException:
             self.close()
             raise
@@ -181,6 +181,13 @@ class ParallelEnvironment(Environment):
             worker.stop(deadline)
         os.close(self._memory)
 
+    def advance(self, action: Nest) -> TimeStep:
+        """Executes a batch of actions that need no check; environments whose episodes have ended are reset."""
+        if self._must_reset:
+            return self.reset()
+        self._current_time_step = self._run(STEP, action)
+        return self._current_time_step
+
     def _reset(self) -> TimeStep:
         return self._run(RESET, None)
 
@@ -190,16 +197,17 @@ class ParallelEnvironment(Environment):
     def _run(self, command: int, action: Nest) -> TimeStep:
         if self._is_closed:
             raise RuntimeError("the environment is closed; create a new one")
-        channel, failures = self._channel, []
+        channel = self._channel
+        failures: list[tuple[int, str]] = []
         if action is not None:
             _copy_into(channel.action, action)
         for worker in self._workers:
-            worker.request(channel, command)
+            worker.request(command)
         if self._own is not None:
             self._own.run(command, lambda index, text: failures.append((index, text)))
         for worker in self._workers:
             try:
-                failures += worker.wait(channel, self._spin_secs, self._timeout_secs)
+                failures += worker.wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
                 failures += [(index, str(lost)) for index in range(worker.first, worker.end)]
                 if self._on_failure == "restart":
@@ -228,17 +236,17 @@ class ParallelEnvironment(Environment):
         worker.stop(time.monotonic())
         worker.start()
         worker.receive(self._timeout_secs)
-        channel.worker_sleeps[worker.index] = 0
-        worker.connect((self._spec, self._num_envs, len(self._workers), self._spin_secs), self._timeout_secs)
+        layout = (self._spec, self._num_envs, len(self._workers), self._spin_secs)
+        worker.connect(channel, layout, self._timeout_secs)
         if worker.seeds is not None:
             worker.seeds = [seed + 1_000_003 for seed in worker.seeds]  # A different random sequence than before.
             worker.call("seed", None, worker.seeds, timeout_secs=self._timeout_secs)
         own = slice(worker.first, worker.end)
         ended = np.ones(worker.end - worker.first, bool) if previous is None else previous.step_type[own] == LAST
         if ended.any():
-            worker.request(channel, RESET)
+            worker.request(RESET)
             try:
-                worker.wait(channel, self._spin_secs, self._timeout_secs)
+                worker.wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
                 self._restart(worker, str(lost))
                 return

@@ -13,7 +13,6 @@ from rlds2reverb.specs import ArraySpec, Nest
 
 from .environment import Environment
 from .specs import BoundedArraySpec
-from .time_steps import to_tf_agents
 
 
 def to_py_environment(env: Environment) -> AgentsEnvironment:
@@ -88,10 +87,10 @@ class AgentsEnvironment(py_environment.PyEnvironment):
         self.env.close()
 
     def _reset(self) -> ts.TimeStep:
-        return to_tf_agents(self.env.reset())
+        return ts.TimeStep(*self.env.reset()[:4])
 
     def _step(self, action: Nest) -> ts.TimeStep:
-        return to_tf_agents(self.env.step(action))
+        return ts.TimeStep(*self.env.step(action)[:4])
 
 
 def _convert(spec: Nest, name: str) -> Nest:

@@ -1,0 +1,132 @@
+"""Measures the steps per second of batched environments, compared with Gymnasium, EnvPool and TF-Agents in one run.
+
+    python benchmarks/bench_envs.py [--envs HalfCheetah-v5 CartPole-v1] [--num-envs 8] [--runs 5] [--secs 1]
+
+Every method steps the same number of environments with the same random actions. Ours are TF-Agents environments with
+time limits, as `rlds2reverb.envs.load` creates them; Gymnasium's are `SyncVectorEnv` and `AsyncVectorEnv` of
+`gymnasium.make`, and TF-Agents' is `ParallelPyEnvironment`. EnvPool is measured if it is installed. The methods take
+turns, and the figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rlds2reverb.cli.quiet import import_quietly, silence_logs
+
+silence_logs()
+import_quietly("tf_agents.environments.parallel_py_environment")
+
+import gymnasium
+import numpy as np
+from bench_data import print_machine
+from rlds2reverb.envs import load
+from tf_agents.environments import parallel_py_environment
+from tf_agents.system import system_multiprocessing
+
+OURS = "rlds2reverb.envs.load(num_parallel=N)"
+
+
+@contextlib.contextmanager
+def ours(name: str, num_envs: int) -> Iterator[Callable[[Any], Any]]:
+    with load(name, num_parallel=num_envs, seed=0) as env:
+        env.reset()
+        yield env.step
+
+
+@contextlib.contextmanager
+def gymnasium_vector(kind: Any, name: str, num_envs: int) -> Iterator[Callable[[Any], Any]]:
+    env = kind([functools.partial(gymnasium.make, name)] * num_envs)
+    env.reset(seed=0)
+    yield env.step
+    env.close()
+
+
+@contextlib.contextmanager
+def tf_agents_parallel(name: str, num_envs: int) -> Iterator[Callable[[Any], Any]]:
+    env = parallel_py_environment.ParallelPyEnvironment([functools.partial(load, name)] * num_envs)
+    env.reset()
+    yield env.step
+    env.close()
+
+
+@contextlib.contextmanager
+def env_pool(name: str, num_envs: int, num_threads: int) -> Iterator[Callable[[Any], Any]]:
+    import envpool
+
+    env = envpool.make_gymnasium(name, num_envs=num_envs, num_threads=num_threads, seed=0)
+    env.reset()
+    yield env.step
+
+
+def find_methods() -> dict[str, Callable[[str, int], Any]]:
+    """Returns the methods by name."""
+    methods: dict[str, Callable[[str, int], Any]] = {
+        OURS: ours,
+        "gymnasium SyncVectorEnv": functools.partial(gymnasium_vector, gymnasium.vector.SyncVectorEnv),
+        "gymnasium AsyncVectorEnv": functools.partial(gymnasium_vector, gymnasium.vector.AsyncVectorEnv),
+        "TF-Agents ParallelPyEnvironment": tf_agents_parallel,
+    }
+    with contextlib.suppress(ImportError):
+        import envpool  # noqa: F401
+
+        for num_threads in (1, 2):
+            methods[f"EnvPool, {num_threads} thread{'s' * (num_threads > 1)}"] = functools.partial(
+                env_pool, num_threads=num_threads
+            )
+    return methods
+
+
+def make_actions(name: str, num_envs: int) -> list[np.ndarray]:
+    """Returns random batches of actions."""
+    with gymnasium.make(name) as env:
+        space = env.action_space
+        space.seed(0)
+        return [np.stack([space.sample() for _ in range(num_envs)]) for _ in range(64)]
+
+
+def measure(step: Callable[[Any], Any], actions: list[np.ndarray], secs: float) -> float:
+    """Returns the number of environment steps per second."""
+    num_steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < secs:
+        for action in actions:
+            step(action)
+        num_steps += len(actions) * len(actions[0])
+    return num_steps / (time.perf_counter() - start)
+
+
+def bench(name: str, num_envs: int, runs: int, secs: float) -> None:
+    actions, rates = make_actions(name, num_envs), {method: [] for method in find_methods()}
+    for _ in range(runs):
+        for method, create in find_methods().items():
+            with create(name, num_envs) as step:
+                measure(step, actions, secs / 4)
+                rates[method].append(measure(step, actions, secs))
+    medians = {method: statistics.median(each) for method, each in rates.items()}
+    print(f"\n{name}, {num_envs} environments")
+    for method, rate in medians.items():
+        ratio = "" if method == OURS else f"   {medians[OURS] / rate:5.2f}x"
+        print(f"  {method:<40} {rate:>9,.0f} steps/s{ratio}")
+
+
+def main(_: Any = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--envs", nargs="+", default=["HalfCheetah-v5", "CartPole-v1"])
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--secs", type=float, default=1.0)
+    arguments = parser.parse_args()
+    print_machine()
+    for name in arguments.envs:
+        bench(name, arguments.num_envs, arguments.runs, arguments.secs)
+
+
+if __name__ == "__main__":
+    system_multiprocessing.handle_main(main, argv=sys.argv[:1])  # The other arguments are not absl flags.
