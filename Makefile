@@ -65,6 +65,7 @@ bench: install  ## run the benchmarks against the baselines
 	@$(BIN)/python benchmarks/bench_ingest.py
 	@$(BIN)/python benchmarks/bench_memory.py
 	@$(BIN)/python benchmarks/bench_adders.py
+	@$(BIN)/python benchmarks/bench_envs.py
 	@$(BIN)/python benchmarks/bench_sample.py
 	@$(BIN)/python benchmarks/bench_replay.py
 
