@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._env_process import EnvironmentFailedError
     from .batched_environment import BatchedEnvironment
     from .environment import Environment, Wrapper
+    from .gymnasium_adapter import to_gymnasium
     from .gymnasium_environment import GymnasiumEnvironment
     from .loading import create_environment, load
     from .parallel_environment import ParallelEnvironment
@@ -51,6 +52,7 @@ _EXPORTS = {
         "transition",
         "truncation",
     ),
+    "gymnasium_adapter": ("to_gymnasium",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -70,6 +72,7 @@ __all__ = [
     "restart",
     "suite_gym",
     "termination",
+    "to_gymnasium",
     "to_py_environment",
     "to_rlds_step",
     "to_tf_agents",

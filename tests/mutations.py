@@ -226,13 +226,27 @@ MUTATIONS = [
         "samples = sample_dataset(server, table, size, beta=0.0, prefetch=_PREFETCH)",
         "tests/training/test_batches.py",
     ),
+    Mutation(
+        "a time limit terminates the episode",
+        "envs/time_limit.py",
+        "return time_step._replace(step_type=LAST)",
+        "return time_step._replace(step_type=LAST, discount=time_step.discount * 0)",
+        "tests/envs/test_time_steps.py",
+    ),
+    Mutation(
+        "the episode of a failed environment continues",
+        "envs/_env_worker.py",
+        "rows.truncate(row)",
+        "pass",
+        "tests/envs/test_parallel_environment.py",
+    ),
 ]
 
 
 def survives(mutation: Mutation) -> bool:
     """Returns whether the tests pass with the mutation."""
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        for name in ("rlds2reverb", "adders", "learners", "training", "cli", "tests"):
+        for name in ("rlds2reverb", "adders", "learners", "envs", "training", "cli", "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("conftest.py", "pyproject.toml"):
             shutil.copy(ROOT / name, folder)
