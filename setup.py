@@ -104,6 +104,8 @@ setup(
             "wheel",
             *MINARI,
             *EVAL,
+            *WANDB,
+            *MLFLOW,
         ],
     },
     entry_points={"console_scripts": ["rlds2reverb=rlds2reverb.cli:main", "r2r=rlds2reverb.cli:main"]},
