@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import suite_gym
     from ._env_process import EnvironmentFailedError
     from .batched_environment import BatchedEnvironment
+    from .contract import check_wrapper
     from .environment import Environment, Wrapper
     from .gymnasium_adapter import to_gymnasium
     from .gymnasium_environment import GymnasiumEnvironment
@@ -30,11 +31,20 @@ if TYPE_CHECKING:
         transition,
         truncation,
     )
+    from .wrappers import (
+        ActionObservation,
+        ActionRepeat,
+        DiscreteAction,
+        NonEpisodicAgent,
+        RandomFirstEpisodeLength,
+        ScalarReward,
+    )
 
 #: The modules of the names that are imported on first use.
 _EXPORTS = {
     "_env_process": ("EnvironmentFailedError",),
     "batched_environment": ("BatchedEnvironment",),
+    "contract": ("check_wrapper",),
     "environment": ("Environment", "Wrapper"),
     "gymnasium_environment": ("GymnasiumEnvironment",),
     "loading": ("create_environment", "load"),
@@ -53,19 +63,34 @@ _EXPORTS = {
         "truncation",
     ),
     "gymnasium_adapter": ("to_gymnasium",),
+    "wrappers": (
+        "ActionObservation",
+        "ActionRepeat",
+        "DiscreteAction",
+        "NonEpisodicAgent",
+        "RandomFirstEpisodeLength",
+        "ScalarReward",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
+    "ActionObservation",
+    "ActionRepeat",
     "BatchedEnvironment",
     "BoundedArraySpec",
+    "DiscreteAction",
     "Environment",
     "EnvironmentFailedError",
     "GymnasiumEnvironment",
+    "NonEpisodicAgent",
     "ParallelEnvironment",
+    "RandomFirstEpisodeLength",
+    "ScalarReward",
     "TimeLimit",
     "TimeStep",
     "Wrapper",
+    "check_wrapper",
     "create_environment",
     "from_tf_agents",
     "load",
