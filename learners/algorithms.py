@@ -139,6 +139,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             batch_size=1024,  # Appendix of the paper, on hyperparameters.
         ),
         Algorithm(
+            "sac",
+            "sac:SACAgent",
+            "soft actor-critic",
+            "Haarnoja et al. 2018b, arXiv:1812.05905",
+            "continuous",
+        ),
+        Algorithm(
             "td3",
             "td3_bc:TD3BCAgent",
             "twin delayed DDPG",

@@ -1,4 +1,4 @@
-"""Agents for offline reinforcement learning, each a `tf_agents.agents.TFAgent`; `make_agent` creates one by name.
+"""Agents for offline and online learning, each a `tf_agents.agents.TFAgent`; `make_agent` creates one by name.
 
 Networks are fully connected, with convolutions in front for images (`ImageNetwork`), or the user's own (`OwnNetwork`).
 Continuous actions are vectors, and discrete actions are single integers. Every `train` accepts `weights`, and returns
@@ -29,9 +29,11 @@ from .registry import (
     parse_hyperparameter,
     resolve_hyperparameters,
 )
+from .sac import SACAgent
 from .spaces import BoundedActions, DiscreteActions, Observations
 from .squashed_gaussian import SquashedGaussianActor
 from .td3_bc import TD3BCAgent
+from .temperature import Temperature
 
 __all__ = [
     "MLP",
@@ -61,9 +63,11 @@ __all__ = [
     "OwnNetwork",
     "Range",
     "ReBRACAgent",
+    "SACAgent",
     "SquashedGaussianActor",
     "TD3BCAgent",
     "TanhActor",
+    "Temperature",
     "conservative_penalty",
     "critic_values",
     "get_agent_class",

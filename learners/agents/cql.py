@@ -24,6 +24,7 @@ from .offline_agent import Batch, OfflineAgent
 from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
+from .temperature import Temperature
 
 
 def conservative_penalty(q_sampled: tf.Tensor, log_densities: tf.Tensor, q_data: tf.Tensor) -> tf.Tensor:
@@ -134,10 +135,11 @@ class CQLAgent(OfflineAgent):
             name="critic",
         )
         self._target_critic = self._critic.copy()
-        self._log_temperature = tf.Variable(0.0, name="log_temperature")
+        self._temperature = Temperature(
+            -float(width) if target_entropy is None else target_entropy, actor_learning_rate
+        )
         self._log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
         self._actor_optimizer = Adam(network.trained_variables, actor_learning_rate)
-        self._temperature_optimizer = Adam([self._log_temperature], actor_learning_rate)
         self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._penalty_optimizer = Adam([self._log_penalty_weight], critic_learning_rate)
         self._discount = discount
@@ -146,7 +148,6 @@ class CQLAgent(OfflineAgent):
         self._num_samples = num_samples
         self._deterministic_backup = deterministic_backup
         self._lagrange_threshold = lagrange_threshold
-        self._target_entropy = -float(width) if target_entropy is None else target_entropy
         self._num_bc_updates = num_bc_updates
         self._max_q_backup = max_q_backup
         actor = SquashedGaussianActor(network)
@@ -159,7 +160,7 @@ class CQLAgent(OfflineAgent):
         with tf.GradientTape() as actor_tape:
             mean, log_std = self._actor.gaussian(batch.observation)
             action, log_prob = squash(mean, log_std, noise[0, 0])
-            self._update_temperature(log_prob)
+            self._temperature.update(log_prob)
             actor_loss = self.actor_loss(batch, action, log_prob)
         next_mean, next_log_std = self._actor.gaussian(batch.next_observation)
         target_noise = noise[1, 1:] if self._max_q_backup else noise[1, :1]
@@ -180,7 +181,7 @@ class CQLAgent(OfflineAgent):
             "actor_loss": actor_loss,
             "penalty": tf.reduce_mean(penalty),
             "penalty_weight": self.penalty_weight(),
-            "temperature": tf.exp(self._log_temperature),
+            "temperature": self._temperature(),
             "entropy": -tf.reduce_mean(log_prob),
             "q_mean": tf.reduce_mean(targets + td),
         }
@@ -201,7 +202,7 @@ class CQLAgent(OfflineAgent):
             gain = tf.cond(self.train_step_counter < self._num_bc_updates, likelihood, value)
         else:
             gain = value()
-        return tf.reduce_mean(tf.exp(self._log_temperature) * log_prob - gain)
+        return tf.reduce_mean(self._temperature() * log_prob - gain)
 
     def critic_targets(self, batch: Batch, next_actions: tf.Tensor, next_log_probs: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the smaller target value.
@@ -213,7 +214,7 @@ class CQLAgent(OfflineAgent):
         """
         values = self._values(self._target_critic, batch.next_observation, next_actions)
         if not self._deterministic_backup:
-            values -= tf.exp(self._log_temperature) * next_log_probs
+            values -= self._temperature() * next_log_probs
         return batch.reward + self._discount * batch.discount * tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
 
     def critic_terms(
@@ -251,10 +252,6 @@ class CQLAgent(OfflineAgent):
         if self._lagrange_threshold is None:
             return tf.constant(1.0)
         return tf.minimum(tf.exp(self._log_penalty_weight), 1e6)
-
-    def _update_temperature(self, log_prob: tf.Tensor) -> None:
-        excess = tf.stop_gradient(tf.reduce_mean(log_prob) + self._target_entropy)
-        self._temperature_optimizer.apply([-excess])
 
     def _update_penalty_weight(self, penalty: tf.Tensor) -> None:
         """Makes one ascent step on weight * (min_q_weight * penalty - threshold), averaged over both critics."""

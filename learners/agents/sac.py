@@ -1,0 +1,142 @@
+"""Soft actor-critic (SAC) for continuous actions."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from .adam import Adam
+from .hyperparameters import (
+    Fraction,
+    LayerSizes,
+    LogStdBounds,
+    NetworkFactory,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
+from .networks import critic_values
+from .offline_agent import Batch, OfflineAgent
+from .own_networks import make_network
+from .spaces import BoundedActions, Observations
+from .squashed_gaussian import SquashedGaussianActor, squash
+from .temperature import Temperature
+
+
+@configurable
+class SACAgent(OfflineAgent):
+    """SAC (Haarnoja et al. 2018b, "Soft Actor-Critic Algorithms and Applications", arXiv:1812.05905).
+
+        y           = r + gamma * discount * (min_i Q'_i(s', a') - temperature * log pi(a'|s')),  a' ~ pi(s')
+        critic      = sum_i mean((Q_i(s, a) - y)^2)                                       (eq. 5)
+        actor       = mean(temperature * log pi(a_pi|s) - min_i Q_i(s, a_pi)),  a_pi ~ pi(s)    (eq. 7)
+        temperature = -log(temperature) * mean(log pi(a_pi|s) + target entropy)           (eq. 18)
+
+    As in the paper's algorithm 1, each step updates the critics, then the actor with the new critics, then the
+    temperature, then the targets. Eq. 5 has a factor of 1/2, which Adam's normalisation makes irrelevant.
+
+    SAC is meant for data that the agent collects itself; on a fixed dataset its values usually diverge.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
+        actor_learning_rate: Positive = 3e-4,
+        critic_learning_rate: Positive = 3e-4,
+        temperature_learning_rate: Positive = 3e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        initial_temperature: Positive = 1.0,
+        target_entropy: float | None = None,
+        log_std_bounds: LogStdBounds = (-20.0, 2.0),
+    ) -> None:
+        """Creates the networks, and target networks for the critics.
+
+        The defaults are those of the paper's table 1. The bounds of log std, and an initial temperature of 1, are those
+        of the authors' code (github.com/rail-berkeley/softlearning).
+
+        Args:
+          time_step_spec: spec of the data's time steps.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation and noise.
+          hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_network: function that creates the actor's network, see `OwnNetwork`; the outputs are A means and A log
+            standard deviations. None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
+          actor_learning_rate: Adam's learning rate.
+          critic_learning_rate: Adam's learning rate.
+          temperature_learning_rate: Adam's learning rate.
+          discount: discount factor gamma.
+          target_update_rate: share of the online weights in a target update.
+          initial_temperature: initial weight of the entropy.
+          target_entropy: entropy of the actor that the temperature aims at; None for -A.
+          log_std_bounds: minimum and maximum log standard deviation of the actor, before tanh.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        width = actions.size
+        network = make_network(actor_network, observations, [*hidden_sizes, 2 * width], seed=seed, name="actor")
+        self._critic = make_network(
+            critic_network, observations, [*hidden_sizes, 1], action_size=width, seed=seed, copies=2, name="critic"
+        )
+        self._target_critic = self._critic.copy()
+        self._temperature = Temperature(
+            -float(width) if target_entropy is None else target_entropy,
+            temperature_learning_rate,
+            initial=initial_temperature,
+        )
+        self._actor_optimizer = Adam(network.trained_variables, actor_learning_rate)
+        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
+        self._discount = discount
+        self._target_update_rate = target_update_rate
+        actor = SquashedGaussianActor(network, mean_bound=math.inf, log_std_bounds=log_std_bounds)
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+
+    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        noise = tf.random.stateless_normal([2, *tf.unstack(tf.shape(batch.action))], self.noise_seed(0))
+        targets = self.critic_targets(batch, noise[0])
+        with tf.GradientTape() as tape:
+            critic_loss, td = self.critic_loss(batch, targets)
+        self._critic_optimizer.minimize(critic_loss, tape)
+        with tf.GradientTape() as tape:
+            actor_loss, log_prob = self.actor_loss(batch, noise[1])
+        self._actor_optimizer.minimize(actor_loss, tape)
+        self._temperature.update(log_prob)
+        self._target_critic.track(self._critic, self._target_update_rate)
+        extra = {
+            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "temperature": self._temperature(),
+            "entropy": -tf.reduce_mean(log_prob),
+            "q_mean": tf.reduce_mean(targets + td),
+        }
+        return critic_loss + actor_loss, extra
+
+    def critic_targets(self, batch: Batch, noise: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [B]: r + gamma * discount * the soft value of s', for standard normal `noise` [B, A]."""
+        action, log_prob = squash(*self._actor.gaussian(batch.next_observation), noise)
+        value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
+        return batch.reward + self._discount * batch.discount * (value - self._temperature() * log_prob)
+
+    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
+        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
+
+    def actor_loss(self, batch: Batch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the actor's loss, float32 [], and the log densities [B] of its actions for `noise` [B, A]."""
+        action, log_prob = squash(*self._actor.gaussian(batch.observation), noise)
+        value = tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
+        return tf.reduce_mean(self._temperature() * log_prob - value), log_prob

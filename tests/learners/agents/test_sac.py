@@ -1,0 +1,81 @@
+"""SAC against the reference implementation."""
+
+import agent_reference_impls as reference
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
+from rlds2reverb.learners.agents import Temperature, make_agent
+
+SIZE, HIDDEN = 6, (4, 3)
+ACTOR, CRITIC = (OBSERVATION, *HIDDEN, 2 * ACTION), (OBSERVATION + ACTION, *HIDDEN, 1)
+WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 1.0])
+
+
+def act(actor, observation, noise):
+    """Returns actions and log densities (appendix C), with the unsimplified derivative of tanh."""
+    mean, log_std = np.split(reference.mlp(actor, ACTOR, observation), 2, axis=1)
+    log_std = reference.clip(log_std, -20, 2)
+    before = mean + np.exp(log_std) * noise
+    action = np.tanh(before)
+    return action, reference.gaussian_log_prob(before, mean, log_std) - np.log(1 - action**2).sum(axis=1)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"target_entropy": -1.0, "initial_temperature": 0.2}])
+def test_updates_match_the_reference(overrides):
+    agent = make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=HIDDEN, seed=3, **overrides)
+    actor, critic = (each.flat.numpy().astype(float) for each in (agent._actor.network, agent._critic))
+    target, log_temperature = critic, np.log(overrides.get("initial_temperature", 1.0))
+    actor_step, critic_step, temperature_step = (reference.Adam(3e-4) for _ in range(3))
+    train = tf.function(agent.train)
+    for step in range(3):
+        data = make_columns(SIZE, seed=step)
+        s, end, action = (data[name].astype(float) for name in ("observation", "next_observation", "action"))
+        action = (action - CENTRE) / HALF_WIDTH
+        noise = tf.random.stateless_normal([2, SIZE, ACTION], agent.noise_seed(0)).numpy().astype(float)
+        info = train(to_transition(data), tf.constant(WEIGHTS, tf.float32))
+
+        temperature = np.exp(log_temperature)
+        next_action, next_log_prob = act(actor, end, noise[0])
+        value = np.minimum(*reference.twin_values(target, CRITIC, end, next_action)) - temperature * next_log_prob
+        y = data["reward"] + 0.99 * data["discount"] * value
+
+        def critic_loss(w, s=s, action=action, y=y):
+            return sum((WEIGHTS * (q - y) ** 2).mean() for q in reference.twin_values(w, CRITIC, s, action))
+
+        td = [q - y for q in reference.twin_values(critic, CRITIC, s, action)]
+        np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), rtol=1e-4)
+        np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=2e-5)
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
+
+        def actor_loss(w, s=s, noise=noise, critic=critic, temperature=temperature):
+            sampled, log_prob = act(w, s, noise[1])
+            return (
+                temperature * log_prob - reference.minimum(*reference.twin_values(critic, CRITIC, s, sampled))
+            ).mean()
+
+        np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=2e-5)
+        _, log_prob = act(actor, s, noise[1])
+        actor = actor_step(actor, reference.gradient(actor_loss, actor))
+        excess = log_prob.mean() + overrides.get("target_entropy", -ACTION)
+        log_temperature = temperature_step(log_temperature, -excess)
+        np.testing.assert_allclose(info.extra["temperature"], np.exp(log_temperature), rtol=1e-6)
+        np.testing.assert_allclose(info.extra["entropy"], -log_prob.mean(), rtol=1e-5)
+        target = 0.995 * target + 0.005 * critic
+    for name, variable, expected in [
+        ("actor", agent._actor_optimizer.moments[0][0], actor_step.m),
+        ("critic", agent._critic_optimizer.moments[0][0], critic_step.m),
+        ("weights of the actor", agent._actor.network.flat, actor),
+        ("weights of the critics", agent._critic.flat, critic),
+        ("target", agent._target_critic.flat, target),
+    ]:
+        np.testing.assert_allclose(variable, expected, atol=2e-5, err_msg=name)
+
+
+def test_temperature_rises_while_the_entropy_is_below_its_target():
+    temperature = Temperature(-2.0, 0.1)
+    assert temperature() == 1
+    temperature.update(tf.constant([3.0, 5.0]))  # The entropy is -4.
+    np.testing.assert_allclose(temperature(), np.exp(0.1), rtol=1e-6)  # Adam's first step is the learning rate.
+    temperature.update(tf.constant([-9.0]))
+    assert temperature() < np.exp(0.1)
