@@ -14,7 +14,14 @@ from . import checks
 from .own_modules import allow_own_modules
 
 #: Options whose name on the command line is not that of the attribute.
-_FLAGS = {"hyperparameters": "--set", "drop_fields": "--drop-field", "hooks": "--hook", "track": "--track"}
+_FLAGS = {
+    "hyperparameters": "--set",
+    "drop_fields": "--drop-field",
+    "hooks": "--hook",
+    "track": "--track",
+    "online_steps": "--online",
+}
+_REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "algo": "`rlds2reverb agents` describes them.",
@@ -69,7 +76,7 @@ def _make_option(name: str, option: Option, *, without_default: bool) -> Callabl
     declaration: dict[str, Any] = {"help": text, "metavar": option.metavar, "callback": _CALLBACKS.get(name)}
     if kind is bool and (without_default or not is_optional):
         return click.option(flag, name, is_flag=True, help=text)
-    if name in _FLAGS:
+    if name in _REPEATABLE:
         return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{text} Repeatable."})
     if default is MISSING:
         declaration["required"] = True

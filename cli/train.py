@@ -29,6 +29,7 @@ _HEADINGS = {
     "Run": ["source", "run_dir", *_GROUPS["Run"], "seeds", "jobs"],
     "Agent": ["presets", "list_presets", "gin_files", *_GROUPS["Agent"]],
     "Batches": _GROUPS["Batches"],
+    "Online phase": _GROUPS["Online phase"],
     "Evaluation": [name for name in _GROUPS["Evaluation"] if name != "reference_returns"]
     + parameter_names(reference_options),
     "Checkpoints and logs": _GROUPS["Checkpoints and logs"],

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 #: Values of `env`: the environment of the dataset, and no environment (as None).
 AUTO, NO_ENVIRONMENT = "auto", "none"
+#: Heading of the options of the online phase.
+_ONLINE = "Online phase"
+#: Makes products such as 3 * (1 / 3) integers.
+_ROUNDING = 1e-6
 #: Value of `reference_returns` that selects D4RL's.
 D4RL = "d4rl"
 
@@ -95,7 +99,12 @@ class TrainingConfig:
         metavar="NAME",
         identifies=True,
     )
-    steps: int = _option("Total number of gradient updates.", "Run", default=100_000, minimum=1)
+    steps: int = _option(
+        "Number of gradient updates on the dataset; those of the online phase follow.",
+        "Run",
+        default=100_000,
+        minimum=0,
+    )
     seed: int = _option(
         "Random seed for weight initialisation, batch sampling and noise.",
         "Run",
@@ -150,8 +159,71 @@ class TrainingConfig:
         default_text="all episodes",
         identifies=True,
     )
+    online_steps: int = _option(
+        "Number of environment steps that the agent collects, and learns from, after the updates on the dataset.",
+        _ONLINE,
+        default=0,
+        minimum=0,
+        metavar="STEPS",
+        default_text="no online phase",
+    )
+    online_ratio: float = _option(
+        "Share of collected data in each batch of the online phase; the rest is from the dataset.",
+        _ONLINE,
+        default=0.5,
+        minimum=0,
+        excludes_minimum=True,
+        maximum=1,
+        identifies=True,
+    )
+    updates_per_step: float = _option(
+        "Number of gradient updates per environment step after the warm-up.",
+        _ONLINE,
+        default=1.0,
+        minimum=0,
+        excludes_minimum=True,
+        maximum=1000,
+        identifies=True,
+    )
+    update_every: int = _option(
+        "Number of environment steps to collect before the updates for them are made.",
+        _ONLINE,
+        default=50,
+        minimum=1,
+        identifies=True,
+    )
+    warmup_steps: int = _option(
+        "Number of environment steps before the first update of the online phase; without earlier updates their "
+        "actions are uniformly random.",
+        _ONLINE,
+        default=1_000,
+        minimum=1,
+        identifies=True,
+    )
+    num_envs: int = _option(
+        "Number of environments to collect in; several are stepped in parallel processes.",
+        _ONLINE,
+        default=1,
+        minimum=1,
+        identifies=True,
+    )
+    online_replay: str = _option(
+        "Where collected data are kept: in memory, or in a table of a Reverb server that other processes can sample.",
+        _ONLINE,
+        default="memory",
+        choices=("memory", "reverb"),
+        identifies=True,
+    )
+    replay_size: int = _option(
+        "Maximum number of collected items to keep; the oldest ones are replaced.",
+        _ONLINE,
+        default=1_000_000,
+        minimum=1,
+        identifies=True,
+    )
     env: Any = _option(  # noqa: RUF009 - an immutable default
-        "Gymnasium environment to evaluate in, such as Hopper-v5 or my_module:MyEnv-v0; 'none' for no evaluation.",
+        "Gymnasium environment to evaluate in, and to collect in if there is an online phase, such as Hopper-v5 or "
+        "my_module:MyEnv-v0; 'none' for no evaluation.",
         "Evaluation",
         default=AUTO,
         metavar="ID",
@@ -246,6 +318,7 @@ class TrainingConfig:
             parse_reward(self.reward)
         _require_reference_returns(self.reference_returns)
         self._require_consistent()
+        self._require_online()
 
     def _require_consistent(self) -> None:
         algorithm = get_algorithm(self.algo)
@@ -260,6 +333,23 @@ class TrainingConfig:
                 raise ValueError(
                     f"{name!r} cannot be set here because it must match the stored items; set gamma instead"
                 )
+
+    def _require_online(self) -> None:
+        if not self.online_steps:
+            require_count("steps", self.steps)
+            return
+        algorithm = get_algorithm(self.algo)
+        if algorithm.factory is None and algorithm.has_td_errors is False:
+            raise ValueError(f"online_steps requires an algorithm that learns from rewards, unlike {self.algo}")
+        if self.env is None:
+            raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
+        if self.online_steps <= self.warmup_steps:
+            raise ValueError(
+                f"online_steps must be greater than warmup_steps ({self.warmup_steps:,}), got {self.online_steps:,}; "
+                "collect more steps, or set fewer warmup_steps"
+            )
+        if self.deterministic and self.online_replay == "reverb":
+            raise ValueError("deterministic=True requires online_replay='memory'; servers sample nondeterministically")
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for other processes, which may know an agent of the user's own by this object only."""
@@ -329,11 +419,34 @@ class TrainingConfig:
         """Returns a configuration with some options changed."""
         return replace(self, **options)
 
+    def for_source(self, source: Any) -> TrainingConfig:
+        """Returns the configuration of a run on `source`; without data (None) there are no updates before it collects.
+
+        Raises:
+          ValueError: If `source` is None, but there is no online phase.
+        """
+        if source is not None or (self.online_steps and not self.steps):
+            return self
+        if not self.online_steps:
+            raise ValueError("training without a dataset requires online_steps, the number of steps to collect")
+        return self.replace(steps=0)
+
+    @property
+    def num_updates(self) -> int:
+        """The total number of gradient updates, those of the online phase included."""
+        return self.count_updates(self.online_steps)
+
+    def count_updates(self, num_collected: int) -> int:
+        """Returns how many gradient updates are due in total when `num_collected` environment steps are collected."""
+        num_steps = min(num_collected, self.online_steps) - self.warmup_steps
+        return self.steps + int(max(num_steps, 0) * self.updates_per_step + _ROUNDING)
+
     @cached_property
     def resolved_hyperparameters(self) -> dict[str, Any]:
         """The agent's hyperparameters: those of this configuration, then gin's, then the published ones.
 
-        Those that the run determines are included: the discount is `gamma`, and the length of schedules is `steps`.
+        Those that the run determines are included: the discount is `gamma`, and the length of schedules is the total
+        number of updates.
 
         Raises:
           ValueError, TypeError: If the algorithm has no such hyperparameter, or a value is out of its range.
@@ -347,6 +460,8 @@ class TrainingConfig:
                 f"observation_std, unlike {self.algo}"
             )
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
+        if "num_updates" in determined:
+            determined["num_updates"] = self.num_updates
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
 
     def settings(self, environment: str | None) -> dict[str, Any]:
@@ -355,7 +470,8 @@ class TrainingConfig:
         Args:
           environment: name of the evaluation environment; None without evaluation.
         """
-        names = [name for name, option in declared_options().items() if option.identifies]
+        options = declared_options().items()
+        names = [name for name, each in options if each.identifies and (self.online_steps or each.group != _ONLINE)]
         # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
         derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()
         hyperparameters = {
@@ -364,6 +480,8 @@ class TrainingConfig:
             if name not in derived and not name.startswith("observation_")
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters, "environment": environment}
+        if self.online_steps:  # Otherwise the updates on the dataset may still continue.
+            values["steps"] = self.steps
         return dict(json.loads(json.dumps(values, default=_describe)))
 
     def identity(self, data: TrainingData, environment: str | None) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def run_plan(
         status = {name: each for name, each in (_read_json(root / STATUS_FILE) or {}).items() if name in planned}
 
         def report(name: str, outcome: Outcome) -> None:
-            status[name] = {**outcome.as_dict(), "steps": planned[name].config.steps}
+            status[name] = {**outcome.as_dict(), "steps": planned[name].config.num_updates}
             _write_json(root / STATUS_FILE, status)
 
         waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
@@ -282,7 +282,7 @@ def choose_placement(jobs: int, *, quiet: bool = False, translate: Callable[[str
 
 def _is_complete(status: Mapping[str, Any] | None, run: PlannedRun, root: Path) -> bool:
     """Returns whether a run needs no more updates; one that a hook ended early is complete as well."""
-    is_complete = status is not None and status["state"] == "complete" and status["steps"] >= run.config.steps
+    is_complete = status is not None and status["state"] == "complete" and status["steps"] >= run.config.num_updates
     return is_complete and (root / run.name / "config.json").is_file()
 
 

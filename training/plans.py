@@ -59,7 +59,7 @@ def plan_seeds(source: Any, config: TrainingConfig, seeds: int | Iterable[int]) 
     Raises:
       ValueError, TypeError: If the seeds are not distinct integers >= 0, or there are none.
     """
-    name = name_source(source)
+    name, config = name_source(source), config.for_source(source)
     return tuple(
         PlannedRun(f"seed_{seed}", source, config.replace(seed=seed), name, config.algo) for seed in list_seeds(seeds)
     )
@@ -100,7 +100,13 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     if repeated:
         raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}")
     return tuple(
-        PlannedRun(f"{data}/{variant.replace(', ', ',')}/seed_{seed}", source, config.replace(seed=seed), data, variant)
+        PlannedRun(
+            f"{data}/{variant.replace(', ', ',')}/seed_{seed}",
+            source,
+            config.for_source(source).replace(seed=seed),
+            data,
+            variant,
+        )
         for data, source in sources.items()
         for variant, config in variants
         for seed in seeds
@@ -130,6 +136,8 @@ def name_source(source: Any) -> str:
     """Returns a short name of a source: that of the file without its suffix, or of the dataset."""
     if isinstance(source, tuple) and len(source) == 2:  # A server and a table.
         return f"{name_source(source[0])}_{source[1]}"
+    if source is None:
+        return "online"
     name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)
     if not isinstance(name, (str, Path)) or not str(name):
         return "data"
@@ -175,6 +183,8 @@ def _list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iter
 def _describe_source(source: Any) -> str:
     if isinstance(source, tuple) and len(source) == 2:
         return f"{_describe_source(source[0])}, table {source[1]}"
+    if source is None:
+        return "none"
     if isinstance(source, (str, Path)):  # A directory can be continued from any working directory.
         path = Path(source).expanduser()
         return str(path.resolve()) if path.exists() else str(source)

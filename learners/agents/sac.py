@@ -126,7 +126,8 @@ class SACAgent(OfflineAgent):
 
     def critic_targets(self, batch: Batch, noise: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the soft value of s', for standard normal `noise` [B, A]."""
-        action, log_prob = squash(*self._actor.gaussian(batch.next_observation), noise)
+        mean, log_std = self._actor.gaussian(batch.next_observation)
+        action, log_prob = squash(mean, log_std, noise)
         value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
         return batch.reward + self._discount * batch.discount * (value - self._temperature() * log_prob)
 
@@ -137,6 +138,7 @@ class SACAgent(OfflineAgent):
 
     def actor_loss(self, batch: Batch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the actor's loss, float32 [], and the log densities [B] of its actions for `noise` [B, A]."""
-        action, log_prob = squash(*self._actor.gaussian(batch.observation), noise)
+        mean, log_std = self._actor.gaussian(batch.observation)
+        action, log_prob = squash(mean, log_std, noise)
         value = tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
         return tf.reduce_mean(self._temperature() * log_prob - value), log_prob

@@ -180,7 +180,7 @@ def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
         (("--deterministic", "--sampler", "prioritized"), "--deterministic requires --sampler uniform"),
         (("--algo", "rebrac", "--n-step", 2), "rebrac requires --n-step 1"),
         (("--sampler", "prioritised"), "'prioritised' is not one of"),
-        (("--steps", 0), "0 is not in the range x>=1"),
+        (("--steps", 0), "steps must be an integer >= 1, got 0"),
         (
             ("--set", "discount=0.9"),
             "'discount' cannot be set here because it must match the stored items; set gamma instead",

@@ -23,7 +23,7 @@ def test_defaults_are_those_of_the_algorithm():
     [
         ({"algo": "iqll"}, ValueError, "algo must be one of awac, .*, got 'iqll'; did you mean 'iql'?"),
         ({"steps": 0}, ValueError, "steps must be an integer >= 1, got 0"),
-        ({"steps": 2.5}, ValueError, "steps must be an integer >= 1, got 2.5"),
+        ({"steps": 2.5}, ValueError, "steps must be an integer >= 0, got 2.5"),
         ({"seed": -1}, ValueError, "seed must be an integer >= 0, got -1"),
         ({"gamma": 1.5}, ValueError, r"gamma must be a number in \[0, 1\], got 1.5"),
         ({"top_percent": 0}, ValueError, "top_percent must be greater than 0, got 0"),
@@ -108,7 +108,7 @@ def test_every_option_is_described():
             name
         )
     assert default_text("seed") == "0" and default_text("algo") == "required" and default_text("clip_actions") == "no"
-    assert values_text("top_percent") == "number in (0, 100], or None" and values_text("steps") == "integer >= 1"
+    assert values_text("top_percent") == "number in (0, 100], or None" and values_text("steps") == "integer >= 0"
     assert all(name in declared_options()["algo"].text for name in ALGORITHMS)
 
 
