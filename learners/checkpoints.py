@@ -25,7 +25,10 @@ _REPLAY = "replay"
 
 
 class Replay(Protocol):
-    """Data that are saved in the learner's checkpoints, such as a `ReplayServer`, `ReplayBuffer` or `BufferManager`."""
+    """Data that are saved in the learner's checkpoints, such as a `ReplayServer`, `ReplayBuffer` or `BufferManager`.
+
+    If an object has the attribute `may_be_missing` and it is true, checkpoints without such data can be loaded as well.
+    """
 
     def save_data(self, folder: Path) -> Any:
         """Writes all data into a new folder."""
@@ -76,9 +79,11 @@ class Checkpoint:
         """Replaces the data of `replay` by those that were saved with the checkpoint.
 
         Raises:
-          CheckpointError: If the checkpoint has none.
+          CheckpointError: If the checkpoint has none, unless the data may be missing.
         """
         folder = self.path / _REPLAY
+        if not folder.is_dir() and getattr(replay, "may_be_missing", False):
+            return
         if not folder.is_dir():
             raise CheckpointError(f"{self.path} was saved without replay data; start a new run, or omit replay=")
         replay.load_data(folder)

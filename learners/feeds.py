@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -179,6 +180,14 @@ class InMemoryDataset(Feed):
         self.num_items, self._batch_size, self._seed = len(items), batch_size, seed
         self._to_experience = to_experience or convert_data
         self.experience_spec, _ = _make_output_spec(self.next, tf.TensorSpec([], tf.int64))
+
+    def resize(self, batch_size: int) -> InMemoryDataset:
+        """Returns a dataset with batches of a different size of the same items, which are not copied."""
+        require_count("batch_size", batch_size)
+        resized = copy.copy(self)
+        resized._batch_size = batch_size
+        resized.experience_spec, _ = _make_output_spec(resized.next, tf.TensorSpec([], tf.int64))
+        return resized
 
     def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
         """Implements `Feed.next`."""

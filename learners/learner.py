@@ -93,7 +93,7 @@ class Learner:
           priorities: receiver of TD errors that become priorities, such as a `PriorityWriter`, a `ReplayBuffer` or
             `MixedPriorities`; None if priorities do not change.
           replay: `ReplayServer`, `ReplayBuffer` or `BufferManager` whose data are saved in the folder of each
-            checkpoint and loaded with it, or None.
+            checkpoint and loaded with it, or None. See `checkpoints.Replay`.
           hooks: hooks to call around the iterations.
           steps_per_call: maximum number of iterations per call of the graph, at least 1.
           jit_compile: whether to compile an iteration with XLA.
@@ -126,14 +126,7 @@ class Learner:
             raise TypeError(f"agent must be a TFAgent, such as make_agent returns, got {agent!r}")
         require_strategy(strategy, agent, jit_compile=jit_compile)
         require_replay(replay)
-        self._feed = make_feed(dataset)
-        require_experience(self._feed.experience_spec, agent)
-        if priorities is not None:
-            require_sink(priorities)
-            if not self._feed.has_info:
-                raise SpecMismatchError(
-                    "priorities= requires batches with keys; use sample_dataset, or the dataset of a buffer"
-                )
+        feed = _make_matching_feed(dataset, priorities, agent)
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._hooks = HookList(hooks)
         self._steps_per_call, self._replay = steps_per_call, replay
@@ -146,7 +139,7 @@ class Learner:
         with ExitStack() as resources:
             self.run = resources.enter_context(RunDirectory(self.run_dir))
             self._log = RunLog(self.run, on_log)
-            self._loop = TrainLoop(agent, self._feed, jit_compile=jit_compile, strategy=strategy)
+            self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
             self._checkpoints = Checkpoints(
                 self.run_dir / "checkpoints",
                 {"agent": agent, **(trackables or {})},
@@ -154,9 +147,10 @@ class Learner:
                 replay=replay,
             )
             resources.callback(self._loop.release_feed)
-            self._priorities = None if priorities is None else PriorityUpdates(priorities)
-            if self._priorities is not None:
-                resources.callback(self._priorities.close)
+            self._priorities: PriorityUpdates | None = None
+            resources.callback(self._close_priorities)
+            if priorities is not None:
+                self._priorities = PriorityUpdates(priorities)
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Learner:
@@ -168,6 +162,28 @@ class Learner:
     def close(self) -> None:
         """Releases the dataset's iterators and the directory; no checkpoint is written."""
         self._resources.close()
+
+    def replace_dataset(
+        self, dataset: Feed | tf.data.Dataset | tf.data.Iterator, *, priorities: PrioritySink | None = None
+    ) -> None:
+        """Trains on a different dataset from the next iteration on, such as one that is being collected.
+
+        Args:
+          dataset: see the class; its iterators are opened by the next iteration.
+          priorities: receiver of the TD errors of its items; None if their priorities do not change.
+
+        Raises:
+          SpecMismatchError, TypeError: See the class.
+        """
+        feed = _make_matching_feed(dataset, priorities, self.agent)
+        self.flush_priorities()
+        self._close_priorities()
+        self._loop.replace_feed(feed)
+        self._priorities = None if priorities is None else PriorityUpdates(priorities)
+
+    def _close_priorities(self) -> None:
+        if self._priorities is not None:
+            self._priorities.close()
 
     # --- State
 
@@ -530,6 +546,19 @@ class Learner:
             return None
         with self._checkpoints.restore_temporarily(best):
             return self.export_policy(path)
+
+
+def _make_matching_feed(dataset: Any, priorities: PrioritySink | None, agent: tf_agent.TFAgent) -> Feed:
+    """Returns the feed of a dataset; raises unless the agent can be trained on it, with priorities if there are any."""
+    feed = make_feed(dataset)
+    require_experience(feed.experience_spec, agent)
+    if priorities is not None:
+        require_sink(priorities)
+        if not feed.has_info:
+            raise SpecMismatchError(
+                "priorities= requires batches with keys; use sample_dataset, or the dataset of a buffer"
+            )
+    return feed
 
 
 def _add_text(error: Exception, text: str) -> None:

@@ -176,6 +176,11 @@ class TrainLoop:
         if not isinstance(self._feed, InMemoryDataset):
             gc.collect()  # Graphs are in cycles; the iterators in them must end while their servers still run.
 
+    def replace_feed(self, feed: Feed) -> None:
+        """Reads the batches of a different feed from the next call on; the graph is traced again."""
+        self.release_feed()
+        self._feed = feed
+
     def __call__(self, until: int) -> CallResult:
         """Runs iterations until `until` are completed.
 

@@ -1,0 +1,93 @@
+"""Episodes with a seed of their own, which can be repeated by executing their actions again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlds2reverb.specs import Nest
+
+from . import suite_gym
+from .environment import Environment, Wrapper
+from .gymnasium_environment import GymnasiumEnvironment
+from .time_steps import LAST, TimeStep
+
+
+class EpisodeProgress(NamedTuple):
+    """What determines the state of an environment with `SeededEpisodes`.
+
+    Attributes:
+      episode: number of the episode, from 0.
+      actions: the actions that were executed in it up to now; there may be none.
+    """
+
+    episode: int
+    actions: Sequence[Nest]
+
+
+class SeededEpisodes(Wrapper):
+    """An environment whose episodes each have a seed, which depends on nothing but three numbers.
+
+    They are a seed, the index of the environment, and the number of the episode. An environment without other sources
+    of randomness can therefore be brought back to a state in the middle of an episode: a new one executes the actions
+    of that episode again. Gymnasium's classic-control and MuJoCo environments are of this kind.
+    """
+
+    def __init__(self, env: Environment, seed: int, index: int, *, start: EpisodeProgress | None = None):
+        """Wraps an environment.
+
+        Args:
+          env: an environment that is not batched. If it cannot be seeded, its episodes cannot be repeated.
+          seed: seed of all environments, at least 0.
+          index: index of this environment, at least 0.
+          start: state after the first `reset`; None for the beginning of episode 0. With actions, the first time step
+            is therefore the one that follows the last of them.
+        """
+        super().__init__(env)
+        self._seed, self._index = seed, index
+        self._episode, self._actions = start or EpisodeProgress(0, ())
+
+    def reset(self) -> TimeStep:
+        """Starts the next episode, or the first time continues the one at the start."""
+        time_step = super().reset()
+        self._must_reset = bool(time_step.step_type == LAST)
+        return time_step
+
+    def _reset(self) -> TimeStep:
+        with suppress(NotImplementedError):
+            self.env.seed(make_episode_seed(self._seed, self._index, self._episode))
+        self._episode += 1
+        time_step = self.env.reset()
+        actions, self._actions = self._actions, ()
+        for action in actions:
+            time_step = self.env.advance(action)
+        return time_step
+
+
+def make_episode_seed(seed: int, index: int, episode: int) -> int:
+    """Returns the seed of an episode, in [0, 2^32), for numbers of at least 0."""
+    return int(np.random.SeedSequence([seed, index, episode]).generate_state(1)[0])
+
+
+def make_seeded(make_env: Any, seed: int, index: int, start: EpisodeProgress | None = None) -> SeededEpisodes:
+    """Creates an environment with `SeededEpisodes`, in the process that steps it.
+
+    Args:
+      make_env: id of a Gymnasium environment, a `gymnasium.EnvSpec`, or a function that returns a `gymnasium.Env` or an
+        `Environment`.
+      seed: see `SeededEpisodes`.
+      index: see `SeededEpisodes`.
+      start: see `SeededEpisodes`.
+
+    Raises:
+      ImportError, ValueError: See `suite_gym.load`.
+    """
+    if isinstance(make_env, str):
+        return SeededEpisodes(suite_gym.load(make_env, env_id=index), seed, index, start=start)
+    env = make_env() if callable(make_env) else suite_gym.make_gym(make_env)
+    if not isinstance(env, Environment):
+        env = GymnasiumEnvironment(env, env_id=index)
+    return SeededEpisodes(env, seed, index, start=start)
