@@ -131,7 +131,8 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
     from .training import Training
 
     learner, report = None, run_dir / "exception.txt"
-    report.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        report.unlink()
     try:
         with Training(run.source, run.config, run_dir, progress=progress) as training:
             learner = training.learner
