@@ -102,7 +102,8 @@ def make_failing(failure, failing):
 )
 def test_failed_environments_are_truncated_and_the_others_continue(failure, failing, reason):
     lost = [failing] if failure == "raise" else [2, 3]
-    with ParallelEnvironment(make_failing(failure, failing), num_workers=1, timeout_secs=0.5) as env:
+    timeout_secs = 2 if failure == "hang" else 60
+    with ParallelEnvironment(make_failing(failure, failing), num_workers=1, timeout_secs=timeout_secs) as env:
         env.reset()
         before = [env.step(np.zeros(4, int)) for _ in range(4)]
         with pytest.warns(RuntimeWarning, match=rf"(?s)environments? {', '.join(map(str, lost))} failed .*{reason}"):
