@@ -37,6 +37,8 @@ _HEADINGS = {
     "Preprocessing": _GROUPS["Preprocessing"],
 }
 
+_NO_DATA = "none"
+
 
 def _require_presets(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """Checks the values of `--preset`."""
@@ -60,7 +62,8 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     "source",
     required=True,
     metavar="SRC",
-    help="Dataset (see rlds2reverb --help), directory that convert --out wrote, or HOST:PORT of a Reverb server.",
+    help="Dataset (see rlds2reverb --help), directory that convert --out wrote, or HOST:PORT of a Reverb server; none "
+    "to learn only from what the agent collects, with --online.",
 )
 @click.option(
     "--run-dir",
@@ -116,6 +119,8 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
           --preset td3_bc-locomotion --d4rl-score
       rlds2reverb train --algo iql --data localhost:8000 --run-dir runs/iql-served
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/seeds --seeds 3 --jobs 2
+      rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/online --online 100000
+      rlds2reverb train --algo sac --data none --env Pendulum-v1 --run-dir runs/sac --online 10000
 
     The command reads the dataset directly; no conversion is needed. The run directory then contains checkpoints, logs,
     the learning curve and the policy. Ctrl-C or SIGTERM saves a checkpoint and stops with exit code 75; the same
@@ -128,8 +133,10 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     algo = passed.pop("algo")
     # Checks everything that does not require TensorFlow, which takes seconds to load.
     TrainingConfig(algo, **passed)
-    source = options["source"]
-    if server_address(source) is None and not is_table_directory(source):
+    source = None if options["source"] == _NO_DATA else options["source"]
+    if source is None:
+        require_unused(set(parameter_names(reading_options)), "requires a dataset")
+    elif server_address(source) is None and not is_table_directory(source):
         source = open_source(options)
     else:
         require_unused(set(parameter_names(reading_options)), "requires a dataset; the items of a table are converted")
@@ -144,7 +151,8 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     if options["seeds"]:
         plan = plan_seeds(source, config, options["seeds"])
         return run_and_report(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
-    progress = Progress(config.steps, quiet=as_json, translate=output.translate)
+    config = config.for_source(source)
+    progress = Progress(config.num_updates, quiet=as_json, translate=output.translate)
     with (
         raise_on_sigterm(),
         Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,

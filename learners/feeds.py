@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -79,7 +79,7 @@ class StreamingDataset(Feed):
             )
         self._dataset = dataset
         self._iterator: Any = None
-        self.experience_spec, info = _make_output_spec(split_experience_and_info, dataset.element_spec)
+        self.experience_spec, info = make_output_spec(split_experience_and_info, dataset.element_spec)
         self.has_info = hasattr(info, "key")
         self._beta = beta
         if beta is not None:
@@ -179,14 +179,14 @@ class InMemoryDataset(Feed):
         self._length = None if items.squeeze else int(lengths[0])
         self.num_items, self._batch_size, self._seed = len(items), batch_size, seed
         self._to_experience = to_experience or convert_data
-        self.experience_spec, _ = _make_output_spec(self.next, tf.TensorSpec([], tf.int64))
+        self.experience_spec, _ = make_output_spec(self.next, tf.TensorSpec([], tf.int64))
 
     def resize(self, batch_size: int) -> InMemoryDataset:
         """Returns a dataset with batches of a different size of the same items, which are not copied."""
         require_count("batch_size", batch_size)
         resized = copy.copy(self)
         resized._batch_size = batch_size
-        resized.experience_spec, _ = _make_output_spec(resized.next, tf.TensorSpec([], tf.int64))
+        resized.experience_spec, _ = make_output_spec(resized.next, tf.TensorSpec([], tf.int64))
         return resized
 
     def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
@@ -203,7 +203,45 @@ class InMemoryDataset(Feed):
         return tf.random.stateless_uniform([self._batch_size], seed, maxval=self.num_items, dtype=tf.int64)
 
 
-def _make_output_spec(function: Callable[[Any], Any], spec: Any) -> Any:
+class JoinedFeed(Feed):
+    """Batches that consist of the batches of several feeds, one after the other."""
+
+    has_info = False
+
+    def __init__(self, feeds: Sequence[Feed]):
+        """Checks that the batches can be joined.
+
+        Args:
+          feeds: feeds of the same experience except for the size of the batches, at least one. Their info is not used.
+
+        Raises:
+          SpecMismatchError: If their experience differs.
+        """
+        self._feeds = tuple(feeds)
+        rows = [
+            tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), feed.experience_spec)
+            for feed in feeds
+        ]
+        different = next((spec for spec in rows if spec != rows[0]), None)
+        if different is not None:
+            raise SpecMismatchError(
+                f"the feeds must have the same experience to be joined, got {rows[0]} and {different}; convert all "
+                "data with the same adder"
+            )
+        self.experience_spec, _ = make_output_spec(self.next, tf.TensorSpec([], tf.int64))
+
+    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
+        """Implements `Feed.next`."""
+        batches = [feed.next(step)[0] for feed in self._feeds]
+        return tf.nest.map_structure(lambda *columns: tf.concat(columns, 0), *batches), ()
+
+    def close(self) -> None:
+        """Closes all feeds."""
+        for feed in self._feeds:
+            feed.close()
+
+
+def make_output_spec(function: Callable[[Any], Any], spec: Any) -> Any:
     """Returns the specs of what a function returns for a nest of tensors with the given specs."""
     outputs = tf.function(function, autograph=False).get_concrete_function(spec).structured_outputs
     return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), outputs)

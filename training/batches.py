@@ -37,11 +37,13 @@ class Batches:
       priorities: the priority sink of the learner; None for uniform sampling.
       replay: the `ReplayServer` with the items, which the learner saves in its checkpoints; None if the server does not
         belong to the run, or its priorities do not change.
+      resize: function that returns a feed of the same items with a different batch size.
       fill: function that writes the items of the dataset to the run's own server, and does nothing without one. To be
         called before the first batch, unless a checkpoint with the items was loaded.
     """
 
     feed: Feed
+    resize: Callable[[int], Feed]
     priorities: PriorityWriter | None = None
     replay: ReplayServer | None = None
     fill: Callable[[], None] = lambda: None
@@ -62,7 +64,8 @@ def open_batches(data: TrainingData, config: TrainingConfig) -> Iterator[Batches
     with ExitStack() as stack:
         if data.items is not None:
             size = config.batch_size or 1  # A configuration always has one.
-            yield Batches(InMemoryDataset(data.items, size, seed=config.seed))
+            feed = InMemoryDataset(data.items, size, seed=config.seed)
+            yield Batches(feed, feed.resize)
         elif data.episodes is not None:
             server = stack.enter_context(_start_server(data.episodes, data.adder))
             batches = _open_table(server, _TABLE, config, stack, is_own=True)
@@ -74,15 +77,19 @@ def open_batches(data: TrainingData, config: TrainingConfig) -> Iterator[Batches
 
 def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStack, *, is_own: bool) -> Batches:
     size = config.batch_size or 1
-    if config.sampler == "uniform":
+
+    def open_feed(size: int) -> StreamingDataset:
         feed = StreamingDataset(sample_dataset(server, table, size, beta=0.0, prefetch=_PREFETCH))
         stack.callback(feed.close)
-        return Batches(feed)
+        return feed
+
+    if config.sampler == "uniform":
+        return Batches(open_feed(size), open_feed)
     writer = stack.enter_context(PriorityWriter(server, table))
     samples = sample_dataset(server, table, size, beta=1.0, prefetch=_PREFETCH)
     feed = StreamingDataset(samples, beta=LinearSchedule(_FIRST_BETA, _LAST_BETA, config.steps))
     stack.callback(feed.close)
-    return Batches(feed, writer, server if is_own else None)
+    return Batches(feed, open_feed, writer, server if is_own else None)
 
 
 def _start_server(episodes: Source, adder: Any) -> ReplayServer:

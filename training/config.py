@@ -348,6 +348,8 @@ class TrainingConfig:
                 f"online_steps must be greater than warmup_steps ({self.warmup_steps:,}), got {self.online_steps:,}; "
                 "collect more steps, or set fewer warmup_steps"
             )
+        if self.sampler == "prioritized":
+            raise ValueError("online_steps requires sampler='uniform', got 'prioritized'")
         if self.deterministic and self.online_replay == "reverb":
             raise ValueError("deterministic=True requires online_replay='memory'; servers sample nondeterministically")
 
@@ -429,6 +431,8 @@ class TrainingConfig:
             return self
         if not self.online_steps:
             raise ValueError("training without a dataset requires online_steps, the number of steps to collect")
+        if self.top_percent is not None:
+            raise ValueError("top_percent requires a dataset, whose best episodes it selects")
         return self.replace(steps=0)
 
     @property

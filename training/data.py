@@ -12,19 +12,31 @@ import numpy as np
 from rlds2reverb.adders import NStep
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.evaluation import action_bounds
+from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import ReplayServer, TrajectoryWindows
+from rlds2reverb import ReplayServer, TrajectoryWindows, fields
 from rlds2reverb._server.clients import connect
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.sources import Source, load
-from rlds2reverb.specs import Nest, describe, leaves, path_name, to_tensor_spec
+from rlds2reverb.sources.transforms import ScaleRewards
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name, to_tensor_spec
 
 from .actions import ENV_ADVICE, describe_bounds, make_action_spec
 from .config import TrainingConfig
-from .dataset import Contents, Progress, convert_batches, find_best, prepare_batches, read_contents
+from .dataset import (
+    Contents,
+    Progress,
+    convert_batches,
+    find_best,
+    fit_reward,
+    prepare_batches,
+    read_contents,
+    require_trainable,
+)
 from .tables import (
     ServedTable,
     describe_table,
@@ -66,6 +78,7 @@ class TrainingData:
       items: the items in memory for uniform sampling, else None.
       episodes: the episodes to train on for prioritized sampling, in memory, else None.
       table: the table with the items, else None.
+      reward_transform: transform of the rewards, which was applied to the items; None if they are unchanged.
       owns_server: whether `open_data` started the server of the table.
       notes: sentences for the user.
       warnings: sentences that the user should not miss.
@@ -83,6 +96,7 @@ class TrainingData:
     items: Items | None
     episodes: Source | None
     table: ServedTable | None
+    reward_transform: ScaleRewards | None = None
     owns_server: bool = False
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -188,6 +202,51 @@ def open_data(
     return _make_data(contents, config, action_spec, is_kept, notes, warnings)
 
 
+def describe_environment(name: str, observation_spec: Nest, action_space: Any, config: TrainingConfig) -> TrainingData:
+    """Returns the specs of an environment as data without items, for an agent that learns only from what it collects.
+
+    Args:
+      name: name of the environment.
+      observation_spec: nest of specs of its observations; floats become float32.
+      action_space: its Gymnasium action space.
+      config: the options of the run.
+
+    Raises:
+      SpecMismatchError: If the algorithm cannot learn from such observations or actions.
+      ValueError: If the actions have no bounds, or `reward` depends on the returns of a dataset.
+    """
+    observations = map_structure(_make_float32, observation_spec)
+    action = _make_float32(ArraySpec(tuple(action_space.shape), np.dtype(action_space.dtype)))
+    step_spec = {
+        fields.OBSERVATION: observations, fields.ACTION: action, fields.REWARD: ArraySpec((), np.dtype(np.float32))
+    }  # fmt: skip
+    require_trainable(step_spec, config, action_space)
+    low, high = action_bounds(action_space)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(f"the actions of {name} must have bounds, got {action_space}; wrap it in RescaleAction")
+    time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
+    action_spec = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
+    return TrainingData(
+        name=name,
+        time_step_spec=time_step_spec,
+        action_spec=action_spec,
+        fingerprint="none",
+        adder=make_adder(config, time_step_spec, action_spec),
+        returns=None,
+        num_episodes=None,
+        num_transitions=0,
+        moments=None,
+        items=None,
+        episodes=None,
+        table=None,
+        reward_transform=fit_reward(config, np.zeros(0), name),
+    )
+
+
+def _make_float32(spec: ArraySpec) -> ArraySpec:
+    return ArraySpec(spec.shape, np.dtype(np.float32)) if spec.dtype.kind == "f" else spec
+
+
 def _env_advice(config: TrainingConfig, action_space: Any) -> str:
     """Returns the end of a sentence about action bounds: advice, unless there is an environment or no evaluation."""
     return "" if action_space is not None or config.env is None else ENV_ADVICE
@@ -213,7 +272,8 @@ def _make_data(
     time_step_spec = time_step.time_step_spec(to_tensor_spec(contents.step_spec["observation"]))
     adder, items, episodes = make_adder(config, time_step_spec, action_spec), None, None
     num_steps = np.concatenate([batch.num_steps for batch in contents.batches])
-    batches = prepare_batches(contents, config, action_spec, is_kept)
+    transform = fit_reward(config, contents.returns, contents.name)
+    batches = prepare_batches(contents, config, action_spec, is_kept, transform)
     if config.sampler == "uniform":
         items = convert_batches(batches, adder)
     else:
@@ -231,6 +291,7 @@ def _make_data(
         items=items,
         episodes=episodes,
         table=None,
+        reward_transform=transform,
         notes=tuple(notes),
         warnings=tuple(warnings),
     )

@@ -24,6 +24,7 @@ from rlds2reverb.sources.transforms import (
     CastFloats,
     CutAtTerminal,
     DropFields,
+    ScaleRewards,
     Transform,
     apply_transforms,
     clip_actions,
@@ -208,8 +209,21 @@ def find_best(returns: np.ndarray, percent: float) -> np.ndarray:
     return is_best
 
 
+def fit_reward(config: TrainingConfig, returns: np.ndarray, name: str) -> ScaleRewards | None:
+    """Returns the transform of the rewards, given the returns of a dataset; None if they are not changed.
+
+    Raises:
+      ValueError: If the returns do not determine the transform.
+    """
+    return None if config.reward is None else parse_reward(config.reward).fit_returns(returns.tolist(), name)
+
+
 def prepare_batches(
-    contents: Contents, config: TrainingConfig, action_spec: tensor_spec.BoundedTensorSpec, is_kept: np.ndarray
+    contents: Contents,
+    config: TrainingConfig,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    is_kept: np.ndarray,
+    transform: ScaleRewards | None,
 ) -> Iterator[EpisodeBatch]:
     """Yields the episodes to train on, with transformed rewards and clipped actions.
 
@@ -220,13 +234,8 @@ def prepare_batches(
       config: the options of the run.
       action_spec: spec of the actions, with the bounds to clip to.
       is_kept: bool `[E]`, the episodes to train on.
-
-    Raises:
-      ValueError: If the returns do not determine the transform of the rewards.
+      transform: transform of the rewards, from `fit_reward`.
     """
-    transform = None
-    if config.reward is not None:
-        transform = parse_reward(config.reward).fit_returns(contents.returns.tolist(), contents.name)
     first = 0
     while contents.batches:
         batch = contents.batches.popleft()

@@ -20,11 +20,12 @@ from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, lo
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
 
-from .batches import open_batches
+from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
-from .data import TrainingData, open_data, open_source
+from .data import TrainingData, describe_environment, open_data, open_source
 from .environment import Environment, resolve_environment, resolve_reference_returns
 from .experiments import Experiment, choose_placement, run_plan
+from .online import OnlinePhase
 from .plans import plan_seeds
 from .progress import Progress
 from .trackers import TENSORBOARD, RunTrackers
@@ -61,7 +62,8 @@ class Training:
 
         Args:
           source: any source of `load` (a path, a name, a `Source`, a list or a generator function of episodes); the
-            address of a server, a directory that `ingest` wrote, or a pair (server, table).
+            address of a server, a directory that `ingest` wrote, or a pair (server, table); or None to learn only from
+            what the agent collects in the environment, see the option `online_steps`.
           config: the options.
           run_dir: directory of the run, created if missing. If it contains a run, that run is continued.
           progress: prints notes and progress; None prints nothing.
@@ -73,8 +75,9 @@ class Training:
           SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
             cannot learn from; as `Evaluator`, for an environment that does not match the data.
         """
-        self.config, self.run_dir = config, Path(run_dir)
-        self._progress = progress or Progress(config.steps, quiet=True)
+        self.config = config = config.for_source(source)
+        self.run_dir = Path(run_dir)
+        self._progress = progress or Progress(config.num_updates, quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
         own_hooks = make_hooks(config.hooks)
@@ -83,8 +86,9 @@ class Training:
             if config.deterministic:
                 stack.enter_context(op_determinism())
             repeat = repeat or _python_command(source, config, self.run_dir)
-            with self._progress.activity("opening the data"):
-                source = open_source(source)
+            if source is not None:
+                with self._progress.activity("opening the data"):
+                    source = open_source(source)
             self.environment = self._find_environment(source)
             self.evaluator = self._make_evaluator()
             self._require_same_settings()
@@ -95,14 +99,15 @@ class Training:
                 self.data.action_spec,
                 **self._hyperparameters(),
             )
-            batches = stack.enter_context(open_batches(self.data, config))
+            batches = None if source is None else stack.enter_context(open_batches(self.data, config))
+            self._online = self._make_online(batches, stack)
             self.learner = stack.enter_context(
                 Learner(
                     self.run_dir,
                     self.agent,
-                    batches.feed,
-                    priorities=batches.priorities,
-                    replay=batches.replay,
+                    self._online.feed if batches is None else batches.feed,  # type: ignore[union-attr]
+                    priorities=batches and batches.priorities,
+                    replay=self._online or (batches and batches.replay),
                     hooks=[*self._make_hooks(), *own_hooks],
                     jit_compile=config.jit_compile,
                     identity=config.identity(self.data, self.environment_name),
@@ -110,7 +115,7 @@ class Training:
                     on_log=self._log,
                 )
             )
-            self._restore(batches.fill)
+            self._restore(batches.fill if batches else lambda: None)
             self._write_config(repeat)
             self.learner.run.writes_events = TENSORBOARD in config.track
             self._trackers.start(read_run_config(self.run_dir))
@@ -135,7 +140,9 @@ class Training:
         return None if self.evaluator is None else self.evaluator.name
 
     def run(self) -> Run:
-        """Trains until `config.steps` updates are done in total, exports the policies, and returns the run.
+        """Trains until `config.num_updates` updates are done in total, exports the policies, and returns the run.
+
+        The updates on the dataset come first, then the online phase, if there is one.
 
         SIGTERM and SIGINT, and so an interrupted notebook cell, save a checkpoint and end the run early;
         `learner.stop_reason` then names the signal. Running the same training again continues it.
@@ -144,7 +151,10 @@ class Training:
           TrainingDivergedError: If the loss or a weight is not finite.
           ServerUnavailableError: If a server with the data is lost.
         """
-        self.learner.start(self.config.steps)
+        with self.learner.running():
+            self.learner.advance(self.config.steps)
+            if self._online is not None:
+                self._online.run(self.learner)
         with self._progress.activity("exporting the policy"):
             self.learner.export_policy(self.run_dir / POLICY_FOLDER)
             if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER) is None:
@@ -163,6 +173,8 @@ class Training:
 
     def _find_environment(self, source: Any) -> Environment | None:
         environment = resolve_environment(self.config.env, source)
+        if self.config.online_steps and (environment is None or environment.make_env is None):
+            raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
         if environment is not None and environment.note:
             self._progress.note(environment.note)
         return environment
@@ -175,8 +187,17 @@ class Training:
         try:
             return Evaluator(environment.make_env, num_episodes=config.eval_episodes, reference_returns=references)
         except ImportError as error:
+            if config.online_steps:
+                raise
             self._progress.warn(f"no evaluation: {error}")
             return None
+
+    def _make_online(self, batches: Batches | None, stack: ExitStack) -> OnlinePhase | None:
+        if not self.config.online_steps or self.environment is None:
+            return None
+        online = OnlinePhase(self.config, self.data, batches, self.environment.make_env, self.agent.collect_policy)
+        stack.callback(online.close)
+        return online
 
     def _require_same_settings(self) -> None:
         """Raises `CheckpointError` before the data are read if the directory contains a run with other settings."""
@@ -201,7 +222,7 @@ class Training:
             if self.evaluator is not None:
                 self.evaluator.require_observations(data.time_step_spec.observation)
         except SpecMismatchError as error:
-            if self.evaluator is None or self.config.env != AUTO:
+            if self.evaluator is None or self.config.env != AUTO or self.config.online_steps:
                 raise
             self._progress.warn(f"no evaluation, pass env= to choose an environment: {error}")
             self.environment = self.evaluator = None
@@ -213,6 +234,9 @@ class Training:
         return data
 
     def _read(self, source: Any) -> TrainingData:
+        if source is None and self.evaluator is not None:
+            evaluator = self.evaluator
+            return describe_environment(evaluator.name, evaluator.observation_spec, evaluator.action_space, self.config)
         action_space = None if self.evaluator is None else self.evaluator.action_space
         with self._progress.activity("reading the data"):
             return open_data(source, self.config, action_space=action_space)
@@ -244,6 +268,8 @@ class Training:
         if self.evaluator is not None:
             hooks.append(EvaluateHook(self.evaluator.evaluate, every=config.eval_every))
             hooks.append(EvaluateHook(self.evaluator.evaluate, position="after_run"))
+        if self._online is not None:
+            hooks.append(self._online.make_hook())
         return hooks
 
     def _restore(self, fill: Callable[[], None]) -> None:
@@ -254,12 +280,12 @@ class Training:
                 fill()
                 return
         self._progress.note(f"continuing from iteration {self.learner.step:,}")
-        configuration = read_run_config(self.run_dir).get("configuration") or {}
-        steps_before = configuration.get("steps", self.config.steps)
-        if steps_before != self.config.steps and self.config.resolved_hyperparameters.get("num_updates"):
+        saved = read_run_config(self.run_dir)
+        before, now = ((saved.get("hyperparameters") or {}).get("num_updates"),
+                       self.config.resolved_hyperparameters.get("num_updates"))  # fmt: skip
+        if before and now and before != now:
             self._progress.note(
-                f"the actor's learning rate schedule now ends after {self.config.steps:,} updates instead of "
-                f"{steps_before:,}"
+                f"the actor's learning rate schedule now ends after {now:,} updates instead of {before:,}"
             )
 
     def _write_config(self, repeat: str | None) -> None:
@@ -336,7 +362,7 @@ def train(
         run.plot()
 
     Args:
-      source: the data; see `Training`.
+      source: the data, or None to learn only from what the agent collects; see `Training`.
       algo: name of the algorithm, such as 'iql'; or an agent of your own, "my_module:MyAgent" or the class or function
         itself, see `register_agent`.
       run_dir: directory of the run, created if missing.
@@ -365,7 +391,8 @@ def train(
         return run_plan(plan_seeds(source, config, seeds), run_dir, place=place)
     if jobs > 1:
         raise ValueError("jobs requires seeds, because a single run is trained in one process")
-    with Training(source, config, run_dir, progress=Progress(config.steps, quiet=not progress)) as training:
+    config = config.for_source(source)
+    with Training(source, config, run_dir, progress=Progress(config.num_updates, quiet=not progress)) as training:
         return training.run()
 
 
@@ -375,10 +402,10 @@ def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str |
     references = [get_algorithm(config.algo).agent] if ":" in config.algo else []
     references += [values["hyperparameters"][name] for name, each in config.hyperparameters.items() if callable(each)]
     are_named = all(isinstance(hook, (str, Mapping)) for hook in config.hooks) and all(map(is_importable, references))
-    if not isinstance(source, (str, Path)) or values["env"] != config.env or not are_named:
+    if not isinstance(source, (str, Path, type(None))) or values["env"] != config.env or not are_named:
         return None
     options = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
-    arguments = ", ".join([repr(str(source)), repr(config.algo), repr(str(run_dir)), *options])
+    arguments = ", ".join([repr(source and str(source)), repr(config.algo), repr(str(run_dir)), *options])
     code = f"from rlds2reverb import train; train({arguments})"
     if '"' not in code:  # Double quotes need no escapes within the shell's single quotes.
         code = code.replace("'", '"')

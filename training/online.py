@@ -1,0 +1,152 @@
+"""The online phase of a run: the agent collects steps in environments, and learns from them and from the dataset."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners import Learner
+from rlds2reverb.learners.collected_items import CollectedItems
+from rlds2reverb.learners.feeds import Feed, JoinedFeed
+from rlds2reverb.learners.hooks.hook import HookedLearner, LearnerHook, Phase
+
+from rlds2reverb import fields
+from rlds2reverb.items import Items
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .batches import Batches
+from .collector import Collector, Piece
+from .config import TrainingConfig
+from .data import TrainingData
+
+
+class OnlinePhase:
+    """The environments, the collected items, and their batches. The learner saves them in its checkpoints.
+
+    Batches consist of items of the dataset and collected ones, sampled uniformly from each (Ball et al. 2023,
+    "Efficient Online Reinforcement Learning with Offline Data", arXiv:2302.02948, section 4.1: half and half). Without
+    a dataset, all items are collected ones. Rewards are transformed as those of the dataset, and a timeout keeps the
+    value of the last observation.
+
+    Attributes:
+      feed: the feed of the learner during the phase.
+    """
+
+    #: Checkpoints of the updates on the dataset contain nothing collected; see `checkpoints.Replay`.
+    may_be_missing = True
+
+    def __init__(self, config: TrainingConfig, data: TrainingData, batches: Batches | None, make_env: Any, policy: Any):
+        """Allocates memory for the items; the environments are created when the phase begins.
+
+        Args:
+          config: the options of the run.
+          data: the data of the run, or the specs of an environment.
+          batches: the batches of the dataset; None if there is none.
+          make_env: see `Collector`.
+          policy: the policy that collects.
+        """
+        self._config, self._data = config, data
+        num_kept = data.adder.n - 1 if isinstance(data.adder, NStep) else data.adder.length - 1
+        self._collector = Collector(make_env, policy, num_envs=config.num_envs, seed=config.seed, num_kept=num_kept)
+        self._num_kept = num_kept
+        size = config.batch_size or 1  # A configuration always has one.
+        num_online = size if batches is None else max(round(size * config.online_ratio), 1)
+        capacity = min(config.replay_size, config.online_steps + config.num_envs)
+        item_spec = data.adder.item_spec(_make_step_spec(data))
+        self._items = CollectedItems(item_spec, capacity, num_online, seed=config.seed)
+        self.feed: Feed = self._items
+        if batches is not None and num_online < size:
+            self.feed = JoinedFeed([batches.resize(size - num_online), self._items])
+
+    def close(self) -> None:
+        """Closes the environments. Idempotent."""
+        self._collector.close()
+
+    def make_hook(self) -> LearnerHook:
+        """Returns the hook that logs the number of collected steps, and the returns of the last episodes."""
+        return _LogCollectedHook(self._collector, every=self._config.log_every)
+
+    def run(self, learner: Learner) -> None:
+        """Collects and trains until all steps are collected, or the learner is stopped.
+
+        Args:
+          learner: the learner, which is running; its updates on the dataset are done.
+
+        Raises:
+          Exception: See `Learner.advance` and `Collector.collect`.
+        """
+        config, collector = self._config, self._collector
+        learner.replace_dataset(self.feed)
+        if learner.step and not collector.num_collected:
+            learner.save_checkpoint()
+        while not learner.stop_reason:
+            if len(self._items):
+                learner.advance(config.count_updates(collector.num_collected))
+            missing = config.online_steps - collector.num_collected
+            if learner.stop_reason or missing <= 0:
+                break
+            is_random = not config.steps and collector.num_collected < config.warmup_steps
+            for piece in collector.collect(min(config.update_every, missing), is_random=is_random):
+                self._items.append(self._convert(piece))
+
+    def _convert(self, piece: Piece) -> Items:
+        """Returns the items of a piece; those that reach beyond its end follow with the next one."""
+        steps = piece.episode.steps
+        if self._data.reward_transform is not None:
+            rewards = self._data.reward_transform.transform(steps)
+            piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.REWARD: rewards}))
+        items: Items = self._data.adder(piece.episode)
+        if piece.is_complete:
+            return items
+        end = len(piece.episode.steps[fields.REWARD]) - 1 - self._num_kept
+        return Items(items.columns, items.starts[:end], items.lengths[:end], items.squeeze)
+
+    def save_data(self, folder: Path) -> None:
+        """Writes the collected items, and the states of the environments; see `checkpoints.Replay`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._items.save_data(folder)
+        self._collector.save_data(folder)
+
+    def load_data(self, folder: Path) -> None:
+        """Restores what `save_data` wrote."""
+        self._items.load_data(folder)
+        self._collector.load_data(folder)
+
+
+class _LogCollectedHook(LearnerHook):
+    """A hook that logs the number of collected steps, and the mean return of the last episodes."""
+
+    phase = Phase.REDUCE_LOG
+
+    def __init__(self, collector: Collector, *, every: int):
+        super().__init__("log_collected", position="after_iter", every=every)
+        self._collector = collector
+
+    def __call__(self, learner: HookedLearner) -> None:
+        """Adds the numbers to the log buffer."""
+        numbers = {"collected_steps": float(self._collector.num_collected)}
+        if self._collector.returns:
+            numbers["collected_return"] = float(np.mean(self._collector.returns))
+        learner.log_buffer = {**learner.log_buffer, **numbers}
+
+
+def _make_step_spec(data: TrainingData) -> dict[str, Nest]:
+    """Returns the specs of the steps that are collected."""
+
+    def convert(spec: Any) -> ArraySpec:
+        return ArraySpec(tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype))
+
+    number, flag = ArraySpec((), np.dtype(np.float32)), ArraySpec((), np.dtype(bool))
+    return {
+        fields.OBSERVATION: tf.nest.map_structure(convert, data.time_step_spec.observation),
+        fields.ACTION: convert(data.action_spec),
+        fields.REWARD: number,
+        fields.DISCOUNT: number,
+        fields.IS_FIRST: flag,
+        fields.IS_LAST: flag,
+        fields.IS_TERMINAL: flag,
+    }
