@@ -161,9 +161,7 @@ class Collector:
 
     def _sample_actions(self) -> np.ndarray:
         spec = self._action_spec
-        bounded = BoundedArraySpec(
-            tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype), spec.minimum, spec.maximum
-        )
+        bounded = BoundedArraySpec(tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype), spec.minimum, spec.maximum)
         random = np.random.default_rng([_SALT, self._seed, self.num_collected])
         return np.stack([sample_action(bounded, random) for _ in range(self._num_envs)])
 

@@ -19,6 +19,7 @@ from rlds2reverb.items import Items
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .batches import Batches
+from .collected_table import CollectedTable
 from .collector import Collector, Piece
 from .config import TrainingConfig
 from .data import TrainingData
@@ -57,14 +58,26 @@ class OnlinePhase:
         num_online = size if batches is None else max(round(size * config.online_ratio), 1)
         capacity = min(config.replay_size, config.online_steps + config.num_envs)
         item_spec = data.adder.item_spec(_make_step_spec(data))
-        self._items = CollectedItems(item_spec, capacity, num_online, seed=config.seed)
+        self._items: CollectedItems | CollectedTable
+        if config.online_replay == "memory":
+            self._items = CollectedItems(item_spec, capacity, num_online, seed=config.seed)
+        else:
+            squeeze = isinstance(data.adder, NStep)
+            self._items = CollectedTable(item_spec, capacity, num_online, squeeze=squeeze)
         self.feed: Feed = self._items
         if batches is not None and num_online < size:
             self.feed = JoinedFeed([batches.resize(size - num_online), self._items])
 
+    @property
+    def address(self) -> str | None:
+        """The address of the server with the collected items; None if they are in memory."""
+        return self._items.server.address if isinstance(self._items, CollectedTable) else None
+
     def close(self) -> None:
-        """Closes the environments. Idempotent."""
+        """Closes the environments, and stops the server if there is one. Idempotent."""
         self._collector.close()
+        if isinstance(self._items, CollectedTable):
+            self._items.stop()
 
     def make_hook(self) -> LearnerHook:
         """Returns the hook that logs the number of collected steps, and the returns of the last episodes."""
@@ -84,7 +97,7 @@ class OnlinePhase:
         if learner.step and not collector.num_collected:
             learner.save_checkpoint()
         while not learner.stop_reason:
-            if len(self._items):
+            if self._items.num_added:
                 learner.advance(config.count_updates(collector.num_collected))
             missing = config.online_steps - collector.num_collected
             if learner.stop_reason or missing <= 0:

@@ -139,6 +139,11 @@ class Training:
         """The name of the evaluation environment, or None."""
         return None if self.evaluator is None else self.evaluator.name
 
+    @property
+    def collected_at(self) -> str | None:
+        """The address of the server with the table 'collected' of an online phase; None if there is none."""
+        return None if self._online is None else self._online.address
+
     def run(self) -> Run:
         """Trains until `config.num_updates` updates are done in total, exports the policies, and returns the run.
 
@@ -197,6 +202,8 @@ class Training:
             return None
         online = OnlinePhase(self.config, self.data, batches, self.environment.make_env, self.agent.collect_policy)
         stack.callback(online.close)
+        if online.address is not None:
+            self._progress.note(f"the collected items are in the table 'collected' of {online.address}")
         return online
 
     def _require_same_settings(self) -> None:

@@ -1,0 +1,214 @@
+"""The online phase: what is collected, training from scratch and after a dataset, and its continuation."""
+
+import csv
+import subprocess
+import sys
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from counting import Counting
+from rlds2reverb.learners.hooks import LearnerHook
+
+from rlds2reverb import (
+    CheckpointError,
+    SpecMismatchError,
+    Training,
+    TrainingConfig,
+    load_run,
+    sample_dataset,
+    train,
+)
+
+#: Options of a phase that takes a second.
+SMALL = {
+    "batch_size": 8,
+    "hyperparameters": {"hidden_sizes": (8, 8)},
+    "log_every": 20,
+    "eval_every": 1000,
+    "eval_episodes": 1,
+    "warmup_steps": 10,
+    "update_every": 5,
+}
+
+
+def make_counting():
+    return Counting(7)
+
+
+def make_truncating():
+    return Counting(7, terminates=False)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing that runs on an `Exception` runs on it."""
+
+
+class Kill(LearnerHook):
+    """A hook that ends the process's run at an iteration."""
+
+    def __init__(self, at):
+        super().__init__("kill", priority=1000, position="after_iter", every=at)
+
+    def __call__(self, learner):
+        raise Killed
+
+
+@pytest.mark.parametrize(
+    ("make_env", "num_envs"),
+    [(make_counting, 2), pytest.param(make_truncating, 1, marks=pytest.mark.slow)],
+)
+def test_collected_items_are_those_of_whole_episodes(tmp_path, make_env, num_envs):
+    """Episodes of 7 steps in pieces of 5: item k has the rewards 10 + k, 11 + k and 12 + k, but none beyond the end."""
+    config = TrainingConfig(
+        "dqn", env=make_env, online_steps=200, n_step=3, gamma=0.5, num_envs=num_envs, online_replay="reverb", **SMALL
+    )
+    with Training(None, config, tmp_path / "run") as training:
+        training.run()
+        batch = next(iter(sample_dataset(training.collected_at, "collected", 500, beta=0.0)))
+        items = {name: column.numpy() for name, column in batch.data.items()}
+    first, after = items["observation"][:, 0], items["next_observation"][:, 0]
+    assert set(first) == set(range(7))
+    np.testing.assert_array_equal(after, np.minimum(first + 3, 7))
+    expected = [sum(0.5**i * (10 + k + i) for i in range(3) if k + i < 7) for k in first]
+    np.testing.assert_allclose(items["reward"], expected)
+    ends = after == 7
+    lengths = after - first
+    powers = 0.5 ** (lengths - 1)
+    np.testing.assert_allclose(items["discount"], powers * np.where(ends & (make_env is make_counting), 0, 1))
+
+
+def read_rows(run_dir):
+    """Returns the columns of a log that depend on nothing but the seed."""
+    with open(run_dir / "progress.csv") as file:
+        return [
+            {name: value for name, value in row.items() if not name.endswith(("_secs", "_ms", "_share", "per_sec"))}
+            for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("source", "algo", "moments", "options"),
+    [
+        ("pendulum_mixed", "td3_bc", (25, 95), {"steps": 40, "num_envs": 1}),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in [
+                ("pendulum_mixed", "iql", (50, 51), {"steps": 40, "num_envs": 3, "n_step": 3}),
+                ("pendulum_mixed", "rebrac", (50, 77), {"steps": 40, "num_envs": 2, "online_ratio": 1.0}),
+                (None, "sac", (3, 57), {"num_envs": 2, "updates_per_step": 0.7}),
+            ]
+        ),
+    ],
+)
+def test_killed_run_continues_bit_for_bit(tmp_path, data, source, algo, moments, options):
+    source = source and data / "d4rl" / f"{source}-v2.hdf5"
+    options = {**SMALL, **options, "env": "Pendulum-v1", "online_steps": 110, "checkpoint_every": 9}
+    config = TrainingConfig(algo, **options)
+    weights = []
+    for name, killed_at in (("whole", ()), ("killed", moments)):
+        for at in killed_at:
+            with pytest.raises(Killed), Training(source, config.replace(hooks=[Kill(at)]), tmp_path / name) as training:
+                training.run()
+        with Training(source, config, tmp_path / name) as training:
+            training.run()
+            assert training.learner.step == config.num_updates
+            weights.append([variable.numpy() for variable in training.agent.variables])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert read_rows(tmp_path / "whole") == read_rows(tmp_path / "killed")
+
+
+def test_environment_that_cannot_be_repeated_starts_new_episodes(tmp_path):
+    class Unseeded(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.random.uniform(-1, 1, 2).astype(np.float32), {}
+
+        def step(self, action):
+            return np.random.uniform(-1, 1, 2).astype(np.float32), 1.0, False, False, {}
+
+    options = {**SMALL, "env": lambda: gymnasium.wrappers.TimeLimit(Unseeded(), 30), "online_steps": 60}
+    config = TrainingConfig("dqn", checkpoint_every=10, **options)
+    with pytest.raises(Killed), Training(None, config.replace(hooks=[Kill(25)]), tmp_path) as training:
+        training.run()
+    with Training(None, config, tmp_path) as training:
+        training.run()
+        assert training.learner.step == 50
+
+
+@pytest.mark.parametrize(
+    ("source", "algo", "options", "error", "message"),
+    [
+        (None, "sac", {"online_steps": 0}, ValueError, "training without a dataset requires online_steps"),
+        (None, "sac", {"env": "auto"}, ValueError, "online_steps requires an environment to collect in"),
+        (None, "sac", {"env": None}, ValueError, "online_steps requires an environment to collect in"),
+        (None, "dqn", {}, SpecMismatchError, "dqn requires discrete actions"),
+        (None, "sac", {"reward": "iql_locomotion"}, ValueError, "the highest and lowest return of Pendulum-v1"),
+        (None, "sac", {"top_percent": 10}, ValueError, "top_percent requires a dataset"),
+        ("pendulum_mixed", "bc", {}, ValueError, "requires an algorithm that learns from rewards, unlike bc"),
+        ("pendulum_mixed", "sac", {"sampler": "prioritized"}, ValueError, "requires sampler='uniform'"),
+        ("pendulum_mixed", "sac", {"warmup_steps": 200}, ValueError, r"must be greater than warmup_steps \(200\)"),
+        ("pendulum_mixed", "sac", {"env": "MountainCarContinuous-v0"}, SpecMismatchError, "observation"),
+    ],
+)
+def test_invalid_arguments_raise(tmp_path, data, source, algo, options, error, message):
+    source = source and data / "d4rl" / f"{source}-v2.hdf5"
+    options = {**SMALL, "env": "Pendulum-v1", "online_steps": 100, **options}
+    with pytest.raises(error, match=message):
+        train(source, algo, tmp_path / "run", progress=False, **options)
+
+
+def test_different_online_options_belong_to_a_different_run(tmp_path):
+    options = {**SMALL, "env": make_counting, "online_steps": 30, "progress": False}
+    train(None, "dqn", tmp_path, **options)
+    assert load_run(tmp_path).last_return == sum(range(10, 17))
+    with pytest.raises(CheckpointError, match="update_every was 5, is now 6"):
+        train(None, "dqn", tmp_path, **{**options, "update_every": 6})
+
+
+@pytest.mark.slow
+def test_killed_command_continues_bit_for_bit(tmp_path, data):
+    """Kills the command with SIGKILL at several moments of the online phase."""
+    command = [
+        *(sys.executable, "-m", "rlds2reverb.cli", "train", "--algo", "td3_bc", "--online", "3000", "--steps", "500"),
+        *("--data", str(data / "d4rl" / "pendulum_mixed-v2.hdf5"), "--checkpoint-every", "400", "--log-every", "100"),
+        *("--eval-every", "1000", "--set", "hidden_sizes=(16,16)", "--warmup-steps", "200", "--num-envs", "2"),
+    ]
+    subprocess.run([*command, "--run-dir", tmp_path / "whole"], check=True, capture_output=True)
+    for moment in (900, 1700, 2600):
+        process = subprocess.Popen(
+            [*command, "--run-dir", tmp_path / "killed"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            checkpoints = (tmp_path / "killed" / "checkpoints").glob("[0-9]*")
+            if max((int(path.name) for path in checkpoints), default=0) >= moment:
+                break
+            time.sleep(0.02)
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+    subprocess.run([*command, "--run-dir", tmp_path / "killed"], check=True, capture_output=True)
+    assert read_rows(tmp_path / "whole") == read_rows(tmp_path / "killed")
+    with open(tmp_path / "whole" / "evaluations.csv") as one, open(tmp_path / "killed" / "evaluations.csv") as other:
+        assert one.read() == other.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algo", "env", "expected", "options"),
+    [
+        ("sac", "Pendulum-v1", -250, {"online_steps": 10_000, "hyperparameters": {"actor_learning_rate": 1e-3,
+         "critic_learning_rate": 1e-3}}),
+        ("td3", "Pendulum-v1", -250, {"online_steps": 10_000, "hyperparameters": {"actor_learning_rate": 1e-3,
+         "critic_learning_rate": 1e-3}}),
+        ("dqn", "CartPole-v1", 475, {"online_steps": 50_000, "batch_size": 64}),
+    ],
+)  # fmt: skip
+def test_agents_learn_from_scratch(tmp_path, algo, env, expected, options):
+    run = train(None, algo, tmp_path, env=env, eval_every=2_500, eval_episodes=10, progress=False, **options)
+    assert run.best_return >= expected

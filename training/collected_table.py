@@ -1,0 +1,100 @@
+"""Items that are collected during training, in a table of a Reverb server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+from rlds2reverb.learners.feeds import Feed, StreamingDataset
+
+from rlds2reverb import ReplayServer, TableConfig, packed_signature, sample_dataset
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._encoding.packing import Packing, pack_columns
+from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb.items import Items
+from rlds2reverb.specs import Nest, make_step_spec
+
+TABLE = "collected"
+_PREFETCH = 4
+
+
+class CollectedTable(Feed):
+    """A table to which items are added, on a server of its own that other processes can sample as well.
+
+    When the table is full, each new item replaces the oldest one. Samples are not repeatable.
+
+    Attributes:
+      server: the server.
+    """
+
+    has_info = False
+
+    def __init__(self, item_spec: Nest, capacity: int, batch_size: int, *, squeeze: bool):
+        """Starts the server.
+
+        Args:
+          item_spec: nest of `tf.TensorSpec` of one item, such as `adder.item_spec(...)`.
+          capacity: maximum number of items to hold.
+          batch_size: number of items in a batch.
+          squeeze: whether items are single rows without a time axis.
+        """
+        self.num_added = 0
+        self.server = ReplayServer(
+            [TableConfig(TABLE, max_size=capacity)], packed_signature(Packing(item_spec, squeeze))
+        )
+        self._writer: BulkWriter | None = None
+        samples = sample_dataset(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)
+        self._feed = StreamingDataset(samples)
+        self.experience_spec = self._feed.experience_spec
+
+    def append(self, items: Items) -> None:
+        """Adds items of the spec, and waits until the server has them.
+
+        Raises:
+          ServerUnavailableError: If the server does not answer in time.
+        """
+        if not len(items):
+            return
+        columns = [pack_columns(tree.flatten(items.columns))]
+        if self._writer is None:
+            self._writer = BulkWriter(
+                self.server, Encoder(tree.flatten(make_step_spec(columns)), [TABLE], squeeze=items.squeeze)
+            )
+        # Keys are derived from the digest; with a number, equal items are different ones.
+        digest = self.num_added.to_bytes(16, "big")
+        block = ItemBlock.from_episode(columns, items.starts, items.lengths, np.ones(len(items)), digest=digest)
+        self._writer.write([block])
+        self._writer.flush_and_forget()
+        self.num_added += len(items)
+
+    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
+        """Implements `Feed.next`."""
+        return self._feed.next(step)[0], ()
+
+    def close(self) -> None:
+        """Releases the iterator over the samples."""
+        self._feed.close()
+
+    def stop(self) -> None:
+        """Stops the server."""
+        if self._writer is not None:
+            self._writer.close()
+        self.server.stop()
+
+    def save_data(self, folder: Path) -> None:
+        """Writes all items into a folder."""
+        self.server.save_data(folder / TABLE)
+        (folder / f"{TABLE}.txt").write_text(str(self.num_added))
+
+    def load_data(self, folder: Path) -> None:
+        """Replaces all items by those that `save_data` wrote into a folder.
+
+        Raises:
+          CheckpointError: If the folder contains no such items.
+        """
+        self.server.load_data(folder / TABLE)
+        self.num_added = int((folder / f"{TABLE}.txt").read_text())
