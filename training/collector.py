@@ -251,6 +251,11 @@ class _Steps(NamedTuple):
     rewards: list[float]
     discounts: list[float]
 
+    def drop(self, num_steps: int) -> _Steps:
+        """Returns the steps without the first `num_steps`."""
+        observations, actions, rewards, discounts = self
+        return _Steps(observations[num_steps:], actions[num_steps:], rewards[num_steps:], discounts[num_steps:])
+
 
 class _Track:
     """The running episode of one environment, and the steps that are not yet taken."""
@@ -279,8 +284,10 @@ class _Track:
     def add(self, action: np.ndarray, reward: float, discount: float, observation: list[np.ndarray]) -> None:
         """Adds a step."""
         self._executed.append(action)
-        for column, value in zip(self._steps, (observation, action, reward, discount), strict=True):
-            column.append(value)  # type: ignore[arg-type]
+        self._steps.observations.append(observation)
+        self._steps.actions.append(action)
+        self._steps.rewards.append(reward)
+        self._steps.discounts.append(discount)
         self.total_reward += reward
 
     def is_at(self, observation: list[np.ndarray]) -> bool:
@@ -299,7 +306,7 @@ class _Track:
         if len(self._steps.actions) > num_kept:
             taken.append((self._steps, self.is_ended))
             start = len(self._steps.actions) - num_kept
-            self._steps = _Steps(*[column[start:] for column in self._steps])
+            self._steps = self._steps.drop(start)
         return taken
 
     def get_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

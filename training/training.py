@@ -106,8 +106,8 @@ class Training:
                     self.run_dir,
                     self.agent,
                     self._online.feed if batches is None else batches.feed,  # type: ignore[union-attr]
-                    priorities=batches and batches.priorities,
-                    replay=self._online or (batches and batches.replay),
+                    priorities=None if batches is None else batches.priorities,
+                    replay=self._online or (None if batches is None else batches.replay),
                     hooks=[*self._make_hooks(), *own_hooks],
                     jit_compile=config.jit_compile,
                     identity=config.identity(self.data, self.environment_name),
