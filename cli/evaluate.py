@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb._text import format_columns
-from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
+from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 
 from . import checks, output
 from .options import reference_options
@@ -16,8 +16,10 @@ from .output import json_option
 from .quiet import import_quietly, status
 
 if TYPE_CHECKING:
-    from rlds2reverb.learners.evaluation import Evaluation, Evaluator
+    from rlds2reverb.envs.evaluation import Evaluator
     from rlds2reverb.learners.runs import Run
+
+    from rlds2reverb.evaluations import Evaluation
 
 #: Training selects the best policy by episodes with seeds from 0, so `eval` uses different seeds.
 _FIRST_SEED = 1000
@@ -83,7 +85,7 @@ def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) ->
         raise click.UsageError(f"{folder} names no environment; pass --env, such as --env Hopper-v5")
     references = _read_reference_returns(run, environment, options)
     import_quietly("tensorflow")
-    from rlds2reverb.learners.evaluation import Evaluator
+    from rlds2reverb.envs.evaluation import Evaluator
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
     evaluator = Evaluator(
@@ -128,7 +130,7 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
         d4rl_score(0.0, options["reference_returns"])  # Raises if the two returns are equal.
         return tuple(options["reference_returns"])
     if options["reference_file"]:
-        from rlds2reverb.learners.evaluation import read_reference_returns
+        from rlds2reverb.evaluations import read_reference_returns
 
         return read_reference_returns(options["reference_file"], environment)
     if options["is_d4rl"]:
@@ -141,7 +143,7 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
 
 def _evaluate_policy(name: str, path: Path, evaluator: Evaluator) -> tuple[int | None, Evaluation]:
     """Returns the training step of a saved policy, or None if it was saved without one, and its evaluation."""
-    from rlds2reverb.learners.batched_policy import load_policy
+    from rlds2reverb.policies import load_policy
 
     with status(f"running {output.count(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
         policy = load_policy(path)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .batched_environment import BatchedEnvironment
     from .contract import check_wrapper
     from .environment import Environment, Wrapper
+    from .evaluation import Evaluator, evaluate
     from .gymnasium_adapter import to_gymnasium
     from .gymnasium_environment import GymnasiumEnvironment
     from .loading import create_environment, load
@@ -45,6 +46,7 @@ _EXPORTS = {
     "_env_process": ("EnvironmentFailedError",),
     "batched_environment": ("BatchedEnvironment",),
     "contract": ("check_wrapper",),
+    "evaluation": ("Evaluator", "evaluate"),
     "environment": ("Environment", "Wrapper"),
     "gymnasium_environment": ("GymnasiumEnvironment",),
     "loading": ("create_environment", "load"),
@@ -82,6 +84,7 @@ __all__ = [
     "DiscreteAction",
     "Environment",
     "EnvironmentFailedError",
+    "Evaluator",
     "GymnasiumEnvironment",
     "NonEpisodicAgent",
     "ParallelEnvironment",
@@ -92,6 +95,7 @@ __all__ = [
     "Wrapper",
     "check_wrapper",
     "create_environment",
+    "evaluate",
     "from_tf_agents",
     "load",
     "restart",

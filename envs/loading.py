@@ -10,6 +10,7 @@ from rlds2reverb._arguments import require_count
 
 from . import suite_gym
 from .environment import Environment
+from .gymnasium_environment import GymnasiumEnvironment
 from .parallel_environment import ParallelEnvironment
 
 
@@ -72,3 +73,29 @@ def create_environment(
     suite(name, **options).close()  # Errors are those of the suite instead of those of a worker.
     constructors = [functools.partial(suite, name, env_id=index, **options) for index in range(num_parallel)]
     return ParallelEnvironment(constructors, seed=seed, **(parallel_options or {}))
+
+
+def make_environment(make_env: Any, *, env_id: int = 0) -> Environment:
+    """Creates one environment from its name, from a description, or with a function.
+
+    Args:
+      make_env: id of a Gymnasium environment, such as 'Hopper-v5' or 'my_module:MyEnv-v0'; a `gymnasium.EnvSpec`; or a
+        function that returns a `gymnasium.Env` or an `Environment`.
+      env_id: index of the environment in a batch.
+
+    Raises:
+      ImportError, ValueError: See `suite_gym.load`.
+      TypeError: If a function does not return an environment.
+    """
+    if isinstance(make_env, str):
+        return suite_gym.load(make_env, env_id=env_id)
+    env = make_env() if callable(make_env) else suite_gym.make_gym(make_env)
+    if isinstance(env, Environment):
+        return env
+    if not hasattr(env, "observation_space") or not hasattr(env, "step"):
+        raise TypeError(f"make_env must return a gymnasium.Env or an Environment, got {type(env).__name__}")
+    try:
+        return GymnasiumEnvironment(env, env_id=env_id)
+    except BaseException:
+        env.close()
+        raise

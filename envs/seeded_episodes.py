@@ -10,9 +10,8 @@ import numpy as np
 
 from rlds2reverb.specs import Nest
 
-from . import suite_gym
 from .environment import Environment, Wrapper
-from .gymnasium_environment import GymnasiumEnvironment
+from .loading import make_environment
 from .time_steps import LAST, TimeStep
 
 
@@ -76,18 +75,12 @@ def make_seeded(make_env: Any, seed: int, index: int, start: EpisodeProgress | N
     """Creates an environment with `SeededEpisodes`, in the process that steps it.
 
     Args:
-      make_env: id of a Gymnasium environment, a `gymnasium.EnvSpec`, or a function that returns a `gymnasium.Env` or an
-        `Environment`.
+      make_env: see `loading.make_environment`.
       seed: see `SeededEpisodes`.
       index: see `SeededEpisodes`.
       start: see `SeededEpisodes`.
 
     Raises:
-      ImportError, ValueError: See `suite_gym.load`.
+      ImportError, TypeError, ValueError: See `loading.make_environment`.
     """
-    if isinstance(make_env, str):
-        return SeededEpisodes(suite_gym.load(make_env, env_id=index), seed, index, start=start)
-    env = make_env() if callable(make_env) else suite_gym.make_gym(make_env)
-    if not isinstance(env, Environment):
-        env = GymnasiumEnvironment(env, env_id=index)
-    return SeededEpisodes(env, seed, index, start=start)
+    return SeededEpisodes(make_environment(make_env, env_id=index), seed, index, start=start)

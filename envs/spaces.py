@@ -98,6 +98,8 @@ def _make_leaf_converter(dtype: np.dtype) -> Callable[[Any], np.ndarray]:
     def convert(value: Any) -> np.ndarray:
         if type(value) is np.ndarray and value.dtype is dtype:  # Several times as fast as the general case.
             return value.copy()
+        if isinstance(value, np.ndarray) and not np.can_cast(value.dtype, dtype, "same_kind"):
+            raise TypeError(f"{value.dtype} is not {dtype}")
         return np.array(value, dtype)
 
     return convert

@@ -1,4 +1,4 @@
-"""Training loop, agents and evaluation: batches in, a trained agent out. Names are imported when first used."""
+"""Training loop and agents: batches in, a trained agent out. Names are imported when first used."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from rlds2reverb.errors import TrainingDivergedError
 
 if TYPE_CHECKING:
     from .algorithms import register_agent
-    from .batched_policy import load_policy
     from .checkpoints import Checkpoint, Checkpoints
     from .dataloader import Dataloader, setup_dataloader
-    from .evaluation import Evaluation, Evaluator, read_reference_returns
     from .feeds import Feed, InMemoryDataset, StreamingDataset, collect_items, make_feed, require_experience
     from .learner import Learner
     from .run_directory import RunDirectory
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "algorithms": ("register_agent",),
     "checkpoints": ("Checkpoint", "Checkpoints"),
-    "batched_policy": ("load_policy",),
     "dataloader": ("Dataloader", "setup_dataloader"),
-    "evaluation": ("Evaluation", "Evaluator", "read_reference_returns"),
     "feeds": ("Feed", "StreamingDataset", "InMemoryDataset", "collect_items", "make_feed", "require_experience"),
     "learner": ("Learner",),
     "run_directory": ("RunDirectory",),
@@ -35,8 +31,6 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "Dataloader",
-    "Evaluation",
-    "Evaluator",
     "Feed",
     "InMemoryDataset",
     "Learner",
@@ -45,10 +39,8 @@ __all__ = [
     "StreamingDataset",
     "TrainingDivergedError",
     "collect_items",
-    "load_policy",
     "load_run",
     "make_feed",
-    "read_reference_returns",
     "register_agent",
     "require_experience",
     "setup_dataloader",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb._arguments import require_one_of
-from rlds2reverb.sources.scores import d4rl_score
+from rlds2reverb.scores import d4rl_score
 
 from .csv_log import STEP
 from .run_directory import DATA_WAIT_SECS, PRIORITY_BINS, TRAIN_SECS

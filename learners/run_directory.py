@@ -20,7 +20,7 @@ from .csv_log import STEP, CsvLog
 from .event_files import cut_events_after
 
 if TYPE_CHECKING:
-    from .evaluation import Evaluation
+    from rlds2reverb.evaluations import Evaluation
 
 #: Columns of `progress.csv` with seconds since the previous row; `curves` plots the share of time spent waiting.
 DATA_WAIT_SECS, TRAIN_SECS = "data_wait_secs", "train_secs"

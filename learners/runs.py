@@ -102,7 +102,7 @@ class Run:
         return self._load_policy(BEST_POLICY_FOLDER)
 
     def _load_policy(self, folder: str) -> Any:
-        from .batched_policy import load_policy
+        from rlds2reverb.policies import load_policy
 
         if not (self.path / folder / "saved_model.pb").is_file():
             raise ValueError(f"{self.path} has no {folder}/; it is written when a run ends or is stopped")

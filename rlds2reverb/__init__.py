@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from rlds2reverb._writing.report import IngestReport, IngestWarning
     from rlds2reverb.episode_batches import EpisodeBatch
     from rlds2reverb.episodes import Episode
+    from rlds2reverb.evaluations import Evaluation, read_reference_returns
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.items import EpisodeAdder, EpisodeBatchAdder, ItemBatch, Items
     from rlds2reverb.learners.algorithms import register_agent
     from rlds2reverb.learners.runs import Run, load_run
+    from rlds2reverb.policies import load_policy
     from rlds2reverb.priorities import ByReturn
     from rlds2reverb.rlds_to_reverb import (
         convert_rlds_to_trajectories,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     )
     from rlds2reverb.sources import Source, Summary, load, summarize
     from rlds2reverb.sources.transforms import apply_transforms
+    from rlds2reverb.sources.writing import WriteReport, write_dataset
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
     from rlds2reverb.training.config import TrainingConfig
     from rlds2reverb.training.experiments import Experiment, load_experiment, sweep
@@ -78,10 +81,12 @@ _EXPORTS = {
     "_writing.report": ("IngestReport", "IngestWarning"),
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
+    "evaluations": ("Evaluation", "read_reference_returns"),
     "ingestion": ("IngestOptions", "ingest"),
     "learners.algorithms": ("register_agent",),
     "learners.runs": ("Run", "load_run"),
     "items": ("EpisodeBatchAdder", "EpisodeAdder", "ItemBatch", "Items"),
+    "policies": ("load_policy",),
     "priorities": ("ByReturn",),
     "rlds_to_reverb": (
         "convert_rlds_to_trajectories",
@@ -100,6 +105,7 @@ _EXPORTS = {
     ),
     "sources": ("Source", "Summary", "load", "summarize"),
     "sources.transforms": ("apply_transforms",),
+    "sources.writing": ("WriteReport", "write_dataset"),
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
     "training.config": ("TrainingConfig",),
     "training.experiments": ("Experiment", "load_experiment", "sweep"),
@@ -117,6 +123,7 @@ __all__ = [
     "EpisodeAdder",
     "EpisodeBatch",
     "EpisodeBatchAdder",
+    "Evaluation",
     "Experiment",
     "IngestOptions",
     "IngestReport",
@@ -153,6 +160,7 @@ __all__ = [
     "TrainingDivergedError",
     "TrajectoryEpisodes",
     "TrajectoryWindows",
+    "WriteReport",
     "apply_transforms",
     "convert_rlds_to_trajectories",
     "create_trajectory_data_spec",
@@ -162,10 +170,12 @@ __all__ = [
     "item_signature",
     "load",
     "load_experiment",
+    "load_policy",
     "load_run",
     "mixed_dataset",
     "packed_signature",
     "push_rlds_to_reverb",
+    "read_reference_returns",
     "register_agent",
     "sample_dataset",
     "summarize",
@@ -175,6 +185,7 @@ __all__ = [
     "trajectory_columns",
     "trajectory_spec",
     "unpack",
+    "write_dataset",
 ]
 
 

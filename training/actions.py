@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from rlds2reverb.envs.evaluation import action_bounds
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
-from rlds2reverb.learners.evaluation import action_bounds
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import SpecMismatchError

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rlds2reverb.adders import NStep
+from rlds2reverb.envs.evaluation import action_bounds
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.evaluation import action_bounds
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 

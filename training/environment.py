@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.learners.evaluation import name_environment, read_reference_returns
+from rlds2reverb.envs.evaluation import name_environment
 
+from rlds2reverb.evaluations import read_reference_returns
 from rlds2reverb.locations import server_address
+from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment
 
 from .config import AUTO, D4RL, NO_ENVIRONMENT
 

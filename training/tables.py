@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tree
 import xxhash
+from rlds2reverb.envs.evaluation import action_bounds
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.evaluation import action_bounds
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb import TrajectoryWindows, sample_dataset

@@ -12,9 +12,9 @@ import xxhash
 from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, locate_discontinuity, make_notes
+from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
-from .scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from .source import Source
 
 _COUNTS = (

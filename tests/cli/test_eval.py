@@ -85,7 +85,7 @@ def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys,
 def test_eval_rejects_an_environment_with_different_observations(trained, capsys):
     pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install '.[eval]'")
     code, _, err = call(capsys, trained, "--env", "Hopper-v5", "--d4rl-score")
-    assert code == 1 and "the policy expects observation as float32 [3], but Hopper-v5 returns float64 [11]" in err
+    assert code == 1 and "the policy expects observation as float32 [3], but Hopper-v5 returns float32 [11]" in err
 
 
 def test_invalid_runs_are_rejected(trained, tmp_path, capsys):

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 from rlds2reverb.cli import run
-from rlds2reverb.learners.evaluation import Evaluation
 from rlds2reverb.learners.run_directory import RunDirectory
+
+from rlds2reverb.evaluations import Evaluation
 
 
 def call(capsys, *arguments):

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from properties import mark_slow_except
 from rlds2reverb.learners import Learner, load_run
-from rlds2reverb.learners.evaluation import Evaluation
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, transitions
 from tf_agents.agents import tf_agent
@@ -16,6 +15,7 @@ from tf_agents.trajectories import time_step_spec
 
 from rlds2reverb import ReplayServer, SampleInfo, TableConfig, sample_dataset
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, SpecMismatchError
+from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager
 from rlds2reverb.sampling import PriorityWriter
 from rlds2reverb.tables import Selector

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from rlds2reverb.learners import Evaluator
+from rlds2reverb.envs import Evaluator
 from rlds2reverb.training.data import open_source
 from rlds2reverb.training.environment import resolve_environment, resolve_reference_returns
 
@@ -128,7 +128,7 @@ def test_missing_gymnasium_is_only_a_note(monkeypatch):
     assert got.make_env is None
     assert got.note == "no evaluation, because Hopper-v5 is not installed; run pip install '.[eval]' in the checkout"
     assert resolve_environment("Hopper-v5", None).make_env == "Hopper-v5"
-    with pytest.raises(ImportError, match="requires gymnasium"):
+    with pytest.raises(ImportError, match="environments require Gymnasium"):
         resolve_environment(lambda: None, None)
 
 

@@ -7,8 +7,8 @@ import pytest
 from reference_impls import episode
 
 from rlds2reverb.episodes import Episode
+from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.sources import load
-from rlds2reverb.sources.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.sources.summary import Fingerprint, summarize
 
 

@@ -1,0 +1,397 @@
+"""Evaluation of policies in environments, with all episodes stepped together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb._arguments import require_count, require_timeout
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.evaluations import Evaluation
+from rlds2reverb.policies import BatchedPolicy
+from rlds2reverb.scores import d4rl_score
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+
+from ._deadline_thread import DeadlineThread
+from .batched_environment import BatchedEnvironment
+from .environment import Environment, Wrapper
+from .loading import make_environment
+from .spaces import make_space
+from .suite_gym import import_gymnasium
+from .time_limit import TimeLimit
+from .time_steps import LAST, TimeStep
+
+#: Maximum number of steps of an episode in an environment without a time limit.
+_MAX_UNLIMITED_STEPS = 100_000
+#: Actions that exceed a bound by less than this fraction are attributed to rounding: clipped but not counted.
+_ROUNDING = 1e-5
+_ADVICE = "use the environment in which the data were recorded"
+
+
+def evaluate(
+    env: Any, policy: Any, num_episodes: int | None = None, seeds: Sequence[int] | None = None, **options: Any
+) -> Evaluation:
+    """Runs a policy for several episodes, and returns their returns, lengths and scores.
+
+        print(evaluate("Hopper-v5", run.policy(), 20))
+
+    Args:
+      env: an environment, or what makes one; see `Evaluator`.
+      policy: see `Evaluator.evaluate`.
+      num_episodes: see `Evaluator`.
+      seeds: see `Evaluator`.
+      **options: other arguments of `Evaluator`.
+
+    Raises:
+      Exception: See `Evaluator` and `Evaluator.evaluate`.
+    """
+    return Evaluator(env, num_episodes=num_episodes, seeds=seeds, **options).evaluate(policy)
+
+
+class Evaluator:
+    """An evaluation of policies in N environments that are stepped together, with one policy call per step.
+
+    The batch of that call always has N rows so that the policy is traced only once; rows of finished episodes are
+    ignored. Equal seeds give equal returns unless policy or environment use other sources of randomness.
+    """
+
+    def __init__(
+        self,
+        make_env: str | Callable[[], Any] | Any,
+        *,
+        num_episodes: int | None = None,
+        seeds: Sequence[int] | None = None,
+        reference_returns: tuple[float, float] | None = None,
+        max_episode_steps: int | None = None,
+        timeout_secs: float = 60.0,
+    ):
+        """Creates and closes one environment to read its spaces.
+
+        Args:
+          make_env: id of a Gymnasium environment, such as 'Hopper-v5', or 'my_module:MyEnv-v0' to import a module
+            first; a `gymnasium.EnvSpec`; a `gymnasium.Env`, which is not used itself, but whose `spec` makes new ones;
+            or a function that returns a new `gymnasium.Env` or `Environment` in each call.
+          num_episodes: number of episodes N; None for one per seed, or 10 without seeds.
+          seeds: seeds for `reset`, one per environment; None for 0 to N - 1.
+          reference_returns: returns of a random policy and an expert, for a score; see `read_reference_returns`.
+          max_episode_steps: number of steps after which episodes are truncated; None for only the environment's own
+            limit.
+          timeout_secs: maximum duration of a step of all environments, and of their creation.
+
+        Raises:
+          ImportError: If Gymnasium or a dependency of the environment is not installed.
+          ValueError: If there is no such environment, if an environment has no `spec`, if the numbers of episodes and
+            seeds differ, or if the reference returns are equal.
+          TypeError: If `make_env` is none of these or does not return an environment, or a space is not supported.
+          TimeoutError: If the environment is not created in time.
+        """
+        self.seeds = _resolve_seeds(num_episodes, seeds)
+        if max_episode_steps is not None:
+            require_count("max_episode_steps", max_episode_steps)
+        require_timeout(timeout_secs)
+        if reference_returns is not None:
+            d4rl_score(0.0, reference_returns)
+            reference_returns = (float(reference_returns[0]), float(reference_returns[1]))
+        self.reference_returns = reference_returns
+        self._max_episode_steps, self._timeout_secs = max_episode_steps, timeout_secs
+        self.name, self._make_env = name_environment(make_env)
+        with self._start_thread() as thread:
+            self.observation_spec, self.action_space, self._has_limit = thread.call(self._read_spaces)
+        self._batched: BatchedPolicy | None = None
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes in an evaluation."""
+        return len(self.seeds)
+
+    def require_match(self, policy: Any) -> None:
+        """Checks that a policy accepts the environment's observations and returns actions for it.
+
+        A policy may ignore entries of a dict of observations.
+
+        Args:
+          policy: see `evaluate`.
+
+        Raises:
+          TypeError: If `policy` is not a policy.
+          SpecMismatchError: If the specs do not match; the message names the first field that differs.
+        """
+        self._get_batched(policy)
+
+    def require_observations(self, spec: Nest) -> None:
+        """Checks that the environment returns the observations that a policy expects.
+
+        Args:
+          spec: nest of specs of the policy's observations, possibly only some of the environment's.
+
+        Raises:
+          SpecMismatchError: If the specs do not match; the message names the first field that differs.
+        """
+        env_leaves = dict(leaves(self.observation_spec))
+        for path, policy_leaf in leaves(spec):
+            place = path_name(path, "observation")
+            if path not in env_leaves:
+                places = ", ".join(path_name(path, "observation") for path in env_leaves)
+                raise SpecMismatchError(f"the policy expects {place}, but {self.name} returns {places}; {_ADVICE}")
+            env_leaf = env_leaves[path]
+            would_truncate = env_leaf.dtype.kind == "f" and not policy_leaf.dtype.is_floating
+            if tuple(policy_leaf.shape) != env_leaf.shape or would_truncate:
+                raise SpecMismatchError(
+                    f"the policy expects {place} as {describe(policy_leaf)}, but {self.name} returns "
+                    f"{describe(env_leaf)}; {_ADVICE}"
+                )
+
+    def evaluate(self, policy: Any) -> Evaluation:
+        """Runs one episode for each seed.
+
+        Observations are cast to the policy's dtype: floats are rounded, and other values must be representable.
+        Actions outside the bounds are clipped and counted. An episode ends when it is terminated or truncated. The
+        environments are always closed, unless they hang.
+
+        Args:
+          policy: TF-Agents `TFPolicy`, or the return value of `load_policy`.
+
+        Raises:
+          TypeError, SpecMismatchError: See `require_match`.
+          ValueError: If an action, an observation or a reward is not finite, if the environment does not have a
+            discrete action, or if an observation is not representable in the policy's dtype; the message names episode
+            and step.
+          TimeoutError: If the environments do not finish a step in time; the message contains the stack trace.
+          RuntimeError: If an episode without a time limit does not end.
+        """
+        batched = self._get_batched(policy)
+        with self._start_thread() as thread:
+            envs = thread.call(self._create_envs)
+            try:
+                return self._run(envs, batched, thread)
+            finally:
+                if thread.is_responsive:
+                    thread.call(envs.close)
+
+    def _run(self, envs: BatchedEnvironment, policy: BatchedPolicy, thread: DeadlineThread) -> Evaluation:
+        episodes = _Episodes(policy, self.action_space, self.num_episodes)
+        time_step = thread.call(envs.reset)
+        while True:
+            episodes.add(time_step)
+            if not episodes.running.any():
+                break
+            if not self._has_limit and (episodes.lengths >= _MAX_UNLIMITED_STEPS).any():
+                raise RuntimeError(
+                    f"{self.name} has no time limit, and an episode did not end within {_MAX_UNLIMITED_STEPS:,} steps; "
+                    "set max_episode_steps"
+                )
+            time_step = thread.call(functools.partial(envs.advance, episodes.act(time_step)))
+        return Evaluation(
+            episodes.returns, episodes.lengths, self.seeds, self.reference_returns, int(episodes.num_clipped)
+        )
+
+    def _start_thread(self) -> DeadlineThread:
+        return DeadlineThread(f"the environments of {self.name}", self._timeout_secs)
+
+    def _get_batched(self, policy: Any) -> BatchedPolicy:
+        if self._batched is None or self._batched.policy is not policy:
+            batched = BatchedPolicy(policy, self.num_episodes)
+            self.require_observations(batched.observation_spec)
+            _require_actions(self.action_space, batched.action_spec, self.name)
+            self._batched = batched
+        return self._batched
+
+    def _create_env(self, index: int) -> Environment:
+        env = make_environment(self._make_env, env_id=index)
+        return env if self._max_episode_steps is None else TimeLimit(env, self._max_episode_steps)
+
+    def _create_envs(self) -> BatchedEnvironment:
+        with contextlib.ExitStack() as stack:
+            envs = []
+            for index, seed in enumerate(self.seeds):
+                env = _SingleEpisode(stack.enter_context(self._create_env(index)), index)
+                with suppress(NotImplementedError):
+                    env.seed(seed)
+                envs.append(env)
+            stack.pop_all()
+        return BatchedEnvironment(envs)
+
+    def _read_spaces(self) -> tuple[Nest, Any, bool]:
+        """Returns the spec of the observations, the action space, and whether episodes have a time limit."""
+        with self._create_env(0) as env:
+            action_spec = env.action_spec()
+            space = getattr(getattr(env, "gym", None), "action_space", None)
+            if not isinstance(action_spec, ArraySpec):
+                raise TypeError(f"the action space of {self.name} must be a Box or a discrete space, got {space}")
+            own_spec = getattr(getattr(env, "gym", None), "spec", None)
+            has_limit = isinstance(env, TimeLimit) or getattr(own_spec, "max_episode_steps", None) is not None
+            return env.observation_spec(), make_space(action_spec) if space is None else space, has_limit
+
+
+class _SingleEpisode(Wrapper):
+    """An environment that does nothing after the end of its first episode, and whose errors name episode and step."""
+
+    def __init__(self, env: Environment, index: int):
+        super().__init__(env)
+        self._index, self._num_steps = index, 0
+
+    def reset(self) -> TimeStep:
+        """Starts the episode."""
+        with self._located():
+            return super().reset()
+
+    def advance(self, action: Nest) -> TimeStep:
+        """Executes an action that needs no check, unless the episode has ended."""
+        time_step = self._current_time_step
+        if time_step is not None and time_step.step_type == LAST:
+            return time_step
+        with self._located():
+            self._current_time_step = self.env.advance(action)
+        self._num_steps += 1
+        return self._current_time_step
+
+    @contextlib.contextmanager
+    def _located(self) -> Any:
+        try:
+            yield
+        except (SpecMismatchError, ValueError) as error:
+            raise type(error)(f"{error} (episode {self._index}, step {self._num_steps})") from error
+
+
+class _Episodes:
+    """The state of N running episodes."""
+
+    def __init__(self, policy: BatchedPolicy, action_space: Any, num_episodes: int):
+        self.returns, self.lengths = np.zeros(num_episodes), np.full(num_episodes, -1, np.int64)
+        self.running = np.ones(num_episodes, bool)
+        self.num_clipped = 0
+        self._policy, self._space = policy, action_space
+        self._dtypes = {path: np.dtype(spec.dtype.as_numpy_dtype) for path, spec in leaves(policy.observation_spec)}
+        self._state = policy.initial_state()
+
+    def add(self, time_step: TimeStep) -> None:
+        """Adds the next step of each running episode."""
+        self.returns[self.running] += time_step.reward[self.running]
+        self.lengths += self.running
+        self.running = time_step.step_type != LAST
+
+    def act(self, time_step: TimeStep) -> np.ndarray:
+        """Returns the policy's actions, in the dtype and bounds of the environment."""
+        columns = dict(leaves(time_step.observation))
+        observations = [self._cast(path, columns[path], dtype) for path, dtype in self._dtypes.items()]
+        actions, self._state = self._policy.act(time_step.step_type, observations, self._state)
+        return self._convert_actions(actions)
+
+    def _convert_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Casts actions `[N, ...]` of the policy to the environment's dtype, and clips them to its bounds."""
+        running = actions[self.running]
+        if actions.dtype.kind == "f" and not np.isfinite(running).all():
+            self._raise_non_finite_action(actions)
+        low, high = action_bounds(self._space)
+        cast = actions.astype(self._space.dtype)
+        clipped = np.clip(cast, low, high)
+        if not hasattr(self._space, "low"):
+            if (clipped != actions)[self.running].any():
+                row = self._find_first_running((clipped != actions).reshape(len(actions), -1).any(1))
+                raise ValueError(f"the action must be in {self._space}, got {actions[row]} ({self._locate(row)})")
+            return clipped
+        with np.errstate(invalid="ignore"):  # Finished episodes may have any action.
+            outside = np.abs(cast - clipped) > _ROUNDING * np.maximum(1.0, np.abs(clipped))
+        self.num_clipped += outside[self.running].reshape(len(running), -1).any(1).sum()
+        return clipped
+
+    def _raise_non_finite_action(self, actions: np.ndarray) -> None:
+        row = self._find_first_running(~np.isfinite(actions).reshape(len(actions), -1).all(1))
+        raise ValueError(
+            f"the action must be finite, got {actions[row]} ({self._locate(row)}); the policy has non-finite weights"
+        )
+
+    def _find_first_running(self, mask: np.ndarray) -> int:
+        return int(np.flatnonzero(mask & self.running)[0])
+
+    def _locate(self, row: int) -> str:
+        return f"episode {row}, step {self.lengths[row]}"
+
+    def _cast(self, path: tuple[Any, ...], values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Casts observations `[N, ...]` to the policy's dtype; floats are rounded, other values must not change."""
+        if values.dtype == dtype:
+            return values
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = values.astype(dtype)
+            if values.dtype.kind == dtype.kind == "f":
+                changed = np.isfinite(cast) != np.isfinite(values)
+            else:
+                changed = cast.astype(values.dtype) != values
+        changed_rows = changed.reshape(len(values), -1).any(1) & self.running
+        if changed_rows.any():
+            place = self._locate(self._find_first_running(changed_rows))
+            raise ValueError(
+                f"{path_name(path, 'observation')} is not representable in the policy's {dtype} ({place}); "
+                "train on data with the environment's dtype"
+            )
+        return cast
+
+
+def name_environment(env: Any) -> tuple[str, Any]:
+    """Returns the name of an environment, and what makes new ones: an id, a `gymnasium.EnvSpec`, or a function.
+
+    Args:
+      env: see `Evaluator`.
+
+    Raises:
+      ValueError: If an environment has no `spec`.
+      TypeError: If `env` is none of the supported kinds.
+    """
+    if isinstance(env, str):
+        return env, env
+    gymnasium = import_gymnasium()
+    if isinstance(env, gymnasium.Env):
+        spec = env.spec
+        if spec is None:
+            raise ValueError(
+                f"the environment {type(env.unwrapped).__name__} has no spec, so that no new ones can be made from it; "
+                "pass a function that creates one, such as lambda: MyEnv()"
+            )
+        env = spec
+    if isinstance(env, gymnasium.envs.registration.EnvSpec):
+        return env.id, env
+    if callable(env):
+        return getattr(env, "__name__", type(env).__name__), env
+    raise TypeError(
+        "an environment must be the id of one, a gymnasium.Env, a gymnasium.EnvSpec or a function that returns a "
+        f"gymnasium.Env, got a {type(env).__name__}"
+    )
+
+
+def _resolve_seeds(num_episodes: int | None, seeds: Sequence[int] | None) -> tuple[int, ...]:
+    if num_episodes is not None:
+        require_count("num_episodes", num_episodes)
+    if seeds is None:
+        return tuple(range(10 if num_episodes is None else num_episodes))
+    resolved = tuple(int(seed) for seed in seeds)
+    if not resolved or num_episodes not in (None, len(resolved)):
+        expected = "at least one seed" if num_episodes is None else f"one seed per episode ({num_episodes})"
+        raise ValueError(f"seeds must contain {expected}, got {len(resolved)}")
+    return resolved
+
+
+def action_bounds(space: Any) -> tuple[Any, Any]:
+    """Returns the elementwise minimum and maximum action of a `Box` or discrete space."""
+    if hasattr(space, "low"):
+        return space.low, space.high
+    if hasattr(space, "nvec"):
+        return space.start, space.start + space.nvec - 1
+    if hasattr(space, "start"):
+        return space.start, space.start + space.n - 1
+    return 0, 1
+
+
+def _require_actions(space: Any, spec: Any, name: str) -> None:
+    if not hasattr(spec, "dtype"):
+        raise SpecMismatchError(f"the policy returns a nest of actions, but {name} expects a single one in {space}")
+    is_discrete = np.dtype(space.dtype).kind in "iu"
+    if tuple(spec.shape) != tuple(space.shape) or (is_discrete and not spec.dtype.is_integer):
+        expected = describe(ArraySpec(tuple(space.shape), np.dtype(space.dtype)))
+        raise SpecMismatchError(
+            f"the policy returns actions {describe(spec)}, but {name} expects {expected}; {_ADVICE}"
+        )

@@ -1,0 +1,97 @@
+"""The results of evaluating a policy, and the reference returns that define its score."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.scores import d4rl_score
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of a policy in N episodes.
+
+    Attributes:
+      returns: float64 [N], undiscounted sums of rewards, in the environment's own units.
+      lengths: int64 [N], number of steps of each episode.
+      seeds: seed of each episode.
+      reference_returns: returns (random, expert) that define the normalised score; None for no score.
+      num_clipped: number of steps whose action was clipped to the environment's bounds.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    seeds: tuple[int, ...]
+    reference_returns: tuple[float, float] | None = None
+    num_clipped: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the returns over the N episodes (divided by N)."""
+        return float(self.returns.std())
+
+    @property
+    def score(self) -> float | None:
+        """The normalised score: 0 for a random policy, 100 for an expert; None without reference returns."""
+        return None if self.reference_returns is None else d4rl_score(self.mean, self.reference_returns)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the results as JSON values."""
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            "score": self.score,
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "seeds": list(self.seeds),
+            "reference_returns": self.reference_returns and list(self.reference_returns),
+            "num_clipped": self.num_clipped,
+        }
+
+    def __str__(self) -> str:
+        text = f"return {self.mean:,.1f} ± {self.std:,.1f} over {len(self.returns):,} episodes"
+        if self.score is not None:
+            text += f", score {self.score:.1f}"
+        if self.num_clipped:
+            text += f"; {self.num_clipped:,} of {self.lengths.sum():,} actions were out of bounds and clipped"
+        return text
+
+
+def read_reference_returns(path: str | Path, environment: str) -> tuple[float, float]:
+    """Reads the returns of a random policy and an expert in an environment from a JSON file.
+
+    The file contains `{"Hopper-v5": [18.6, 2806.0]}` or `{"Hopper-v5": {"ref_min": 18.6, "ref_max": 2806.0}}`, possibly
+    as the entry `measured` of a larger document.
+
+    Raises:
+      ValueError: If the file has a different format, or does not contain both returns for this environment.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from error
+    entries = document.get("measured", document) if isinstance(document, dict) else None
+    if not isinstance(entries, dict):
+        raise ValueError(f'{path} must contain reference returns such as {{"{environment}": [RANDOM, EXPERT]}}')
+    if environment not in entries:
+        raise ValueError(f"{path} has no reference returns for {environment}, only for {', '.join(sorted(entries))}")
+    entry = entries[environment]
+    pair = [entry.get("ref_min"), entry.get("ref_max")] if isinstance(entry, Mapping) else entry
+    numbers = [value for value in pair if isinstance(value, (int, float))] if isinstance(pair, list) else []
+    if len(numbers) != 2 or not np.isfinite(numbers).all() or numbers[0] == numbers[1]:
+        raise ValueError(
+            f"the reference returns for {environment} in {path} must be two different numbers, RANDOM and EXPERT, "
+            f"got {pair}"
+        )
+    return float(numbers[0]), float(numbers[1])
