@@ -1,4 +1,4 @@
-"""`rlds2reverb convert`: writes a dataset into the tables of a server, or into a directory that servers start from."""
+"""`rlds2reverb convert`: writes a dataset into the tables of a server, a directory for servers, or another format."""
 
 from __future__ import annotations
 
@@ -47,16 +47,24 @@ if TYPE_CHECKING:
     from rlds2reverb.items import EpisodeAdder
 
 _HEADINGS = {
-    "Destination": ["out", "address", "serve", "port", "checkpoint_root", "checkpoint_secs", "append"],
+    "Destination": ["out", "format", "address", "serve", "port", "checkpoint_root", "checkpoint_secs", "append"],
     "Input": parameter_names(reading_options),
     "Preprocessing": [*parameter_names(transform_options), "on_invalid", "save_statistics"],
     "Items": [*parameter_names(item_options), "stride", "padding", "discount_source", "priority"],
     "Table": parameter_names(table_options),
+    "Dataset formats": ["recompute_discounts", "shard_mb"],
     "Advanced": [
         *("resume", "timeout", "chunk_length", "writer", "key_seed", "allow_eviction", "force", "no_verify"),
     ],
 }
 _SERVE_ONLY = {"port", "checkpoint_root", "checkpoint_secs", "no_verify", "append"}
+#: Parameters that apply to all formats, and those that apply to some.
+_COMMON = {
+    *("source", "out", "format", "on_invalid", "save_statistics", "as_json"),
+    *parameter_names(reading_options),
+    *parameter_names(transform_options),
+}
+_FORMATS_OF = {"recompute_discounts": ("d4rl", "minari"), "shard_mb": ("rlds",)}
 _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"}
 
 
@@ -65,8 +73,16 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write a directory that servers start from (rlds2reverb serve --data DIR).",
+    metavar="PATH",
+    help="Write a directory that servers start from (rlds2reverb serve --data DIR), or a dataset in another --format.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(["reverb", "d4rl", "rlds", "minari"]),
+    default="reverb",
+    show_default=True,
+    help="Format of --out: Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari "
+    "dataset.",
 )
 @click.option(
     "--to",
@@ -126,6 +142,20 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     show_default=True,
     help="Handling of invalid episodes; with 'error', nothing is written if any episode is invalid.",
 )
+@click.option(
+    "--recompute-discounts",
+    is_flag=True,
+    help="--format d4rl and minari: replace discounts that these formats cannot store by 0 at terminal transitions and "
+    "1 elsewhere.",
+)
+@click.option(
+    "--shard-mb",
+    type=checks.at_least_1,
+    default=256,
+    show_default=True,
+    metavar="MB",
+    help="--format rlds: size from which a new file is started.",
+)
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted.")
 @click.option(
     "--chunk-length",
@@ -170,15 +200,17 @@ def convert(
     append: bool,
     save_statistics: Path | None,
     as_json: bool,
+    format: str,
     **options: Any,
 ) -> None:
-    """Write a dataset into Reverb tables.
+    """Write a dataset into Reverb tables, or in another dataset format.
 
     \b
     Examples:
       rlds2reverb convert hopper_medium-v2.hdf5 --out hopper/
       rlds2reverb convert hopper_medium-v2.hdf5 --serve --port 8000
       rlds2reverb convert hopper_medium-v2.hdf5 --to host:8000 --n-step 3
+      rlds2reverb convert hopper_medium-v2.hdf5 --format rlds --out hopper/1.0.0
 
     SRC is a dataset (see rlds2reverb --help). Pass exactly one destination: --out writes a directory that servers
     start from, --to writes to a running server, and --serve starts a server and keeps it running. The table options
@@ -187,7 +219,14 @@ def convert(
     An item is what one sample from the table returns; by default it is a transition (two consecutive steps). To
     continue an interrupted conversion, run the same command again. Training needs no conversion: rlds2reverb train
     reads the same files directly.
+
+    With --format d4rl, rlds or minari, --out is a new dataset of that format, with the same episodes. It appears when
+    it is complete.
     """
+    if format != "reverb":
+        _convert_dataset(out, format, options, save_statistics, as_json=as_json)
+        return
+    require_unused(set(_FORMATS_OF), "requires a different --format than reverb")
     if bool(address) + serve + bool(out) != 1:
         raise click.UsageError("pass exactly one of --out DIR, --to HOST:PORT and --serve")
     if not serve:
@@ -217,6 +256,42 @@ def convert(
         else:
             _ingest(source, out or address, adder, options, as_json=as_json)
             _save_statistics(save_statistics, statistics)
+
+
+def _convert_dataset(
+    out: Path | None, format: Any, options: dict[str, Any], save_statistics: Path | None, *, as_json: bool
+) -> None:
+    """Writes a dataset in another format than Reverb's."""
+    from rlds2reverb.sources.writing import write_dataset
+
+    require_unused(set(click.get_current_context().params) - _COMMON - set(_FORMATS_OF), "requires --format reverb")
+    for name, formats in _FORMATS_OF.items():
+        if format not in formats:
+            require_unused({name}, f"requires --format {' or '.join(formats)}")
+    if out is None:
+        raise click.UsageError(f"--format {format} requires --out")
+    with raise_on_sigterm():
+        source = open_source(options)
+        with status("computing the statistics of the dataset"):
+            source, statistics = apply_transform_options(source, options)
+        if format == "rlds":
+            import_quietly("tensorflow_datasets")
+        with output.StepProgress(source) as progress:
+            report = write_dataset(
+                source,
+                out,
+                format=format,
+                on_invalid=options["on_invalid"],
+                recompute_discounts=options["recompute_discounts"],
+                shard_bytes=options["shard_mb"] * 1_000_000,
+                progress=progress,
+            )
+        _save_statistics(save_statistics, statistics)
+    if as_json:
+        output.print_json(report.as_dict())
+    else:
+        facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in source.warnings]
+        output.print_facts(f"{report.source} converted", facts)
 
 
 def _require_vacant(out: Path) -> None:

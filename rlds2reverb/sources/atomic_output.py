@@ -1,0 +1,76 @@
+"""Files and directories that appear under their name only once they are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlds2reverb._file_lock import FileLock
+from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._sealed_files import sync
+
+
+@contextmanager
+def atomic_output(path: Path) -> Iterator[Path]:
+    """Yields a temporary path next to `path`, which is renamed to `path` if the context ends without an error.
+
+    After an error, nothing remains. A process that is killed leaves a hidden `.NAME.partial`, which the next call for
+    the same path deletes.
+
+    Args:
+      path: the file or directory to create. Missing parent directories are created.
+
+    Raises:
+      FileExistsError: If `path` exists.
+      ResourceInUseError: If another process writes to the same path.
+      StorageFullError: If the disk is full.
+    """
+    _require_vacant(path)
+    partial = path.with_name(f".{path.name}.partial")
+    with full_disk_as_error(path), _created_folder(path.parent):
+        with FileLock(path.with_name(f".{path.name}.lock"), str(path)):
+            _delete(partial)
+            try:
+                yield partial
+                _sync_all(partial)
+                _require_vacant(path)
+                partial.rename(path)
+            except BaseException:
+                _delete(partial)
+                raise
+            sync(path.parent)
+
+
+def _require_vacant(path: Path) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(f"{path} exists already; pass a new path, or delete it first")
+
+
+@contextmanager
+def _created_folder(folder: Path) -> Iterator[None]:
+    """Creates a folder with its parents, and deletes those that are empty after an error."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in missing:
+            with contextlib.suppress(OSError):  # Somebody else has put a file there.
+                each.rmdir()
+        raise
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_all(path: Path) -> None:
+    for entry in [*path.rglob("*"), path]:
+        sync(entry)

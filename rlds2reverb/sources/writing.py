@@ -1,0 +1,151 @@
+"""`write_dataset`, which writes a source as a D4RL file, an RLDS directory or a Minari dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlds2reverb._arguments import require_count
+from rlds2reverb._text import format_bytes, suggest
+from rlds2reverb.episodes import Episode
+
+from .atomic_output import atomic_output
+from .loading import load
+from .source import Source
+from .written_episodes import FormatLimits, WrittenEpisodes
+
+Format = Literal["d4rl", "rlds", "minari"]
+OnInvalid = Literal["error", "skip_episode", "keep"]
+_LIMITS = {
+    "d4rl": FormatLimits("D4RL", has_discounts=False, has_final_extras=False, has_unterminated=False),
+    "rlds": FormatLimits("RLDS", has_discounts=True, has_final_extras=True, has_unterminated=True),
+    "minari": FormatLimits("Minari", has_discounts=False, has_final_extras=True, has_unterminated=True),
+}
+#: The values of `format`.
+FORMATS = tuple(_LIMITS)
+_ON_INVALID = ("error", "skip_episode", "keep")
+_SHARD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """Result of `write_dataset`.
+
+    Attributes:
+      source: name of the source.
+      path: the written file or directory.
+      format: its format.
+      episodes: number of episodes written.
+      transitions: number of transitions written.
+      skipped_episodes: number of episodes left out because of `on_invalid="skip_episode"`.
+      bytes: size on disk.
+      warnings: warnings of the source, and sentences about what the written dataset does not contain.
+    """
+
+    source: str
+    path: str
+    format: str
+    episodes: int
+    transitions: int
+    skipped_episodes: int
+    bytes: int
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the report as a plain dict, for JSON."""
+        return asdict(self)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Returns (name, value) pairs for display."""
+        facts = [("path", self.path), ("format", _LIMITS[self.format].name)]
+        facts += [("episodes", f"{self.episodes:,}"), ("transitions", f"{self.transitions:,}")]
+        if self.skipped_episodes:
+            facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
+        return [*facts, ("size", format_bytes(self.bytes)), *(("warning", sentence) for sentence in self.warnings)]
+
+
+def write_dataset(
+    source: Any,
+    path: str | Path,
+    *,
+    format: Format,
+    on_invalid: OnInvalid = "error",
+    recompute_discounts: bool = False,
+    shard_bytes: int = _SHARD_BYTES,
+    progress: Callable[[str, Episode], None] = lambda stage, episode: None,
+) -> WriteReport:
+    """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
+
+    Episodes are read gradually, so that the source may be larger than memory. The dataset appears under its path once
+    it is complete. After an error or an interruption, nothing is there, and the call can be repeated. Data that the
+    format cannot represent are an error.
+
+    Both ends of an episode: every format stores the final observation, and whether the episode is terminal, truncated
+    or unterminated. D4RL and Minari do not store the action and reward of the last step, which have no meaning; they
+    are read back as zeros.
+
+    Args:
+      source: a `Source`, or anything that `load` opens.
+      path: the dataset to create: for D4RL a file; for RLDS a directory, preferably NAME/VERSION as in TFDS's data
+        directory (`hopper/1.0.0`); for Minari a directory whose name ends in a version (`hopper-v0`).
+      format: 'd4rl' (HDF5 file), 'rlds' (directory as TFDS prepares it) or 'minari' (directory).
+      on_invalid: handling of episodes with problems (see `episodes.find_problems`), which for D4RL and Minari include
+        episodes without a transition: 'error'; 'skip_episode'; or 'keep', which writes numbers that are NaN or Inf,
+        and to RLDS datasets also any flags.
+      recompute_discounts: D4RL and Minari only: whether to replace the dataset's discounts if they are not those that
+        these formats imply: 0 for the transition into a terminal state and for the terminal step, 1 everywhere else.
+      shard_bytes: RLDS only: size in bytes from which the next episode starts a new file.
+      progress: function called with 'writing' and each episode.
+
+    Returns:
+      A report of what was written.
+
+    Raises:
+      FileExistsError: If the path exists.
+      InvalidEpisodeError: If an episode has problems and `on_invalid` is 'error'.
+      SourceError: If the source cannot be read, has no episodes, or has fields that the format cannot represent.
+      SpecMismatchError: If `on_invalid` is 'keep' and the spec of an episode differs from that of the first.
+      StorageFullError: If the disk is full.
+      ResourceInUseError: If another process is writing to the path.
+      ValueError: If the format or an option is unknown, or a Minari path is not a Minari name.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}{suggest(str(format), FORMATS)}")
+    if on_invalid not in _ON_INVALID:
+        raise ValueError(f"on_invalid must be one of {', '.join(_ON_INVALID)}, got {on_invalid!r}")
+    require_count("shard_bytes", shard_bytes, 1)
+    path = Path(path).expanduser().absolute()
+    with atomic_output(path) as partial:
+        source = load(source)
+        episodes = WrittenEpisodes(
+            source,
+            _LIMITS[format],
+            on_invalid=on_invalid,
+            recompute_discounts=recompute_discounts,
+            progress=progress,
+        )
+        _write(format, partial, path, source, episodes, shard_bytes=shard_bytes)
+        num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
+    return WriteReport(
+        source=source.name,
+        path=str(path),
+        format=format,
+        episodes=episodes.num_episodes,
+        transitions=episodes.num_transitions,
+        skipped_episodes=episodes.num_skipped,
+        bytes=num_bytes,
+        warnings=(*source.warnings, *episodes.make_warnings()),
+    )
+
+
+def _write(
+    format: str, partial: Path, path: Path, source: Source, episodes: WrittenEpisodes, *, shard_bytes: int
+) -> None:
+    if format == "d4rl":
+        from .d4rl_writer import write_d4rl
+
+        write_d4rl(partial, iter(episodes), episodes.step_spec, source.metadata)
+    else:
+        raise ValueError(f"format {format!r} is not supported yet")

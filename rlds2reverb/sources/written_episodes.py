@@ -1,0 +1,205 @@
+"""The episodes of a source in valid batches, checked against what a dataset format can represent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episodes import (
+    Episode,
+    find_problems,
+    locate_discontinuity,
+    make_notes,
+    require_same_spec,
+)
+from rlds2reverb.errors import InvalidEpisodeError, Problem, SourceError
+from rlds2reverb.specs import ArraySpec, describe, leaves, path_name
+
+from .source import Source
+
+_STAGE = "writing"
+_ADVICE = "use format='rlds', or pass recompute_discounts=True to replace the discounts"
+
+
+@dataclass(frozen=True)
+class FormatLimits:
+    """What a dataset format can represent.
+
+    Attributes:
+      name: name of the format in messages.
+      has_discounts: whether it stores discounts, the action and reward of the last step, and episodes of a single step.
+        If False, discounts follow from the terminal flag.
+      has_final_extras: whether it stores the extra fields of the last step.
+      has_unterminated: whether every episode, rather than the last one only, can be unterminated.
+    """
+
+    name: str
+    has_discounts: bool
+    has_final_extras: bool
+    has_unterminated: bool
+
+
+class WrittenEpisodes:
+    """An iterable over the valid episodes of a source in batches, and their counts.
+
+    Attributes:
+      step_spec: the spec of a step.
+      num_episodes: number of episodes yielded.
+      num_transitions: number of transitions yielded.
+      num_skipped: number of episodes left out.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        limits: FormatLimits,
+        *,
+        on_invalid: str,
+        recompute_discounts: bool,
+        progress: Callable[[str, Episode], None],
+    ):
+        """See `write_dataset` for the arguments."""
+        self.step_spec = source.step_spec
+        self.num_episodes = self.num_transitions = self.num_skipped = 0
+        self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, progress
+        self._checks_discounts = not limits.has_discounts and not recompute_discounts
+        self._num_dropped = self._num_discontinuities = self._num_final_values = self._num_unterminated = 0
+        self._first_discontinuity = ""
+        self._ends_unterminated = False
+
+    def __iter__(self) -> Iterator[EpisodeBatch]:
+        if self._checks_discounts:
+            _require_discount_spec(self.step_spec[fields.DISCOUNT])
+        for batch in batch_episodes(self._read()):
+            valid = self._drop_invalid(batch)
+            if valid is not None:
+                self._require_representable(valid)
+                self._count(valid)
+                yield valid
+        if not self.num_episodes:
+            raise SourceError(f"{self._source.name} has no valid episode; there is nothing to write")
+
+    def make_warnings(self) -> tuple[str, ...]:
+        """Returns sentences about what the source has, but its episodes or the written dataset do not."""
+        warnings = list(make_notes(self._num_dropped, self._num_discontinuities, self._first_discontinuity))
+        name = self._limits.name
+        if self._num_final_values:
+            warnings.append(
+                f"{self._num_final_values:,} episodes have an action or reward other than zeros in their last step; "
+                f"they have no meaning, and {name} does not store them"
+            )
+        num_closed = self._num_unterminated - self._ends_unterminated
+        if num_closed and not self._limits.has_unterminated:
+            warnings.append(
+                f"{num_closed:,} unterminated episodes are marked as truncated, because in {name} only the last "
+                "episode can end without a flag"
+            )
+        return tuple(warnings)
+
+    def _read(self) -> Iterator[Episode]:
+        for episode in self._source:
+            self._progress(_STAGE, episode)
+            self._num_dropped += episode.dropped_last_transition
+            self._num_discontinuities += len(episode.discontinuities)
+            self._first_discontinuity = self._first_discontinuity or locate_discontinuity(episode)
+            yield episode
+
+    def _drop_invalid(self, batch: EpisodeBatch) -> EpisodeBatch | None:
+        """Returns the valid episodes of a batch, or None; raises `InvalidEpisodeError` if none may be left out."""
+        if batch.is_valid(self.step_spec) and (self._limits.has_discounts or (batch.num_steps > 1).all()):
+            return batch
+        valid = []
+        for episode in batch.episodes:
+            problems = self._find_problems(episode)
+            if problems and self._on_invalid != "skip_episode":
+                raise InvalidEpisodeError(problems)
+            self.num_skipped += bool(problems)
+            if not problems:
+                valid.append(episode)
+        return EpisodeBatch(valid) if valid else None
+
+    def _find_problems(self, episode: Episode) -> list[Problem]:
+        if self._on_invalid == "keep":
+            require_same_spec(episode, self.step_spec)
+            problems = _find_flag_problems(episode) if not self._limits.has_discounts else []
+        else:
+            problems = find_problems(episode, self.step_spec)
+        if not problems and episode.num_steps < 2 and not self._limits.has_discounts:
+            message = (
+                f"the episode has no transition, which {self._limits.name} cannot represent; use format='rlds', or "
+                "pass on_invalid='skip_episode' to leave it out"
+            )
+            return [Problem(episode.index, None, fields.STEPS, message)]
+        return problems
+
+    def _require_representable(self, batch: EpisodeBatch) -> None:
+        if self._checks_discounts:
+            _require_standard_discounts(batch, self._limits.name)
+        if self._limits.has_final_extras:
+            return
+        for path, column in leaves({name: batch.steps[name] for name in _extra_names(batch)}):
+            if (nonzero := _find_nonzero_final_rows(batch, column)).any():
+                episode = batch.episodes[int(np.argmax(nonzero))]
+                raise SourceError(
+                    f"{path_name(path)} of the last step must be zeros for {self._limits.name}, which has no row for "
+                    f"that step, got other values in episode {episode.index}; use format='rlds' or 'minari', or drop "
+                    "the field with DropFields"
+                )
+
+    def _count(self, batch: EpisodeBatch) -> None:
+        self.num_episodes += len(batch.episodes)
+        self.num_transitions += int((batch.num_steps - 1).clip(0).sum())
+        self._num_unterminated += sum(episode.unterminated for episode in batch.episodes)
+        self._ends_unterminated = batch.episodes[-1].unterminated
+        if not self._limits.has_discounts:
+            columns = leaves({name: batch.steps[name] for name in (fields.ACTION, fields.REWARD)})
+            has_values = [_find_nonzero_final_rows(batch, column) for _, column in columns]
+            is_kept = [not episode.dropped_last_transition for episode in batch.episodes]
+            self._num_final_values += int((np.any(has_values, axis=0) & is_kept).sum())
+
+
+def _extra_names(batch: EpisodeBatch) -> list[str]:
+    return [name for name in batch.steps if name not in fields.STEP_FIELDS]
+
+
+def _find_nonzero_final_rows(batch: EpisodeBatch, column: np.ndarray) -> np.ndarray:
+    """Returns for each episode whether its last row differs from zeros or empty strings: bool `[E]`."""
+    rows = column[np.cumsum(batch.num_steps) - 1]
+    return np.asarray(rows.reshape(len(rows), -1) != (0 if rows.dtype != object else b""), bool).any(axis=1)
+
+
+def _find_flag_problems(episode: Episode) -> list[Problem]:
+    """Returns the problems of an episode, without those of its numbers."""
+    names = fields.FLAG_FIELDS
+    zeros = np.zeros(episode.num_steps, np.float32)
+    steps = {name: episode.steps[name] for name in names}
+    numbers = {name: zeros for name in fields.STEP_FIELDS if name not in names}
+    return find_problems(Episode({**steps, **numbers}, episode.index))
+
+
+def _require_discount_spec(spec: ArraySpec) -> None:
+    if spec != ArraySpec((), np.dtype(np.float32)):
+        got = describe(spec) if isinstance(spec, ArraySpec) else "a nest"
+        raise SourceError(
+            f"step['discount'] must be float32 [] unless the format stores discounts, got {got}; {_ADVICE}"
+        )
+
+
+def _require_standard_discounts(batch: EpisodeBatch, format_name: str) -> None:
+    """Raises `SourceError` unless the discounts are 0 exactly for terminal steps and the transitions into them."""
+    discounts, is_terminal = batch.steps[fields.DISCOUNT], batch.steps[fields.IS_TERMINAL]
+    expected = np.where(is_terminal, np.float32(0), np.float32(1))
+    expected[:-1][is_terminal[1:]] = 0
+    differs = discounts != expected
+    if differs.any():
+        row = int(np.argmax(differs))
+        number = int(np.searchsorted(np.cumsum(batch.num_steps), row, side="right"))
+        step = row - int(batch.num_steps[:number].sum())
+        raise SourceError(
+            f"step['discount'] must be {expected[row]:g} for {format_name}, which does not store discounts, got "
+            f"{discounts[row]:g} (episode {batch.episodes[number].index}, step {step}); {_ADVICE}"
+        )
