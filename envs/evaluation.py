@@ -15,12 +15,13 @@ from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.scores import d4rl_score
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest
 
 from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment
 from .environment import Environment, Wrapper
 from .loading import make_environment
+from .policy_actions import PolicyActions, require_actions, require_observations
 from .spaces import make_space
 from .suite_gym import import_gymnasium
 from .time_limit import TimeLimit
@@ -28,9 +29,6 @@ from .time_steps import LAST, TimeStep
 
 #: Maximum number of steps of an episode in an environment without a time limit.
 _MAX_UNLIMITED_STEPS = 100_000
-#: Actions that exceed a bound by less than this fraction are attributed to rounding: clipped but not counted.
-_ROUNDING = 1e-5
-_ADVICE = "use the environment in which the data were recorded"
 
 
 def evaluate(
@@ -132,19 +130,7 @@ class Evaluator:
         Raises:
           SpecMismatchError: If the specs do not match; the message names the first field that differs.
         """
-        env_leaves = dict(leaves(self.observation_spec))
-        for path, policy_leaf in leaves(spec):
-            place = path_name(path, "observation")
-            if path not in env_leaves:
-                places = ", ".join(path_name(path, "observation") for path in env_leaves)
-                raise SpecMismatchError(f"the policy expects {place}, but {self.name} returns {places}; {_ADVICE}")
-            env_leaf = env_leaves[path]
-            would_truncate = env_leaf.dtype.kind == "f" and not policy_leaf.dtype.is_floating
-            if tuple(policy_leaf.shape) != env_leaf.shape or would_truncate:
-                raise SpecMismatchError(
-                    f"the policy expects {place} as {describe(policy_leaf)}, but {self.name} returns "
-                    f"{describe(env_leaf)}; {_ADVICE}"
-                )
+        require_observations(self.observation_spec, spec, name=self.name)
 
     def evaluate(self, policy: Any) -> Evaluation:
         """Runs one episode for each seed.
@@ -174,7 +160,7 @@ class Evaluator:
                     thread.call(envs.close)
 
     def _run(self, envs: BatchedEnvironment, policy: BatchedPolicy, thread: DeadlineThread) -> Evaluation:
-        episodes = _Episodes(policy, self.action_space, self.num_episodes)
+        episodes, actions = _Episodes(self.num_episodes), PolicyActions(policy, self.action_space)
         time_step = thread.call(envs.reset)
         while True:
             episodes.add(time_step)
@@ -185,10 +171,9 @@ class Evaluator:
                     f"{self.name} has no time limit, and an episode did not end within {_MAX_UNLIMITED_STEPS:,} steps; "
                     "set max_episode_steps"
                 )
-            time_step = thread.call(functools.partial(envs.advance, episodes.act(time_step)))
-        return Evaluation(
-            episodes.returns, episodes.lengths, self.seeds, self.reference_returns, int(episodes.num_clipped)
-        )
+            action = actions(time_step, episodes.running, episodes.locate)
+            time_step = thread.call(functools.partial(envs.advance, action))
+        return Evaluation(episodes.returns, episodes.lengths, self.seeds, self.reference_returns, actions.num_clipped)
 
     def _start_thread(self) -> DeadlineThread:
         return DeadlineThread(f"the environments of {self.name}", self._timeout_secs)
@@ -197,7 +182,7 @@ class Evaluator:
         if self._batched is None or self._batched.policy is not policy:
             batched = BatchedPolicy(policy, self.num_episodes)
             self.require_observations(batched.observation_spec)
-            _require_actions(self.action_space, batched.action_spec, self.name)
+            require_actions(self.action_space, batched.action_spec, self.name)
             self._batched = batched
         return self._batched
 
@@ -259,15 +244,11 @@ class _SingleEpisode(Wrapper):
 
 
 class _Episodes:
-    """The state of N running episodes."""
+    """The returns and lengths of N episodes."""
 
-    def __init__(self, policy: BatchedPolicy, action_space: Any, num_episodes: int):
+    def __init__(self, num_episodes: int):
         self.returns, self.lengths = np.zeros(num_episodes), np.full(num_episodes, -1, np.int64)
         self.running = np.ones(num_episodes, bool)
-        self.num_clipped = 0
-        self._policy, self._space = policy, action_space
-        self._dtypes = {path: np.dtype(spec.dtype.as_numpy_dtype) for path, spec in leaves(policy.observation_spec)}
-        self._state = policy.initial_state()
 
     def add(self, time_step: TimeStep) -> None:
         """Adds the next step of each running episode."""
@@ -275,61 +256,9 @@ class _Episodes:
         self.lengths += self.running
         self.running = time_step.step_type != LAST
 
-    def act(self, time_step: TimeStep) -> np.ndarray:
-        """Returns the policy's actions, in the dtype and bounds of the environment."""
-        columns = dict(leaves(time_step.observation))
-        observations = [self._cast(path, columns[path], dtype) for path, dtype in self._dtypes.items()]
-        actions, self._state = self._policy.act(time_step.step_type, observations, self._state)
-        return self._convert_actions(actions)
-
-    def _convert_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Casts actions `[N, ...]` of the policy to the environment's dtype, and clips them to its bounds."""
-        running = actions[self.running]
-        if actions.dtype.kind == "f" and not np.isfinite(running).all():
-            self._raise_non_finite_action(actions)
-        low, high = action_bounds(self._space)
-        cast = actions.astype(self._space.dtype)
-        clipped = np.clip(cast, low, high)
-        if not hasattr(self._space, "low"):
-            if (clipped != actions)[self.running].any():
-                row = self._find_first_running((clipped != actions).reshape(len(actions), -1).any(1))
-                raise ValueError(f"the action must be in {self._space}, got {actions[row]} ({self._locate(row)})")
-            return clipped
-        with np.errstate(invalid="ignore"):  # Finished episodes may have any action.
-            outside = np.abs(cast - clipped) > _ROUNDING * np.maximum(1.0, np.abs(clipped))
-        self.num_clipped += outside[self.running].reshape(len(running), -1).any(1).sum()
-        return clipped
-
-    def _raise_non_finite_action(self, actions: np.ndarray) -> None:
-        row = self._find_first_running(~np.isfinite(actions).reshape(len(actions), -1).all(1))
-        raise ValueError(
-            f"the action must be finite, got {actions[row]} ({self._locate(row)}); the policy has non-finite weights"
-        )
-
-    def _find_first_running(self, mask: np.ndarray) -> int:
-        return int(np.flatnonzero(mask & self.running)[0])
-
-    def _locate(self, row: int) -> str:
+    def locate(self, row: int) -> str:
+        """Returns the place of the next action of an episode, for messages."""
         return f"episode {row}, step {self.lengths[row]}"
-
-    def _cast(self, path: tuple[Any, ...], values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Casts observations `[N, ...]` to the policy's dtype; floats are rounded, other values must not change."""
-        if values.dtype == dtype:
-            return values
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = values.astype(dtype)
-            if values.dtype.kind == dtype.kind == "f":
-                changed = np.isfinite(cast) != np.isfinite(values)
-            else:
-                changed = cast.astype(values.dtype) != values
-        changed_rows = changed.reshape(len(values), -1).any(1) & self.running
-        if changed_rows.any():
-            place = self._locate(self._find_first_running(changed_rows))
-            raise ValueError(
-                f"{path_name(path, 'observation')} is not representable in the policy's {dtype} ({place}); "
-                "train on data with the environment's dtype"
-            )
-        return cast
 
 
 def name_environment(env: Any) -> tuple[str, Any]:
@@ -373,25 +302,3 @@ def _resolve_seeds(num_episodes: int | None, seeds: Sequence[int] | None) -> tup
         expected = "at least one seed" if num_episodes is None else f"one seed per episode ({num_episodes})"
         raise ValueError(f"seeds must contain {expected}, got {len(resolved)}")
     return resolved
-
-
-def action_bounds(space: Any) -> tuple[Any, Any]:
-    """Returns the elementwise minimum and maximum action of a `Box` or discrete space."""
-    if hasattr(space, "low"):
-        return space.low, space.high
-    if hasattr(space, "nvec"):
-        return space.start, space.start + space.nvec - 1
-    if hasattr(space, "start"):
-        return space.start, space.start + space.n - 1
-    return 0, 1
-
-
-def _require_actions(space: Any, spec: Any, name: str) -> None:
-    if not hasattr(spec, "dtype"):
-        raise SpecMismatchError(f"the policy returns a nest of actions, but {name} expects a single one in {space}")
-    is_discrete = np.dtype(space.dtype).kind in "iu"
-    if tuple(spec.shape) != tuple(space.shape) or (is_discrete and not spec.dtype.is_integer):
-        expected = describe(ArraySpec(tuple(space.shape), np.dtype(space.dtype)))
-        raise SpecMismatchError(
-            f"the policy returns actions {describe(spec)}, but {name} expects {expected}; {_ADVICE}"
-        )

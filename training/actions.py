@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from rlds2reverb.envs.evaluation import action_bounds
+from rlds2reverb.envs.policy_actions import action_bounds
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
 from tf_agents.specs import tensor_spec
 

@@ -14,7 +14,9 @@ from rlds2reverb.envs.batched_environment import BatchedEnvironment
 from rlds2reverb.envs.contract import sample_action
 from rlds2reverb.envs.environment import Environment
 from rlds2reverb.envs.parallel_environment import ParallelEnvironment
+from rlds2reverb.envs.policy_actions import require_actions, require_observations
 from rlds2reverb.envs.seeded_episodes import EpisodeProgress, make_seeded
+from rlds2reverb.envs.spaces import make_space
 from rlds2reverb.envs.specs import BoundedArraySpec
 from rlds2reverb.envs.time_steps import LAST
 from rlds2reverb.learners.agents.policies import ActorPolicy
@@ -22,14 +24,12 @@ from tf_agents.trajectories import time_step as ts
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import Nest, leaves
 
 #: Separates the random numbers used here from those of other parts with the same seed.
 _SALT = 0x45_4E_56_53
 _NUM_RETURNS = 10
 _STATE, _ARRAYS = "collector.json", "collector.npz"
-_ADVICE = "use the environment in which the data were recorded"
 
 
 class Piece(NamedTuple):
@@ -104,7 +104,8 @@ class Collector:
             self._env = BatchedEnvironment([constructors[0]()])
         else:
             self._env = ParallelEnvironment(constructors)
-        self._require_match(self._env)
+        require_observations(self._env.observation_spec(), self._observation_spec, name="the environment")
+        require_actions(make_space(self._env.action_spec()), self._action_spec, "the environment")
         time_step = self._env.reset()
         columns = self._read(time_step.observation)
         for index, track in enumerate(self._tracks):
@@ -194,23 +195,6 @@ class Collector:
             np.asarray(columns[path]).astype(spec.dtype.as_numpy_dtype, copy=False)
             for path, spec in leaves(self._observation_spec)
         ]
-
-    def _require_match(self, env: Environment) -> None:
-        available = dict(leaves(env.observation_spec()))
-        for path, spec in leaves(self._observation_spec):
-            got = available.get(path)
-            if got is None or got.shape != tuple(spec.shape):
-                raise SpecMismatchError(
-                    f"the agent expects {path_name(path, 'observation')} as {describe(spec)}, but the environment "
-                    f"returns {describe(got) if got is not None else 'no such observation'}; {_ADVICE}"
-                )
-        action = env.action_spec()
-        if not isinstance(action, ArraySpec) or action.shape != tuple(self._action_spec.shape):
-            got_action = describe(action) if isinstance(action, ArraySpec) else "a nest"
-            raise SpecMismatchError(
-                f"the agent's actions are {describe(self._action_spec)}, but the environment expects {got_action}; "
-                f"{_ADVICE}"
-            )
 
     # --- State
 

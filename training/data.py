@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rlds2reverb.adders import NStep
-from rlds2reverb.envs.evaluation import action_bounds
+from rlds2reverb.envs.policy_actions import action_bounds
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from tf_agents.specs import tensor_spec

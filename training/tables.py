@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 import xxhash
-from rlds2reverb.envs.evaluation import action_bounds
+from rlds2reverb.envs.policy_actions import action_bounds
 from rlds2reverb.learners.algorithms import get_algorithm
 from tf_agents.specs import tensor_spec
 

@@ -1,0 +1,165 @@
+"""The actions of policies in environments: observations are cast for the policy, and actions for the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.policies import BatchedPolicy
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+
+from .time_steps import TimeStep
+
+#: Actions that exceed a bound by less than this fraction are attributed to rounding: clipped but not counted.
+_ROUNDING = 1e-5
+_ADVICE = "use the environment in which the data were recorded"
+
+
+class PolicyActions:
+    """The actions of a policy in N environments, in their dtype and bounds, and the policy's state.
+
+    Attributes:
+      num_clipped: number of actions that exceeded the bounds and were clipped.
+    """
+
+    def __init__(self, policy: BatchedPolicy, action_space: Any):
+        """Starts with the policy's initial state.
+
+        Args:
+          policy: policy for N environments.
+          action_space: Gymnasium action space of one environment.
+        """
+        self.num_clipped = 0
+        self._policy, self._space = policy, action_space
+        self._dtypes = {path: np.dtype(spec.dtype.as_numpy_dtype) for path, spec in leaves(policy.observation_spec)}
+        self._state = policy.initial_state()
+
+    def __call__(self, time_step: TimeStep, is_used: np.ndarray, locate: Callable[[int], str]) -> np.ndarray:
+        """Returns the actions `[N, ...]`.
+
+        Args:
+          time_step: the current time steps.
+          is_used: bool `[N]`, the environments whose observations and actions are checked.
+          locate: function that returns a description of the step of an environment, for messages.
+
+        Raises:
+          ValueError: If an action is not finite, a discrete action does not exist, or an observation is not
+            representable in the policy's dtype.
+        """
+        columns = dict(leaves(time_step.observation))
+        observations = []
+        for path, dtype in self._dtypes.items():
+            cast, changed = _cast(columns[path], dtype)
+            if changed is not None and (changed & is_used).any():
+                place = locate(_find_first(changed & is_used))
+                raise ValueError(
+                    f"{path_name(path, 'observation')} is not representable in the policy's {dtype} ({place}); "
+                    "train on data with the environment's dtype"
+                )
+            observations.append(cast)
+        actions, self._state = self._policy.act(time_step.step_type, observations, self._state)
+        return self._convert(actions, is_used, locate)
+
+    def _convert(self, actions: np.ndarray, is_used: np.ndarray, locate: Callable[[int], str]) -> np.ndarray:
+        if actions.dtype.kind == "f" and not np.isfinite(actions[is_used]).all():
+            row = _find_first(_any_element(~np.isfinite(actions)) & is_used)
+            raise ValueError(
+                f"the action must be finite, got {actions[row]} ({locate(row)}); the policy has non-finite weights"
+            )
+        low, high = action_bounds(self._space)
+        cast = actions.astype(self._space.dtype)
+        clipped = np.clip(cast, low, high)
+        if not hasattr(self._space, "low"):
+            invalid = _any_element(clipped != actions) & is_used
+            if invalid.any():
+                row = _find_first(invalid)
+                raise ValueError(f"the action must be in {self._space}, got {actions[row]} ({locate(row)})")
+            return clipped
+        with np.errstate(invalid="ignore"):  # Unused rows may have any action.
+            outside = np.abs(cast - clipped) > _ROUNDING * np.maximum(1.0, np.abs(clipped))
+        self.num_clipped += int((_any_element(outside) & is_used).sum())
+        return clipped
+
+
+def _cast(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns values `[N, ...]` in a different dtype, and which rows changed, bool `[N]`, or None if none could.
+
+    Floats are rounded; other values must not change.
+    """
+    if values.dtype == dtype:
+        return values, None
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = values.astype(dtype)
+        if values.dtype.kind == dtype.kind == "f":
+            return cast, _any_element(np.isfinite(cast) != np.isfinite(values))
+        return cast, _any_element(cast.astype(values.dtype) != values)
+
+
+def _any_element(flags: np.ndarray) -> np.ndarray:
+    """Returns which rows of flags `[N, ...]` contain one that is set."""
+    return flags.reshape(len(flags), -1).any(1)
+
+
+def _find_first(flags: np.ndarray) -> int:
+    return int(np.flatnonzero(flags)[0])
+
+
+def require_observations(env_spec: Nest, policy_spec: Nest, *, name: str) -> None:
+    """Checks that an environment returns the observations that a policy expects.
+
+    Args:
+      env_spec: specs of the environment's observations.
+      policy_spec: nest of `tf.TensorSpec` of the policy's observations, possibly only some of the environment's.
+      name: name of the environment, for messages.
+
+    Raises:
+      SpecMismatchError: If the specs do not match; the message names the first field that differs.
+    """
+    env_leaves = dict(leaves(env_spec))
+    for path, policy_leaf in leaves(policy_spec):
+        place = path_name(path, "observation")
+        if path not in env_leaves:
+            places = ", ".join(path_name(path, "observation") for path in env_leaves)
+            raise SpecMismatchError(f"the policy expects {place}, but {name} returns {places}; {_ADVICE}")
+        env_leaf = env_leaves[path]
+        would_truncate = env_leaf.dtype.kind == "f" and not policy_leaf.dtype.is_floating
+        if tuple(policy_leaf.shape) != env_leaf.shape or would_truncate:
+            raise SpecMismatchError(
+                f"the policy expects {place} as {describe(policy_leaf)}, but {name} returns "
+                f"{describe(env_leaf)}; {_ADVICE}"
+            )
+
+
+def action_bounds(space: Any) -> tuple[Any, Any]:
+    """Returns the elementwise minimum and maximum action of a `Box` or discrete space."""
+    if hasattr(space, "low"):
+        return space.low, space.high
+    if hasattr(space, "nvec"):
+        return space.start, space.start + space.nvec - 1
+    if hasattr(space, "start"):
+        return space.start, space.start + space.n - 1
+    return 0, 1
+
+
+def require_actions(space: Any, spec: Any, name: str) -> None:
+    """Checks that a policy returns actions for an environment.
+
+    Args:
+      space: Gymnasium action space of the environment.
+      spec: spec of the policy's action.
+      name: name of the environment, for messages.
+
+    Raises:
+      SpecMismatchError: If they do not match.
+    """
+    if not hasattr(spec, "dtype"):
+        raise SpecMismatchError(f"the policy returns a nest of actions, but {name} expects a single one in {space}")
+    is_discrete = np.dtype(space.dtype).kind in "iu"
+    if tuple(spec.shape) != tuple(space.shape) or (is_discrete and not spec.dtype.is_integer):
+        expected = describe(ArraySpec(tuple(space.shape), np.dtype(space.dtype)))
+        raise SpecMismatchError(
+            f"the policy returns actions {describe(spec)}, but {name} expects {expected}; {_ADVICE}"
+        )
