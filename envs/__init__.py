@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .evaluation import Evaluator, evaluate
     from .gymnasium_adapter import to_gymnasium
     from .gymnasium_environment import GymnasiumEnvironment
+    from .gymnasium_wrappers import NonEpisodic, ObservationClip, ObservationTransform, SparseReward
+    from .image_wrappers import EpisodicRandomFrameCrop, FrameFlip, ImageChannelFirst
     from .loading import create_environment, load
     from .parallel_environment import ParallelEnvironment
     from .py_environment import to_py_environment
@@ -49,6 +51,8 @@ _EXPORTS = {
     "evaluation": ("Evaluator", "evaluate"),
     "environment": ("Environment", "Wrapper"),
     "gymnasium_environment": ("GymnasiumEnvironment",),
+    "gymnasium_wrappers": ("NonEpisodic", "ObservationClip", "ObservationTransform", "SparseReward"),
+    "image_wrappers": ("EpisodicRandomFrameCrop", "FrameFlip", "ImageChannelFirst"),
     "loading": ("create_environment", "load"),
     "parallel_environment": ("ParallelEnvironment",),
     "py_environment": ("to_py_environment",),
@@ -84,12 +88,19 @@ __all__ = [
     "DiscreteAction",
     "Environment",
     "EnvironmentFailedError",
+    "EpisodicRandomFrameCrop",
     "Evaluator",
+    "FrameFlip",
     "GymnasiumEnvironment",
+    "ImageChannelFirst",
+    "NonEpisodic",
     "NonEpisodicAgent",
+    "ObservationClip",
+    "ObservationTransform",
     "ParallelEnvironment",
     "RandomFirstEpisodeLength",
     "ScalarReward",
+    "SparseReward",
     "TimeLimit",
     "TimeStep",
     "Wrapper",
