@@ -9,10 +9,17 @@ from pathlib import Path
 
 from rlds2reverb.errors import StorageFullError
 
+_RESUMABLE = "existing data are kept: free some space and repeat the run to continue"
+
 
 @contextmanager
-def full_disk_as_error(path: Path) -> Iterator[None]:
-    """Raises `StorageFullError` if the disk (or the user's quota) is full."""
+def full_disk_as_error(path: Path, *, consequence: str = _RESUMABLE) -> Iterator[None]:
+    """Raises `StorageFullError` if the disk (or the user's quota) is full.
+
+    Args:
+      path: the file or directory that is written, for the message.
+      consequence: what happens to the data, and advice; the end of the message.
+    """
     try:
         yield
     except StorageFullError:
@@ -20,7 +27,4 @@ def full_disk_as_error(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise StorageFullError(
-            error.errno,
-            f"no space left for {path}; existing data are kept: free some space and repeat the run to continue",
-        ) from error
+        raise StorageFullError(error.errno, f"no space left for {path}; {consequence}") from error

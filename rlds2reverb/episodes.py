@@ -32,6 +32,7 @@ class Episode:
       discontinuities: rows inside the episode whose `next_observations` differs from the observation of the next row,
         which is used instead. Row numbers count from the start of the source for D4RL's columns, from the start of
         the episode for logs.
+      seed: seed with which the environment was reset for this episode, or None if it is unknown.
     """
 
     steps: dict[str, Nest]
@@ -39,6 +40,7 @@ class Episode:
     unterminated: bool = False
     dropped_last_transition: bool = False
     discontinuities: tuple[int, ...] = ()
+    seed: int | None = None
 
     @property
     def num_steps(self) -> int:

@@ -158,6 +158,35 @@ def convert(
     channel.send(report.as_dict())
 
 
+def kill_while_writing(channel: Connection, path: Path, format: Any) -> None:
+    """Writes a dataset; sends 'held' once most of it is written, and waits to be killed."""
+
+    def hold(stage: str, read: Any) -> None:
+        if read.index == 99:
+            channel.send("held")
+            channel.recv()
+
+    rlds2reverb.write_dataset(_make_standard_episodes(), path, format=format, progress=hold)
+
+
+def write_on_full_disk(channel: Connection, folder: Path, name: str, format: Any) -> None:
+    """Writes a dataset to a disk that is too small; sends the error and the file names."""
+    unshare_mounts()
+    mount_tmpfs(folder, 128 << 10)
+    channel.send("mounted")
+    try:
+        rlds2reverb.write_dataset(_make_standard_episodes(), folder / name, format=format)
+    except Exception as error:
+        channel.send((error, [path.name for path in folder.iterdir()]))
+
+
+def _make_standard_episodes() -> list[dict]:
+    """Returns episodes that every format can represent, in random numbers, which compress badly."""
+    random = np.random.default_rng(0)
+    episodes = [episode(150, terminal=False) for _ in range(100)]
+    return [{**steps, "observation": random.normal(size=(150, 4))} for steps in episodes]
+
+
 def serve_table(
     channel: Connection, root: Path, port: int | None = None, *, table: str = "replay", signature: Any = None
 ) -> None:

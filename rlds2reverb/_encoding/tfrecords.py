@@ -31,6 +31,13 @@ def frame(records: np.ndarray) -> np.ndarray:
     return fill([head, records, _mask(checksums(records))], len(records))
 
 
+def frame_ends(record: bytes) -> tuple[bytes, bytes]:
+    """Returns what a file has before and after a single record: its length with a checksum, and its checksum."""
+    length = len(record).to_bytes(8, "little")
+    masks = _mask(np.array([google_crc32c.value(length), google_crc32c.value(record)], np.uint32))
+    return length + masks[0].tobytes(), masks[1].tobytes()
+
+
 def _mask(crcs: np.ndarray) -> np.ndarray:
     rotated = (crcs >> np.uint32(15)) | (crcs << np.uint32(17))
     with np.errstate(over="ignore"):

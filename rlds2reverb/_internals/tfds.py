@@ -1,4 +1,4 @@
-"""Uses of TFDS internals: the limit of download retries, and progress bars."""
+"""Uses of TFDS internals: the limit of download retries, progress bars, and logged warnings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ from tensorflow_datasets.core.utils import tqdm_utils
 
 #: With TFDS's own limit of 10 retries with growing delays, a download takes minutes to fail.
 _MAX_RETRIES = 2
+
+
+def _is_no_deprecation(record: logging.LogRecord) -> bool:
+    return "is deprecated" not in record.getMessage()
+
+
+@contextmanager
+def hide_deprecations() -> Iterator[None]:
+    """Hides TFDS's warnings about its own use of deprecated attributes, one for each field stored as bytes."""
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_no_deprecation)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_deprecation)
 
 
 @contextmanager

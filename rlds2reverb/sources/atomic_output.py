@@ -31,7 +31,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
     """
     _require_vacant(path)
     partial = path.with_name(f".{path.name}.partial")
-    with full_disk_as_error(path), _created_folder(path.parent):
+    consequence = "nothing is kept: free some space and start again"
+    with full_disk_as_error(path, consequence=consequence), _created_folder(path.parent):
         with FileLock(path.with_name(f".{path.name}.lock"), str(path)):
             _delete(partial)
             try:

@@ -6,6 +6,8 @@ a terminal state, `timeouts[t]` if the episode was truncated after row `t`.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +20,13 @@ from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode, join_transitions, make_single_transition_episodes
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import concatenate
+from rlds2reverb.specs import Nest, concatenate, map_structure
 
 from . import hdf5
 from .columns import as_columns, as_flags
 from .continuity import INDEPENDENT_ROWS_ADVICE, SPLIT_ADVICE, ContinuityCheck, find_differing_rows
 from .hdf5_blocks import read_blocks
-from .source import Source
+from .source import Source, split_env_spec
 
 OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
 TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
@@ -90,7 +92,7 @@ def open_d4rl(
 
     Args:
       path: the file. Rewards may be `[N]` or `[N, 1]`, and flags bool, integer or float; dtypes are kept.
-      extra_fields: names of `infos/*` columns to read as additional step fields.
+      extra_fields: names of `infos/*` columns to read as additional step fields; a group becomes a nested dict.
       ends: where episodes end besides the flagged rows; required if the file has no `timeouts`.
       limits: maximum sizes of the columns.
 
@@ -109,8 +111,8 @@ def open_d4rl(
 
     with hdf5.open_hdf5(path) as file:
         num_rows = open_rows(file).num_rows
-        metadata = hdf5.read_scalars(file, "metadata")
-    return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata)
+        metadata, env_spec = split_env_spec(hdf5.read_scalars(file, "metadata"))
+    return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata, env_spec=env_spec)
 
 
 def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), ends: EpisodeEnds) -> Source:
@@ -178,7 +180,12 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
 def _open_columns(file: h5py.File, extra_fields: Sequence[str], limits: hdf5.Limits) -> dict[str, Any]:
     where = Path(file.filename).name
     keys = _find_keys((key for key in file if isinstance(key, str)), extra_fields, where)  # Other keys are not UTF-8.
-    opened = {name: hdf5.open_column(file, key, limits) for name, key in keys.items()}
+    opened: dict[Any, Any] = {}
+    for name, key in keys.items():
+        members = hdf5.list_columns(file, key) if name in extra_fields else []
+        opened.update({(name, *path): hdf5.open_column(file, "/".join((key, *path)), limits) for path in members})
+        if not members:
+            opened[name] = hdf5.open_column(file, key, limits)
     columns = {name: dataset for name, dataset in opened.items() if dataset is not None}
     hdf5.require_within_limits(list(columns.values()), f"{where}: all columns together", limits)
     return columns
@@ -197,8 +204,9 @@ def _check_columns(
     for key in REQUIRED:
         if key not in columns:
             raise SourceError(f"{name} has no '{key}'; D4RL data have {', '.join(REQUIRED)}, and usually {TIMEOUTS}")
+    names = {key[0] if isinstance(key, tuple) else key for key in columns}
     for key in extra_fields:
-        if key not in columns:
+        if key not in names:
             raise SourceError(f"{name} has no 'infos/{key}'; fix the name in extra_fields")
     for key, column in columns.items():
         if column.dtype.kind not in "biuf":
@@ -378,10 +386,19 @@ def _build_episodes(
     row = step = 0
     for number, (length, count) in enumerate(zip(lengths.tolist(), num_steps.tolist(), strict=True)):
         inside = tuple(at for at in discontinuities if row <= at - first_row < row + length)
-        episode_steps = {name: column[step : step + count] for name, column in steps.items()}
+        rows = slice(step, step + count)
+        episode_steps = map_structure(operator.itemgetter(rows), steps)
         yield Episode(episode_steps, first_index + number, unterminated, count == length, inside), length
         row, step = row + length, step + count
 
 
-def _select_extras(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: column for name, column in columns.items() if name not in KEYS}
+def _select_extras(columns: dict[Any, np.ndarray]) -> dict[str, Nest]:
+    """Returns the extra fields; those whose name is a path, because they are in a group, become nested dicts."""
+    extras: dict[str, Nest] = {}
+    for name, column in columns.items():
+        if isinstance(name, tuple):
+            *groups, last = name
+            functools.reduce(lambda nest, group: nest.setdefault(group, {}), groups, extras)[last] = column
+        elif name not in KEYS:
+            extras[name] = column
+    return extras

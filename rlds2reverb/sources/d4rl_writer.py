@@ -6,11 +6,9 @@ observation.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, pa
 
 from . import d4rl
 from .hdf5 import Limits
+from .hdf5_output import create_hdf5
 
 _CHUNK_BYTES = 256 << 10
 _MAX_CHUNK_ROWS = 1 << 16
@@ -70,7 +69,7 @@ def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, met
       OSError: If the file cannot be written; with `ENOSPC` if the disk is full.
     """
     _require_d4rl_spec(step_spec)
-    with _full_disk_as_os_error(), h5py.File(path, "w-") as file:
+    with create_hdf5(path) as (file, raise_error):
         for name, value in metadata.items():
             file[f"metadata/{name.replace('/', '_')}"] = _as_scalar(value)
         columns: dict[str, _Column] = {}
@@ -79,6 +78,7 @@ def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, met
                 if name not in columns:
                     columns[name] = _Column(file, name, rows)
                 columns[name].append(rows)
+            raise_error()
         if batch.episodes[-1].unterminated:
             columns[d4rl.TIMEOUTS].replace_last(False)
         for column in columns.values():
@@ -178,15 +178,3 @@ def _as_scalar(value: Any) -> Any:
 
 def _describe(spec: Any) -> str:
     return describe(spec) if isinstance(spec, ArraySpec) else "a nest"
-
-
-@contextmanager
-def _full_disk_as_os_error() -> Iterator[None]:
-    """Raises HDF5's errors about a full disk, which are of various types, as `OSError` with `ENOSPC`."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        for number in (errno.ENOSPC, errno.EDQUOT):
-            if f"errno = {number}" in str(error):
-                raise OSError(number, str(error)) from error
-        raise

@@ -24,7 +24,7 @@ _NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")
 #: The filters built into HDF5 and h5py: deflate, shuffle, fletcher32, szip, nbit, scaleoffset and lzf. HDF5 would
 #: search for any other filter in shared libraries.
 _FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
-_MAX_SCALAR_BYTES = 1000
+_MAX_SCALAR_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,33 @@ def open_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
     except (TypeError, ValueError) as error:
         raise SourceError(f"{where} is damaged, or has a type that NumPy does not support ({error})") from error
     return opened
+
+
+def list_columns(file: h5py.File, name: str) -> list[tuple[str, ...]]:
+    """Returns the paths of all datasets in the group `name`, relative to it; none if it is not a group.
+
+    Raises:
+      SourceError: If a member is a link, or a group has several paths.
+    """
+    node: Any = file
+    for part in name.split("/"):
+        node = open_member(node, part) if isinstance(node, h5py.Group) else None
+    paths: list[tuple[str, ...]] = []
+    groups: list[tuple[h5py.Group, tuple[str, ...]]] = [(node, ())] if isinstance(node, h5py.Group) else []
+    visited = set()
+    while groups:
+        group, path = groups.pop()
+        address = h5py.h5o.get_info(group.id).addr
+        if address in visited:
+            raise SourceError(f"{Path(file.filename).name}: '{group.name}' has several paths; a group must have one")
+        visited.add(address)
+        for member_name in list_names(group):
+            member = open_member(group, member_name)
+            if isinstance(member, h5py.Group):
+                groups.append((member, (*path, member_name)))
+            else:
+                paths.append((*path, member_name))
+    return sorted(paths)
 
 
 def list_names(group: h5py.Group) -> list[str]:

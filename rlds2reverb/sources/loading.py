@@ -51,7 +51,8 @@ def load(
         - an RLDS `tf.data.Dataset`;
         - a `Source`, which is returned unchanged.
       split: TFDS only: the split to read, which may be a slice (`train[:10%]`).
-      extra_fields: D4RL only: names of `infos/*` columns to read as additional step fields.
+      extra_fields: D4RL and Minari only: names of `infos/*` columns, or groups of them, to read as additional step
+        fields.
       max_episode_steps: D4RL only: maximum number of rows in an episode; longer ones are truncated there. One way to
         read data without `timeouts`.
       split_at_discontinuity: D4RL only: whether to end an episode wherever `observations[t + 1]` is not
@@ -99,8 +100,8 @@ def _open(
     if isinstance(source, (str, Path)):
         path = _find_path(source)
         if path is None:
-            return _open_by_name(str(source), split, data_dir, download=download)
-        return _open_directory(path, split) if path.is_dir() else _open_file(path, extra_fields, ends)
+            return _open_by_name(str(source), split, data_dir, extra_fields=extra_fields, download=download)
+        return _open_directory(path, split, extra_fields) if path.is_dir() else _open_file(path, extra_fields, ends)
     if hasattr(source, "element_spec"):
         return rlds.from_rlds_dataset(source)
     return _open_episodes(source, independent_rows=ends.at_every_row)
@@ -152,15 +153,15 @@ def _open_file(path: Path, extra_fields: Sequence[str], ends: d4rl.EpisodeEnds) 
     return d4rl.open_d4rl(path, extra_fields=extra_fields, ends=ends)
 
 
-def _open_directory(path: Path, split: str) -> Source:
+def _open_directory(path: Path, split: str, extra_fields: Sequence[str]) -> Source:
     if (path / "dataset_info.json").is_file() or (path / "features.json").is_file():
         return rlds.open_directory(path, split=split)
     if (path / "data" / "metadata.json").is_file():
-        return minari.open_minari(path)
+        return minari.open_minari(path, extra_fields=extra_fields)
     datasets = [info.parent for depth in _DEPTHS for info in sorted(path.glob(f"{depth}dataset_info.json"))]
     datasets += [info.parents[1] for depth in _DEPTHS for info in sorted(path.glob(f"{depth}data/metadata.json"))]
     if len(datasets) == 1:
-        return _open_directory(datasets[0], split)
+        return _open_directory(datasets[0], split, extra_fields)
     if datasets:
         names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
         raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
@@ -178,7 +179,9 @@ def _suggest_file(path: Path) -> str:
     return suggest(path.name, names) or "; check the path"
 
 
-def _open_by_name(name: str, split: str, data_dir: str | Path | None, *, download: bool) -> Source:
+def _open_by_name(
+    name: str, split: str, data_dir: str | Path | None, *, extra_fields: Sequence[str], download: bool
+) -> Source:
     shown = repr(name[:100])
     if name and len(name) <= 300 and "\0" not in name and Path(name).suffix.lower() in _FILE_SUFFIXES:
         raise FileNotFoundError(f"there is no file {shown}{_suggest_file(Path(name).expanduser())}")
@@ -192,4 +195,4 @@ def _open_by_name(name: str, split: str, data_dir: str | Path | None, *, downloa
             f"D4RL's {name} is not on this machine; download {url} to {d4rl_names.dataset_dir()}, or download it "
             "anywhere and pass the path of the file"
         )
-    return minari.open_minari(name, download=download)
+    return minari.open_minari(name, extra_fields=extra_fields, download=download)

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,22 @@ import numpy as np
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import map_structure
 
 from . import hdf5
 from .columns import as_columns, as_flags, make_log_episode
+from .d4rl import require_new_names
+from .minari_spaces import is_unbounded
 from .source import Source
 
+#: The metadata that describe the files; all others describe the data.
+RESERVED = frozenset(
+    {
+        *("total_episodes", "total_steps", "data_format", "observation_space", "action_space", "env_spec"),
+        *("dataset_size", "dataset_id", "minari_version", "jpeg_encoding", "combined_datasets", "requirements"),
+        *("eval_env_spec", "ref_min_score", "ref_max_score", "num_episodes_average_score"),
+    }
+)
 _NAME = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
 
 
@@ -29,10 +41,15 @@ def is_minari_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name))
 
 
+def dataset_root() -> Path:
+    """Returns the directory in which Minari looks up names, whether or not it exists."""
+    root = os.environ.get("MINARI_DATASETS_PATH")
+    return Path(root) if root else Path.home() / ".minari" / "datasets"
+
+
 def _dataset_path(name: str) -> Path:
     """Returns the directory of a dataset in Minari's own root, whether or not it exists."""
-    root = os.environ.get("MINARI_DATASETS_PATH")
-    return (Path(root) if root else Path.home() / ".minari" / "datasets") / name
+    return dataset_root() / name
 
 
 def is_installed(name: str) -> bool:
@@ -40,15 +57,16 @@ def is_installed(name: str) -> bool:
     return (_dataset_path(name) / "data").is_dir()
 
 
-def open_minari(location: str | Path, *, download: bool = False) -> Source:
+def open_minari(location: str | Path, *, extra_fields: Sequence[str] = (), download: bool = False) -> Source:
     """Opens a Minari dataset by its directory, or by its name in Minari's own root (`MINARI_DATASETS_PATH`).
 
-    Each episode keeps its own final observation. A termination is terminal, a truncation is not. Observations and
-    actions may be dicts or tuples. Minari's `infos` are ignored. The description of the environment is kept as
-    `Source.env_spec`, and nothing that it names is imported.
+    Each episode keeps its own final observation. A termination is terminal, a truncation is not; an episode without
+    either is `unterminated`. Observations and actions may be dicts or tuples. Strings become bytes. The description of
+    the environment is kept as `Source.env_spec`, and nothing that it names is imported.
 
     Args:
       location: a directory (`Path`) or a name (str).
+      extra_fields: names of `infos` to read as additional step fields.
       download: whether Minari may download a named dataset that is not on this machine.
 
     Raises:
@@ -84,16 +102,24 @@ def open_minari(location: str | Path, *, download: bool = False) -> Source:
     warnings: tuple[str, ...] = ()
     if version not in minari.supported_dataset_versions:
         warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list",)
+    require_new_names(extra_fields, name)
     return Source(
         name,
         "minari",
-        lambda: _read_episodes(directory, storage, metadata["total_episodes"]),
+        lambda: _read_episodes(directory, storage, metadata["total_episodes"], extra_fields),
         num_episodes=metadata["total_episodes"],
         num_rows=metadata["total_steps"],
         warnings=warnings,
+        metadata={key: value for key, value in metadata.items() if key not in RESERVED and _is_plain(value)},
         env_spec=metadata.get("env_spec"),
-        action_space=storage.action_space,
+        action_space=None if is_unbounded(storage.action_space) else storage.action_space,
+        observation_space=None if is_unbounded(storage.observation_space) else storage.observation_space,
     )
+
+
+def _is_plain(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, (str, bool, int, float)) for item in items)
 
 
 def _read_metadata(directory: Path) -> dict[str, Any]:
@@ -140,27 +166,52 @@ def _download_if_missing(name: str) -> Path:
     return _dataset_path(name)
 
 
-def _read_episodes(directory: Path, storage: Any, num_episodes: int) -> Iterator[Episode]:
-    episodes: Iterator[dict[str, Any]] = iter(())
+def _read_episodes(directory: Path, storage: Any, num_episodes: int, extra_fields: Sequence[str]) -> Iterator[Episode]:
+    episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] = iter(())
     for index in range(num_episodes):
         try:
             if not index:
-                episodes = iter(storage.get_episodes(range(num_episodes)))
-            episode = next(episodes)
+                indices = range(num_episodes)
+                episodes = zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True)
+            episode, metadata = next(episodes)
         except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
             raise SourceError(f"{directory} is damaged at episode {index}: {type(error).__name__}: {error}") from error
-        yield _make_episode(episode, index, f"{directory.name}: episode {index}")
+        where = f"{directory.name}: episode {index}"
+        extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
+        seed = metadata.get("seed")
+        made = _make_episode(episode, extras, index, where)
+        yield replace(made, seed=None if seed is None else int(seed))
 
 
-def _make_episode(episode: dict[str, Any], index: int, where: str) -> Episode:
-    columns = {
-        name: as_columns(episode[name], f"{where}['{name}']")
-        for name in ("rewards", "terminations", "observations", "actions")
-    }
+def _select_info(infos: Any, name: str, where: str) -> Any:
+    if not isinstance(infos, dict) or name not in infos:
+        known = sorted(infos) if isinstance(infos, dict) else []
+        raise SourceError(f"{where} has no infos named {name!r}, but {known or 'none'}; fix the name in extra_fields")
+    return _as_columns(infos[name], f"{where}['infos'][{name!r}]")
+
+
+def _as_columns(nest: Any, where: str) -> Any:
+    """Returns validated columns, with strings as bytes, as TFDS returns them."""
+
+    def encode(column: np.ndarray) -> np.ndarray:
+        if column.dtype != object:
+            return column
+        texts = [text.encode() if isinstance(text, str) else text for text in column.reshape(-1)]
+        encoded = np.empty(len(texts), object)
+        encoded[:] = texts
+        return encoded.reshape(column.shape)
+
+    return map_structure(encode, as_columns(nest, where))
+
+
+def _make_episode(episode: dict[str, Any], extras: dict[str, Any], index: int, where: str) -> Episode:
+    names = ("rewards", "terminations", "truncations", "observations", "actions")
+    columns = {name: _as_columns(episode[name], f"{where}['{name}']") for name in names}
     terminations = as_flags(columns["terminations"], f"{where}['terminations']")
     if terminations[:-1].any():
         raise SourceError(f"{where} continues after terminations[{int(np.argmax(terminations))}] is True")
-    return make_log_episode(
+    truncations = as_flags(columns["truncations"], f"{where}['truncations']")
+    made = make_log_episode(
         where,
         index,
         columns["observations"],
@@ -168,6 +219,20 @@ def _make_episode(episode: dict[str, Any], index: int, where: str) -> Episode:
         rewards=columns["rewards"],
         terminated=bool(terminations.any()),
     )
+    rows = {name: map_structure(lambda column: _fit_rows(column, made.num_steps, where), nest)
+            for name, nest in extras.items()}  # fmt: skip
+    is_unterminated = not (terminations[-1:].any() or truncations[-1:].any())
+    return replace(made, steps={**made.steps, **rows}, unterminated=is_unterminated)
+
+
+def _fit_rows(column: np.ndarray, num_steps: int, where: str) -> np.ndarray:
+    """Returns a column of infos with a row per step; without a row for the final observation it gets zeros there."""
+    if len(column) == num_steps - 1:
+        zeros = np.full((1, *column.shape[1:]), b"" if column.dtype == object else 0, column.dtype)
+        return np.concatenate([column, zeros])
+    if len(column) < num_steps - 1 or len(column) > num_steps + 1:
+        raise SourceError(f"{where}['infos'] must have {num_steps} rows like the observations, got {len(column)}")
+    return column[:num_steps]
 
 
 def _check_file(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -18,13 +19,20 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
 from .columns import as_steps
-from .source import Source
+from .source import Source, split_env_spec
 from .tfds_files import require_harmless, require_shards, require_split
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
+#: Fields of an episode that rlds2reverb writes: whether it is unterminated, and the seed of its environment.
+UNTERMINATED, SEED = "unterminated", "seed"
+#: Value of the field for a seed that is not known.
+UNKNOWN_SEED = -1
+_EPISODE_FIELDS = {UNTERMINATED: np.bool_, SEED: np.int64}
+#: Maximum size of a `metadata.json`.
+_MAX_METADATA_BYTES = 1 << 20
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 _MAX_EPISODES_COMPARED = 16
@@ -67,21 +75,37 @@ def _require_step_fields(name: str, episode_spec: Any) -> None:
 def _read_episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
     import tensorflow as tf
 
-    from .rlds_episodes import read_columns
+    from .rlds_episodes import read_episodes
 
-    iterator = read_columns(dataset)
+    spec = dataset.element_spec
+    iterator = read_episodes(
+        dataset, [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
+    )
     index = 0
     while True:
         try:
-            columns = next(iterator)
+            columns, others = next(iterator)
         except StopIteration:
             return
         except tf.errors.OpError as error:
             # The message without the names of TensorFlow's graph nodes.
             reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
             raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
-        yield Episode(as_steps(columns, f"{name}: episode {index}: step"), index)
+        seed = int(others.get(SEED, UNKNOWN_SEED))
+        yield Episode(
+            as_steps(columns, f"{name}: episode {index}: step"),
+            index,
+            unterminated=bool(others.get(UNTERMINATED, False)),
+            seed=None if seed == UNKNOWN_SEED else seed,
+        )
         index += 1
+
+
+def _is_scalar(episode_spec: dict[str, Any], name: str, dtype: type) -> bool:
+    import tensorflow as tf
+
+    spec = episode_spec.get(name)
+    return isinstance(spec, tf.TensorSpec) and spec.shape == () and spec.dtype == dtype
 
 
 def open_directory(path: Path, *, split: str = "train") -> Source:
@@ -103,7 +127,19 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
         builder = tfds.builder_from_directory(path)
     except Exception as error:  # TFDS lets through any error of its parsers.
         raise SourceError(f"{path} cannot be opened by TFDS: {type(error).__name__}: {error}") from error
-    return _from_builder(builder, split, location=path)
+    source = _from_builder(builder, split, location=path)
+    source.metadata, source.env_spec = split_env_spec(_read_metadata(path / "metadata.json"))
+    return source
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    """Returns the numbers and strings in TFDS's file of a dataset's metadata, or nothing if it cannot be read."""
+    try:
+        content = json.loads(path.read_bytes()) if path.stat().st_size <= _MAX_METADATA_BYTES else {}
+    except (OSError, ValueError, RecursionError):  # Metadata are optional.
+        return {}
+    values = content.items() if isinstance(content, dict) else ()
+    return {name: value for name, value in values if isinstance(value, (str, bool, int, float))}
 
 
 def open_builder(
@@ -170,10 +206,13 @@ def _download_and_prepare(root: Path, name: str) -> Path:
 
 
 def _from_builder(builder: tfds.core.DatasetBuilder, split: str, *, location: Path) -> Source:
+    from rlds2reverb._internals.tfds import hide_deprecations
+
     name = "/".join(part for part in (builder.info.name, builder.info.config_name) if part)
     try:
         num_episodes = int(builder.info.splits[split].num_examples)
-        dataset = builder.as_dataset(split=split, shuffle_files=False)
+        with hide_deprecations():
+            dataset = builder.as_dataset(split=split, shuffle_files=False)
     except Exception as error:  # TFDS has no common type for invalid slices and shards that do not match their length.
         raise SourceError(f"{location}: the split {split!r} cannot be read ({error})") from error
     if num_episodes < 1:

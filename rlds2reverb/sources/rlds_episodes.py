@@ -7,7 +7,7 @@ arrays, as made by `tf.data.Dataset.from_tensor_slices`, `read_columns` takes th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -42,10 +42,20 @@ def columns_dataset(episodes: tf.data.Dataset, *, with_index: bool = False) -> t
 
 
 def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the steps of each episode as a nest of arrays `[T, ...]`, in order; two episodes are read at a time.
+    """Yields the steps of each episode as a nest of arrays `[T, ...]`; see `read_episodes`."""
+    for columns, _ in read_episodes(dataset):
+        yield columns
+
+
+def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields the steps of each episode and other fields of it, in order; two episodes are read at a time.
 
     Args:
       dataset: dataset of dicts whose `steps` is a dataset of steps.
+      other_fields: names of further fields to read; arrays.
+
+    Returns:
+      Pairs of a nest of arrays `[T, ...]` and a dict of the other fields.
 
     Raises:
       tf.errors.OpError: if a record is damaged.
@@ -53,12 +63,21 @@ def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
     read = _make_reader(dataset.element_spec[fields.STEPS])
     options = tf.data.Options()
     options.autotune.enabled = False  # Autotuning measures every step, which takes a fifth of the time.
-    variants = dataset.map(lambda episode: tf.data.experimental.to_variant(episode[fields.STEPS]))
-    variants = iter(variants.prefetch(_PARALLEL_EPISODES).with_options(options))
+    episodes = dataset.map(
+        lambda episode: (
+            tf.data.experimental.to_variant(episode[fields.STEPS]),
+            {name: episode[name] for name in other_fields},
+        )
+    )
+    episodes = iter(episodes.prefetch(_PARALLEL_EPISODES).with_options(options))
+
+    def read_episode(steps: tf.Tensor, others: dict[str, tf.Tensor]) -> tuple[Any, dict[str, Any]]:
+        return read(steps), {name: value.numpy() for name, value in others.items()}
+
     with ThreadPoolExecutor(_PARALLEL_EPISODES) as threads:
         pending: deque[Future[Any]] = deque()
-        for columns in _submit_reads(threads, read, variants):
-            pending.append(columns)
+        for episode in _submit_reads(threads, read_episode, episodes):
+            pending.append(episode)
             if len(pending) > _PARALLEL_EPISODES:
                 yield pending.popleft().result()
         while pending:
@@ -66,12 +85,12 @@ def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
 
 
 def _submit_reads(
-    threads: ThreadPoolExecutor, read: Callable[[tf.Tensor], Any], variants: Iterator[tf.Tensor]
+    threads: ThreadPoolExecutor, read_episode: Callable[..., Any], episodes: Iterator[tuple[Any, ...]]
 ) -> Iterator[Future[Any]]:
-    """Yields a future for the columns of each episode; the error of a damaged record is the last one."""
+    """Yields a future for what `read_episode` returns for each episode; the error of a damaged record is the last."""
     while True:
         try:
-            steps = next(variants)
+            episode = next(episodes)
         except StopIteration:
             return
         except tf.errors.OpError as error:
@@ -79,7 +98,7 @@ def _submit_reads(
             damaged.set_exception(error)
             yield damaged
             return
-        yield threads.submit(read, steps)
+        yield threads.submit(read_episode, *episode)
 
 
 def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:

@@ -20,6 +20,8 @@ from rlds2reverb.specs import Nest, leaves, make_step_spec, to_tensor_spec
 if TYPE_CHECKING:
     import tensorflow as tf
 
+#: Name of the environment's description in the metadata of files.
+ENV_SPEC = "env_spec"
 #: Maximum number of iterators over one source that `IndexedEpisodes` keeps open.
 _MAX_ITERATORS = 8
 
@@ -42,6 +44,7 @@ class Source:
       env_spec: the dataset's description of its environment, Gymnasium's `EnvSpec` as JSON, or None. It is not checked,
         and may name any module to import.
       action_space: the dataset's own action space, a `gymnasium.Space`, or None.
+      observation_space: the dataset's own observation space, a `gymnasium.Space`, or None.
     """
 
     name: str
@@ -54,6 +57,12 @@ class Source:
     statistics: Mapping[str, Any] = field(default_factory=dict, repr=False)
     env_spec: str | None = field(default=None, repr=False)
     action_space: Any = field(default=None, repr=False)
+    observation_space: Any = field(default=None, repr=False)
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """The metadata together with the description of the environment, as files contain them."""
+        return self.metadata if self.env_spec is None else {**self.metadata, ENV_SPEC: self.env_spec}
 
     def __iter__(self) -> Iterator[Episode]:
         return self.read()
@@ -127,6 +136,13 @@ class Source:
         weakref.finalize(dataset, episodes.close)  # TensorFlow references `read_columns` until the process exits.
         dataset = dataset.take_while(lambda exists, _: exists)
         return dataset.map(lambda _, steps: {fields.STEPS: tf.data.Dataset.from_tensor_slices(steps)})
+
+
+def split_env_spec(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Returns metadata without the description of the environment, and that description; see `Source.env_spec`."""
+    rest = {name: value for name, value in metadata.items() if name != ENV_SPEC}
+    env_spec = metadata.get(ENV_SPEC)
+    return rest, env_spec if isinstance(env_spec, str) else None
 
 
 class IndexedEpisodes:

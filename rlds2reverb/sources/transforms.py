@@ -64,6 +64,8 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
         function, fitted = transform.fit(source)
         statistics = _combine_statistics(statistics, fitted)
         source = replace(_map_episodes(source, function), statistics=statistics)
+        if "observation_mean" in fitted:
+            source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
     return source, statistics
 
 

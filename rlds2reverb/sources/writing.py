@@ -146,6 +146,13 @@ def _write(
     if format == "d4rl":
         from .d4rl_writer import write_d4rl
 
-        write_d4rl(partial, iter(episodes), episodes.step_spec, source.metadata)
+        write_d4rl(partial, iter(episodes), episodes.step_spec, source.described)
+    elif format == "rlds":
+        from .rlds_writer import write_rlds
+
+        options: dict[str, Any] = {"location": path, "shard_bytes": shard_bytes, "metadata": source.described}
+        write_rlds(partial, iter(episodes), episodes.step_spec, **options)
     else:
-        raise ValueError(f"format {format!r} is not supported yet")
+        from .minari_writer import write_minari
+
+        write_minari(partial, iter(episodes), episodes.step_spec, location=path, source=source)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from rlds2reverb.episodes import (
     require_same_spec,
 )
 from rlds2reverb.errors import InvalidEpisodeError, Problem, SourceError
-from rlds2reverb.specs import ArraySpec, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .source import Source
 
@@ -160,6 +161,15 @@ class WrittenEpisodes:
             has_values = [_find_nonzero_final_rows(batch, column) for _, column in columns]
             is_kept = [not episode.dropped_last_transition for episode in batch.episodes]
             self._num_final_values += int((np.any(has_values, axis=0) & is_kept).sum())
+
+
+def has_tuple(nest: Nest, path: tuple[Any, ...]) -> bool:
+    """Returns whether the path of a leaf leads through a tuple."""
+    for part in path:
+        if not isinstance(nest, Mapping):
+            return True
+        nest = nest[part]
+    return False
 
 
 def _extra_names(batch: EpisodeBatch) -> list[str]:

@@ -1,0 +1,267 @@
+"""Writing of Minari datasets: a group of columns per episode in an HDF5 file, and `metadata.json`.
+
+The layout is that of Minari's own storage, in which each episode keeps its final observation and its `infos`. Images
+that Minari stores as JPEG are written as PNG, which `minari` reads in the same way, but without loss.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
+
+from . import d4rl, minari
+from .hdf5_output import create_hdf5
+from .minari_spaces import choose_space
+from .source import Source
+from .written_episodes import has_tuple
+
+_VERSIONED_NAME = re.compile(r"[A-Za-z0-9_\-]+-v\d+")
+#: Numbers of channels, after height and width, of the images that PNG represents.
+_PNG_CHANNELS = (2, 3, 4)
+#: PNG's compression: level 1 takes a third of the time of the default for a tenth more bytes.
+_PNG_LEVEL = 1
+_LISTS = ("author", "author_email")
+
+
+def choose_dataset_id(location: Path) -> str:
+    """Returns the id of a dataset: its path below Minari's own root, or else the name of its directory.
+
+    Raises:
+      ValueError: If this is not a name of Minari's form.
+    """
+    root = minari.dataset_root()
+    try:
+        name = location.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        name = location.name
+    if not _VERSIONED_NAME.fullmatch(location.name) or not minari.is_minari_name(name):
+        suggested = re.sub(r"[^A-Za-z0-9_\-]+", "_", location.stem).strip("_") or "dataset"
+        raise ValueError(
+            f"the path of a Minari dataset must end in a name with a version, got {location.name!r}; use "
+            f"{location.with_name(suggested + '-v0')}"
+        )
+    return name
+
+
+def write_minari(
+    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Mapping[str, Nest], *, location: Path, source: Source
+) -> None:
+    """Writes episodes to a new directory; all have at least one transition.
+
+    Args:
+      directory: the directory to create.
+      batches: the episodes.
+      step_spec: spec of a step.
+      location: final path of the directory, from which the id of the dataset is taken.
+      source: the source of the episodes, which provides spaces and metadata.
+
+    Raises:
+      ImportError: If `minari` is not installed.
+      SourceError: If Minari cannot represent the data.
+      ValueError: If the location is not a Minari name.
+      OSError: If the files cannot be written; with `ENOSPC` if the disk is full.
+    """
+    serialize_space, is_image_space, version = _import_minari()
+    dataset_id = choose_dataset_id(location)
+    _require_minari_spec(step_spec)
+    own_spaces = {
+        "observations": choose_space(step_spec[fields.OBSERVATION], source.observation_space),
+        "actions": choose_space(step_spec[fields.ACTION], source.action_space),
+    }
+    columns = _ColumnWriter(own_spaces, is_image_space)
+    data = directory / "data"
+    data.mkdir(parents=True)
+    num_episodes = num_steps = 0
+    with create_hdf5(data / "main_data.hdf5") as (file, raise_error):
+        for batch in batches:
+            for episode in batch.episodes:
+                columns.write(file.create_group(f"episode_{num_episodes}"), episode, num_episodes)
+                num_episodes += 1
+                num_steps += episode.num_transitions
+            raise_error()
+    spaces = columns.make_spaces()
+    num_bytes = (data / "main_data.hdf5").stat().st_size
+    metadata = {
+        **_describe(source),
+        "total_episodes": num_episodes,
+        "total_steps": num_steps,
+        "data_format": "hdf5",
+        "observation_space": serialize_space(spaces["observations"]),
+        "action_space": serialize_space(spaces["actions"]),
+        "dataset_size": round(num_bytes / 1e6, 1),
+        "dataset_id": dataset_id,
+        "minari_version": version,
+    }
+    (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
+
+
+def _import_minari() -> tuple[Any, Any, str]:
+    """Returns Minari's functions that serialise a space and recognise an image, and its version."""
+    try:
+        from minari import __version__
+        from minari.dataset.minari_storage import is_image_space
+        from minari.serialization import serialize_space
+    except ImportError as error:
+        raise ImportError(
+            f"Minari datasets require the minari package ({error}): run pip install '.[minari]' in the checkout"
+        ) from error
+    return serialize_space, is_image_space, __version__
+
+
+def _describe(source: Source) -> dict[str, Any]:
+    """Returns the metadata of a source in the form that Minari expects."""
+    described = {name: value for name, value in source.metadata.items() if name not in minari.RESERVED}
+    for name in _LISTS:
+        if isinstance(described.get(name), str):
+            described[name] = [described[name]]
+    if source.env_spec is not None and _is_object(source.env_spec):
+        described["env_spec"] = source.env_spec
+    return json.loads(json.dumps(described, default=str))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class _ColumnWriter:
+    """Writes the columns of episodes, and adapts the spaces to their images and strings."""
+
+    def __init__(self, spaces: Mapping[str, Any], is_image_space: Any):
+        self._spaces = {name: _replace_unpackable(space, is_image_space) for name, space in spaces.items()}
+        self._is_image_space = is_image_space
+        self._texts: dict[tuple[Any, ...], _TextLimits] = {}
+
+    def write(self, group: h5py.Group, episode: Episode, number: int) -> None:
+        """Writes an episode to its group."""
+        steps = episode.steps
+        is_terminal = steps[fields.IS_TERMINAL][1:]
+        truncations = np.zeros(episode.num_transitions, bool)
+        truncations[-1] = not is_terminal[-1] and not episode.unterminated
+        group.attrs["id"] = number
+        group.attrs["total_steps"] = episode.num_transitions
+        if episode.seed is not None:
+            group.attrs["seed"] = episode.seed
+        group["rewards"] = steps[fields.REWARD][:-1]
+        group["terminations"] = is_terminal
+        group["truncations"] = truncations
+        actions = map_structure(lambda column: column[:-1], steps[fields.ACTION])
+        nests = {"observations": steps[fields.OBSERVATION], "actions": actions}
+        extras = {name: steps[name] for name in steps if name not in fields.STEP_FIELDS}
+        try:
+            for name, nest in nests.items():
+                self._write(group, nest, self._spaces[name], (name,))
+            if extras:
+                self._write(group, extras, None, ("infos",))
+        except UnicodeDecodeError as error:
+            raise SourceError(f"strings must be UTF-8 for Minari (episode {episode.index}: {error})") from error
+        except ValueError as error:  # Of h5py, about NUL characters.
+            raise SourceError(f"episode {episode.index} cannot be written for Minari ({error})") from error
+
+    def _write(self, group: h5py.Group, nest: Nest, space: Any, path: tuple[Any, ...]) -> None:
+        name = path[-1] if isinstance(path[-1], str) else f"_index_{path[-1]}"
+        if not isinstance(nest, np.ndarray):
+            inner = group.create_group(name)
+            for key, part in nest.items() if isinstance(nest, Mapping) else enumerate(nest):
+                self._write(inner, part, None if space is None else space.spaces[key], (*path, key))
+        elif nest.dtype == object:
+            if space is not None:
+                self._texts.setdefault(path, _TextLimits()).add(nest)
+            group.create_dataset(name, data=nest, dtype=h5py.string_dtype())
+        elif space is not None and self._is_image_space(space):
+            frames = np.empty(len(nest), object)
+            frames[:] = [_encode_png(frame) for frame in nest]
+            group.create_dataset(name, data=frames, dtype=h5py.vlen_dtype(np.uint8))
+        else:
+            group.create_dataset(name, data=nest)
+
+    def make_spaces(self) -> dict[str, Any]:
+        """Returns the spaces of what was written, 'observations' and 'actions'."""
+        return {name: self._add_limits(space, (name,)) for name, space in self._spaces.items()}
+
+    def _add_limits(self, space: Any, path: tuple[Any, ...]) -> Any:
+        from gymnasium import spaces
+
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict({key: self._add_limits(part, (*path, key)) for key, part in space.spaces.items()})
+        if isinstance(space, spaces.Tuple):
+            return spaces.Tuple([self._add_limits(part, (*path, key)) for key, part in enumerate(space.spaces)])
+        return self._texts[path].make_space() if path in self._texts else space
+
+
+class _TextLimits:
+    """The maximum length and the characters of the strings in a column."""
+
+    def __init__(self) -> None:
+        self._max_length = 1
+        self._characters: set[str] = set()
+
+    def add(self, column: np.ndarray) -> None:
+        """Adds strings `[T]`; raises `UnicodeDecodeError` if one is not UTF-8."""
+        texts = [text.decode() if isinstance(text, bytes) else text for text in column]
+        self._max_length = max(self._max_length, *map(len, texts))
+        self._characters.update(*texts)
+
+    def make_space(self) -> Any:
+        """Returns the `Text` space that contains the strings."""
+        from gymnasium import spaces
+
+        charset = "".join(sorted(self._characters)) or " "
+        return spaces.Text(self._max_length, min_length=0, charset=charset)
+
+
+def _encode_png(frame: np.ndarray) -> np.ndarray:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(frame).save(stream, format="PNG", compress_level=_PNG_LEVEL)
+    return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+def _replace_unpackable(space: Any, is_image_space: Any) -> Any:
+    """Returns a space in which images that PNG cannot represent have wider integers, so that they remain arrays."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _replace_unpackable(part, is_image_space) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_replace_unpackable(part, is_image_space) for part in space.spaces])
+    if is_image_space(space) and len(space.shape) == 3 and space.shape[2] not in _PNG_CHANNELS:
+        return spaces.Box(0, 255, space.shape, np.int16)
+    return space
+
+
+def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
+    """Raises `SourceError` if Minari cannot represent steps of this spec."""
+    reward = step_spec[fields.REWARD]
+    if not isinstance(reward, ArraySpec) or reward.shape:
+        got = describe(reward) if isinstance(reward, ArraySpec) else "a nest"
+        raise SourceError(f"step['reward'] must be one number for Minari, got {got}; use format='rlds'")
+    d4rl.require_new_names([name for name in step_spec if name not in fields.STEP_FIELDS], "steps")
+    for path, spec in leaves(dict(step_spec)):
+        where = path_name(path)
+        if any(isinstance(part, str) and ("/" in part or not part) for part in path):
+            raise SourceError(f"{where} must not have '/' in its name for Minari; rename the field")
+        if path[0] not in fields.STEP_FIELDS and has_tuple(step_spec, path):
+            raise SourceError(f"{where} is in a tuple, which Minari's infos cannot represent; use dicts")
+        is_text = spec.dtype == object and path[0] in fields.STEP_FIELDS
+        if is_text and spec.shape:
+            raise SourceError(
+                f"{where} must be one string per step for Minari, got {describe(spec)}; drop it with DropFields, or "
+                "use format='rlds'"
+            )

@@ -1,0 +1,126 @@
+"""Writing of directories as TFDS prepares them: TFRecord files of episodes, `features.json` and `dataset_info.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from rlds2reverb._encoding import tfrecords
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import Nest, describe, leaves, path_name
+
+from .tf_examples import encode_episode, make_features
+from .written_episodes import has_tuple
+
+_SPLIT = "train"
+_VERSION = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}")
+_FIRST_VERSION = "1.0.0"
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+
+def write_rlds(
+    directory: Path,
+    batches: Iterator[EpisodeBatch],
+    step_spec: Mapping[str, Nest],
+    *,
+    location: Path,
+    shard_bytes: int,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Writes episodes to a new directory, as the split 'train'.
+
+    Args:
+      directory: the directory to create.
+      batches: the episodes.
+      step_spec: spec of a step, without tuples.
+      location: final path of the directory, from which the name and version of the dataset are taken.
+      shard_bytes: size from which a new file is started.
+      metadata: names and plain values for `metadata.json`.
+
+    Raises:
+      SourceError: If TFDS cannot represent the spec.
+      OSError: If the files cannot be written.
+    """
+    _require_rlds_spec(step_spec)
+    features = make_features(step_spec)
+    directory.mkdir()
+    name, version = _choose_name(location)
+    shards = _write_shards(directory, batches, step_spec, shard_bytes)
+    info = {
+        "name": name,
+        "version": version,
+        "fileFormat": "tfrecord",
+        "disableShuffling": True,  # TFDS then reads the files one after the other.
+        "splits": [
+            {
+                "name": _SPLIT,
+                "filepathTemplate": _TEMPLATE,
+                "shardLengths": [str(num_episodes) for _, num_episodes, _ in shards],
+                "numBytes": str(sum(num_bytes for _, _, num_bytes in shards)),
+            }
+        ],
+    }
+    for number, (path, _, _) in enumerate(shards):
+        path.rename(directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
+    features.save_config(directory)
+    if metadata:
+        _save_json(directory / "metadata.json", metadata)
+    _save_json(directory / "dataset_info.json", info)
+
+
+def _choose_name(location: Path) -> tuple[str, str]:
+    """Returns the name and version of a dataset, from `.../NAME/VERSION` or `.../NAME`."""
+    has_version = _VERSION.fullmatch(location.name)
+    folder, version = (location.parent.name, location.name) if has_version else (location.name, _FIRST_VERSION)
+    name = re.sub(r"[^a-z0-9]+", "_", folder.lower()).strip("_")
+    return (name if name[:1].isalpha() else f"dataset_{name}".rstrip("_")), version
+
+
+def _write_shards(
+    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, shard_bytes: int
+) -> list[tuple[Path, int, int]]:
+    """Returns the path, number of episodes and size of each file."""
+    shards: list[tuple[Path, int, int]] = []
+    records = (encode_episode(episode, step_spec) for batch in batches for episode in batch.episodes)
+    record = next(records, None)
+    while record is not None:
+        path = directory / f"shard-{len(shards)}"
+        num_episodes = 0
+        with path.open("wb") as stream:
+            while record is not None and stream.tell() < shard_bytes:
+                _write_record(stream, record)
+                num_episodes += 1
+                record = next(records, None)
+        shards.append((path, num_episodes, path.stat().st_size))
+    return shards
+
+
+def _write_record(stream: BinaryIO, record: bytes) -> None:
+    head, checksum = tfrecords.frame_ends(record)
+    stream.write(head)
+    stream.write(record)
+    stream.write(checksum)
+
+
+def _save_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def _require_rlds_spec(step_spec: Mapping[str, Nest]) -> None:
+    """Raises `SourceError` if the steps contain tuples, or names or shapes that TFDS cannot store."""
+    for path, spec in leaves(dict(step_spec)):
+        where = path_name(path)
+        if not all(isinstance(part, str) for part in path) or has_tuple(step_spec, path):
+            raise SourceError(f"{where} is in a tuple, which RLDS cannot represent; use dicts, or format='minari'")
+        if any("/" in part or not part for part in path):
+            raise SourceError(f"{where} must not have '/' in its name for RLDS; rename the field")
+        if None in spec.shape:
+            raise SourceError(f"{where} must have a fixed shape for RLDS, got {describe(spec)}; drop the field")
+        if spec.dtype == np.uint32 and 0 in spec.shape:  # TFDS cannot read its bytes, and TensorFlow its values.
+            raise SourceError(f"{where} must not be empty for RLDS, got {describe(spec)}; drop the field")
