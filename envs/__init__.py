@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import suite_gym
     from ._env_process import EnvironmentFailedError
+    from .action_noise import TemporallyCorrelatedNoise
+    from .batch import Batch
     from .batched_environment import BatchedEnvironment
     from .contract import check_wrapper
+    from .curriculum import Curriculum, TaskProgress
     from .environment import Environment, Wrapper
     from .evaluation import Evaluator, evaluate
+    from .goal_relabel import GoalRelabel
     from .gymnasium_adapter import to_gymnasium
     from .gymnasium_environment import GymnasiumEnvironment
     from .gymnasium_wrappers import NonEpisodic, ObservationClip, ObservationTransform, SparseReward
     from .image_wrappers import EpisodicRandomFrameCrop, FrameFlip, ImageChannelFirst
+    from .life_loss import AtariTerminalOnLifeLoss
     from .loading import create_environment, load
+    from .multitask import Multitask
+    from .observation_normalizer import ObservationNormalizer
     from .parallel_environment import ParallelEnvironment
+    from .performance_profiler import PerformanceProfile, PerformanceProfiler
     from .py_environment import to_py_environment
     from .specs import BoundedArraySpec
     from .time_limit import TimeLimit
@@ -69,6 +77,14 @@ _EXPORTS = {
         "truncation",
     ),
     "gymnasium_adapter": ("to_gymnasium",),
+    "action_noise": ("TemporallyCorrelatedNoise",),
+    "batch": ("Batch",),
+    "curriculum": ("Curriculum", "TaskProgress"),
+    "goal_relabel": ("GoalRelabel",),
+    "life_loss": ("AtariTerminalOnLifeLoss",),
+    "multitask": ("Multitask",),
+    "observation_normalizer": ("ObservationNormalizer",),
+    "performance_profiler": ("PerformanceProfile", "PerformanceProfiler"),
     "wrappers": (
         "ActionObservation",
         "ActionRepeat",
@@ -83,24 +99,34 @@ _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in nam
 __all__ = [
     "ActionObservation",
     "ActionRepeat",
+    "AtariTerminalOnLifeLoss",
+    "Batch",
     "BatchedEnvironment",
     "BoundedArraySpec",
+    "Curriculum",
     "DiscreteAction",
     "Environment",
     "EnvironmentFailedError",
     "EpisodicRandomFrameCrop",
     "Evaluator",
     "FrameFlip",
+    "GoalRelabel",
     "GymnasiumEnvironment",
     "ImageChannelFirst",
+    "Multitask",
     "NonEpisodic",
     "NonEpisodicAgent",
     "ObservationClip",
+    "ObservationNormalizer",
     "ObservationTransform",
     "ParallelEnvironment",
+    "PerformanceProfile",
+    "PerformanceProfiler",
     "RandomFirstEpisodeLength",
     "ScalarReward",
     "SparseReward",
+    "TaskProgress",
+    "TemporallyCorrelatedNoise",
     "TimeLimit",
     "TimeStep",
     "Wrapper",

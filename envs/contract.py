@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
+from .batched_environment import make_row_reader, stack
 from .environment import Environment
-from .specs import BoundedArraySpec
+from .specs import BoundedArraySpec, require_equal_specs
 from .time_steps import FIRST, LAST, TimeStep
+
+#: The fields of time steps that must be reproducible; `untransformed` contains them again.
+_COMPARED_FIELDS = ("step_type", "reward", "discount", "observation", "prev_action", "env_info")
 
 
 def check_wrapper(make_env: Callable[[], Environment], *, num_steps: int = 200, seed: int = 0) -> None:
@@ -20,14 +24,20 @@ def check_wrapper(make_env: Callable[[], Environment], *, num_steps: int = 200, 
 
         check_wrapper(lambda: MyWrapper(suite_gym.load("Pendulum-v1")))
 
-    It checks that time steps match the specs (structure, shapes, dtypes, bounds), that episodes start with FIRST, end
-    with LAST and continue with FIRST, that only LAST steps have the discount 0, that `prev_action` is the action, that
-    `current_time_step` is the last one returned, that rewards and observations that differ from those of the wrapped
-    environment come with `untransformed`, that equal seeds give equal time steps, and that `close` is idempotent.
+    It checks that
+
+    - time steps match the specs in structure, shapes, dtypes and bounds, and do not change after they were returned;
+    - episodes start with FIRST, end with LAST and continue with FIRST, and `reset` starts a new one at any time;
+    - only LAST steps have the discount 0, and `prev_action` is the action;
+    - no wrapper hides the end of an episode, turns a termination into a truncation or a truncation into a termination,
+      unless its `intended_changes` say so;
+    - rewards and observations that differ from those of the wrapped environment come with `untransformed`, which
+      contains the ones before the first change;
+    - equal seeds give equal time steps, `current_time_step` is the last one returned, and `close` is idempotent.
 
     Args:
-      make_env: function that creates the environment, which is not batched.
-      num_steps: number of steps.
+      make_env: function that creates the environment, batched or not. In a batch each environment is checked.
+      num_steps: number of steps; in the middle, the environment is reset.
       seed: seed of the environment and of the actions.
 
     Raises:
@@ -37,43 +47,134 @@ def check_wrapper(make_env: Callable[[], Environment], *, num_steps: int = 200, 
     first = _play(make_env, num_steps, seed)
     second = _play(make_env, num_steps, seed)
     for number, (one, other) in enumerate(zip(first, second, strict=True)):
-        for (path, value), (_, repeated) in zip(leaves(tuple(one[:5])), leaves(tuple(other[:5])), strict=True):
-            _require(
-                np.array_equal(value, repeated, equal_nan=np.asarray(value).dtype.kind == "f"),
-                f"{path_name(path[1:], TimeStep._fields[path[0]])} of step {number} differs between two environments "
-                "with the same seed; seed all random numbers in seed()",
-            )
+        for name in _COMPARED_FIELDS:
+            for (path, value), (_, repeated) in zip(
+                leaves(getattr(one, name)), leaves(getattr(other, name)), strict=True
+            ):
+                _require(
+                    np.array_equal(value, repeated, equal_nan=np.asarray(value).dtype.kind == "f"),
+                    f"{path_name(path, name)} of step {number} differs between two environments with the same seed; "
+                    "seed all random numbers in seed()",
+                )
 
 
 def _play(make_env: Callable[[], Environment], num_steps: int, seed: int) -> list[TimeStep]:
+    """Steps an environment with random actions, checks each time step, and returns copies of all of them."""
     env, random = make_env(), np.random.default_rng(seed)
-    _require(not env.batched, "the environment must not be batched; check the environments of the batch")
     env.seed(seed)
+    spec, size = env.time_step_spec(), env.batch_size
+    _check_specs(env, spec)
     time_steps: list[TimeStep] = []
+    copies: list[TimeStep] = []
+    previous: list[TimeStep | None] = [None] * (size or 1)
     for number in range(num_steps):
-        action = sample_action(env.action_spec(), random)
-        time_step = env.step(action)
-        _check_values(env.time_step_spec(), time_step, number)
-        _check_order(time_steps[-1] if time_steps else None, time_step, number)
+        actions = [sample_action(env.action_spec(), random) for _ in previous]
+        action = actions[0] if size is None else stack(actions)
+        must_reset = not env.auto_reset and (previous[0] is None or previous[0].step_type == LAST)
+        if must_reset or number == num_steps // 2:
+            time_step, previous = env.reset(), [None] * len(previous)
+        else:
+            time_step = env.step(action)
+        _check_values(spec, time_step, number, () if size is None else (size,))
         _require(env.current_time_step() is time_step, f"current_time_step() differs from step {number}")
-        inner = env.env.current_time_step() if hasattr(env, "env") else None
-        if inner is not None and time_step.untransformed == ():
-            for name in ("reward", "observation"):
-                same = _are_equal(getattr(inner, name), getattr(time_step, name))
-                is_summed = name == "reward" and np.shape(inner.reward) == np.shape(time_step.reward)
-                _require(
-                    same or is_summed,
-                    f"{name} of step {number} was transformed, but untransformed is (); use keep_untransformed",
-                )
-        if time_step.step_type != FIRST:
-            _require(_are_equal(time_step.prev_action, action), f"prev_action of step {number} is not the action")
+        _check_layers(env, number)
+        current = [time_step] if size is None else _split(time_step, size)
+        for before, one, own_action in zip(previous, current, actions, strict=True):
+            _check_order(before, one, number)
+            if one.step_type != FIRST:
+                _require(_are_equal(one.prev_action, own_action), f"prev_action of step {number} is not the action")
+        previous = list(current)
         time_steps.append(time_step)
+        copies.append(_copy(time_step))
+    for number, (time_step, copied) in enumerate(zip(time_steps, copies, strict=True)):
+        for name in _COMPARED_FIELDS:
+            same = _are_equal(getattr(time_step, name), getattr(copied, name))
+            _require(same, f"{name} of step {number} changed after it was returned; return new arrays in each step")
     env.close()
     env.close()
-    return time_steps
+    return copies
 
 
-def _check_values(spec: TimeStep, time_step: TimeStep, number: int) -> None:
+def _copy(time_step: TimeStep) -> TimeStep:
+    fields = {name: map_structure(np.copy, getattr(time_step, name)) for name in _COMPARED_FIELDS}
+    return time_step._replace(**fields)
+
+
+def _split(time_step: TimeStep, size: int) -> list[TimeStep]:
+    rows = make_row_reader(tuple(time_step._replace(untransformed=())))
+    return [TimeStep(*rows(index)) for index in range(size)]
+
+
+def _check_specs(env: Environment, spec: TimeStep) -> None:
+    parts = {
+        "observation": env.observation_spec(),
+        "prev_action": env.action_spec(),
+        "reward": env.reward_spec(),
+        "env_info": env.env_info_spec(),
+    }
+    for name, part in parts.items():
+        require_equal_specs(
+            getattr(spec, name),
+            part,
+            name=name,
+            holders=("the environment's own spec", "time_step_spec()"),
+            advice="override observation_spec(), action_spec(), reward_spec() or env_info_spec() instead",
+        )
+
+
+def _check_layers(env: Environment, number: int) -> None:
+    """Compares the current time step of each wrapper with that of the environment it wraps."""
+    layer: Any = env
+    while isinstance(inner := getattr(layer, "env", None), Environment):
+        before, after = inner.current_time_step(), layer.current_time_step()
+        if inner.batched == layer.batched and before is not None:
+            changes: frozenset[str] = getattr(layer, "intended_changes", frozenset())
+            _check_transformation(before, after, number, changes)
+            _check_ends(before, after, number, changes)
+        layer = inner
+
+
+def _check_transformation(before: TimeStep, after: TimeStep, number: int, changes: frozenset[str]) -> None:
+    if not np.array_equal(before.step_type == FIRST, after.step_type == FIRST):
+        return  # The wrapper starts episodes of its own, such as one for each life.
+    if after.untransformed == ():
+        for name in ("reward", "observation"):
+            _require(
+                _are_equal(getattr(before, name), getattr(after, name))
+                or (name == "reward" and "sums_rewards" in changes),
+                f"{name} of step {number} was transformed, but untransformed is (); use keep_untransformed",
+            )
+        return
+    original = before if before.untransformed == () else before.untransformed
+    _require(
+        _are_equal(original.observation, after.untransformed.observation),
+        f"untransformed of step {number} is not the time step before the first transformation; use keep_untransformed",
+    )
+
+
+def _check_ends(before: TimeStep, after: TimeStep, number: int, changes: frozenset[str]) -> None:
+    is_running = np.asarray(after.step_type != FIRST)
+    _require(
+        not np.any(is_running & (before.step_type == LAST) & (after.step_type != LAST)),
+        f"step {number} is LAST in the wrapped environment, but not in the wrapper; its next step would be the first "
+        "of another episode",
+    )
+    before_is_terminated, after_is_terminated = before.is_terminated(), after.is_terminated()
+    if "hides_terminations" not in changes:
+        _require(
+            not np.any(is_running & before_is_terminated & ~np.asarray(after_is_terminated)),
+            f"step {number} is terminated in the wrapped environment, but the wrapper changed its discount from 0; "
+            "keep it, or add 'hides_terminations' to intended_changes",
+        )
+    if "adds_terminations" not in changes:
+        _require(
+            not np.any(is_running & after_is_terminated & ~np.asarray(before_is_terminated)),
+            f"step {number} is not terminated in the wrapped environment, but the wrapper changed its discount to 0; "
+            "truncated episodes keep their discount; otherwise add 'adds_terminations' to intended_changes",
+        )
+
+
+def _check_values(spec: TimeStep, time_step: TimeStep, number: int, leading: tuple[int, ...]) -> None:
     _require(isinstance(time_step, TimeStep), f"step {number} must be a TimeStep, got a {type(time_step).__name__}")
     for name in TimeStep._fields:
         if name == "untransformed":
@@ -84,9 +185,10 @@ def _check_values(spec: TimeStep, time_step: TimeStep, number: int) -> None:
         for (path, value), (_, leaf) in zip(got, expected, strict=True):
             array = np.asarray(value)
             place = f"{path_name(path, name)} of step {number}"
+            expected_leaf = ArraySpec((*leading, *leaf.shape), leaf.dtype)
             _require(
-                (array.shape, array.dtype) == (leaf.shape, leaf.dtype),
-                f"{place} is {describe(array)}, its spec is {describe(leaf)}",
+                (array.shape, array.dtype) == (expected_leaf.shape, leaf.dtype),
+                f"{place} is {describe(array)}, its spec is {describe(expected_leaf)}",
             )
             if isinstance(leaf, BoundedArraySpec) and array.size:
                 _require(leaf.contains(array), f"{place} is outside the bounds of its spec: {array}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -89,6 +89,8 @@ class Environment(abc.ABC):
           ValueError: If the action is outside its bounds.
           RuntimeError: If the episode has ended, or none has started, and `auto_reset` is off.
         """
+        if self._must_reset:  # The action is ignored, so it need not be valid.
+            return self.advance(action)
         batch_size = self.batch_size
         leading = () if batch_size is None else (batch_size,)
         action = require_within(action, self.action_spec(), name="action", advice=_ACTION_ADVICE, leading=leading)
@@ -148,6 +150,10 @@ class Wrapper(Environment):
     Attributes:
       env: the wrapped environment.
     """
+
+    #: Changes that `check_wrapper` would report as faults: 'adds_terminations' if a discount becomes 0,
+    #: 'hides_terminations' if it is no longer 0, and 'sums_rewards' if a step stands for several.
+    intended_changes: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, env: Environment):
         super().__init__(auto_reset=env.auto_reset)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlds2reverb._text import suggest
+from rlds2reverb.specs import ArraySpec
 
 from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
@@ -23,6 +24,8 @@ def load(
     max_episode_steps: int | None = None,
     gym_wrappers: Sequence[Callable[[Any], Any]] = (),
     env_wrappers: Sequence[Callable[[Environment], Environment]] = (),
+    *,
+    info_fields: Sequence[str] | Mapping[str, ArraySpec] = (),
     **options: Any,
 ) -> Environment:
     """Creates an environment that is registered with Gymnasium.
@@ -39,6 +42,7 @@ def load(
         limit.
       gym_wrappers: functions, such as classes of wrappers, that take and return a `gymnasium.Env`.
       env_wrappers: functions that take and return an `Environment`.
+      info_fields: fields of `info` that become `TimeStep.env_info`; see `GymnasiumEnvironment`.
       **options: arguments of the environment, such as `render_mode`.
 
     Raises:
@@ -50,7 +54,7 @@ def load(
     duration = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     for wrap in gym_wrappers:
         env = wrap(env)
-    result: Environment = GymnasiumEnvironment(env, discount=discount, env_id=env_id)
+    result: Environment = GymnasiumEnvironment(env, discount=discount, env_id=env_id, info_fields=info_fields)
     if duration:
         result = TimeLimit(result, duration)
     for wrap_env in env_wrappers:

@@ -12,7 +12,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .environment import Environment, Wrapper
-from .specs import BoundedArraySpec
+from .specs import BoundedArraySpec, make_zeros
 from .time_steps import LAST, SCALAR_REWARD, TimeStep, keep_untransformed
 
 
@@ -21,6 +21,8 @@ class ActionRepeat(Wrapper):
 
     The repetition ends with the episode. The discount is that of the last step, so that both ends of episodes are kept.
     """
+
+    intended_changes = frozenset({"sums_rewards"})
 
     def __init__(self, env: Environment, times: int):
         """Wraps an environment.
@@ -54,6 +56,8 @@ class NonEpisodicAgent(Wrapper):
     Episodes still end, with LAST steps, but an agent bootstraps from all of their values. Truncated episodes do not
     change.
     """
+
+    intended_changes = frozenset({"hides_terminations"})
 
     def __init__(self, env: Environment, discount: float = 1.0):
         """Wraps an environment, batched or not.
@@ -122,17 +126,19 @@ class RandomFirstEpisodeLength(Wrapper):
 class ScalarReward(Wrapper):
     """Replaces several rewards by their weighted sum."""
 
-    def __init__(self, env: Environment, weights: Sequence[float]):
+    def __init__(self, env: Environment, weights: Sequence[float] | None = None):
         """Wraps an environment, batched or not, whose rewards are vectors.
 
         Args:
           env: the environment.
-          weights: one weight per reward.
+          weights: one weight per reward; None for the first reward alone.
 
         Raises:
           ValueError: If the number of weights is not that of the rewards.
         """
         super().__init__(env)
+        if weights is None:
+            weights = np.eye(1, make_zeros(env.reward_spec()).size)[0]
         self._weights = np.asarray(weights, np.float32)
         if self._weights.shape != env.reward_spec().shape:
             raise ValueError(
@@ -177,6 +183,10 @@ def _add_action(time_step: TimeStep) -> TimeStep:
     return keep_untransformed(time_step, time_step._replace(observation=observation))
 
 
+#: Maximum size of the table of `DiscreteAction`.
+_MAX_ACTIONS = 1_000_000
+
+
 class DiscreteAction(Wrapper):
     """Replaces continuous actions by integers, each of which stands for a combination of evenly spaced values."""
 
@@ -184,21 +194,26 @@ class DiscreteAction(Wrapper):
         """Wraps an environment.
 
         Args:
-          env: an environment that is not batched, whose actions are floats [A] with finite bounds.
+          env: an environment, batched or not, whose actions are floats [A] with finite bounds.
           num_bins: number of values per dimension, at least 2: from the lower to the upper bound. There are num_bins**A
-            actions; the last dimension changes fastest.
+            actions, at most a million; the last dimension changes fastest.
 
         Raises:
-          ValueError: If the number is out of range, or the bounds are not finite.
-          TypeError: If the environment is batched, or its actions are of a different kind.
+          ValueError: If there are too few bins or too many actions, or the bounds are not finite.
+          TypeError: If the actions are of a different kind.
         """
-        super().__init__(require_single(env, "DiscreteAction"))
+        super().__init__(env)
         require_count("num_bins", num_bins, 2)
         spec: Any = env.action_spec()
         if not isinstance(spec, BoundedArraySpec) or spec.dtype.kind != "f" or len(spec.shape) != 1:
             raise TypeError(f"DiscreteAction requires actions that are floats [A], got {spec}")
         if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
             raise ValueError("DiscreteAction requires actions with finite bounds; rescale the actions first")
+        if num_bins ** len(spec.minimum) > _MAX_ACTIONS:
+            raise ValueError(
+                f"num_bins ** A must be at most {_MAX_ACTIONS:,} actions, got {num_bins} ** {len(spec.minimum)}; use "
+                "fewer bins"
+            )
         values = [np.linspace(low, high, num_bins) for low, high in zip(spec.minimum, spec.maximum, strict=True)]
         self._actions = np.array(list(itertools.product(*values)), spec.dtype)
 
@@ -207,7 +222,8 @@ class DiscreteAction(Wrapper):
         return BoundedArraySpec((), np.dtype(np.int64), 0, len(self._actions) - 1)
 
     def _reset(self) -> TimeStep:
-        return self.env.reset()._replace(prev_action=np.int64(0))
+        time_step = self.env.reset()
+        return time_step._replace(prev_action=np.zeros_like(time_step.step_type, np.int64)[()])
 
     def _step(self, action: Nest) -> TimeStep:
         return self.env.advance(self._actions[action])._replace(prev_action=action)

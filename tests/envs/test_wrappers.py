@@ -1,64 +1,35 @@
-"""Wrappers on time steps, and the check that users can run on their own."""
+"""Wrappers on time steps; `test_contract.py` checks that they keep the contract."""
 
 import numpy as np
 import pytest
 from counting import Counting
+from goal_reaching import LineWithLives, TwoRewards
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 from rlds2reverb.envs import (
-    BatchedEnvironment,
-    Environment,
-    GymnasiumEnvironment,
-    TimeLimit,
-    TimeStep,
-    Wrapper,
-    check_wrapper,
-    restart,
-    suite_gym,
-    transition,
-)
-from rlds2reverb.envs.wrappers import (
     ActionObservation,
     ActionRepeat,
+    AtariTerminalOnLifeLoss,
+    Batch,
+    BatchedEnvironment,
+    BoundedArraySpec,
     DiscreteAction,
+    GymnasiumEnvironment,
     NonEpisodicAgent,
+    PerformanceProfile,
+    PerformanceProfiler,
     RandomFirstEpisodeLength,
     ScalarReward,
+    TemporallyCorrelatedNoise,
+    TimeLimit,
+    Wrapper,
+    suite_gym,
 )
-
-from rlds2reverb.specs import ArraySpec
 
 
 def make_counting(length=5, *, terminates=True):
     return GymnasiumEnvironment(Counting(length, terminates=terminates))
-
-
-class TwoRewards(Environment):
-    """Endless; the rewards are 1 and the number of the step."""
-
-    def __init__(self):
-        super().__init__()
-        self.num_steps = 0
-
-    def observation_spec(self):
-        return ArraySpec((1,), np.dtype(np.float32))
-
-    def action_spec(self):
-        return make_counting().action_spec()
-
-    def reward_spec(self):
-        return ArraySpec((2,), np.dtype(np.float32))
-
-    def seed(self, seed):
-        pass
-
-    def _reset(self):
-        return restart(np.zeros(1, np.float32), self.action_spec(), reward_spec=self.reward_spec())
-
-    def _step(self, action):
-        self.num_steps += 1
-        return transition(np.ones(1, np.float32), action, [1.0, self.num_steps])
 
 
 def play(env, num_steps):
@@ -133,84 +104,119 @@ def test_discrete_actions_are_combinations_of_evenly_spaced_values():
         DiscreteAction(make_counting(), 3)
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        Wrapper,
-        lambda env: TimeLimit(env, 7),
-        lambda env: ActionRepeat(env, 3),
-        NonEpisodicAgent,
-        lambda env: RandomFirstEpisodeLength(env, 9, num_episodes=3),
-        ActionObservation,
-        lambda env: DiscreteAction(env, 3),
-        lambda env: ActionObservation(DiscreteAction(TimeLimit(ActionRepeat(env, 2), 5), 3)),
-    ],
-)
-def test_wrappers_keep_the_contract(wrap):
-    check_wrapper(lambda: wrap(suite_gym.load("Pendulum-v1", max_episode_steps=20)), num_steps=60)
-
-
-def test_scalar_reward_keeps_the_contract():
-    check_wrapper(lambda: ScalarReward(TwoRewards(), [1.0, 2.0]), num_steps=10)
-
-
-class WithoutSpec(Wrapper):
-    def _step(self, action):
-        step = super()._step(action)
-        return step._replace(observation=step.observation[:2], untransformed=step)
-
-
-class HidesStarts(Wrapper):
-    def _reset(self):
-        return super()._reset()._replace(step_type=np.int32(1))
-
-
-class HidesEnds(Wrapper):
-    def _step(self, action):
-        return super()._step(action)._replace(step_type=np.int32(1))
-
-
-class TransformsSilently(Wrapper):
-    def _step(self, action):
-        step = super()._step(action)
-        return step._replace(observation=step.observation * np.float32(0.5))
-
-
-class Unseeded(Wrapper):
-    def _step(self, action):
-        return super()._step(action)._replace(reward=np.float32(np.random.default_rng().uniform()))
-
-
-class TerminalMid(Wrapper):
-    def _step(self, action) -> TimeStep:
-        return super()._step(action)._replace(discount=np.float32(0))
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "message"),
-    [
-        (WithoutSpec, r"observation of step 1 is float32 \[2\], its spec is float32 \[3\]"),
-        (HidesEnds, "prev_action of step 7 is not the action"),
-        (HidesStarts, "step_type of step 0 must be FIRST"),
-        (
-            TransformsSilently,
-            r"observation of step 1 was transformed, but untransformed is \(\); use keep_untransformed",
-        ),
-        (Unseeded, "reward of step 1 differs between two environments with the same seed"),
-        (TerminalMid, "discount of step 1 is 0, which only LAST steps may have"),
-    ],
-)
-def test_check_wrapper_finds_violations(wrapper, message):
-    with pytest.raises(AssertionError, match=message):
-        check_wrapper(lambda: wrapper(suite_gym.load("Pendulum-v1", max_episode_steps=6)), num_steps=20)
-
-
-def test_wrappers_of_single_environments_reject_batches():
-    batch = BatchedEnvironment([make_counting()])
-    for wrap in (
-        lambda env: ActionRepeat(env, 2),
-        lambda env: RandomFirstEpisodeLength(env, 2),
-        lambda env: TimeLimit(env, 2),
+def test_discrete_actions_of_a_batch_and_their_number():
+    env = DiscreteAction(BatchedEnvironment([suite_gym.load("Pendulum-v1") for _ in range(2)]), 3)
+    assert env.reset().prev_action.tolist() == [0, 0]
+    assert env.step(np.array([0, 2])).prev_action.tolist() == [0, 2]
+    many = BoundedArraySpec((17,), np.dtype(np.float32), -1, 1)
+    wide = Wrapper(suite_gym.load("Pendulum-v1"))
+    wide.action_spec = lambda: many
+    with pytest.raises(
+        ValueError, match=r"num_bins \*\* A must be at most 1,000,000 actions, got 3 \*\* 17; use fewer"
     ):
-        with pytest.raises(TypeError, match="requires an environment that is not batched"):
-            wrap(batch)
+        DiscreteAction(wide, 3)
+
+
+def test_scalar_reward_is_the_first_one_by_default():
+    assert [float(step.reward) for step in play(ScalarReward(TwoRewards()), 3)] == [0, 1, 1]
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.booleans(), st.sampled_from([1.0, 0.5]))
+@examples(25)
+def test_time_limit_changes_only_the_step_type_of_its_last_step(length, duration, terminates, discount):
+    """A termination in the step of the time limit stays one, and a truncation keeps the discount."""
+    inner = GymnasiumEnvironment(Counting(length, terminates=terminates), discount=discount)
+    steps = play(TimeLimit(inner, duration), duration + 1)
+    last = steps[min(length, duration)]
+    assert last.step_type == 2 and [int(step.step_type) for step in steps[1 : min(length, duration)]] == [1] * (
+        min(length, duration) - 1
+    )
+    assert last.discount == (0 if terminates and length <= duration else np.float32(discount))
+    assert last.reward == 9 + min(length, duration)
+
+
+def test_noise_is_that_of_the_last_two_steps_and_is_clipped():
+    env = TemporallyCorrelatedNoise(suite_gym.load("Pendulum-v1"), sigma=0.3, past_noise_weight=0.5)
+    env.seed(4)
+    noise = np.random.default_rng(4).normal(scale=0.3, size=(4, 1))
+    first = env.reset()
+    assert first.env_info["executed_action"].tolist() == [0]
+    actions = np.array([[0.1], [-0.2], [2.0]], np.float32)
+    steps = [env.step(action) for action in actions]
+    assert [step.prev_action.tolist() for step in steps] == actions.tolist()
+    expected = np.clip(actions + 0.5 * noise[:3] + noise[1:], -2, 2)
+    np.testing.assert_allclose([step.env_info["executed_action"] for step in steps], expected, rtol=1e-6)
+    again = suite_gym.load("Pendulum-v1")
+    again.seed(4)
+    again.reset()
+    observation = again.step(steps[0].env_info["executed_action"]).observation
+    assert np.array_equal(observation, steps[0].observation)
+    with pytest.raises(TypeError, match="TemporallyCorrelatedNoise requires floats, but action is int64"):
+        TemporallyCorrelatedNoise(make_counting())
+    with pytest.raises(ValueError, match="env_info must not have the field 'executed_action'"):
+        TemporallyCorrelatedNoise(env)
+
+
+def test_lost_lives_end_episodes_and_the_game_continues():
+    def observe(step):
+        return int(step.observation[0]), int(step.step_type), float(step.discount), float(step.reward)
+
+    env = AtariTerminalOnLifeLoss(GymnasiumEnvironment(LineWithLives(), info_fields=["lives"]))
+    lives = [observe(env.step(1)) for _ in range(13)]
+    life = [(0, 1, 1, 1), (0, 1, 1, 1), (0, 2, 0, 1)]
+    expected = []
+    for start in (0, 3, 6):
+        expected.append((start, 0, 1, 0))
+        expected += [(start + 1 + index, *part[1:]) for index, part in enumerate(life)]
+    assert lives == [*expected, (0, 0, 1, 0)]
+    assert observe(env.step(1))[:2] == (1, 1) and env.current_time_step().prev_action == 1
+    for _ in range(2):
+        env.step(1)
+    env.seed(0)  # A seed starts a new game.
+    assert env.reset().observation == [0]
+    with pytest.raises(
+        ValueError, match=r"env_info must have the field 'lives', got no fields; .*info_fields=\['lives'\]"
+    ):
+        AtariTerminalOnLifeLoss(make_counting())
+
+
+def test_life_lost_at_the_time_limit_is_a_termination_and_resets_the_game():
+    inner = TimeLimit(GymnasiumEnvironment(LineWithLives(), info_fields=["lives"]), 3)
+    steps = play(AtariTerminalOnLifeLoss(inner), 5)
+    assert describe(steps)[3:] == [(2, 1, 0), (0, 0, 1)] and steps[4].observation == [0]
+
+
+def test_profiler_separates_the_time_in_the_environment_from_that_outside():
+    class Slow(Wrapper):
+        def _step(self, action):
+            now[0] += 3
+            return super()._step(action)
+
+    now, profiles = [0.0], []
+
+    def process(profile):
+        now[0] += 100  # Not counted.
+        profiles.append(profile)
+
+    env = PerformanceProfiler(Slow(make_counting(50)), process, 2, clock=lambda: now[0])
+    env.reset()
+    for _ in range(5):
+        now[0] += 1
+        env.step(1)
+    assert [(p.num_steps, p.env_secs, p.outside_secs) for p in profiles] == [(2, 6, 2), (2, 6, 2)]
+    assert profiles[0].steps_per_sec == 0.25 and str(profiles[0]) == "0 steps/s, 75% of the time in the environment"
+    assert (env.profile.num_steps, env.profile.env_secs, profiles[0].calls) == (1, 3, None)
+    assert PerformanceProfile(0, 0, 0).steps_per_sec == float("inf") and PerformanceProfile(0, 0, 0).env_share == 0
+    batch = PerformanceProfiler(Batch(make_counting()), profiles.append, 1, with_calls=True)
+    batch.reset()
+    batch.step(np.ones(1, int))
+    assert profiles[-1].num_steps == 1 and any("step" in str(entry.code) for entry in profiles[-1].calls.getstats())
+
+
+def test_batch_is_an_environment_with_a_leading_axis():
+    env = Batch(suite_gym.load("Pendulum-v1", max_episode_steps=3))
+    assert env.batched and env.batch_size == 1 and env.duration == 3
+    assert env.reset().observation.shape == (1, 3)
+    assert [int(env.step(np.zeros((1, 1))).step_type[0]) for _ in range(4)] == [1, 1, 2, 0]
+    with pytest.raises(AttributeError, match="missing"):
+        env.missing  # noqa: B018

@@ -1,0 +1,84 @@
+"""Noise that a wrapper adds to actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tree
+
+from rlds2reverb._arguments import require_number
+from rlds2reverb.specs import Nest, leaves, map_structure, path_name
+
+from .env_info import add_info, make_info_spec
+from .environment import Environment, Wrapper
+from .specs import BoundedArraySpec, make_zeros
+from .time_steps import TimeStep
+from .wrappers import require_single
+
+EXECUTED_ACTION = "executed_action"
+
+
+class TemporallyCorrelatedNoise(Wrapper):
+    """Adds noise to actions that is correlated between consecutive steps.
+
+        executed_t = clip(a_t + w * u_{t-1} + u_t),   u_t ~ Normal(0, sigma^2)
+
+    Swamy et al. (2022), "Causal Imitation Learning under Temporally Correlated Noise". ALF's
+    `TemporallyCorrelatedNoiseWrapper`.
+
+    `prev_action` of a time step is the action before the noise (in ALF the one after it). The executed action is in
+    `env_info["executed_action"]`; in the first step of an episode it is zero, or the closest value within the bounds.
+    """
+
+    def __init__(self, env: Environment, sigma: float = 0.5, past_noise_weight: float = 1.0, *, seed: int = 0):
+        """Wraps an environment.
+
+        Args:
+          env: an environment that is not batched, whose actions are (nests of) floats with bounds.
+          sigma: standard deviation of the noise, at least 0, in the units of the actions.
+          past_noise_weight: weight w of the previous noise, at least 0.
+          seed: seed of the noise; `seed(...)` replaces it.
+
+        Raises:
+          ValueError: If a number is out of range, or `env_info` has a field 'executed_action'.
+          TypeError: If the environment is batched, or its actions are of a different kind.
+        """
+        super().__init__(require_single(env, "TemporallyCorrelatedNoise"))
+        require_number("sigma", sigma, 0)
+        require_number("past_noise_weight", past_noise_weight, 0)
+        self._spec = env.action_spec()
+        for path, leaf in leaves(self._spec):
+            if not isinstance(leaf, BoundedArraySpec) or leaf.dtype.kind != "f":
+                raise TypeError(f"TemporallyCorrelatedNoise requires floats, but {path_name(path, 'action')} is {leaf}")
+        self._sigma, self._past_weight = sigma, past_noise_weight
+        self._random = np.random.default_rng(seed)
+        self._info_spec = make_info_spec(env, "TemporallyCorrelatedNoise", executed_action=self._spec)
+        self._past_noise: Nest = ()
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of `env_info` with the executed action."""
+        return self._info_spec
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of the noise, and that of the wrapped environment."""
+        self._random = np.random.default_rng(seed)
+        super().seed(seed)
+
+    def _reset(self) -> TimeStep:
+        self._past_noise = self._sample()
+        return add_info(self.env.reset(), executed_action=make_zeros(self._spec))
+
+    def _step(self, action: Nest) -> TimeStep:
+        noise = self._sample()
+        executed = tree.map_structure(self._add_noise, action, self._past_noise, noise, self._spec)
+        self._past_noise = noise
+        time_step = self.env.advance(executed)
+        return add_info(time_step._replace(prev_action=action), executed_action=executed)
+
+    def _sample(self) -> Nest:
+        return map_structure(lambda spec: self._random.normal(scale=self._sigma, size=spec.shape), self._spec)
+
+    def _add_noise(self, action: Any, past: Any, current: Any, spec: BoundedArraySpec) -> np.ndarray:
+        noisy = action + self._past_weight * past + current
+        return np.asarray(np.clip(noisy, spec.minimum, spec.maximum), spec.dtype)

@@ -1,0 +1,179 @@
+"""Several environments as the tasks of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from rlds2reverb._arguments import require_one_of
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .batched_environment import require_same_specs
+from .env_info import add_info, make_info_spec
+from .environment import Environment
+from .specs import BoundedArraySpec
+from .time_steps import TimeStep, keep_untransformed
+from .wrappers import require_single
+
+TASK_ID, ACTION, OBSERVATION = "task_id", "action", "observation"
+
+Selection = Literal["action", "random", "cycle"]
+
+
+class Multitask(Environment):
+    """Several environments of the same specs, one of which is the task of each episode. ALF's `MultitaskWrapper`.
+
+    `env_info["task_id"]` of each time step is its task. The task of an episode is
+
+    - with the selection 'action' the `task_id` of the last action, including the one with which `step` starts the
+      episode; actions are then `{"task_id": ..., "action": ...}`. Before the first action it is random.
+    - with 'random' any of the tasks, and with 'cycle' the one after that of the previous episode.
+
+    ALF has only the selection 'action'. There a different `task_id` also switches the task in the middle of an episode,
+    and the first step of an episode is that of the previous task; here every episode has one task.
+
+    Wrappers belong around the environment of each task rather than around the `Multitask`, which would not receive the
+    actions that start episodes.
+
+    Attributes:
+      task_names: the names of the tasks.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[Environment],
+        task_names: Sequence[str] | None = None,
+        *,
+        selection: Selection = "action",
+        observe_task: bool = False,
+        env_id: int = 0,
+        seed: int = 0,
+    ):
+        """Combines environments, which are closed together.
+
+        Args:
+          envs: the environments, not batched, at least one.
+          task_names: a name for each of them; None for 'task_0' and so on.
+          selection: how the task of an episode is chosen: 'action', 'random' or 'cycle'.
+          observe_task: whether observations become `{"observation": ..., "task_id": ...}`.
+          env_id: index of the environment in a batch.
+          seed: seed of random tasks; `seed(...)` replaces it.
+
+        Raises:
+          ValueError: If there are no environments, names are not unique or of a different number, the selection is
+            unknown, or an `env_info` has a field 'task_id'.
+          TypeError: If an environment is batched, or its `env_info` is not a dict.
+          SpecMismatchError: If the specs differ; the message names the path.
+        """
+        super().__init__()
+        if not envs:
+            raise ValueError("envs must contain at least one environment, got none")
+        for env in envs:
+            require_single(env, "Multitask")
+        names = [f"task_{index}" for index in range(len(envs))] if task_names is None else list(task_names)
+        if len(names) != len(envs) or len(set(names)) != len(names):
+            raise ValueError(f"task_names must be {len(envs)} different names, one for each environment, got {names}")
+        require_one_of("selection", selection, get_args(Selection))
+        require_same_specs([env.time_step_spec() for env in envs])
+        self.task_names = tuple(names)
+        self._envs, self._selection, self._observes_task = tuple(envs), selection, observe_task
+        self._env_id = np.int32(env_id)
+        self._task_spec = BoundedArraySpec((), np.dtype(np.int64), 0, len(envs) - 1)
+        self._info_spec = make_info_spec(envs[0], "Multitask", task_id=self._task_spec)
+        self.seed_tasks(seed)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks."""
+        return len(self._envs)
+
+    @property
+    def task_id(self) -> int:
+        """The task of the current episode, or of the first one."""
+        return self._task
+
+    @property
+    def env(self) -> Environment:
+        """The environment of the current task."""
+        return self._envs[self._task]
+
+    def observation_spec(self) -> Nest:
+        """Returns the specs of the observations, with the task if it is observed."""
+        spec = self._envs[0].observation_spec()
+        return {OBSERVATION: spec, TASK_ID: self._task_spec} if self._observes_task else spec
+
+    def action_spec(self) -> Nest:
+        """Returns the specs of the actions, with the task if they select it."""
+        spec = self._envs[0].action_spec()
+        return {TASK_ID: self._task_spec, ACTION: spec} if self._selection == "action" else spec
+
+    def reward_spec(self) -> ArraySpec:
+        """Returns the spec of the rewards."""
+        return self._envs[0].reward_spec()
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of `env_info` with the task."""
+        return self._info_spec
+
+    def select_task(self, task_id: int) -> None:
+        """Chooses the task of the next episode.
+
+        Raises:
+          ValueError: If there is no such task.
+        """
+        if not 0 <= task_id < self.num_tasks:
+            raise ValueError(f"task_id must be an integer from 0 to {self.num_tasks - 1}, got {task_id}")
+        self._next_task = int(task_id)
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of the environments, which is the same for all, and of the tasks."""
+        self.seed_tasks(seed)
+        for env in self._envs:
+            env.seed(seed)
+
+    def seed_tasks(self, seed: int) -> None:
+        """Sets the seed of the tasks alone."""
+        self._random = np.random.default_rng(seed)
+        self._task = -1
+        self._next_task = 0 if self._selection == "cycle" else int(self._random.integers(self.num_tasks))
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Returns what the environment of the current task renders."""
+        return self.env.render(mode)
+
+    def close(self) -> None:
+        """Closes all environments."""
+        for env in self._envs:
+            env.close()
+
+    def advance(self, action: Nest) -> TimeStep:
+        """Executes an action; see `Environment`."""
+        # An action that starts an episode is not checked otherwise, and need not have a task.
+        if self._selection == "action" and isinstance(action, dict) and TASK_ID in action:
+            self.select_task(int(action[TASK_ID]))
+        return super().advance(action)
+
+    def _reset(self) -> TimeStep:
+        self._task = self._next_task
+        if self._selection == "random":
+            self._next_task = int(self._random.integers(self.num_tasks))
+        elif self._selection == "cycle":
+            self._next_task = (self._task + 1) % self.num_tasks
+        time_step = self.env.reset()
+        return self._convert(time_step, self._add_task(time_step.prev_action))
+
+    def _step(self, action: Nest) -> TimeStep:
+        return self._convert(self.env.advance(action[ACTION] if self._selection == "action" else action), action)
+
+    def _add_task(self, action: Nest) -> Nest:
+        return {TASK_ID: np.int64(self._task), ACTION: action} if self._selection == "action" else action
+
+    def _convert(self, before: TimeStep, action: Nest) -> TimeStep:
+        task = np.int64(self._task)
+        time_step = add_info(before._replace(prev_action=action, env_id=self._env_id), task_id=task)
+        if not self._observes_task:
+            return time_step
+        observed = time_step._replace(observation={OBSERVATION: before.observation, TASK_ID: task})
+        return keep_untransformed(before, observed)
