@@ -209,7 +209,7 @@ def save_png(figure: Figure, path: str | Path) -> None:
 
 
 def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Draws each curve with a band of one standard deviation, and a dashed line for the behaviour in the data."""
+    """Draws curves with bands of one standard deviation, and lines for the data's behaviour and for online phases."""
     for number, curve in enumerate(curves):
         style = _get_line_style(number)
         suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
@@ -221,6 +221,10 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.axhline(
             behaviour, color=_GREY, linestyle="--", linewidth=1.2, label=None if number else "the data's behaviour"
         )
+    starts = {_get_online_start(run) for curve in curves for run in curve.runs} - {None}
+    for number, start in enumerate(sorted(starts)):
+        label = None if number else "the online phase begins"
+        axes.axvline(start, color=_GREY, linestyle=":", linewidth=1.2, label=label)
     over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
     metric = "normalised score" if curves[0].metric == "score" else "return"
     axes.set_ylabel(f"{metric}, ± std over {over}")
@@ -332,6 +336,12 @@ def _get_behaviour(run: Run, metric: str) -> float | None:
     if run.behaviour_return is None or metric == "return":
         return run.behaviour_return
     return None if run.reference_returns is None else d4rl_score(run.behaviour_return, run.reference_returns)
+
+
+def _get_online_start(run: Run) -> int | None:
+    """Returns the update after which the run's online phase begins; None without one, or without updates before it."""
+    num_updates, num_collected = (run.configuration.get(name) for name in ("steps", "online_steps"))
+    return num_updates if num_updates and num_collected else None
 
 
 def _get_group_settings(run: Run) -> dict[str, Any]:

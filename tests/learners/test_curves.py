@@ -119,6 +119,14 @@ def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path):
     assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_figure_shows_where_the_online_phase_begins():
+    run = make_run(steps=(10, 20))
+    run.config["configuration"] = {"steps": 10, "online_steps": 30}
+    (axes,) = draw_curves(learning_curves([run, make_run("bc")])).axes
+    assert [line.get_xdata()[0] for line in axes.get_lines() if line.get_linestyle() == ":"] == [10]
+    assert "the online phase begins" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
 def test_figures_without_logs_or_with_many_curves_are_drawn(tmp_path):
     for number in (1, 9):
         runs = [make_run(n_step=n, steps=(10,), means=(n,), stds=(1,), data=None) for n in range(number)]
