@@ -42,6 +42,7 @@ _MODULES = {
     "eval": "evaluate",
     "plot": "plot",
     "convert": "convert",
+    "record": "record",
     "serve": "serve",
     "doctor": "doctor",
     "demo": "demo",
@@ -72,6 +73,7 @@ def cli() -> None:
       rlds2reverb inspect hopper_medium-v2.hdf5
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/iql
       rlds2reverb convert hopper_medium-v2.hdf5 --serve
+      rlds2reverb record Pendulum-v1 --out pendulum.hdf5
 
     \b
     SRC, the dataset, is one of:

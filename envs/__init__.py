@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import suite_gym
+    from . import suite_dm_control, suite_envpool, suite_gym
     from ._env_process import EnvironmentFailedError
     from .action_noise import TemporallyCorrelatedNoise
     from .batch import Batch
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from .parallel_environment import ParallelEnvironment
     from .performance_profiler import PerformanceProfile, PerformanceProfiler
     from .py_environment import to_py_environment
+    from .recording import record_episodes
     from .specs import BoundedArraySpec
+    from .thread_environment import ThreadEnvironment
     from .time_limit import TimeLimit
     from .time_steps import (
         TimeStep,
@@ -64,7 +66,9 @@ _EXPORTS = {
     "loading": ("create_environment", "load"),
     "parallel_environment": ("ParallelEnvironment",),
     "py_environment": ("to_py_environment",),
+    "recording": ("record_episodes",),
     "specs": ("BoundedArraySpec",),
+    "thread_environment": ("ThreadEnvironment",),
     "time_limit": ("TimeLimit",),
     "time_steps": (
         "TimeStep",
@@ -127,6 +131,7 @@ __all__ = [
     "SparseReward",
     "TaskProgress",
     "TemporallyCorrelatedNoise",
+    "ThreadEnvironment",
     "TimeLimit",
     "TimeStep",
     "Wrapper",
@@ -135,7 +140,10 @@ __all__ = [
     "evaluate",
     "from_tf_agents",
     "load",
+    "record_episodes",
     "restart",
+    "suite_dm_control",
+    "suite_envpool",
     "suite_gym",
     "termination",
     "to_gymnasium",
@@ -150,8 +158,8 @@ __all__ = [
 if not TYPE_CHECKING:  # Seeing this function, type checkers would accept any attribute.
 
     def __getattr__(name: str) -> Any:
-        if name == "suite_gym":
-            return importlib.import_module(".suite_gym", __name__)
+        if name.startswith("suite_") and name in __all__:
+            return importlib.import_module(f".{name}", __name__)
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)

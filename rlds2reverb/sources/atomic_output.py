@@ -29,7 +29,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
       ResourceInUseError: If another process writes to the same path.
       StorageFullError: If the disk is full.
     """
-    _require_vacant(path)
+    require_vacant(path)
     partial = path.with_name(f".{path.name}.partial")
     consequence = "nothing is kept: free some space and start again"
     with full_disk_as_error(path, consequence=consequence), _created_folder(path.parent):
@@ -38,7 +38,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
             try:
                 yield partial
                 _sync_all(partial)
-                _require_vacant(path)
+                require_vacant(path)
                 partial.rename(path)
             except BaseException:
                 _delete(partial)
@@ -46,7 +46,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
             sync(path.parent)
 
 
-def _require_vacant(path: Path) -> None:
+def require_vacant(path: Path) -> None:
+    """Raises `FileExistsError` if the path exists."""
     if os.path.lexists(path):
         raise FileExistsError(f"{path} exists already; pass a new path, or delete it first")
 

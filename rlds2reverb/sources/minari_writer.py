@@ -74,7 +74,7 @@ def write_minari(
       ValueError: If the location is not a Minari name.
       OSError: If the files cannot be written; with `ENOSPC` if the disk is full.
     """
-    serialize_space, is_image_space, version = _import_minari()
+    serialize_space, is_image_space, version = import_minari()
     dataset_id = choose_dataset_id(location)
     _require_minari_spec(step_spec)
     own_spaces = {
@@ -108,8 +108,12 @@ def write_minari(
     (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
 
 
-def _import_minari() -> tuple[Any, Any, str]:
-    """Returns Minari's functions that serialise a space and recognise an image, and its version."""
+def import_minari() -> tuple[Any, Any, str]:
+    """Returns Minari's functions that serialise a space and recognise an image, and its version.
+
+    Raises:
+      ImportError: If `minari` is not installed.
+    """
     try:
         from minari import __version__
         from minari.dataset.minari_storage import is_image_space

@@ -11,7 +11,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb._text import format_bytes, suggest
 from rlds2reverb.episodes import Episode
 
-from .atomic_output import atomic_output
+from .atomic_output import atomic_output, require_vacant
 from .loading import load
 from .source import Source
 from .written_episodes import FormatLimits, WrittenEpisodes
@@ -104,6 +104,7 @@ def write_dataset(
 
     Raises:
       FileExistsError: If the path exists.
+      ImportError: If the format requires a package that is not installed.
       InvalidEpisodeError: If an episode has problems and `on_invalid` is 'error'.
       SourceError: If the source cannot be read, has no episodes, or has fields that the format cannot represent.
       SpecMismatchError: If `on_invalid` is 'keep' and the spec of an episode differs from that of the first.
@@ -111,8 +112,7 @@ def write_dataset(
       ResourceInUseError: If another process is writing to the path.
       ValueError: If the format or an option is unknown, or a Minari path is not a Minari name.
     """
-    if format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}{suggest(str(format), FORMATS)}")
+    require_destination(path, format)
     if on_invalid not in _ON_INVALID:
         raise ValueError(f"on_invalid must be one of {', '.join(_ON_INVALID)}, got {on_invalid!r}")
     require_count("shard_bytes", shard_bytes, 1)
@@ -138,6 +138,29 @@ def write_dataset(
         bytes=num_bytes,
         warnings=(*source.warnings, *episodes.make_warnings()),
     )
+
+
+def require_destination(path: str | Path, format: str) -> None:
+    """Raises the errors of `write_dataset` that do not depend on the data, for callers that first make them.
+
+    Args:
+      path: see `write_dataset`.
+      format: see `write_dataset`.
+
+    Raises:
+      FileExistsError: If the path exists.
+      ImportError: If the format requires a package that is not installed.
+      ValueError: If the format is unknown, or a Minari path is not a Minari name.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}{suggest(str(format), FORMATS)}")
+    path = Path(path).expanduser().absolute()
+    require_vacant(path)
+    if format == "minari":
+        from .minari_writer import choose_dataset_id, import_minari
+
+        import_minari()
+        choose_dataset_id(path)
 
 
 def _write(

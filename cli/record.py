@@ -1,0 +1,221 @@
+"""`rlds2reverb record`: runs a policy in an environment, and writes its episodes as a dataset."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb.sources import Source
+
+from . import checks, output
+from .options import require_unused
+from .output import json_option
+from .quiet import import_quietly, status
+
+if TYPE_CHECKING:
+    from rlds2reverb.sources.writing import WriteReport
+
+_RANDOM = "random"
+_FORMATS = ("d4rl", "rlds", "minari")
+_HDF5_SUFFIXES = (".hdf5", ".h5")
+_DEFAULT_EPISODES = 10
+
+
+@click.command()
+@click.argument("environment", metavar="ENV")
+@click.option(
+    "--policy",
+    default=_RANDOM,
+    show_default=True,
+    metavar="RUN|random",
+    help="Policy to run: the --run-dir of rlds2reverb train, a directory that TF-Agents' PolicySaver wrote, or random "
+    "for uniformly random actions.",
+)
+@click.option(
+    "--which",
+    type=click.Choice(["last", "best"]),
+    default="last",
+    show_default=True,
+    help="Policy of a training run: the last policy, or the best one during training.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="PATH",
+    help="Dataset to create.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(_FORMATS),
+    show_default="from the name of --out: d4rl for .hdf5 and .h5, minari for NAME-vN, otherwise rlds",
+    help="Format of the dataset: a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari dataset.",
+)
+@click.option(
+    "--episodes",
+    type=checks.at_least_1,
+    metavar="N",
+    show_default=f"{_DEFAULT_EPISODES} without --steps",
+    help="Number of episodes to record.",
+)
+@click.option(
+    "--steps",
+    type=checks.at_least_1,
+    metavar="N",
+    help="Number of steps to record instead; the last episodes are truncated.",
+)
+@click.option(
+    "--num-envs",
+    default=1,
+    show_default=True,
+    type=checks.at_least_1,
+    metavar="N",
+    help="Number of environments that are stepped in parallel processes.",
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=checks.at_least_0,
+    metavar="N",
+    help="Random seed for the environments, random actions and the policy.",
+)
+@click.option(
+    "--epsilon",
+    default=0.0,
+    show_default=True,
+    type=checks.fraction,
+    metavar="FLOAT",
+    help="Share of random actions that replace those of the policy.",
+)
+@click.option(
+    "--max-episode-steps",
+    type=checks.at_least_1,
+    metavar="N",
+    show_default="the environment's limit",
+    help="Truncate episodes after N steps.",
+)
+@click.option(
+    "--env-info",
+    multiple=True,
+    metavar="NAME",
+    help="Also record this field of the environment's info. Repeatable.",
+)
+@json_option
+def record(environment: str, policy: str, which: str, out: Path, format: Any, as_json: bool, **options: Any) -> None:
+    """Run a policy in an environment, and write its episodes as a dataset.
+
+    \b
+    Examples:
+      rlds2reverb record Pendulum-v1 --out pendulum.hdf5 --steps 10000
+      rlds2reverb record Hopper-v5 --policy runs/iql --which best --out hopper-best-v0 --episodes 100
+      rlds2reverb record Hopper-v5 --policy runs/iql --epsilon 0.3 --out hopper/1.0.0 --num-envs 8
+
+    ENV is the id of a Gymnasium environment, or MODULE:ID to import a module first. The dataset contains the final
+    observation of each episode, whether it was terminated or truncated, and the environment's description, in which
+    rlds2reverb train then evaluates. It appears under its path when it is complete.
+    """
+    if options["episodes"] and options["steps"]:
+        raise click.UsageError("pass only one of --episodes and --steps")
+    from rlds2reverb.sources.writing import require_destination, write_dataset
+
+    format = format or _choose_format(out)
+    if format == "d4rl":
+        require_unused({"env_info"}, "requires --format rlds or minari, because D4RL has no row for the last step")
+    require_destination(out, format)
+    with raise_on_sigterm():
+        acting = _load_policy(policy, which, options["seed"])
+        source = _record(environment, acting, options)
+        source.metadata = _describe(policy, which, options)
+        for warning in source.warnings:
+            output.warn(warning)
+        if format == "rlds":
+            import_quietly("tensorflow_datasets")
+        with status(f"writing {out}"):
+            report = write_dataset(source, out, format=format)
+    _print(report, source, environment, as_json=as_json)
+
+
+def _choose_format(out: Path) -> str:
+    if out.suffix.lower() in _HDF5_SUFFIXES:
+        return "d4rl"
+    return "minari" if re.search(r"-v\d+$", out.name) else "rlds"
+
+
+def _load_policy(policy: str, which: str, seed: int) -> Any:
+    """Returns 'random', or the policy of a run or a SavedModel."""
+    if policy == _RANDOM:
+        require_unused({"which"}, "requires a --policy of a training run")
+        return policy
+    folder = Path(policy).expanduser()
+    if not folder.is_dir():
+        raise click.UsageError(f"--policy must be 'random' or the directory of a training run, got {policy!r}")
+    from rlds2reverb.learners.runs import load_run
+
+    is_saved_policy = (folder / "saved_model.pb").is_file()
+    if is_saved_policy:
+        require_unused({"which"}, "requires a --policy of a training run")
+    run = None if is_saved_policy else load_run(folder)
+    import_quietly("tensorflow")
+    import tensorflow as tf
+
+    from rlds2reverb.policies import load_policy
+
+    tf.random.set_seed(seed)
+    with status(f"loading the policy of {folder}"):
+        if run is None:
+            return load_policy(folder)
+        return run.best_policy if which == "best" else run.policy
+
+
+def _record(environment: str, policy: Any, options: dict[str, Any]) -> Source:
+    from rlds2reverb.envs._env_process import EnvironmentFailedError
+    from rlds2reverb.envs.recording import record_episodes
+
+    num_steps = options["steps"]
+    num_episodes = None if num_steps else options["episodes"] or _DEFAULT_EPISODES
+    expected = Source(environment, "memory", lambda: iter(()), num_episodes=num_episodes, num_rows=num_steps)
+    try:
+        with output.StepProgress(expected) as progress:
+            return record_episodes(
+                environment,
+                policy,
+                num_episodes=num_episodes,
+                num_steps=num_steps,
+                num_envs=options["num_envs"],
+                seed=options["seed"],
+                epsilon=options["epsilon"],
+                env_info=options["env_info"] or False,
+                max_episode_steps=options["max_episode_steps"],
+                progress=lambda episode: progress("recording", episode),
+            )
+    except EnvironmentFailedError as error:
+        raise ValueError(str(error)) from error
+
+
+def _describe(policy: str, which: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of the dataset: the policy, in Minari's term its algorithm, and what it was run with."""
+    name = policy if policy == _RANDOM else f"{which} policy of {Path(policy).name}"
+    metadata = {"algorithm_name": name, "seed": options["seed"], "num_envs": options["num_envs"]}
+    return metadata | ({"epsilon": options["epsilon"]} if options["epsilon"] else {})
+
+
+def _print(report: WriteReport, source: Source, environment: str, *, as_json: bool) -> None:
+    episodes = list(source)
+    returns = np.array([episode.total_reward for episode in episodes])
+    num_terminal = sum(episode.is_terminal for episode in episodes)
+    if as_json:
+        returned = {"mean_return": float(returns.mean()), "std_return": float(returns.std()), "terminal": num_terminal}
+        output.print_json({**report.as_dict(), "environment": environment, **returned})
+        return
+    facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in source.warnings]
+    place = [name for name, _ in facts].index("transitions") + 1
+    ends = f"{num_terminal:,} terminal, {len(episodes) - num_terminal:,} truncated"
+    facts[place:place] = [("return", f"{returns.mean():,.1f} ± {returns.std():,.1f}"), ("ends", ends)]
+    facts.append(("next", f"rlds2reverb train --algo ALGO --data {report.path} --run-dir DIR"))
+    output.print_facts(f"{environment} recorded", facts)

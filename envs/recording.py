@@ -1,0 +1,376 @@
+"""The recording of interactions as episodes, which are a source like any other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb._arguments import require_count, require_number, require_timeout
+from rlds2reverb.episodes import Episode
+from rlds2reverb.policies import BatchedPolicy
+from rlds2reverb.sources import Source
+from rlds2reverb.specs import Nest, map_structure
+
+from . import suite_gym
+from ._deadline_thread import DeadlineThread
+from .batched_environment import BatchedEnvironment, make_row_reader, stack
+from .contract import sample_action
+from .environment import Environment
+from .evaluation import name_environment
+from .gymnasium_environment import GymnasiumEnvironment
+from .loading import make_environment
+from .parallel_environment import ParallelEnvironment
+from .policy_actions import PolicyActions, require_actions, require_observations
+from .seeded_episodes import make_episode_seed, make_seeded
+from .spaces import make_space
+from .specs import require_within
+from .time_limit import TimeLimit
+from .time_steps import FIRST, LAST, TimeStep
+
+#: Name of the step field with `TimeStep.env_info`.
+ENV_INFO = "env_info"
+RANDOM = "random"
+#: Separates random actions from the random numbers of an environment with the same seed.
+_SALT = 0x52_45_43
+
+
+def record_episodes(
+    env: Any,
+    policy: Any = RANDOM,
+    *,
+    num_episodes: int | None = None,
+    num_steps: int | None = None,
+    num_envs: int = 1,
+    seed: int = 0,
+    epsilon: float = 0.0,
+    env_info: bool | Sequence[str] = False,
+    max_episode_steps: int | None = None,
+    timeout_secs: float = 60.0,
+    progress: Callable[[Episode], None] = lambda episode: None,
+) -> Source:
+    """Runs a policy in an environment, and returns its episodes for `ingest`, `train`, `write_dataset` and the like.
+
+        source = record_episodes("Hopper-v5", load_run("runs/iql").policy, num_episodes=100)
+
+    Both ends of an episode: each contains the final observation; it is terminal if the discount of its last step is 0,
+    and truncated otherwise. Row t of `env_info` belongs to observation t. With `num_steps`, exactly this number of
+    steps is recorded; the episodes that are then running are `unterminated`.
+
+    Args:
+      env: what makes the environment, as for `Evaluator`: an id such as 'Hopper-v5', a `gymnasium.EnvSpec`, a
+        `gymnasium.Env` with a `spec`, or a function. Or an `Environment`, batched or not, or the result of `load`,
+        which is reset and stepped, but not closed.
+      policy: 'random' for uniformly random actions; a TF-Agents `TFPolicy`, or the return value of `load_policy`; or a
+        function from a batch of observations `[B, ...]` to actions `[B, ...]`.
+      num_episodes: number of episodes to record. Every episode that starts is recorded to its end, so that long
+        episodes are not rarer than short ones, also with several environments.
+      num_steps: number of steps to record; pass exactly one of the two numbers.
+      num_envs: number of environments to make, at least 1; several are stepped in parallel processes.
+      seed: seed of everything random except the policy, which uses TensorFlow's own seed. Each episode of an
+        environment that is made here gets a seed of its own, `Episode.seed`; an `Environment` is seeded once.
+      epsilon: share of random actions, in [0, 1], that replace those of the policy.
+      env_info: whether to record `TimeStep.env_info`, as the field 'env_info'; or names of fields in the `info` of a
+        Gymnasium environment to record there.
+      max_episode_steps: number of steps after which episodes are truncated; None for only the environment's own limit.
+        It requires that the environment is made here.
+      timeout_secs: maximum duration of a step of all environments, and of their creation.
+      progress: function called with each recorded episode.
+
+    Returns:
+      A source with the episodes in memory, in the order in which they ended. It has the spaces of the environment, and
+      its description if the environment was made from an id or from a `gymnasium.EnvSpec`.
+
+    Raises:
+      ImportError: If Gymnasium or a dependency of the environment is not installed.
+      ValueError: If a number is out of range, both or none of the two numbers are passed, there is no such environment
+        or info, or an action is not finite.
+      TypeError: If the policy or the environment is of an unsupported kind.
+      SpecMismatchError: If the policy does not match the environment.
+      TimeoutError: If the environment does not answer in time.
+      EnvironmentFailedError: If an environment in a different process fails.
+    """
+    if (num_episodes is None) == (num_steps is None):
+        raise ValueError("pass exactly one of num_episodes and num_steps")
+    optional = {"num_episodes": num_episodes, "num_steps": num_steps, "max_episode_steps": max_episode_steps}
+    for name, number in (*optional.items(), ("num_envs", num_envs)):
+        if number is not None:
+            require_count(name, number)
+    require_count("seed", seed, 0)
+    require_number("epsilon", epsilon, 0, 1)
+    require_timeout(timeout_secs)
+    made = _Environments(env, num_envs, seed, env_info, max_episode_steps=max_episode_steps, timeout_secs=timeout_secs)
+    with made as batch:
+        act = _Actor(policy, batch, made.name, epsilon, seed)
+        recorder = _Recorder(
+            batch.batch_size or 1, num_episodes, num_steps, has_env_info=bool(env_info), find_seed=made.find_seed
+        )
+        time_step = made.call(batch.reset)
+        recorder.add(time_step)
+        while not recorder.is_done:
+            action = act(time_step, recorder.is_recording, recorder.locate)
+            time_step = made.call(functools.partial(batch.advance, action))
+            for episode in recorder.add(time_step):
+                progress(episode)
+        action_space, observation_space = make_space(batch.action_spec()), make_space(batch.observation_spec())
+    return Source(
+        made.name,
+        "memory",
+        lambda: iter(recorder.episodes),
+        num_episodes=len(recorder.episodes),
+        num_rows=sum(episode.num_steps for episode in recorder.episodes),
+        warnings=act.make_warnings(),
+        env_spec=made.describe(),
+        action_space=action_space,
+        observation_space=observation_space,
+    )
+
+
+class _Environments:
+    """A batch of the environments to record, as a context manager that closes those that were made here.
+
+    Attributes:
+      name: name of the environment, for messages.
+      is_made: whether the environments are made here.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int,
+        seed: int,
+        env_info: bool | Sequence[str],
+        *,
+        max_episode_steps: int | None,
+        timeout_secs: float,
+    ):
+        """See `record_episodes` for the arguments."""
+        if not isinstance(env, Environment) and isinstance(getattr(env, "env", None), Environment):
+            env = env.env  # A `PyEnvironment` that `load` returned.
+        self.is_made = not isinstance(env, Environment)
+        self.name, self._env = name_environment(env) if self.is_made else (type(env).__name__, env)
+        self._num_envs, self._seed, self._timeout_secs = num_envs, seed, timeout_secs
+        self._max_episode_steps, self._env_info = max_episode_steps, env_info
+        self._info_fields = () if isinstance(env_info, bool) else tuple(env_info)
+        if not self.is_made and (self._info_fields or max_episode_steps is not None or num_envs != 1):
+            raise ValueError(
+                "num_envs, max_episode_steps and names in env_info require an environment that is made here; pass an "
+                f"id or a function instead of a {self.name}, or create it with these options"
+            )
+        self._thread: DeadlineThread | None = None
+        self._resources = contextlib.ExitStack()
+        self._is_seeded = False
+
+    def __enter__(self) -> Environment:
+        with contextlib.ExitStack() as stack:
+            batch = self._open(stack)
+            try:
+                self.call(functools.partial(batch.seed, self._seed))
+                self._is_seeded = self.is_made
+            except NotImplementedError:
+                pass
+            if self._env_info and not batch.env_info_spec():
+                raise ValueError(f"{self.name} has no env_info; pass names of fields in its info as env_info")
+            self._resources = stack.pop_all()
+        return batch
+
+    def __exit__(self, *raised: Any) -> None:
+        self._resources.close()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Returns the result of a function that uses the batch; raises `TimeoutError` if it takes too long."""
+        return function() if self._thread is None else self._thread.call(function)
+
+    def find_seed(self, index: int, episode: int) -> int | None:
+        """Returns the seed of an episode of an environment, or None if it is unknown."""
+        return make_episode_seed(self._seed, index, episode) if self._is_seeded else None
+
+    def describe(self) -> str | None:
+        """Returns Gymnasium's `EnvSpec` of the environment as JSON, or None if it was not made from one."""
+        if not self.is_made:
+            return None
+        spec = suite_gym.find_spec(self._env) if isinstance(self._env, str) else self._env
+        try:
+            if self._max_episode_steps is not None:
+                limits = [self._max_episode_steps, spec.max_episode_steps or self._max_episode_steps]
+                spec = replace(spec, max_episode_steps=min(limits))
+            return str(spec.to_json())
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+        ):  # A function, or arguments that are not JSON.
+            return None
+
+    def _open(self, stack: contextlib.ExitStack) -> Environment:
+        constructors = [
+            functools.partial(make_seeded, self._make, self._seed, index) for index in range(self._num_envs)
+        ]
+        if self._num_envs > 1:
+            self._make().close()  # Errors are those of the environment instead of those of a worker.
+            batch: Environment = ParallelEnvironment(
+                constructors, caller_steps=False, timeout_secs=self._timeout_secs, on_failure="raise"
+            )
+            stack.callback(batch.close)
+            return batch
+        thread = self._thread = DeadlineThread(f"the environments of {self.name}", self._timeout_secs)
+        stack.enter_context(thread)
+        if not self.is_made:
+            return self._env if self._env.batched else BatchedEnvironment([self._env])
+        batch = thread.call(lambda: BatchedEnvironment([constructors[0]()]))
+        stack.callback(lambda: thread.call(batch.close) if thread.is_responsive else None)
+        return batch
+
+    def _make(self) -> Environment:
+        env = self._env
+        if not self._info_fields:
+            made = make_environment(env)
+        elif isinstance(env, str):
+            made = suite_gym.load(env, info_fields=self._info_fields)
+        else:
+            gym = env() if callable(env) else suite_gym.make_gym(env)
+            if isinstance(gym, Environment):
+                raise ValueError(
+                    f"env_info must be True for {self.name}, which returns an Environment, got names; create it with "
+                    "info_fields"
+                )
+            made = GymnasiumEnvironment(gym, info_fields=self._info_fields)
+        return made if self._max_episode_steps is None else TimeLimit(made, self._max_episode_steps)
+
+
+class _Actor:
+    """The actions of a policy, some of which are replaced by random ones."""
+
+    def __init__(self, policy: Any, batch: Environment, name: str, epsilon: float, seed: int):
+        self._spec, self._batch_size = batch.action_spec(), batch.batch_size or 1
+        self._epsilon, self._random = epsilon, np.random.default_rng([_SALT, seed])
+        self._num_clipped: Callable[[], int] = lambda: 0
+        self._choose: Callable[..., Nest]
+        if isinstance(policy, str):
+            if policy != RANDOM:
+                raise ValueError(f"policy must be 'random', a policy or a function, got {policy!r}")
+            self._choose = self._sample
+        elif hasattr(policy, "action"):
+            batched = BatchedPolicy(policy, self._batch_size)
+            require_observations(batch.observation_spec(), batched.observation_spec, name=name)
+            space = make_space(self._spec)
+            require_actions(space, batched.action_spec, name)
+            actions = PolicyActions(batched, space)
+            self._choose, self._num_clipped = actions, lambda: actions.num_clipped
+        elif callable(policy):
+            self._choose = lambda time_step, *_: self._require_actions(policy(time_step.observation))
+        else:
+            raise TypeError(f"policy must be 'random', a policy or a function, got a {type(policy).__name__}")
+
+    def __call__(self, time_step: TimeStep, is_used: np.ndarray, locate: Callable[[int], str]) -> Nest:
+        """Returns the actions `[B, ...]`; see `PolicyActions`."""
+        actions = self._choose(time_step, is_used, locate)
+        if self._epsilon == 0:
+            return actions
+        is_random = self._random.random(self._batch_size) < self._epsilon
+        rows = make_row_reader(actions)
+        return stack([self._sample_row() if is_random[row] else rows(row) for row in range(self._batch_size)])
+
+    def make_warnings(self) -> tuple[str, ...]:
+        """Returns a sentence about clipped actions, if there are any."""
+        number = self._num_clipped()
+        return (f"{number:,} of the policy's actions were outside the bounds and were clipped",) if number else ()
+
+    def _sample(self, *_: Any) -> Nest:
+        return stack([self._sample_row() for _ in range(self._batch_size)])
+
+    def _sample_row(self) -> Nest:
+        return sample_action(self._spec, self._random)
+
+    def _require_actions(self, actions: Nest) -> Nest:
+        return require_within(
+            actions, self._spec, name="action", advice="see action_spec()", leading=(self._batch_size,)
+        )
+
+
+class _Recorder:
+    """The episodes of B environments, assembled from their time steps.
+
+    Attributes:
+      episodes: the episodes that are complete.
+      is_recording: bool `[B]`, whether the running episode of an environment is recorded.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_episodes: int | None,
+        num_steps: int | None,
+        *,
+        has_env_info: bool,
+        find_seed: Callable[[int, int], int | None],
+    ):
+        self.episodes: list[Episode] = []
+        self.is_recording = np.zeros(batch_size, bool)
+        self._num_episodes, self._num_steps, self._has_env_info = num_episodes, num_steps, has_env_info
+        self._find_seed = find_seed
+        self._num_begun, self._num_recorded = np.zeros(batch_size, np.int64), 0
+        self._tracks: list[list[TimeStep]] = [[] for _ in range(batch_size)]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all episodes or steps are recorded."""
+        return len(self.episodes) == self._num_episodes or self._num_recorded == self._num_steps
+
+    def locate(self, row: int) -> str:
+        """Returns the place of the next action of an environment, for messages."""
+        return f"environment {row}, episode {self._num_begun[row] - 1}, step {len(self._tracks[row]) - 1}"
+
+    def add(self, time_step: TimeStep) -> list[Episode]:
+        """Adds the time steps of all environments, and returns the episodes that they complete."""
+        before = len(self.episodes)
+        rows = make_row_reader(time_step._replace(untransformed=()))
+        for index, step_type in enumerate(time_step.step_type.tolist()):
+            if step_type == FIRST:
+                self._num_begun[index] += 1
+                self.is_recording[index] = self._may_begin()
+            if not self.is_recording[index] or self.is_done:
+                continue
+            self._tracks[index].append(TimeStep(*rows(index)))
+            self._num_recorded += step_type != FIRST
+            if step_type == LAST:
+                self._finish(index, is_ended=True)
+        if self._num_recorded == self._num_steps:
+            for index in np.flatnonzero(self.is_recording):
+                self._finish(int(index), is_ended=False)
+        return self.episodes[before:]
+
+    def _may_begin(self) -> bool:
+        return self._num_episodes is None or len(self.episodes) + self.is_recording.sum() < self._num_episodes
+
+    def _finish(self, index: int, *, is_ended: bool) -> None:
+        """Adds the episode of an environment, unless it has no transition."""
+        track, self._tracks[index] = self._tracks[index], []
+        self.is_recording[index] = False
+        if len(track) > 1:
+            seed = self._find_seed(index, int(self._num_begun[index]) - 1)
+            steps = _make_steps(track, has_env_info=self._has_env_info)
+            self.episodes.append(Episode(steps, len(self.episodes), unterminated=not is_ended, seed=seed))
+
+
+def _make_steps(track: Sequence[TimeStep], *, has_env_info: bool) -> dict[str, Nest]:
+    """Returns the RLDS steps of consecutive time steps, which `time_steps.to_rlds_step` defines one by one."""
+    last, following = track[-1], track[1:]
+    is_terminal = bool(last.is_terminated())
+    zeros = map_structure(np.zeros_like, {fields.ACTION: last.prev_action, fields.REWARD: last.reward})
+    place = np.arange(len(track))
+    steps = {
+        fields.OBSERVATION: stack([step.observation for step in track]),
+        fields.ACTION: stack([*(step.prev_action for step in following), zeros[fields.ACTION]]),
+        fields.REWARD: stack([*(step.reward for step in following), zeros[fields.REWARD]]),
+        fields.DISCOUNT: np.array([*(step.discount for step in following), last.discount], np.float32),
+        fields.IS_FIRST: place == 0,
+        fields.IS_LAST: place == len(track) - 1,
+        fields.IS_TERMINAL: (place == len(track) - 1) & is_terminal,
+    }
+    return {**steps, ENV_INFO: stack([step.env_info for step in track])} if has_env_info else steps
