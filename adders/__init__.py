@@ -9,6 +9,7 @@ from .chain import compose
 from .column_adder import ColumnAdder, episode_columns
 from .contract import check_adder
 from .gae import GAE
+from .goal_relabel import GoalRelabel
 from .initial_priorities import InitialPriorities
 from .n_step import NStep
 from .off_policy import VTrace, retrace, v_trace
@@ -28,6 +29,7 @@ from .step_windows import StepWindows
 __all__ = [
     "GAE",
     "ColumnAdder",
+    "GoalRelabel",
     "InitialPriorities",
     "NStep",
     "ReturnToGo",

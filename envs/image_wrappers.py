@@ -10,9 +10,9 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from rlds2reverb._arguments import require_number, require_one_of
+from rlds2reverb.nest_paths import Keys
 
 from .gymnasium_wrappers import Env, ObservationTransform, make_box
-from .observation_paths import Keys
 
 ChannelOrder = Literal["channels_last", "channels_first"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.nest_paths import Keys, find_leaves, format_path, get_part, replace_part
 from rlds2reverb.specs import Nest, describe, leaves, path_name
 
 from .environment import Environment, Wrapper
-from .observation_paths import Keys, find_leaves, format_path, get_part, replace_part
 from .specs import BoundedArraySpec
 from .time_steps import TimeStep, keep_untransformed
 
