@@ -126,9 +126,9 @@ class GoalRelabel(Wrapper):
             },
         )
         arguments = achieved[None], self._goal[None], transition
-        reward = np.asarray(self._reward_fn(*arguments), np.float32).reshape(())[()]
+        reward = np.float32(_read_value("reward_fn", self._reward_fn(*arguments)))
         changed = self._set_goal(after)._replace(reward=reward)
-        if self._terminal_fn is not None and np.asarray(self._terminal_fn(*arguments)).item():
+        if self._terminal_fn is not None and _read_value("terminal_fn", self._terminal_fn(*arguments)):
             changed = changed._replace(step_type=LAST, discount=_ZERO)
         return changed
 
@@ -148,3 +148,10 @@ class GoalRelabel(Wrapper):
         goals = {ACHIEVED_GOAL: self._read_achieved(observation), DESIRED_GOAL: self._goal.copy()}
         observation = {**observation, **goals} if self._get_achieved is None else {OBSERVATION: observation, **goals}
         return keep_untransformed(time_step, time_step._replace(observation=observation))
+
+
+def _read_value(name: str, values: Any) -> Any:
+    array = np.asarray(values)
+    if array.shape != (1,):
+        raise ValueError(f"{name} must return one value per transition, shape (1,), got shape {array.shape}")
+    return array[0]

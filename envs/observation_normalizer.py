@@ -62,9 +62,11 @@ class ObservationNormalizer(Wrapper):
                     raise ValueError(f"{path_name(keys, 'divisor')} must be above 0, got {get_part(divisor, keys)}")
                 self._spec = replace_part(self._spec, keys, functools.partial(self._normalize_spec, keys=keys))
             elif is_named:
-                raise TypeError(f"only floats can be normalised, but the observation {format_path(keys)!r} is {leaf}")
+                name = f"the observation {format_path(keys)!r}" if keys else "the observation"
+                raise TypeError(f"only floats can be normalised, but {name} is {leaf}")
         if not self._statistics:
-            raise TypeError(f"only floats can be normalised, but there are none in {fields or 'the observation'!r}")
+            place = "the observation" if fields is None else repr(fields)
+            raise TypeError(f"only floats can be normalised, but {place} contains none")
 
     @classmethod
     def from_source(
