@@ -47,7 +47,7 @@ class GoalRelabel:
     A source becomes a source, an RLDS dataset a dataset of the columns `[N, ...]` of episodes, and an `Episode` a list.
     Each episode is followed by its copies, which `unit` describes:
 
-    - 'transition', as in the paper: each copy is an episode of one transition with a goal of its own. There are
+    - 'transition', as in the paper: each copy is an episode of one transition with a separate goal. There are
       `num_goals` for each of the T transitions.
     - 'episode': all transitions of a copy share a goal, so that items of several steps can be made from it. There are
       `num_goals` copies of each episode. With 'future', a copy ends with the step that achieves its goal. That step is
@@ -69,7 +69,7 @@ class GoalRelabel:
         `next_observation` `[T, ...]` and `is_terminal` `[T]`. It must be deterministic.
       strategy: 'final', 'future' or 'episode'.
       num_goals: number of goals for each transition, or copies of each episode, at least 1; 'final' has always 1.
-      unit: what has a goal of its own, 'transition' or 'episode'.
+      unit: 'transition' for a goal per transition, 'episode' for a goal per copy of an episode.
       terminal_fn: function like `reward_fn` that returns bool `[T]`; None to keep the recorded ends, which is wrong if
         reaching the recorded goal ends an episode.
       achieved_goal: path of the achieved goal in the observations, such as 'state.achieved_goal'.

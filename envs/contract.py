@@ -136,7 +136,7 @@ def _check_layers(env: Environment, number: int) -> None:
 
 def _check_transformation(before: TimeStep, after: TimeStep, number: int, changes: frozenset[str]) -> None:
     if not np.array_equal(before.step_type == FIRST, after.step_type == FIRST):
-        return  # The wrapper starts episodes of its own, such as one for each life.
+        return  # The wrapper splits episodes, for example into lives.
     if after.untransformed == ():
         for name in ("reward", "observation"):
             _require(
@@ -157,7 +157,7 @@ def _check_ends(before: TimeStep, after: TimeStep, number: int, changes: frozens
     _require(
         not np.any(is_running & (before.step_type == LAST) & (after.step_type != LAST)),
         f"step {number} is LAST in the wrapped environment, but not in the wrapper; its next step would be the first "
-        "of another episode",
+        "of a different episode",
     )
     before_is_terminated, after_is_terminated = before.is_terminated(), after.is_terminated()
     if "hides_terminations" not in changes:

@@ -103,7 +103,7 @@ class ObservationTransform(gymnasium.ObservationWrapper[Any, Any, Any], RecordCo
 
     @abc.abstractmethod
     def accepts(self, space: Any, *, is_named: bool) -> bool:
-        """Returns whether to change a leaf of this space; `is_named` if it has a path of its own in `fields`."""
+        """Returns whether to change a leaf of this space; `is_named` if `fields` contains its path."""
 
     @abc.abstractmethod
     def transform_space(self, space: spaces.Box) -> spaces.Box:
@@ -186,7 +186,7 @@ class ObservationClip(ObservationTransform):
 
 
 def make_box(low: np.ndarray, high: np.ndarray, like: Any) -> spaces.Box:
-    """Returns a Box with these bounds and the dtype of another one."""
+    """Returns a Box with these bounds and the dtype of `like`."""
     return spaces.Box(np.ascontiguousarray(low), np.ascontiguousarray(high), dtype=like.dtype.type)
 
 

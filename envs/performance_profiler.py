@@ -91,10 +91,12 @@ class PerformanceProfiler(Wrapper):
         self._last_end: float | None = None
 
     def _reset(self) -> TimeStep:
-        return self._measure(self.env.reset)
+        with self._measure():
+            return self.env.reset()
 
     def _step(self, action: Nest) -> TimeStep:
-        return self._measure(lambda: self.env.advance(action))
+        with self._measure():
+            return self.env.advance(action)
 
     def advance(self, action: Nest) -> TimeStep:
         """Executes an action; see `Environment`."""
@@ -109,12 +111,8 @@ class PerformanceProfiler(Wrapper):
                 self._last_end = last_end + self._clock() - before
         return time_step
 
-    def _measure(self, function: Callable[[], TimeStep]) -> TimeStep:
-        with self._measured():
-            return function()
-
     @contextmanager
-    def _measured(self) -> Iterator[None]:
+    def _measure(self) -> Iterator[None]:
         start = self._clock()
         if self._last_end is not None:
             self._outside_secs += start - self._last_end

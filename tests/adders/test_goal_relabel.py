@@ -14,7 +14,7 @@ from rlds2reverb.episodes import Episode, find_problems
 
 
 def sparse_reward(achieved, desired, transitions):
-    """0 if the goal is reached, else -1, as in the paper."""
+    """Returns 0 if the goal is reached, else -1, as in the paper."""
     return -(np.abs(achieved - desired).max(-1) > 0.5).astype(np.float32)
 
 

@@ -122,7 +122,7 @@ def test_invalid_goals_raise(make, error, message):
         make()
 
 
-def test_observations_are_normalised_like_those_of_the_dataset():
+def test_observations_are_normalised_with_the_moments_of_the_dataset():
     observations = np.random.default_rng(0).normal([1, 2, 3], [1, 0, 5], (50, 3)).astype(np.float32)
     log = {"observations": observations, "actions": np.zeros((49, 1)), "rewards": np.zeros(49), "terminated": False}
     env = ObservationNormalizer.from_source(suite_gym.load("Pendulum-v1"), load([log]), eps=0.5)

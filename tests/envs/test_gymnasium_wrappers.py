@@ -211,7 +211,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_wrapped_environments_keep_the_contracts_of_gymnasium_and_of_time_steps(name):
+def test_wrapped_environments_keep_the_contracts(name):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is different from the unwrapped version")
         check_env(WRAPPERS[name](Sampling(CAMERAS)), skip_render_check=True)

@@ -89,7 +89,7 @@ def test_invalid_arguments_raise(make, error, message):
 
 
 def test_probabilities_match_hand_computed_ones():
-    """With rates 1/2 and 1/4, returns 8 and 16 average to (4 + 16) / 2 / (3/4) = 40/3 and 5.5 / (7/16) = 88/7."""
+    """Checks that with rates 1/2 and 1/4, returns 8 and 16 average to 10 / (3/4) = 40/3 and 5.5 / (7/16) = 88/7."""
     progress = TaskProgress(
         3, progress_favor=10, current_score_update_rate=0.5, past_score_update_rate=0.25, warmup_period=1
     )

@@ -220,3 +220,8 @@ def test_batch_is_an_environment_with_a_leading_axis():
     assert [int(env.step(np.zeros((1, 1))).step_type[0]) for _ in range(4)] == [1, 1, 2, 0]
     with pytest.raises(AttributeError, match="missing"):
         env.missing  # noqa: B018
+
+
+def test_info_fields_of_loaded_environments_become_env_info():
+    env = suite_gym.load("FrozenLake-v1", info_fields=["prob"])
+    assert env.reset().env_info == {"prob": 1} and env.env_info_spec()["prob"].shape == ()
