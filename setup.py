@@ -18,6 +18,11 @@ MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
 # Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
 EVAL = ["gymnasium[mujoco]==1.3.0", "mujoco==3.3.7"]
 
+# Further environments. Like Minari, EnvPool must be installed together with the rest, because later versions of optree
+# require a later typing-extensions than TF-Agents.
+ENVPOOL = [*EVAL, 'envpool==1.2.5; python_version >= "3.11"', 'optree<0.16; python_version >= "3.11"']
+DM_CONTROL = [*EVAL, "dm_control==1.0.34"]
+
 # Experiment trackers: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
 WANDB = ["wandb>=0.18,<=0.19.11", "pydantic<2"]
 MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
@@ -88,6 +93,8 @@ setup(
     extras_require={
         "minari": MINARI,
         "eval": EVAL,
+        "envpool": ENVPOOL,
+        "dm_control": DM_CONTROL,
         "wandb": WANDB,
         "mlflow": MLFLOW,
         "dev": [

@@ -4,8 +4,9 @@
 
 Every method steps the same number of environments with the same random actions. Ours are TF-Agents environments with
 time limits, as `rlds2reverb.envs.load` creates them; Gymnasium's are `SyncVectorEnv` and `AsyncVectorEnv` of
-`gymnasium.make`, and TF-Agents' is `ParallelPyEnvironment`. EnvPool is measured if it is installed. The methods take
-turns, and the figures are medians over the rounds.
+`gymnasium.make`, and TF-Agents' is `ParallelPyEnvironment`. EnvPool is measured if it is installed, by itself and as a
+backend of `load`; their ratio is that of the same number of threads. The methods take turns, and the figures are medians
+over the rounds.
 """
 
 from __future__ import annotations
@@ -32,11 +33,27 @@ from tf_agents.environments import parallel_py_environment
 from tf_agents.system import system_multiprocessing
 
 OURS = "rlds2reverb.envs.load(num_parallel=N)"
+THREADS = (1, 2)
+
+
+def name_env_pool(num_threads: int) -> str:
+    return f"EnvPool, {num_threads} thread{'s' * (num_threads > 1)}"
+
+
+def name_backend(num_threads: int) -> str:
+    return f"load(backend='envpool', num_threads={num_threads})"
 
 
 @contextlib.contextmanager
 def ours(name: str, num_envs: int) -> Iterator[Callable[[Any], Any]]:
     with load(name, num_parallel=num_envs, seed=0) as env:
+        env.reset()
+        yield env.step
+
+
+@contextlib.contextmanager
+def ours_with_env_pool(name: str, num_envs: int, num_threads: int) -> Iterator[Callable[[Any], Any]]:
+    with load(name, num_parallel=num_envs, seed=0, backend="envpool", num_threads=num_threads) as env:
         env.reset()
         yield env.step
 
@@ -77,10 +94,9 @@ def find_methods() -> dict[str, Callable[[str, int], Any]]:
     with contextlib.suppress(ImportError):
         import envpool  # noqa: F401
 
-        for num_threads in (1, 2):
-            methods[f"EnvPool, {num_threads} thread{'s' * (num_threads > 1)}"] = functools.partial(
-                env_pool, num_threads=num_threads
-            )
+        for num_threads in THREADS:
+            methods[name_env_pool(num_threads)] = functools.partial(env_pool, num_threads=num_threads)
+            methods[name_backend(num_threads)] = functools.partial(ours_with_env_pool, num_threads=num_threads)
     return methods
 
 
@@ -114,6 +130,11 @@ def bench(name: str, num_envs: int, runs: int, secs: float) -> None:
     for method, rate in medians.items():
         ratio = "" if method == OURS else f"   {medians[OURS] / rate:5.2f}x"
         print(f"  {method:<40} {rate:>9,.0f} steps/s{ratio}")
+    for num_threads in THREADS:
+        if name_env_pool(num_threads) in rates:
+            pairs = zip(rates[name_backend(num_threads)], rates[name_env_pool(num_threads)], strict=True)
+            ratio = statistics.median(backend / own for backend, own in pairs)
+            print(f"  backend='envpool' / EnvPool, {num_threads} thread(s): {ratio:.2f}x (median of the rounds)")
 
 
 def main(_: Any = None) -> None:

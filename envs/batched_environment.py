@@ -127,3 +127,16 @@ def make_row_reader(nest: Nest) -> Callable[[int], Nest]:
         readers = [make_row_reader(part) for part in nest]
         return lambda index: tuple(read(index) for read in readers)
     return nest.__getitem__
+
+
+def make_prev_action(first: Nest, action: Nest | None, is_first: np.ndarray) -> Nest:
+    """Returns the actions `[B, ...]` of a step, with the action of first steps where episodes start."""
+    if isinstance(first, dict):
+        return {key: make_prev_action(part, action and action[key], is_first) for key, part in first.items()}
+    if isinstance(first, tuple):
+        return tuple(make_prev_action(part, action and action[index], is_first) for index, part in enumerate(first))
+    if action is None:
+        return np.broadcast_to(first, (len(is_first), *first.shape)).copy()
+    result = np.array(action)
+    result[is_first] = first
+    return result

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from rlds2reverb._arguments import require_count
+from rlds2reverb._arguments import require_count, require_one_of
 
 from . import suite_gym
+from .batched_environment import BatchedEnvironment
 from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
 from .parallel_environment import ParallelEnvironment
+from .thread_environment import ThreadEnvironment
+
+Suite = Callable[..., Environment]
 
 
 def load(
@@ -19,7 +23,8 @@ def load(
     *,
     num_parallel: int | None = None,
     seed: int | None = None,
-    suite: Callable[..., Environment] = suite_gym.load,
+    suite: Suite = suite_gym.load,
+    backend: Literal["gymnasium", "envpool"] = "gymnasium",
     **options: Any,
 ) -> Any:
     """Creates a TF-Agents `PyEnvironment`.
@@ -31,48 +36,117 @@ def load(
       num_parallel: number B of environments in a batch, which are stepped in several processes; None for one
         environment without a batch.
       seed: environment i is seeded with `seed + i`; None for no seeds.
-      suite: function with the arguments of `suite_gym.load`.
-      **options: other arguments of the suite, such as `max_episode_steps`, or of the environment.
+      suite: see `create_environment`.
+      backend: see `create_environment`.
+      **options: other arguments of `create_environment`, of the suite, such as `max_episode_steps`, or of the
+        environment.
 
     Raises:
-      ImportError, ValueError: See `suite_gym.load`.
+      Exception: See `create_environment`.
     """
     from .py_environment import to_py_environment
 
-    return to_py_environment(create_environment(name, num_parallel, seed=seed, suite=suite, **options))
+    return to_py_environment(create_environment(name, num_parallel, seed=seed, suite=suite, backend=backend, **options))
 
 
 def create_environment(
     name: str,
     num_parallel: int | None = None,
-    *,
     seed: int | None = None,
-    suite: Callable[..., Environment] = suite_gym.load,
+    *,
+    nonparallel: bool = False,
+    for_evaluation: bool = False,
+    suite: Suite = suite_gym.load,
+    backend: Literal["gymnasium", "envpool"] = "gymnasium",
+    timeout_secs: float = 60.0,
     parallel_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> Environment:
     """Creates an environment whose time steps have all fields of `TimeStep`, after ALF's function of this name.
 
+    A suite is a function with the arguments of `suite_gym.load`, and may have two attributes. If `suite.batched` is
+    true, it returns batches: it is called once, with the additional argument `batch_size`. If `suite.no_thread_env` is
+    true, its environments only work in the main thread of a process.
+
     Args:
       name: name of the environment.
       num_parallel: number of environments in a batch; None for one environment without a batch.
       seed: environment i is seeded with `seed + i`; None for no seeds.
-      suite: function with the arguments of `suite_gym.load`.
-      parallel_options: arguments of `ParallelEnvironment`.
+      nonparallel: whether to create only one environment, as a batch of size 1 in this process, whatever `num_parallel`
+        is. It has a thread of its own, unless the suite has `no_thread_env`.
+      for_evaluation: whether to create an environment for evaluation: one environment as a batch of size 1, whatever
+        `num_parallel` is. It has a thread of its own, or a process of its own if the suite has `no_thread_env`, and
+        shares nothing with other environments.
+      suite: function that creates the environment.
+      backend: 'gymnasium', or 'envpool' for `suite_envpool.load`, which steps the batch in C++ threads.
+      timeout_secs: maximum duration of a step in a worker or a thread.
+      parallel_options: other arguments of `ParallelEnvironment`.
       **options: other arguments of the suite, such as `max_episode_steps`, or of the environment.
 
     Raises:
-      ImportError, ValueError: See `suite_gym.load`.
+      ImportError: See `suite_gym.load`.
+      ValueError: If an argument is out of range, or arguments exclude each other; see also `suite_gym.load`.
+      TypeError: If a suite with `batched` does not return a batch of this size.
     """
-    if num_parallel is None:
+    suite = _select_suite(suite, backend)
+    if num_parallel is not None:
+        require_count("num_parallel", num_parallel)
+    is_single = nonparallel or for_evaluation
+    if getattr(suite, "batched", False):
+        env = _create_batch(suite, name, 1 if is_single else num_parallel, parallel_options, options)
+    elif is_single:
+        env = _create_single(suite, name, for_evaluation, timeout_secs, options)
+    elif num_parallel is None:
         env = suite(name, **options)
-        if seed is not None:
+    else:
+        suite(name, **options).close()  # Errors are those of the suite instead of those of a worker.
+        constructors = [functools.partial(suite, name, env_id=index, **options) for index in range(num_parallel)]
+        env = ParallelEnvironment(constructors, **{"timeout_secs": timeout_secs, **(parallel_options or {})})
+    if seed is not None:
+        try:
             env.seed(seed)
-        return env
-    require_count("num_parallel", num_parallel)
-    suite(name, **options).close()  # Errors are those of the suite instead of those of a worker.
-    constructors = [functools.partial(suite, name, env_id=index, **options) for index in range(num_parallel)]
-    return ParallelEnvironment(constructors, seed=seed, **(parallel_options or {}))
+        except BaseException:
+            env.close()
+            raise
+    return env
+
+
+def _select_suite(suite: Suite, backend: str) -> Suite:
+    require_one_of("backend", backend, ("gymnasium", "envpool"))
+    if backend == "gymnasium":
+        return suite
+    if suite is not suite_gym.load:
+        raise ValueError("backend='envpool' is a suite of its own and excludes suite=; use one of them")
+    from . import suite_envpool
+
+    return suite_envpool.load
+
+
+def _create_batch(
+    suite: Suite, name: str, batch_size: int | None, parallel_options: Any, options: dict[str, Any]
+) -> Environment:
+    if batch_size is None:
+        raise ValueError("this suite or backend creates batches of environments; set num_parallel, which may be 1")
+    if parallel_options:
+        raise ValueError("parallel_options cannot be used with a suite or backend that creates batches; remove them")
+    env = suite(name, batch_size=batch_size, **options)
+    if env.batch_size != batch_size:
+        size = env.batch_size
+        env.close()
+        raise TypeError(f"the suite must return a batch of {batch_size} environments, got batch_size={size}")
+    return env
+
+
+def _create_single(
+    suite: Suite, name: str, for_evaluation: bool, timeout_secs: float, options: dict[str, Any]
+) -> Environment:
+    """Creates a batch of one environment, in a thread unless the suite does not allow threads."""
+    constructor = functools.partial(suite, name, **options)
+    if not getattr(suite, "no_thread_env", False):
+        return ThreadEnvironment(lambda: BatchedEnvironment([constructor()]), timeout_secs=timeout_secs)
+    if for_evaluation:
+        return ParallelEnvironment([constructor], caller_steps=False, timeout_secs=timeout_secs)
+    return BatchedEnvironment([constructor()])
 
 
 def make_environment(make_env: Any, *, env_id: int = 0) -> Environment:

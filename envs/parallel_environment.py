@@ -17,7 +17,7 @@ from rlds2reverb.specs import ArraySpec, Nest, map_structure
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
 from ._env_worker import RESET, STEP, Share
 from ._shared_arrays import Channel, create_memory
-from .batched_environment import require_same_specs
+from .batched_environment import make_prev_action, require_same_specs
 from .environment import Environment
 from .specs import make_zeros
 from .time_steps import FIRST, LAST, TimeStep
@@ -262,7 +262,7 @@ class ParallelEnvironment(Environment):
         shared = self._channel.time_step
         step_type = shared.step_type.copy()
         if action is None or _FIRST in step_type.tolist():
-            action = _make_prev_action(self._first_action, action, step_type == FIRST)
+            action = make_prev_action(self._first_action, action, step_type == FIRST)
         return TimeStep(
             step_type,
             shared.reward.copy(),
@@ -288,19 +288,6 @@ def _copy_into(arrays: Nest, values: Nest) -> None:
 
 def _copy(nest: Nest) -> Nest:
     return nest.copy() if isinstance(nest, np.ndarray) else map_structure(np.copy, nest)
-
-
-def _make_prev_action(first: Nest, action: Nest | None, is_first: np.ndarray) -> Nest:
-    """Returns the actions `[B, ...]` of a step, with the action of first steps where episodes start."""
-    if isinstance(first, dict):
-        return {key: _make_prev_action(part, action and action[key], is_first) for key, part in first.items()}
-    if isinstance(first, tuple):
-        return tuple(_make_prev_action(part, action and action[index], is_first) for index, part in enumerate(first))
-    if action is None:
-        return np.broadcast_to(first, (len(is_first), *first.shape)).copy()
-    result = np.array(action)
-    result[is_first] = first
-    return result
 
 
 def _restore_rows(arrays: Nest, previous: Nest, rows: np.ndarray) -> None:

@@ -10,6 +10,9 @@ import numpy as np
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
+#: Up to this size, lists of integers are compared faster than arrays.
+_MAX_LISTED = 64
+
 
 @dataclass(frozen=True, eq=False)
 class BoundedArraySpec(ArraySpec):
@@ -35,7 +38,7 @@ class BoundedArraySpec(ArraySpec):
             object.__setattr__(self, name, bound)
         # Comparing with two numbers is several times as fast as with arrays.
         bounds = [np.unique(bound) for bound in (self.minimum, self.maximum)]
-        uniform = (bounds[0][0], bounds[1][0]) if all(bound.size == 1 for bound in bounds) else None
+        uniform = (bounds[0][0].item(), bounds[1][0].item()) if all(bound.size == 1 for bound in bounds) else None
         object.__setattr__(self, "_uniform", uniform)
         if not np.all(self.minimum <= self.maximum):
             raise ValueError(f"minimum must be <= maximum, got {self.minimum} and {self.maximum}")
@@ -53,6 +56,9 @@ class BoundedArraySpec(ArraySpec):
         if self._uniform is None:
             return bool(np.all(array >= self.minimum) and np.all(array <= self.maximum))
         low, high = self._uniform
+        if array.size <= _MAX_LISTED and array.dtype.kind in "iu":
+            values = array.ravel().tolist()
+            return bool(low <= min(values) and max(values) <= high)
         return bool(low <= np.minimum.reduce(array, None) and np.maximum.reduce(array, None) <= high)
 
     def __hash__(self) -> int:
@@ -93,10 +99,14 @@ def require_within(values: Nest, spec: Nest, *, name: str, advice: str, leading:
 
 
 def _convert_leaf(value: Any, spec: ArraySpec, name: str, advice: str, leading: tuple[int, ...]) -> np.ndarray:
+    shape = (*leading, *spec.shape)
+    is_equal = type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == shape and value.size
+    if is_equal and (not isinstance(spec, BoundedArraySpec) or spec.contains(value)):
+        return value  # The common case, which is much faster than the general one.
     array = np.asarray(value)
     is_exact = array.dtype.kind in "iub" or spec.dtype.kind == "f" == array.dtype.kind
-    if array.shape != (*leading, *spec.shape) or not is_exact:
-        expected = describe(ArraySpec((*leading, *spec.shape), spec.dtype))
+    if array.shape != shape or not is_exact:
+        expected = describe(ArraySpec(shape, spec.dtype))
         raise SpecMismatchError(f"{name} must be {expected}, got {describe(array)}; {advice}")
     if isinstance(spec, BoundedArraySpec) and array.size and not spec.contains(array):
         _raise_out_of_bounds(array, spec, name, advice, leading)
