@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Learner:
         name: str = "learner",
         rank: int = 0,
         identity: Mapping[str, Any] | None = None,
+        addable: Collection[str] = (),
         keep_checkpoints: int = 3,
         trackables: Mapping[str, Any] | None = None,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
@@ -107,6 +108,8 @@ class Learner:
           identity: plain values that identify the run, such as the agent's name and the data's fingerprint; checkpoints
             with different ones are rejected. The agent's class is always included. If `environment` differs and the
             checkpoint is accepted nevertheless, its best evaluation is forgotten.
+          addable: names in `identity` that a run may get later, such as the options of a further phase; checkpoints
+            without them are accepted.
           keep_checkpoints: number of latest checkpoints to keep, at least 1; the best one is kept as well.
           trackables: objects to save in addition to the agent, by name, such as the dataset's iterator.
           on_log: function called with the number of completed iterations and the logged numbers; None to log a line
@@ -130,7 +133,7 @@ class Learner:
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._hooks = HookList(hooks)
         self._steps_per_call, self._replay = steps_per_call, replay
-        self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})})
+        self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})}, addable)
         self.learn_info: dict[str, float] = {}
         self.priority_info: dict[str, Any] = {}
         self.load_path = self.stop_reason = ""

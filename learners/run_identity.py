@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlds2reverb.errors import CheckpointError
@@ -18,8 +18,14 @@ class RunIdentity:
       values: the values as a manifest returns them, with lists for tuples.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        """Checks the values; raises `TypeError` for other objects than numbers, strings, lists, dicts and None."""
+    def __init__(self, values: Mapping[str, Any], addable: Collection[str] = ()):
+        """Checks the values; raises `TypeError` for other objects than numbers, strings, lists, dicts and None.
+
+        Args:
+          values: the values by name.
+          addable: names of values that a run may get later: those that a checkpoint does not have are no difference.
+        """
+        self._addable = frozenset(addable)
         try:
             self.values: dict[str, Any] = json.loads(json.dumps(values))
         except (TypeError, ValueError) as error:
@@ -28,7 +34,8 @@ class RunIdentity:
     def compare(self, checkpoint: Checkpoint) -> list[str]:
         """Returns the names of the values that differ from those of a checkpoint."""
         saved = checkpoint.manifest.get("identity", {})
-        return [name for name in {**saved, **self.values} if saved.get(name) != self.values.get(name)]
+        names = [name for name in {**saved, **self.values} if name in saved or name not in self._addable]
+        return [name for name in names if saved.get(name) != self.values.get(name)]
 
     def require_same(self, checkpoint: Checkpoint) -> None:
         """Raises `CheckpointError` if a value differs from that of a checkpoint; the message lists all differences."""

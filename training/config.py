@@ -468,6 +468,12 @@ class TrainingConfig:
             determined["num_updates"] = self.num_updates
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
 
+    def online_settings(self) -> list[str]:
+        """Returns the names of the settings that a run gets when an online phase is added to it; see `settings`."""
+        options = declared_options().items()
+        names = [name for name, each in options if each.identifies and each.group == _ONLINE]
+        return [*names, "steps"] if self.online_steps else []
+
     def settings(self, environment: str | None) -> dict[str, Any]:
         """Returns the part of `identity` that is known before the data are read, as JSON values.
 

@@ -17,6 +17,7 @@ from rlds2reverb.learners.hooks.hook import HookedLearner, LearnerHook, Phase
 from rlds2reverb import fields
 from rlds2reverb.items import Items
 from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.trajectory_items import TrajectoryWindows
 
 from .batches import Batches
 from .collected_table import CollectedTable
@@ -51,18 +52,19 @@ class OnlinePhase:
           policy: the policy that collects.
         """
         self._config, self._data = config, data
-        num_kept = data.adder.n - 1 if isinstance(data.adder, NStep) else data.adder.length - 1
+        self._adder = _choose_adder(data)
+        num_kept = self._adder.n - 1 if isinstance(self._adder, NStep) else self._adder.length - 1
         self._collector = Collector(make_env, policy, num_envs=config.num_envs, seed=config.seed, num_kept=num_kept)
         self._num_kept = num_kept
         size = config.batch_size or 1  # A configuration always has one.
         num_online = size if batches is None else max(round(size * config.online_ratio), 1)
         capacity = min(config.replay_size, config.online_steps + config.num_envs)
-        item_spec = data.adder.item_spec(_make_step_spec(data))
+        item_spec = self._adder.item_spec(_make_step_spec(data))
         self._items: CollectedItems | CollectedTable
         if config.online_replay == "memory":
             self._items = CollectedItems(item_spec, capacity, num_online, seed=config.seed)
         else:
-            squeeze = isinstance(data.adder, NStep)
+            squeeze = isinstance(self._adder, NStep)
             self._items = CollectedTable(item_spec, capacity, num_online, squeeze=squeeze)
         self.feed: Feed = self._items
         if batches is not None and num_online < size:
@@ -82,6 +84,14 @@ class OnlinePhase:
     def make_hook(self) -> LearnerHook:
         """Returns the hook that logs the number of collected steps, and the returns of the last episodes."""
         return _LogCollectedHook(self._collector, every=self._config.log_every)
+
+    def require_reachable(self, step: int) -> None:
+        """Raises `ValueError` if a run without collected steps has made more updates than precede the phase."""
+        if step > self._config.steps and not self._collector.num_collected:
+            raise ValueError(
+                f"steps must be at least {step:,}, the number of updates that the run has already made, got "
+                f"{self._config.steps:,}"
+            )
 
     def run(self, learner: Learner) -> None:
         """Collects and trains until all steps are collected, or the learner is stopped.
@@ -112,7 +122,7 @@ class OnlinePhase:
         if self._data.reward_transform is not None:
             rewards = self._data.reward_transform.transform(steps)
             piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.REWARD: rewards}))
-        items: Items = self._data.adder(piece.episode)
+        items: Items = self._adder(piece.episode)
         if piece.is_complete:
             return items
         end = len(piece.episode.steps[fields.REWARD]) - 1 - self._num_kept
@@ -145,6 +155,13 @@ class _LogCollectedHook(LearnerHook):
         if self._collector.returns:
             numbers["collected_return"] = float(np.mean(self._collector.returns))
         learner.log_buffer = {**learner.log_buffer, **numbers}
+
+
+def _choose_adder(data: TrainingData) -> Any:
+    """Returns the adder of the collected items: that of the dataset, or for a table one of the same kind of items."""
+    if data.table is not None and data.table.has_trajectories:
+        return TrajectoryWindows(2)
+    return data.adder
 
 
 def _make_step_spec(data: TrainingData) -> dict[str, Nest]:

@@ -112,6 +112,7 @@ class Training:
                     hooks=[*self._make_hooks(), *own_hooks],
                     jit_compile=config.jit_compile,
                     identity=config.identity(self.data, self.environment_name),
+                    addable=config.online_settings(),
                     keep_checkpoints=config.keep_checkpoints,
                     on_log=self._log,
                 )
@@ -287,6 +288,8 @@ class Training:
             if not self.learner.load_checkpoint(allow_config_mismatch=self.config.allow_config_mismatch):
                 fill()
                 return
+        if self._online is not None:
+            self._online.require_reachable(self.learner.step)
         self._progress.note(f"continuing from iteration {self.learner.step:,}")
         saved = read_run_config(self.run_dir)
         before, now = ((saved.get("hyperparameters") or {}).get("num_updates"),

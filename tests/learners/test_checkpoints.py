@@ -208,6 +208,8 @@ def test_checkpoint_of_a_different_run_raises_unless_allowed(tmp_path):
             learner.load_checkpoint()
         assert learner.last_iter == 0
         assert learner.load_checkpoint(allow_config_mismatch=True) and learner.last_iter == 2
+    with make_learner(tmp_path, identity={"data": "abc", "phase": "online"}, addable=["phase"]) as learner:
+        assert learner.load_checkpoint() and learner.last_iter == 2
 
     class OtherAgent(MeanAgent):
         def __init__(self):
