@@ -59,7 +59,7 @@ reading_options = _combine(
         "extra_fields",
         multiple=True,
         metavar="NAME",
-        help="D4RL: also read infos/NAME as a step field. Repeatable.",
+        help="D4RL and Minari: also read infos/NAME as a step field. Repeatable.",
     ),
     click.option(
         "--max-episode-steps",

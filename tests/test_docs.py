@@ -18,6 +18,7 @@ FOREIGN_OPTIONS = {"--help", "--no-deps", "--require-hashes"}
 SLOW_BLOCKS = {
     "README.md-1",
     "adders.md-5",
+    "environments.md-7",
     "experiments.md-1",
     "own_agents.md-4",
     "sampling.md-2",
