@@ -221,7 +221,7 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.axhline(
             behaviour, color=_GREY, linestyle="--", linewidth=1.2, label=None if number else "the data's behaviour"
         )
-    starts = {_get_online_start(run) for curve in curves for run in curve.runs} - {None}
+    starts = {start for curve in curves for run in curve.runs if (start := _get_online_start(run)) is not None}
     for number, start in enumerate(sorted(starts)):
         label = None if number else "the online phase begins"
         axes.axvline(start, color=_GREY, linestyle=":", linewidth=1.2, label=label)
