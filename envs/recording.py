@@ -63,17 +63,17 @@ def record_episodes(
     steps is recorded; the episodes that are then running are `unterminated`.
 
     Args:
-      env: what makes the environment, as for `Evaluator`: an id such as 'Hopper-v5', a `gymnasium.EnvSpec`, a
-        `gymnasium.Env` with a `spec`, or a function. Or an `Environment`, batched or not, or the result of `load`,
-        which is reset and stepped, but not closed.
+      env: an environment: a description of one as for `Evaluator`, which is an id such as 'Hopper-v5', a
+        `gymnasium.EnvSpec`, a `gymnasium.Env` with a `spec`, or a function; or an `Environment`, batched or not, or the
+        result of `load`, which is reset and stepped, but not closed.
       policy: 'random' for uniformly random actions; a TF-Agents `TFPolicy`, or the return value of `load_policy`; or a
         function from a batch of observations `[B, ...]` to actions `[B, ...]`.
       num_episodes: number of episodes to record. Every episode that starts is recorded to its end, so that long
         episodes are not rarer than short ones, also with several environments.
       num_steps: number of steps to record; pass exactly one of the two numbers.
       num_envs: number of environments to make, at least 1; several are stepped in parallel processes.
-      seed: seed of everything random except the policy, which uses TensorFlow's own seed. Each episode of an
-        environment that is made here gets a seed of its own, `Episode.seed`; an `Environment` is seeded once.
+      seed: seed of everything random except the policy, which uses TensorFlow's own seed. In an environment that is
+        made here, each episode gets its own seed, `Episode.seed`; an `Environment` is seeded once.
       epsilon: share of random actions, in [0, 1], that replace those of the policy.
       env_info: whether to record `TimeStep.env_info`, as the field 'env_info'; or names of fields in the `info` of a
         Gymnasium environment to record there.

@@ -60,7 +60,7 @@ class Source:
     observation_space: Any = field(default=None, repr=False)
 
     @property
-    def described(self) -> Mapping[str, Any]:
+    def full_metadata(self) -> Mapping[str, Any]:
         """The metadata together with the description of the environment, as files contain them."""
         return self.metadata if self.env_spec is None else {**self.metadata, ENV_SPEC: self.env_spec}
 

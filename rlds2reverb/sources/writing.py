@@ -169,11 +169,11 @@ def _write(
     if format == "d4rl":
         from .d4rl_writer import write_d4rl
 
-        write_d4rl(partial, iter(episodes), episodes.step_spec, source.described)
+        write_d4rl(partial, iter(episodes), episodes.step_spec, source.full_metadata)
     elif format == "rlds":
         from .rlds_writer import write_rlds
 
-        options: dict[str, Any] = {"location": path, "shard_bytes": shard_bytes, "metadata": source.described}
+        options: dict[str, Any] = {"location": path, "shard_bytes": shard_bytes, "metadata": source.full_metadata}
         write_rlds(partial, iter(episodes), episodes.step_spec, **options)
     else:
         from .minari_writer import write_minari

@@ -28,7 +28,7 @@ _ADVICE = "use format='rlds', or pass recompute_discounts=True to replace the di
 
 @dataclass(frozen=True)
 class FormatLimits:
-    """What a dataset format can represent.
+    """The limits of what a dataset format can represent.
 
     Attributes:
       name: name of the format in messages.

@@ -1,6 +1,8 @@
 """Tests of `write_dataset`: every format is read back equal, also by other libraries, and nothing partial is visible."""
 
+import contextlib
 import operator
+import tempfile
 
 import h5py
 import minari
@@ -9,9 +11,11 @@ import pytest
 import tensorflow_datasets as tfds
 from faults import kill_while_writing, process, receive, skip_unless_mounted, write_on_full_disk
 from gymnasium import spaces
-from reference_impls import assert_equal_nests, episode
+from hypothesis import given
+from reference_impls import assert_equal_nests, episode, episodes
 
 from rlds2reverb import load, write_dataset
+from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import InvalidEpisodeError, SourceError, StorageFullError
 from rlds2reverb.sources.transforms import CastFloats, NormalizeObservations, apply_transforms
 from rlds2reverb.sources.writing import FORMATS
@@ -97,6 +101,22 @@ def test_nests_images_strings_and_all_dtypes_are_read_back_equal(tmp_path, forma
     assert_same_episodes(load(path, extra_fields=["info"] if format == "minari" else ()), load(steps))
 
 
+@pytest.mark.slow
+@given(episodes())
+def test_random_episodes_are_read_back_equal(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        write_dataset(steps, f"{folder}/x", format="rlds")
+        assert_same_episodes(load(f"{folder}/x"), load(steps))
+        options = {"recompute_discounts": True, "on_invalid": "skip_episode"}
+        with contextlib.suppress(SourceError):  # All episodes may have a single step.
+            write_dataset(steps, f"{folder}/x-v0", format="minari", **options)
+            expected = [each for each in load(steps) if each.num_transitions]
+            for got, want in zip(load(f"{folder}/x-v0"), expected, strict=True):
+                assert_equal_nests(got.steps["observation"], want.steps["observation"])
+                assert_equal_nests(got.steps["reward"][:-1], want.steps["reward"][:-1])
+                assert got.is_terminal == want.is_terminal
+
+
 def test_extra_fields_are_read_back_in_groups_from_d4rl(tmp_path):
     steps = episode(3, terminal=False)
     steps["action"][-1] = steps["reward"][-1] = 0
@@ -123,7 +143,7 @@ def test_d4rl_file_is_read_by_a_loader_of_d4rl_style(tmp_path):
 
 
 def test_rlds_directory_is_read_by_tfds_in_order(data, tmp_path):
-    """TFDS's own D4RL builder gives all episodes the same final observation; a written dataset keeps each one's own."""
+    """TFDS's own D4RL builder gives all episodes the same final observation; a written dataset keeps each of them."""
     path = write(data / D4RL_FILES[0], tmp_path, "rlds", shard_bytes=20_000)
     builder = tfds.builder_from_directory(path)
     assert (builder.info.name, str(builder.info.version)) == ("out", "1.0.0")
@@ -180,10 +200,9 @@ def test_environment_and_metadata_are_kept(tmp_path, format):
 
 @pytest.mark.parametrize("format", ["rlds", "minari"])
 def test_unterminated_episodes_and_seeds_are_kept(tmp_path, format):
-    episodes = list(load(LOGS))
-    source = load(LOGS)
+    logs, source = list(load(LOGS)), load(LOGS)
     source.read = lambda: iter(
-        [type(each)(each.steps, each.index, unterminated=not each.index, seed=each.index or None) for each in episodes]
+        [Episode(each.steps, each.index, unterminated=not each.index, seed=each.index or None) for each in logs]
     )
     extra_fields = ["phase"] if format == "minari" else []
     assert_same_episodes(load(write(source, tmp_path, format), extra_fields=extra_fields), source)
