@@ -12,6 +12,8 @@ from rlds2reverb.adders import GAE, ReturnToGo
 
 from rlds2reverb.episodes import Episode, from_transitions
 
+eager = pytest.mark.usefixtures("eager")
+
 
 def slow_gae(steps, values, gamma, lambda_):
     """Returns the advantages of all steps, each summed over all later TD errors; 0 for the last step."""
@@ -62,36 +64,34 @@ def test_advantages_match_hand_computed_values_at_both_ends(terminated, advantag
     assert_equal_nests({name: columns[name] for name in steps}, steps)
 
 
-@pytest.fixture(scope="module")
-def adders():
-    """Adders that are traced only once for all examples."""
-    return {
-        (gamma, lambda_): GAE(gamma, lambda_, value_fn=lambda observations: tf.sin(observations[:, 0]))
-        for gamma, lambda_ in ((0.9, 0.7), (1, 1), (0.99, 0))
-    }
-
-
+@eager
 @given(st.integers(1, 13), st.booleans(), st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
 @examples(25)
-def test_advantages_match_the_double_loop(adders, length, terminal, seed, dtype):
+def test_advantages_match_the_double_loop(length, terminal, seed, dtype):
     generator = np.random.default_rng(seed)
     steps = episode(length, terminal=terminal)
     steps["reward"] = generator.normal(size=length).astype(dtype)
     steps["discount"] = generator.choice([0, 0.5, 1, 1], length).astype(np.float32)
     values = np.sin(steps["observation"][:, 0])
-    for (gamma, lambda_), adder in adders.items():
-        columns = compute_columns(adder, steps)
+    for gamma, lambda_ in ((0.9, 0.7), (1, 1), (0.99, 0)):
+        columns = compute_columns(GAE(gamma, lambda_, lambda observations: tf.sin(observations[:, 0])), steps)
         expected = np.array(slow_gae(steps, values, gamma, lambda_))
         np.testing.assert_allclose(columns["advantage"], expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(columns["return_"][:-1], expected[:-1] + values[:-1], rtol=1e-4, atol=1e-5)
         assert columns["return_"][-1] == columns["advantage"][-1] == 0 and columns["return_"].dtype == dtype
 
 
+def make_model():
+    """Returns a Keras model that computes V(s) = 10 (s - 9)."""
+    model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
+    model.set_weights([np.array([[10.0]], np.float32), np.array([-90.0], np.float32)])
+    return model
+
+
+@eager
 @pytest.mark.parametrize("terminated", [True, False])
 def test_column_function_and_keras_model_give_equal_advantages(terminated):
     """All three compute V(s) = 10 (s - 9)."""
-    model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
-    model.set_weights([np.array([[10.0]], np.float32), np.array([-90.0], np.float32)])
     steps = make_steps(terminated)
     expected = compute_columns(GAE(0.5, 0.5), steps)["advantage"]
     as_rows = {**steps, "value": steps["value"][:, None]}
@@ -99,10 +99,15 @@ def test_column_function_and_keras_model_give_equal_advantages(terminated):
     by_function = GAE(0.5, 0.5, value_fn=lambda observations: (observations - 9) * 10)
     np.testing.assert_array_equal(compute_columns(by_function, make_steps(terminated, None))["advantage"], expected)
     steps = {**make_steps(terminated, None), "observation": steps["observation"][:, None]}
-    by_model = GAE(0.5, 0.5, value_fn=model)
+    by_model = GAE(0.5, 0.5, value_fn=make_model())
     np.testing.assert_allclose(compute_columns(by_model, steps)["advantage"], expected, rtol=1e-6)
-    (item,) = rlds_dataset([steps]).apply(by_model).as_numpy_iterator()
-    np.testing.assert_allclose(item["advantage"], expected, rtol=1e-6)
+
+
+def test_keras_model_computes_the_values_of_a_dataset():
+    steps, plain = make_steps(True, None), make_steps(True)
+    rows = {**steps, "observation": steps["observation"][:, None]}
+    (item,) = rlds_dataset([rows]).apply(GAE(0.5, 0.5, value_fn=make_model())).as_numpy_iterator()
+    np.testing.assert_allclose(item["advantage"], compute_columns(GAE(0.5, 0.5), plain)["advantage"], rtol=1e-6)
 
 
 def test_value_fn_is_called_once_per_episode():
@@ -116,11 +121,13 @@ def test_value_fn_is_called_once_per_episode():
     assert seen == [[10, 11, 12, 13]]
 
 
+@eager
 def test_value_fn_takes_precedence_over_the_column():
     columns = compute_columns(GAE(1, 0, value_fn=lambda observations: observations * 0), make_steps(True))
     assert columns["advantage"].tolist() == [1, 2, 3, 0]
 
 
+@eager
 @pytest.mark.parametrize(("dtype", "expected"), [(np.int64, np.float32), (np.float64, np.float64)])
 def test_both_fields_have_the_dtype_of_the_rewards(dtype, expected):
     steps = make_steps(True)
@@ -130,6 +137,7 @@ def test_both_fields_have_the_dtype_of_the_rewards(dtype, expected):
     assert columns["advantage"].tolist() == [1 - 0.75 - 27 / 16, -3 - 27 / 4, -27, 0]
 
 
+@eager
 def test_last_reward_and_terminal_value_are_ignored():
     plain = compute_columns(GAE(0.9, 0.9), make_steps(True))["advantage"]
     for steps in (
@@ -140,6 +148,7 @@ def test_last_reward_and_terminal_value_are_ignored():
         np.testing.assert_array_equal(compute_columns(GAE(0.9, 0.9), steps)["advantage"], plain)
 
 
+@eager
 def test_single_step_has_no_advantage():
     steps = tree.map_structure(lambda column: column[-1:], make_steps(False))
     steps["is_first"] = np.array([True])
@@ -215,6 +224,7 @@ def test_value_fn_without_one_value_per_step_raises(value_fn, message):
 # --- ReturnToGo
 
 
+@eager
 @pytest.mark.parametrize("terminated", [True, False])
 @pytest.mark.parametrize(("gamma", "expected"), [(1, [6, 5, 3, 0]), (0.5, [2.75, 3.5, 3, 0]), (0, [1, 2, 3, 0])])
 def test_returns_to_go_match_hand_computed_values_at_both_ends(terminated, gamma, expected):
@@ -230,6 +240,7 @@ def test_returns_to_go_ignore_discounts():
     assert compute_columns(ReturnToGo(), steps)["return_to_go"].tolist() == [6, 5, 3, 0]
 
 
+@eager
 def test_returns_to_go_are_float32_for_integers_and_0_for_one_step():
     steps = make_steps(True, None)
     steps["reward"] = steps["reward"].astype(np.int32)
