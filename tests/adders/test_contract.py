@@ -78,22 +78,18 @@ def assert_all_equal(got, expected):
 # --- every adder
 
 
-@pytest.mark.parametrize("adder", mark_slow_except(ADDERS[:13:4], ADDERS), ids=repr)
+@pytest.mark.parametrize("adder", mark_slow_except([ADDERS[0], ADDERS[8], ADDERS[12]], ADDERS), ids=repr)
 def test_check_adder_passes_for_every_adder(adder):
     all_steps = make_episodes()
     assert check_adder(adder, all_steps) > 0
     assert_all_equal(all_steps, make_episodes())
 
 
-def test_check_adder_accepts_columns_of_strings():
-    all_steps = make_episodes((4, 2), nested=False)
+def test_check_adder_accepts_columns_of_strings_and_counts_the_items():
+    all_steps = make_episodes((4, 1, 2, 6, 1, 3), nested=False)
     for steps in all_steps:
         steps["instruction"] = np.array([b"pick up number %d" % row for row in range(len(steps["reward"]))], object)
-    assert check_adder(NStep(1, 0.9), all_steps) == 3 + 1
-
-
-def test_check_adder_counts_the_items():
-    assert check_adder(NStep(3, 0.9), make_episodes(nested=False)) == 3 + 0 + 1 + 5 + 0 + 2
+    assert check_adder(NStep(3, 0.9), all_steps) == 3 + 0 + 1 + 5 + 0 + 2
 
 
 @pytest.mark.parametrize("adder", mark_slow_except(ADDERS[:1], ADDERS[::7]), ids=repr)
@@ -266,11 +262,7 @@ def test_rows_with_a_different_dtype_than_row_spec_raise():
 
 
 def test_custom_adder_can_be_composed():
-    assert (
-        check_adder(Plain(), make_episodes())
-        == check_adder(compose(Plain(), ReturnToGo(), Plain()), make_episodes())
-        == NUM_EPISODES
-    )
+    assert check_adder(compose(Plain(), ReturnToGo(), Plain()), make_episodes()) == NUM_EPISODES
     assert repr(Plain()) == "Plain()"
 
 
