@@ -227,7 +227,7 @@ def test_dicts_with_other_fields_raise_and_name_the_conversion():
 def test_beta_is_the_exponent_of_the_weights_at_the_step(beta):
     dataset = tf.data.Dataset.from_tensors(make_prioritized_batch([1.0, 0.25, 0.0625])).repeat()
     feed = StreamingDataset(dataset, beta=beta)
-    read = tf.function(feed.next)
+    read = tf.function(feed.next, autograph=False)
     for step, exponent in [(0, 0.0), (2, 0.5), (4, 1.0), (9, 1.0)] if callable(beta) else [(7, 0.5)]:
         _, info = read(iteration(step))
         np.testing.assert_allclose(info.weight, np.array([1.0, 0.25, 0.0625]) ** exponent, rtol=1e-6)

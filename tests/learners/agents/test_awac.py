@@ -28,7 +28,7 @@ def test_updates_match_the_reference(is_normalized):
     actor = np.concatenate([network.numpy(), log_std.numpy()]).astype(float)
     critic, target = agent._critic.flat.numpy().astype(float), agent._target_critic.flat.numpy().astype(float)
     actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     for step in range(2):
         data = make_columns(SIZE, seed=step)
         s, end, action = (data[name].astype(float) for name in ("observation", "next_observation", "action"))

@@ -61,7 +61,7 @@ def test_updates_match_the_reference(overrides):
     )
     log_temperature = log_weight = 0.0
     actor_step, temperature_step, critic_step, weight_step = (reference.Adam(rate) for rate in (1e-4, 1e-4, 3e-4, 3e-4))
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     for step in range(2):
         data = make_columns(SIZE, seed=step)
         s, end, action = (data[name].astype(float) for name in ("observation", "next_observation", "action"))

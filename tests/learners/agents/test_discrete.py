@@ -229,7 +229,7 @@ def test_action_out_of_bounds_raises_instead_of_training(name, action):
     with pytest.raises(SpecMismatchError, match=message):
         agent.train(to_transition(data))
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        tf.function(agent.train)(to_transition(data))
+        tf.function(agent.train, autograph=False)(to_transition(data))
     translated = translate_error(caught.value)
     assert isinstance(translated, SpecMismatchError) and re.match(message, str(translated))
     for one, two in zip(before, agent.trainable_variables, strict=True):

@@ -27,7 +27,7 @@ def test_updates_match_the_reference(overrides):
     actor, critic = (each.flat.numpy().astype(float) for each in (agent._actor.network, agent._critic))
     target, log_temperature = critic, np.log(overrides.get("initial_temperature", 1.0))
     actor_step, critic_step, temperature_step = (reference.Adam(3e-4) for _ in range(3))
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     for step in range(3):
         data = make_columns(SIZE, seed=step)
         s, end, action = (data[name].astype(float) for name in ("observation", "next_observation", "action"))

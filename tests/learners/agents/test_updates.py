@@ -52,7 +52,7 @@ def to_float64(variable):
 
 def run_updates(agent, to_experience, count=2):
     """Trains the agent, and yields exact columns, TD3's noise and the loss info of each update."""
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     for step in range(count):
         data = make_columns(len(WEIGHTS), seed=step)
         noise = tf.random.stateless_normal([len(WEIGHTS), ACTION], agent.noise_seed(0)).numpy().astype(float)
