@@ -62,7 +62,7 @@ class Kill(LearnerHook):
 def test_collected_items_are_those_of_whole_episodes(tmp_path, make_env, num_envs):
     """Episodes of 7 steps in pieces of 5: item k has the rewards 10 + k, 11 + k and 12 + k, but none beyond the end."""
     config = TrainingConfig(
-        "dqn", env=make_env, online_steps=200, n_step=3, gamma=0.5, num_envs=num_envs, online_replay="reverb", **SMALL
+        "dqn", env=make_env, online_steps=60, n_step=3, gamma=0.5, num_envs=num_envs, online_replay="reverb", **SMALL
     )
     with Training(None, config, tmp_path / "run") as training:
         training.run()
@@ -88,18 +88,14 @@ def read_rows(run_dir):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "algo", "moments", "options"),
     [
         ("pendulum_mixed", "td3_bc", (25, 95), {"steps": 40, "num_envs": 1}),
-        *(
-            pytest.param(*values, marks=pytest.mark.slow)
-            for values in [
-                ("pendulum_mixed", "iql", (50, 51), {"steps": 40, "num_envs": 3, "n_step": 3}),
-                ("pendulum_mixed", "rebrac", (50, 77), {"steps": 40, "num_envs": 2, "online_ratio": 1.0}),
-                (None, "sac", (3, 57), {"num_envs": 2, "updates_per_step": 0.7}),
-            ]
-        ),
+        ("pendulum_mixed", "iql", (50, 51), {"steps": 40, "num_envs": 3, "n_step": 3}),
+        ("pendulum_mixed", "rebrac", (50, 77), {"steps": 40, "num_envs": 2, "online_ratio": 1.0}),
+        (None, "sac", (3, 57), {"num_envs": 2, "updates_per_step": 0.7}),
     ],
 )
 def test_killed_run_continues_bit_for_bit(tmp_path, data, source, algo, moments, options):
@@ -120,6 +116,7 @@ def test_killed_run_continues_bit_for_bit(tmp_path, data, source, algo, moments,
     assert read_rows(tmp_path / "whole") == read_rows(tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_environment_that_cannot_be_repeated_starts_new_episodes(tmp_path):
     class Unseeded(gymnasium.Env):
         observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
