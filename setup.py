@@ -94,7 +94,7 @@ setup(
         "minari": MINARI,
         "eval": EVAL,
         "envpool": ENVPOOL,
-        "dm_control": DM_CONTROL,
+        "dm-control": DM_CONTROL,
         "wandb": WANDB,
         "mlflow": MLFLOW,
         "dev": [

@@ -22,6 +22,8 @@ _CODE = (
     "import sys; sys.path[:] = sys.argv[6:]; from rlds2reverb.envs._env_worker import main; "
     "main(*map(int, sys.argv[1:6]))"
 )
+#: The arrays of a `Channel` of which each worker has a row.
+_ARRAYS = ("requests", "replies", "commands", "failures", "stepping", "worker_sleeps", "caller_sleeps")
 _CHECK_SECS, _TRACE_SECS = 0.05, 0.2
 #: A worker that has completed this many requests since it was lost has recovered.
 _RECOVERED = 100
@@ -43,7 +45,17 @@ class WorkerProcess:
       first, end: its environments are `first` to `end - 1`.
       seeds: the seeds of its environments; None if they have none.
       num_failures: how often it was lost without completing 100 requests in between.
+      is_busy: whether a request was made whose completion was not waited for.
     """
+
+    #: Its rows of the shared arrays.
+    _requests: Any
+    _replies: Any
+    _commands: Any
+    _failures: Any
+    _stepping: Any
+    _sleeps: Any
+    _caller_sleeps: Any
 
     def __init__(self, index: int, constructors: Sequence[Callable[[], Environment]], first: int, memory: int):
         """Serialises the constructors; `start` starts the process.
@@ -60,6 +72,9 @@ class WorkerProcess:
         self._peer: Any = None
         self._files: list[int] = []
         self._number = 0
+        self.is_busy = False
+        self._reported: list[tuple[int, str]] = []
+        self.release()
 
     def count_failure(self) -> int:
         """Counts that the worker was lost; returns `num_failures`."""
@@ -99,21 +114,27 @@ class WorkerProcess:
                     raise LostProcessError(pickle.loads(message[1:]))
                 if message[:1] == RESULT:
                     return pickle.loads(message[1:])
+                if message[:1] == FAILURE:
+                    self._reported.append(pickle.loads(message[1:]))
         except (EOFError, OSError):
             reason = self._describe_end()
         except LostProcessError as error:
             reason = str(error)
-        raise EnvironmentFailedError(f"{self._places} cannot be created or called:\n{reason}") from None
+        raise EnvironmentFailedError(f"{self.places} cannot be created or called:\n{reason}") from None
 
     def connect(self, channel: Channel, layout: Any, timeout_secs: float) -> None:
         """Sends the layout of the shared arrays, and waits until the worker uses them."""
         self._send(pickle.dumps(layout))
         self.receive(timeout_secs)
-        self._requests, self._commands = channel.requests[self.index], channel.commands[self.index]
-        self._replies, self._failures = channel.replies[self.index], channel.failures[self.index]
-        self._stepping = channel.stepping[self.index]
-        self._sleeps, self._caller_sleeps = channel.worker_sleeps[self.index], channel.caller_sleeps[self.index]
+        rows: Any = [getattr(channel, name)[self.index] for name in _ARRAYS]
+        self._requests, self._replies, self._commands, self._failures, self._stepping, *sleeps = rows
+        self._sleeps, self._caller_sleeps = sleeps
         self._number, self._sleeps[0] = int(self._replies[0]), 0
+
+    def release(self) -> None:
+        """Drops the shared arrays of a worker that is not started again."""
+        self._requests = self._replies = self._commands = self._failures = self._stepping = None
+        self._sleeps = self._caller_sleeps = None
 
     def call(self, name: str, row: int | None, *arguments: Any, timeout_secs: float) -> Any:
         """Calls a method of one of the environments, or of the `Share` of the worker if `row` is None.
@@ -127,6 +148,7 @@ class WorkerProcess:
     def request(self, command: int) -> None:
         """Starts a step or a reset of all environments; see `wait`."""
         self._number += 1
+        self.is_busy = True
         self._commands[0] = command
         self._requests[0] = self._number
         if self._sleeps[0]:
@@ -145,7 +167,7 @@ class WorkerProcess:
         start = time.perf_counter()
         while replies[0] != number and time.perf_counter() - start < spin_secs:
             pass
-        failures: list[tuple[int, str]] = []
+        failures = self._reported
         if replies[0] != number:
             self._sleep(number, start + timeout_secs, failures)
         self._num_completed += 1
@@ -153,9 +175,12 @@ class WorkerProcess:
             self.num_failures = 0
         while len(failures) < self._failures[0]:
             self._read(failures)
+        self._reported, self.is_busy = [], False
         return failures
 
     def _sleep(self, number: int, deadline: float, failures: list[tuple[int, str]]) -> None:
+        if self._process is None:
+            raise LostProcessError(f"the process of {self.places} has been stopped")
         replies = self._replies
         self._caller_sleeps[0] = 1
         try:
@@ -198,16 +223,19 @@ class WorkerProcess:
         for file in self._files:
             os.close(file)
         self._process, self._peer, self._files = None, None, []
+        self._reported, self.is_busy = [], False
 
     @property
-    def _places(self) -> str:
+    def places(self) -> str:
+        """The environments, for messages."""
         return f"environment {self.first}" if self.end == self.first + 1 else (
             f"environments {self.first} to {self.end - 1}"
         )  # fmt: skip
 
     def _send(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # Its end is found when its answer is read.
-            self._peer.send_bytes(message)
+            if self._peer is not None:
+                self._peer.send_bytes(message)
 
     def _dump_stacks(self) -> str:
         """Returns the Python stack of a process that hangs."""
@@ -226,7 +254,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return "its process has closed the connection"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"the process of {self._places} {how}\n{self._read_trace()}"
+        return f"the process of {self.places} {how}\n{self._read_trace()}"
 
     def _read_trace(self) -> str:
         size = os.fstat(self._files[1]).st_size

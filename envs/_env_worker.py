@@ -26,6 +26,7 @@ STEP, RESET = 1, 2
 #: First byte of messages: a wake-up, a failure, a call and its result, and an error of that call.
 WAKE, FAILURE, CALL, RESULT, ERROR = b"w", b"f", b"c", b"r", b"e"
 _F_SETSIG = 10
+_MAX_ATTEMPTS = 3
 _CHECK_SECS = 0.5
 
 
@@ -73,7 +74,7 @@ class Share:
           stepping: array whose first element is set to the index of each environment before it is called.
 
         Raises:
-          Exception: If a new environment fails in its first `reset`.
+          RuntimeError: If an environment that has failed cannot be created again.
         """
         rows: Any = self._rows
         is_step = command == STEP
@@ -86,15 +87,25 @@ class Share:
                 write(row, env.advance(read(row)) if read is not None else env.reset())
             except Exception:
                 report(self._first + row, traceback.format_exc())
-                self._replace(row)
-                if is_step and rows.step_type[row] != LAST:
-                    rows.truncate(row)
-                else:
-                    rows.write(row, self.envs[row].reset())
+                self._replace(row, must_reset=not is_step or rows.step_type[row] == LAST)
 
-    def _replace(self, row: int) -> None:
+    def _replace(self, row: int, *, must_reset: bool) -> None:
+        """Creates an environment again, in several attempts, and truncates its episode or starts a new one."""
         with contextlib.suppress(Exception):
             self.envs[row].close()
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                self._create_again(row)
+                if must_reset:
+                    self._rows.write(row, self.envs[row].reset())  # type: ignore[union-attr]
+                else:
+                    self._rows.truncate(row)  # type: ignore[union-attr]
+                return
+            except Exception as error:
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise RuntimeError(f"environment {self._first + row} cannot be created again") from error
+
+    def _create_again(self, row: int) -> None:
         self.envs[row] = create(self._constructors[row], self._first + row)
         seed = self._seeds[row]
         if seed is not None:
@@ -102,7 +113,8 @@ class Share:
             self.envs[row].seed(seed + 1_000_003)
 
     def close(self) -> None:
-        """Closes all environments."""
+        """Closes all environments, and drops the shared arrays."""
+        self._rows = None
         for env in self.envs:
             with contextlib.suppress(Exception):
                 env.close()

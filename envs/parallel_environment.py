@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -27,6 +29,8 @@ _SPIN_SECS = 0.001
 _EXIT_SECS, _FIRST = 5.0, int(FIRST)
 #: A worker that is lost more often than this without recovering in between is not started again.
 _MAX_FAILURES = 3
+#: The index of an environment, and why it has failed.
+_Failure = tuple[int, str]
 
 
 class ParallelEnvironment(Environment):
@@ -39,6 +43,11 @@ class ParallelEnvironment(Environment):
 
     `prev_action` of the time steps is the action that was passed to `step`, and `untransformed` is `()`. Environments
     reset themselves, each at the end of its own episodes.
+
+    A reset normally takes place in the step after the end of an episode, which lasts as long as the slowest reset. With
+    `num_spares`, resets do not block the batch: when an episode ends, its environment is reset in the background, and
+    the next episode is that of the spare environment that has been waiting, or is being reset, for the longest time.
+    Time steps therefore depend on seeds and actions alone, and not on the durations of resets.
     """
 
     def __init__(
@@ -46,7 +55,8 @@ class ParallelEnvironment(Environment):
         constructors: Sequence[Callable[[], Environment]],
         *,
         num_workers: int | None = None,
-        caller_steps: bool = True,
+        caller_steps: bool | None = None,
+        num_spares: int = 0,
         timeout_secs: float = 60.0,
         on_failure: Literal["restart", "raise"] = "restart",
         seed: int | None = None,
@@ -58,15 +68,19 @@ class ParallelEnvironment(Environment):
             Lambdas and functions of scripts and notebooks are allowed.
           num_workers: number of processes in addition to the calling one; None for one process per core, at most B in
             total.
-          caller_steps: whether the calling process steps a share of the environments. Without it, an environment that
-            hangs or crashes cannot affect the calling process.
+          caller_steps: whether the calling process steps a share of the environments; None for True without spares.
+            Without it, an environment that hangs or crashes cannot affect the calling process.
+          num_spares: number of additional environments for resets in the background; 0 for resets that block the batch.
+            With spares, each of the B + num_spares environments has a process of its own. The number should be at
+            least that of the episodes that end during a reset.
           timeout_secs: maximum duration of a step, or a `reset`, of the environments of one worker.
           on_failure: 'restart' to create failed environments again, with a warning; 'raise' to close the batch and
             raise `EnvironmentFailedError`.
-          seed: environment i gets the seed `seed + i`; None for no seeds.
+          seed: environment i gets the seed `seed + i`, and spare environment k the seed `seed + B + k`; None for no
+            seeds.
 
         Raises:
-          ValueError: If an argument is out of range.
+          ValueError: If an argument is out of range, or `num_spares` is combined with `num_workers` or `caller_steps`.
           TypeError: If a constructor cannot be sent to another process, or does not return an environment.
           SpecMismatchError: If the specs of the environments differ; the message names the path.
           EnvironmentFailedError: If an environment cannot be created; the message contains its stack trace.
@@ -74,23 +88,37 @@ class ParallelEnvironment(Environment):
         super().__init__()
         if not constructors:
             raise ValueError("constructors must contain at least one function, got none")
+        require_count("num_spares", num_spares, 0)
+        if num_spares and (num_workers is not None or caller_steps):
+            raise ValueError(
+                "num_spares requires a process for each environment; leave num_workers and caller_steps out"
+            )
+        caller_steps = not num_spares if caller_steps is None else caller_steps
         if num_workers is not None:
             require_count("num_workers", num_workers, 0 if caller_steps else 1)
         require_timeout(timeout_secs)
         require_one_of("on_failure", on_failure, ("restart", "raise"))
         num_envs, cores = len(constructors), len(os.sched_getaffinity(0))
-        if num_workers is None:
+        constructors = [*constructors, *itertools.islice(itertools.cycle(constructors), num_spares)]
+        num_rows = num_envs + num_spares
+        if num_spares:
+            num_workers = num_rows
+        elif num_workers is None:
             num_workers = max(min(cores, num_envs) - caller_steps, 0 if caller_steps else 1)
-        num_workers = min(num_workers, num_envs - caller_steps)
+        num_workers = min(num_workers, num_rows - caller_steps)
         self._timeout_secs, self._on_failure = timeout_secs, on_failure
-        self._num_envs = num_envs
+        self._num_envs, self._num_rows, self._num_spares = num_envs, num_rows, num_spares
         self._ids = np.arange(num_envs, dtype=np.int32)
-        self._is_closed = False
+        #: With spares, the row of each environment in the shared arrays, and those that are reset in the background.
+        self._rows: Any = np.arange(num_envs) if num_spares else slice(None)
+        self._waiting: deque[int] = deque()
+        self._is_closed = self._is_running = False
         self._workers: list[WorkerProcess] = []
         self._own: Share | None = None
+        self._channel: Any = None
         self._memory = create_memory()
-        spin_secs = _SPIN_SECS if num_workers + caller_steps <= cores else 0.0
-        bounds = np.linspace(0, num_envs, num_workers + caller_steps + 1).round().astype(int).tolist()
+        self._spin_secs = _SPIN_SECS if num_workers + caller_steps <= cores else 0.0
+        bounds = np.linspace(0, num_rows, num_workers + caller_steps + 1).round().astype(int).tolist()
         shares = list(itertools.pairwise(bounds))
         try:
             for index, (first, end) in enumerate(shares[caller_steps:]):
@@ -105,15 +133,14 @@ class ParallelEnvironment(Environment):
                 specs += worker.receive(self._timeout_secs)
             require_same_specs(specs)
             self._spec: TimeStep = specs[0]
-            self._channel = Channel(self._memory, self._spec, num_envs, num_workers)
+            self._channel = Channel(self._memory, self._spec, num_rows, num_workers)
             for worker in self._workers:
-                worker.connect(self._channel, (self._spec, num_envs, num_workers, spin_secs), self._timeout_secs)
+                worker.connect(self._channel, self._layout, self._timeout_secs)
         except BaseException:
             self.close()
             raise
         if self._own is not None:
             self._own.connect(self._channel)
-        self._spin_secs = spin_secs
         self._first_action = make_zeros(self._spec.prev_action)
         if seed is not None:
             self.seed(seed)
@@ -145,8 +172,8 @@ class ParallelEnvironment(Environment):
         return self._spec.env_info
 
     def seed(self, seed: int) -> None:
-        """Sets the seed of environment i to `seed + i`."""
-        self.seed_each(range(seed, seed + self._num_envs))
+        """Sets the seed of environment i to `seed + i`; with spares, the next step starts new episodes."""
+        self._seed_rows(range(seed, seed + self._num_rows))
 
     def seed_each(self, seeds: Sequence[int]) -> None:
         """Sets the seed of each environment.
@@ -155,20 +182,29 @@ class ParallelEnvironment(Environment):
           seeds: B seeds.
         """
         seeds = [int(seed) for seed in seeds]
+        self._seed_rows([*seeds, *range(max(seeds) + 1, max(seeds) + 1 + self._num_spares)])
+
+    def _seed_rows(self, seeds: Sequence[int]) -> None:
         if self._own is not None:
             self._own.seed(seeds[: len(self._own.envs)])
         for worker in self._workers:
-            worker.seeds = seeds[worker.first : worker.end]
+            worker.seeds = list(seeds[worker.first : worker.end])
             worker.call("seed", None, worker.seeds, timeout_secs=self._timeout_secs)
+        if self._num_spares:  # Some episodes have been started with the old seeds.
+            self._must_reset = True
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns what the first environment renders."""
         if self._own is not None:
             return self._own.envs[0].render(mode)
-        return self._workers[0].call("render", 0, mode, timeout_secs=self._timeout_secs)
+        worker = self._workers[int(self._rows[0]) if self._num_spares else 0]
+        return worker.call("render", 0, mode, timeout_secs=self._timeout_secs)
 
     def close(self) -> None:
-        """Closes all environments and ends the workers; kills those that do not end within 5 seconds. Idempotent."""
+        """Closes all environments, ends the workers, and frees the shared memory. Idempotent.
+
+        Workers that do not end within 5 seconds are killed.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -179,6 +215,8 @@ class ParallelEnvironment(Environment):
         deadline = time.monotonic() + _EXIT_SECS
         for worker in self._workers:
             worker.stop(deadline)
+            worker.release()
+        self._channel = None  # The memory is freed with the last array in it.
         os.close(self._memory)
 
     def advance(self, action: Nest) -> TimeStep:
@@ -194,108 +232,201 @@ class ParallelEnvironment(Environment):
     def _step(self, action: Nest) -> TimeStep:
         return self._run(STEP, action)
 
+    @property
+    def _layout(self) -> Any:
+        return self._spec, self._num_rows, len(self._workers), self._spin_secs
+
     def _run(self, command: int, action: Nest) -> TimeStep:
         if self._is_closed:
             raise RuntimeError("the environment is closed; create a new one")
-        channel = self._channel
-        failures: list[tuple[int, str]] = []
+        try:
+            if self._is_running:  # Ctrl-C has interrupted the last call.
+                self._finish_requests()
+            self._is_running = True
+            failures = self._run_with_spares(command, action) if self._num_spares else self._run_all(command, action)
+            if failures:
+                self._handle(failures)
+            time_step = self._make_time_step(action)
+        except Exception:
+            self.close()
+            raise
+        except BaseException:
+            self._must_reset = True  # Some environments have made this step, others have not.
+            raise
+        self._is_running = False
+        if self._num_spares:
+            for row in self._rows[time_step.step_type == LAST].tolist():
+                self._workers[row].request(RESET)
+                self._waiting.append(row)
+        return time_step
+
+    def _run_all(self, command: int, action: Nest) -> list[_Failure]:
+        """Makes a request to all processes, and returns which environments have failed."""
+        failures: list[_Failure] = []
         if action is not None:
-            _copy_into(channel.action, action)
+            _copy_into(self._channel.action, action)
         for worker in self._workers:
             worker.request(command)
         if self._own is not None:
-            self._own.run(command, lambda index, text: failures.append((index, text)))
+            self._run_own(self._own, command, failures)
         for worker in self._workers:
             try:
                 failures += worker.wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
-                failures += [(index, str(lost)) for index in range(worker.first, worker.end)]
-                if self._on_failure == "restart":
-                    self._restart(worker, str(lost))
-        if failures:
-            self._handle(failures)
-        return self._make_time_step(action)
+                envs, previous = self._ids[worker.first : worker.end], self._current_time_step
+                is_new = previous is None or command == RESET or previous.step_type[envs] == LAST
+                failures += self._recover(worker, str(lost), envs, is_new)
+        return failures
 
-    def _handle(self, failures: list[tuple[int, str]]) -> None:
-        places = ", ".join(str(index) for index, _ in failures)
-        texts = "\n".join(dict.fromkeys(text for _, text in failures))
-        name = "environment" if len(failures) == 1 else "environments"
+    def _run_own(self, share: Share, command: int, failures: list[_Failure]) -> None:
+        try:
+            share.run(command, lambda index, text: failures.append((index, text)))
+        except RuntimeError:
+            texts = "\n".join(text for _, text in failures)
+            raise EnvironmentFailedError(f"{texts}\n{traceback.format_exc()}") from None
+
+    def _run_with_spares(self, command: int, action: Nest) -> list[_Failure]:
+        """Steps environments whose episodes are running, and replaces the others by spare ones."""
+        failures: list[_Failure] = []
+        is_new, rows = np.ones(self._num_envs, bool), self._rows
+        if action is None:
+            failures += self._finish_requests()
+            rows[:] = self._ids
+            self._waiting = deque(range(self._num_envs, self._num_rows))
+            for worker in self._workers:
+                worker.request(command)
+        else:
+            previous: Any = self._current_time_step
+            is_new = previous.step_type == LAST
+            for env in np.flatnonzero(is_new):
+                rows[env] = self._waiting.popleft()
+            _copy_into(self._channel.action, action, rows)
+            for row in rows[~is_new]:
+                self._workers[row].request(command)
+        for env, row in enumerate(rows.tolist()):
+            try:
+                found = self._workers[row].wait(self._spin_secs, self._timeout_secs)
+            except LostProcessError as lost:
+                found = self._recover(self._workers[row], str(lost), self._ids[env : env + 1], is_new[env])
+            failures += [(env, text) for _, text in found]
+        return failures
+
+    def _finish_requests(self) -> list[_Failure]:
+        """Waits for all requests that have not been waited for; new episodes follow."""
+        failures: list[_Failure] = []
+        for worker in self._workers:
+            if worker.is_busy:
+                try:
+                    failures += worker.wait(self._spin_secs, self._timeout_secs)
+                except LostProcessError as lost:
+                    failures += self._recover(worker, str(lost), self._ids[:0], True)
+        return failures
+
+    def _recover(self, worker: WorkerProcess, reason: str, envs: np.ndarray, is_new: Any) -> list[_Failure]:
+        """Starts a lost worker again, and truncates the running episodes of its environments.
+
+        Args:
+          worker: the worker.
+          reason: why it is lost.
+          envs: indices of its environments in the batch.
+          is_new: bool [] or [len(envs)], whether they start an episode, instead of having one that is truncated.
+
+        Returns:
+          The environments that have failed.
+
+        Raises:
+          EnvironmentFailedError: If failures are not to be survived, or the worker is lost again and again.
+        """
+        worker.stop(time.monotonic())
         if self._on_failure == "raise":
-            self.close()
+            raise EnvironmentFailedError(f"{worker.places} failed:\n{reason}")
+        is_new = np.broadcast_to(is_new, worker.end - worker.first)
+        failures = [(index, reason) for index in range(worker.first, worker.end)]
+        failures += self._restart(worker, reason, is_new)
+        rows = np.arange(worker.first, worker.end)[~is_new]
+        if rows.size:
+            previous: Any = self._current_time_step
+            self._truncate(rows, envs[~is_new], previous)
+        return failures
+
+    def _restart(self, worker: WorkerProcess, reason: str, is_new: np.ndarray) -> list[_Failure]:
+        """Starts a worker again, and starts episodes if any environment needs one.
+
+        Raises:
+          EnvironmentFailedError: If the worker is lost again and again.
+        """
+        while worker.count_failure() <= _MAX_FAILURES:
+            try:
+                worker.stop(time.monotonic())
+                worker.start()
+                worker.receive(self._timeout_secs)
+                worker.connect(self._channel, self._layout, self._timeout_secs)
+                if worker.seeds is not None:
+                    worker.seeds = [seed + 1_000_003 for seed in worker.seeds]  # A different sequence than before.
+                    worker.call("seed", None, worker.seeds, timeout_secs=self._timeout_secs)
+                if not is_new.any():
+                    return []
+                worker.request(RESET)
+                return worker.wait(self._spin_secs, self._timeout_secs)
+            except (EnvironmentFailedError, LostProcessError) as error:
+                reason = str(error)
+        raise EnvironmentFailedError(f"{worker.places} failed {worker.num_failures} times in a row:\n{reason}")
+
+    def _truncate(self, rows: np.ndarray, envs: np.ndarray, previous: TimeStep) -> None:
+        """Ends the episodes of lost environments: their last observations are repeated."""
+        shared = self._channel.time_step
+        _restore_rows(shared.observation, rows, previous.observation, envs)
+        _restore_rows(shared.env_info, rows, previous.env_info, envs)
+        shared.discount[rows] = previous.discount[envs]
+        shared.step_type[rows] = LAST
+        shared.reward[rows] = 0
+
+    def _handle(self, failures: list[_Failure]) -> None:
+        places = ", ".join(dict.fromkeys(str(index) for index, _ in failures))
+        texts = "\n".join(dict.fromkeys(text for _, text in failures))
+        name = "environments" if "," in places else "environment"
+        if self._on_failure == "raise":
             raise EnvironmentFailedError(f"{name} {places} failed:\n{texts}")
         warnings.warn(f"{name} {places} failed and started new episodes:\n{texts}", RuntimeWarning, stacklevel=5)
 
-    def _restart(self, worker: WorkerProcess, reason: str) -> None:
-        """Starts a worker again, truncates its running episodes, and resets its other environments."""
-        if worker.count_failure() > _MAX_FAILURES:
-            self.close()
-            raise EnvironmentFailedError(
-                f"environments {worker.first} to {worker.end - 1} failed {worker.num_failures} times in a row: {reason}"
-            )
-        channel, previous = self._channel, self._current_time_step
-        worker.stop(time.monotonic())
-        worker.start()
-        worker.receive(self._timeout_secs)
-        layout = (self._spec, self._num_envs, len(self._workers), self._spin_secs)
-        worker.connect(channel, layout, self._timeout_secs)
-        if worker.seeds is not None:
-            worker.seeds = [seed + 1_000_003 for seed in worker.seeds]  # A different random sequence than before.
-            worker.call("seed", None, worker.seeds, timeout_secs=self._timeout_secs)
-        own = slice(worker.first, worker.end)
-        ended = np.ones(worker.end - worker.first, bool) if previous is None else previous.step_type[own] == LAST
-        if ended.any():
-            worker.request(RESET)
-            try:
-                worker.wait(self._spin_secs, self._timeout_secs)
-            except LostProcessError as lost:
-                self._restart(worker, str(lost))
-                return
-        if previous is not None:
-            rows = np.arange(worker.first, worker.end)[~ended]
-            _restore_rows(channel.time_step.observation, previous.observation, rows)
-            _restore_rows(channel.time_step.env_info, previous.env_info, rows)
-            channel.time_step.discount[rows] = previous.discount[rows]
-            channel.time_step.step_type[rows] = LAST
-            channel.time_step.reward[rows] = 0
-
     def _make_time_step(self, action: Nest) -> TimeStep:
-        shared = self._channel.time_step
-        step_type = shared.step_type.copy()
+        shared, rows = self._channel.time_step, self._rows
+        step_type = shared.step_type[rows].copy()
         if action is None or _FIRST in step_type.tolist():
             action = make_prev_action(self._first_action, action, step_type == FIRST)
         return TimeStep(
             step_type,
-            shared.reward.copy(),
-            shared.discount.copy(),
-            _copy(shared.observation),
+            shared.reward[rows].copy(),
+            shared.discount[rows].copy(),
+            _copy(shared.observation, rows),
             action,
             self._ids,
             (),
-            _copy(shared.env_info),
+            _copy(shared.env_info, rows),
         )
 
 
-def _copy_into(arrays: Nest, values: Nest) -> None:
+def _copy_into(arrays: Nest, values: Nest, rows: Any = slice(None)) -> None:
     if isinstance(arrays, np.ndarray):
-        arrays[...] = values
+        arrays[rows] = values
     elif isinstance(arrays, dict):
         for key, array in arrays.items():
-            _copy_into(array, values[key])
+            _copy_into(array, values[key], rows)
     else:
         for array, value in zip(arrays, values, strict=True):
-            _copy_into(array, value)
+            _copy_into(array, value, rows)
 
 
-def _copy(nest: Nest) -> Nest:
-    return nest.copy() if isinstance(nest, np.ndarray) else map_structure(np.copy, nest)
+def _copy(nest: Nest, rows: Any) -> Nest:
+    return nest[rows].copy() if isinstance(nest, np.ndarray) else map_structure(lambda leaf: leaf[rows].copy(), nest)
 
 
-def _restore_rows(arrays: Nest, previous: Nest, rows: np.ndarray) -> None:
+def _restore_rows(arrays: Nest, rows: np.ndarray, previous: Nest, envs: np.ndarray) -> None:
     if isinstance(arrays, np.ndarray):
-        arrays[rows] = previous[rows]
+        arrays[rows] = previous[envs]
     elif isinstance(arrays, dict):
         for key, array in arrays.items():
-            _restore_rows(array, previous[key], rows)
+            _restore_rows(array, rows, previous[key], envs)
     else:
         for array, value in zip(arrays, previous, strict=True):
-            _restore_rows(array, value, rows)
+            _restore_rows(array, rows, value, envs)

@@ -14,7 +14,7 @@ from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
 from .time_limit import TimeLimit
 
-INSTALL = "run pip install '.[dm_control]' in the checkout"
+INSTALL = "run pip install '.[dm-control]' in the checkout"
 _IMAGE_SIZE = {"height": 240, "width": 320}
 
 

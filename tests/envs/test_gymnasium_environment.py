@@ -3,12 +3,13 @@
 import gymnasium
 import numpy as np
 import pytest
+import tree
 from counting import Counting
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
-from rlds2reverb.envs import BoundedArraySpec, GymnasiumEnvironment, suite_gym
+from rlds2reverb.envs import BoundedArraySpec, GymnasiumEnvironment, ParallelEnvironment, suite_gym
 from rlds2reverb.envs.spaces import make_converter, make_space, make_spec
 
 from rlds2reverb import SpecMismatchError
@@ -81,6 +82,35 @@ def test_any_tree_of_spaces_can_be_observed_and_acted_on(observation_space, acti
     action = make_converter(env.action_spec())(action_space.sample())
     step = env.step(action)
     assert int(step.step_type) == 1 and action_space.contains(inner.actions[-1])
+
+
+@given(SPACES, SPACES, st.integers(0, 100))
+@examples(25)
+def test_any_tree_of_spaces_keeps_its_values_in_a_batch(observation_space, action_space, seed):
+    observation_space.seed(seed)
+    action_space.seed(seed)
+    inner = [Fixed(observation_space, observation=observation_space.sample(), action_space=action_space) for _ in "ab"]
+    samples = [make_converter(make_spec(action_space))(action_space.sample()) for _ in inner]
+    actions = tree.map_structure(lambda *rows: np.stack(rows), *samples)
+    with ParallelEnvironment([lambda each=each: GymnasiumEnvironment(each) for each in inner], num_workers=0) as env:
+        env.reset()
+        step = env.step(actions)
+    tree.map_structure(np.testing.assert_array_equal, step.prev_action, actions)
+    for row, (each, sample) in enumerate(zip(inner, samples, strict=True)):
+        observation = make_converter(make_spec(observation_space))(each.observation)
+        tree.map_structure(
+            lambda batch, value, row=row: np.testing.assert_array_equal(batch[row], value),
+            step.observation,
+            observation,
+        )
+        tree.map_structure(
+            np.testing.assert_array_equal, make_converter(make_spec(action_space))(each.actions[0]), sample
+        )
+
+
+def test_action_is_ignored_where_an_episode_starts():
+    env = GymnasiumEnvironment(Counting(1))
+    assert [int(env.step(action).step_type) for action in (None, 0, "anything", 1, 99)] == [0, 2, 0, 2, 0]
 
 
 def test_actions_are_checked_before_they_reach_the_environment():

@@ -227,37 +227,46 @@ def test_workers_end_with_a_killed_caller_even_if_an_environment_hangs():
         assert time.monotonic() < deadline, "a worker survived its caller"
 
 
+def count_resources(pid):
+    """Returns the numbers of file descriptors, children, and mappings of shared memory, and the resident memory."""
+    maps = sum("rlds2reverb_envs" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    num_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return (len(os.listdir(f"/proc/{pid}/fd")), len(find_children(pid)), maps), num_pages * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("options", mark_slow_except([{}], [{}, {"num_spares": 2}]))
 @pytest.mark.parametrize("num_steps", mark_slow_except({200}, [200, 10_000]))
-def test_nothing_is_left_after_many_steps(num_steps):
-    def count():
-        maps = sum("rlds2reverb_envs" in line for line in Path("/proc/self/maps").read_text().splitlines())
-        return len(os.listdir("/proc/self/fd")), len(find_children(os.getpid())), maps
+def test_nothing_is_left_after_many_steps(num_steps, options):
+    def measure():
+        results = [count_resources(pid) for pid in pids]
+        return [counts for counts, _ in results], sum(num_bytes for _, num_bytes in results)
 
-    make = functools.partial(suite_gym.load, "CartPole-v1")
-    before = count()
-    with ParallelEnvironment([make] * 8, seed=0) as env:
-        env.reset()
+    make, others = functools.partial(suite_gym.load, "CartPole-v1"), find_children(os.getpid())
+    before, _ = count_resources(os.getpid())
+    with ParallelEnvironment([make] * 8, seed=0, **options) as env:
         for step in range(num_steps):
+            if step == num_steps // 10:
+                pids = [os.getpid(), *(set(find_children(os.getpid())) - set(others))]
+                counts, num_bytes = measure()
             env.step(np.full(8, step % 2))
-        during = count()
-        for _ in range(20):
-            env.step(np.zeros(8, int))
-        assert count() == during
-    del env
-    assert count()[:2] == before[:2]
+        counts_at_end, num_bytes_at_end = measure()
+        assert counts_at_end == counts
+        assert num_bytes_at_end - num_bytes < 4 << 20
+    assert count_resources(os.getpid())[0] == before
 
 
-def test_idle_workers_use_no_cpu():
+@pytest.mark.parametrize("options", mark_slow_except([{"num_workers": 1}], [{"num_workers": 1}, {"num_spares": 1}]))
+def test_idle_workers_use_no_cpu(options):
     others = find_children(os.getpid())
-    with create_environment("CartPole-v1", 2, parallel_options={"num_workers": 1}) as env:
+    with create_environment("CartPole-v1", 2, parallel_options=options) as env:
         env.reset()
-        (child,) = set(find_children(os.getpid())) - set(others)
+        children = set(find_children(os.getpid())) - set(others)
 
         def cpu_ticks():
-            fields = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()
-            return int(fields[11]) + int(fields[12])
+            stats = [Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split() for child in children]
+            return max(int(fields[11]) + int(fields[12]) for fields in stats)
 
-        time.sleep(0.1)  # It waits actively for a moment.
+        time.sleep(0.1)  # They wait actively for a moment.
         before = cpu_ticks()
         time.sleep(1)
         assert cpu_ticks() - before <= 2  # Of 100 ticks.

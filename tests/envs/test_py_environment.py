@@ -1,30 +1,18 @@
 """Environments as TF-Agents' `PyEnvironment`: its validation, policies and drivers accept them unchanged."""
 
-import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
 from counting import Counting
+from installed import find_installed
 from properties import mark_slow_except
 from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, load, to_py_environment
 from tf_agents.drivers import dynamic_step_driver, py_driver
 from tf_agents.environments import tf_py_environment, utils
 from tf_agents.policies import random_py_policy, random_tf_policy
 
-INSTALLED = sorted(
-    name
-    for name, spec in gymnasium.registry.items()
-    if str(spec.entry_point).startswith(
-        ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.envs.mujoco")
-    )
-    and (":" in str(spec.entry_point))
-    and "v4" not in name
-    and "v2" not in name
-    and "v3" not in name
-)
 
-
-@pytest.mark.parametrize("name", mark_slow_except({"CartPole-v1", "Pendulum-v1", "FrozenLake-v1"}, INSTALLED))
+@pytest.mark.parametrize("name", mark_slow_except({"CartPole-v1", "Pendulum-v1", "FrozenLake-v1"}, find_installed()))
 def test_tf_agents_validates_installed_environments(name):
     with load(name, seed=0) as env:
         utils.validate_py_environment(env, episodes=2)

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 from counting import Counting
+from hypothesis import given
+from hypothesis import strategies as st
+from properties import examples
 from rlds2reverb.envs import (
+    BatchedEnvironment,
     BoundedArraySpec,
     GymnasiumEnvironment,
+    ParallelEnvironment,
     TimeLimit,
     TimeStep,
     from_tf_agents,
@@ -79,6 +84,44 @@ def test_ends_of_episodes_reach_tf_agents_and_rlds(length, duration, terminates,
     assert [int(step["action"]) for step in rlds] == [2, 2, 2, 0]
     following = env.step(1)
     assert int(following.step_type) == 0 and float(following.reward) == 0 and int(following.prev_action) == 0
+
+
+def expected_rows(length, terminates, duration, discount):
+    """Yields the step type, discount, whether it bootstraps, whether it is learned, and the count of each step."""
+    end = min(length, duration or length)
+    while True:
+        yield 0, 1.0, False, True, 0
+        for count in range(1, end):
+            yield 1, discount, discount > 0, True, count
+        is_terminated = terminates and length == end
+        yield 2, 0.0 if is_terminated else discount, not is_terminated and discount > 0, False, end
+
+
+EPISODES = st.tuples(st.integers(1, 6), st.booleans(), st.none() | st.integers(1, 6), st.sampled_from([1.0, 0.5]))
+
+
+@given(st.lists(EPISODES, min_size=1, max_size=3), st.booleans())
+@examples(30)
+def test_every_step_of_any_episodes_follows_the_table(episodes, is_parallel):
+    def make(length, terminates, duration, discount):
+        env = GymnasiumEnvironment(Counting(length, terminates=terminates), discount=discount)
+        return TimeLimit(env, duration) if duration else env
+
+    if is_parallel:
+        env = ParallelEnvironment([lambda each=each: make(*each) for each in episodes], num_workers=0)
+    else:
+        env = BatchedEnvironment([make(*each) for each in episodes])
+    rows = [expected_rows(*each) for each in episodes]
+    with env:
+        for _ in range(20):
+            step = env.step(np.zeros(len(episodes), int))
+            expected = [np.array(column) for column in zip(*map(next, rows), strict=True)]
+            got = step.step_type, step.discount, step.bootstraps(), step.is_learned(), step.observation[:, 0]
+            for values, others in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(values, others)
+            np.testing.assert_array_equal(step.is_terminated(), (expected[0] == 2) & (expected[1] == 0))
+            np.testing.assert_array_equal(step.is_truncated(), (expected[0] == 2) & (expected[1] > 0))
+            np.testing.assert_array_equal(step.reward, np.where(expected[0] == 0, 0, 9 + expected[4]))
 
 
 def test_rlds_step_requires_the_next_time_step():

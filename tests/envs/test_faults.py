@@ -1,0 +1,262 @@
+"""Faults of parallel environments, with real processes: each kind, at each time, survived or raised."""
+
+import functools
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from counting import Counting, fail
+from properties import mark_slow_except
+from rlds2reverb.envs import EnvironmentFailedError, GymnasiumEnvironment, ParallelEnvironment
+
+NUM_ENVS, FAILING = 4, 3
+
+
+class Faulty(Counting):
+    """Fails once: at construction, in the second reset, or in the fourth step of the first episode.
+
+    Args:
+      place: 'step', 'reset', 'construction', which is preceded by a failed step, or 'start'.
+      kind: 'raise', 'kill', 'hang' or 'exit'.
+      folder: folder for files that outlive the process.
+    """
+
+    def __init__(self, place, kind, folder):
+        super().__init__(6)
+        self.place, self.kind, self.folder, self.num_resets = place, kind, folder, 0
+        if place == "start" or (place == "construction" and (folder / "step").exists()):
+            self._fail_once("construction")
+
+    def _fail_once(self, name, kind=None):
+        if not (self.folder / name).exists():
+            (self.folder / name).touch()
+            fail_as(kind or self.kind)
+
+    def reset(self, *, seed=None, options=None):
+        self.num_resets += 1
+        if self.place == "reset" and self.num_resets == 2:
+            self._fail_once("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.num_steps == 3 and self.place in ("step", "construction"):
+            self._fail_once("step", "kill" if self.place == "construction" else None)
+        return super().step(action)
+
+
+def fail_as(kind):
+    if kind == "exit":
+        os._exit(3)
+    fail(kind)
+
+
+def make(place, kind, folder, **options):
+    def construct(index):
+        return GymnasiumEnvironment(Faulty(place, kind, folder) if index == FAILING else Counting(6))
+
+    constructors = [functools.partial(construct, index) for index in range(NUM_ENVS)]
+    return ParallelEnvironment(constructors, timeout_secs=2.0 if kind == "hang" else 60.0, **options)
+
+
+def count_resources():
+    """Returns the processes, file descriptors and shared memory of this process."""
+    children = [
+        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    maps = sum("rlds2reverb" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    links = []
+    for file in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(file))
+        except OSError:  # The descriptor of the directory itself.
+            continue
+    return sorted(children), len(links), sum("memfd:rlds2reverb" in link for link in links), maps
+
+
+#: What the message contains, besides the environments.
+REASONS = {"raise": "the simulator exploded", "kill": "SIGKILL", "hang": "in fail", "exit": "exit code 3"}
+CASES = [
+    (place, kind, on_failure, spares)
+    for place in ("step", "reset", "construction")
+    for kind in ("raise", "kill", "hang", "exit")
+    for on_failure in ("restart", "raise")
+    for spares in (0, 1)
+]
+FAST = {
+    ("step", "exit", "raise", 0),
+    ("reset", "kill", "restart", 0),
+    ("construction", "raise", "restart", 0),
+    ("step", "kill", "restart", 1),
+}
+
+
+@pytest.mark.parametrize(("place", "kind", "on_failure", "num_spares"), mark_slow_except(FAST, CASES))
+def test_fault_is_survived_or_raised(place, kind, on_failure, num_spares, tmp_path):
+    before = count_resources()
+    options = {"num_spares": num_spares} if num_spares else {"num_workers": 2, "caller_steps": False}
+    env = make(place, kind, tmp_path, on_failure=on_failure, **options)
+    steps, caught = [env.reset()], []
+    reason = REASONS["kill" if place == "construction" and on_failure == "raise" else kind]
+    if on_failure == "raise":
+        with pytest.raises(EnvironmentFailedError, match=rf"(?s)environments? .*3.* failed:.*{reason}"):
+            for _ in range(20):
+                env.step(np.zeros(NUM_ENVS, int))
+        with pytest.raises(RuntimeError, match="the environment is closed"):
+            env.step(np.zeros(NUM_ENVS, int))
+    else:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            steps += [env.step(np.zeros(NUM_ENVS, int)) for _ in range(20)]
+        env.close()
+        text = "".join(str(warning.message) for warning in caught)
+        assert f"{FAILING} failed and started new episodes" in text
+        assert place == "construction" or reason in text
+        check_steps(steps, place, kind, num_spares)
+    assert count_resources() == before
+
+
+def check_steps(steps, place, kind, num_spares):
+    step_types = np.stack([step.step_type for step in steps])
+    counts = np.stack([step.observation[:, 0] for step in steps])
+    lost = [FAILING] if num_spares or (kind == "raise" and place != "construction") else [2, FAILING]
+    period = [0, 1, 2, 3, 4, 5, 6]
+    for env in range(NUM_ENVS):
+        if env in lost and place != "reset":  # The fourth step is lost, and a new episode follows.
+            expected = [0, 1, 2, 3, 3, *period, *period][: len(steps)]
+            assert step_types[4, env] == 2 and steps[4].discount[env] == 1 and steps[4].reward[env] == 0
+        else:
+            expected = [*period, *period, *period][: len(steps)]
+        assert counts[: len(expected), env].tolist() == expected, env
+    assert np.stack([step.discount for step in steps])[step_types != 2].all()
+    np.testing.assert_array_equal(step_types[1:] == 0, step_types[:-1] == 2)
+
+
+@pytest.mark.parametrize("kind", mark_slow_except({"exit"}, ["raise", "kill", "hang", "exit"]))
+def test_environment_that_cannot_be_started_is_named(kind, tmp_path):
+    before = count_resources()
+    with pytest.raises(EnvironmentFailedError, match=rf"(?s)environments 2 to 3 cannot be created.*{REASONS[kind]}"):
+        make("start", kind, tmp_path, num_workers=2, caller_steps=False)
+    assert count_resources() == before
+
+
+def test_environment_of_the_caller_that_cannot_be_created_again_closes_the_batch():
+    def construct():
+        if os.environ.get("RLDS2REVERB_TEST_BROKEN"):
+            raise OSError("the license has expired")
+        return GymnasiumEnvironment(Counting(failure="raise", fails_at=1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        env = ParallelEnvironment([construct], num_workers=0)
+        env.reset()
+        patch.setenv("RLDS2REVERB_TEST_BROKEN", "1")
+        with pytest.raises(EnvironmentFailedError, match=r"(?s)exploded.*license has expired.*environment 0 cannot be"):
+            env.step(np.zeros(1, int))
+    with pytest.raises(RuntimeError, match="the environment is closed"):
+        env.reset()
+
+
+class Interrupted(Counting):
+    def step(self, action):
+        if self.num_steps == 2 and not self.failure:
+            self.failure = "done"
+            self.fails_at = 1000
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+def test_interrupted_step_is_followed_by_new_episodes():
+    def construct(kind):
+        return GymnasiumEnvironment(kind(20))
+
+    constructors = [functools.partial(construct, kind) for kind in (Interrupted, Counting)]
+    with ParallelEnvironment(constructors, num_workers=1) as env:
+        env.reset()
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(5):
+                env.step(np.zeros(2, int))
+        steps = [env.step(np.zeros(2, int)) for _ in range(3)]
+        assert [step.step_type.tolist() for step in steps] == [[0, 0], [1, 1], [1, 1]]
+        assert [step.observation[:, 0].tolist() for step in steps] == [[0, 0], [1, 1], [2, 2]]
+
+
+class SlowReset(gymnasium.Wrapper):
+    """Waits in each reset but the first until a file exists."""
+
+    def __init__(self, env, file):
+        super().__init__(env)
+        self.file, self.num_resets = file, 0
+
+    def reset(self, **options):
+        self.num_resets += 1
+        while self.num_resets > 1 and not self.file.exists():
+            time.sleep(0.01)
+        return self.env.reset(**options)
+
+
+def test_resets_in_the_background_do_not_stop_the_batch(tmp_path):
+    file = tmp_path / "reset"
+
+    def construct():
+        return GymnasiumEnvironment(SlowReset(Counting(4), file))
+
+    with ParallelEnvironment([construct] * 2, num_spares=2) as env:
+        steps = [env.step(np.zeros(2, int)) for _ in range(9)]  # No reset after the first ones is completed.
+        file.touch()
+        steps += [env.step(np.zeros(2, int)) for _ in range(9)]
+    assert np.stack([step.observation[:, 0] for step in steps]).T.tolist() == [[0, 1, 2, 3, 4] * 3 + [0, 1, 2]] * 2
+    assert np.stack([step.step_type for step in steps]).T.tolist() == [[0, 1, 1, 1, 2] * 3 + [0, 1, 1]] * 2
+    assert steps[5].prev_action.tolist() == [0, 0] and steps[5].env_id.tolist() == [0, 1]
+
+
+class Random(Counting):
+    """Has random observations and lengths, and resets of random duration that do not depend on the seed."""
+
+    def reset(self, *, seed=None, options=None):
+        time.sleep(np.random.default_rng().uniform(0, 0.01))
+        observation, info = super().reset(seed=seed)
+        self.length = int(self.np_random.integers(2, 6))
+        return observation, info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation + np.float32(self.np_random.uniform()), *rest
+
+
+def test_time_steps_with_spares_depend_on_seeds_alone():
+    def construct():
+        return GymnasiumEnvironment(Random())
+
+    with ParallelEnvironment([construct] * 3, num_spares=1, seed=4) as env:
+        first = [env.step(np.zeros(3, int)) for _ in range(30)]
+        env.seed(4)
+        second = [env.step(np.zeros(3, int)) for _ in range(30)]
+    for step, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(step.observation, other.observation)
+        np.testing.assert_array_equal(step.step_type, other.step_type)
+    with ParallelEnvironment([construct] * 3, num_workers=0, seed=4) as env:  # Environment i has the seed + i.
+        np.testing.assert_array_equal(first[1].observation, [env.reset(), env.step(np.zeros(3, int))][1].observation)
+
+
+def test_spares_exclude_shared_processes():
+    for options in ({"num_workers": 2}, {"caller_steps": True}):
+        with pytest.raises(ValueError, match="num_spares requires a process for each environment"):
+            ParallelEnvironment([Counting], num_spares=1, **options)
+
+
+@pytest.mark.slow
+def test_worker_that_is_killed_while_idle_is_started_again():
+    def construct():
+        return GymnasiumEnvironment(Counting(20))
+
+    with ParallelEnvironment([construct] * 2, num_workers=1) as env:
+        env.reset()
+        env.step(np.zeros(2, int))
+        os.kill(env._workers[0]._process.pid, signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="environment 1 failed"):
+            step = env.step(np.zeros(2, int))
+        assert step.step_type.tolist() == [1, 2] and step.observation[:, 0].tolist() == [2, 1]
