@@ -1,5 +1,6 @@
 """Fixtures for all tests: the data folder, unused ports, and folders for journals and temporary files."""
 
+import gc
 import itertools
 import os
 import shutil
@@ -26,6 +27,12 @@ with warnings.catch_warnings():
 IMPORTED = (properties, rlds, tensorflow_datasets, tf_agents)
 
 _FIRST_PORT, _LAST_PORT = 25_000, 32_000
+
+
+def pytest_collection_finish() -> None:
+    """Excludes imported modules from garbage collection, since learners collect garbage whenever they are closed."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
