@@ -1,4 +1,4 @@
-"""Calls in a thread that the caller can give up on."""
+"""Calls in a thread, with a timeout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeadlineThread:
         """Starts the thread.
 
         Args:
-          name: what the calls are made to, for messages.
+          name: name of the called object, for messages.
           timeout_secs: maximum duration of a call.
         """
         self._name, self._timeout_secs = name, timeout_secs

@@ -73,9 +73,9 @@ def create_environment(
       num_parallel: number of environments in a batch; None for one environment without a batch.
       seed: environment i is seeded with `seed + i`; None for no seeds.
       nonparallel: whether to create only one environment, as a batch of size 1 in this process, whatever `num_parallel`
-        is. It has a thread of its own, unless the suite has `no_thread_env`.
+        is. It has its own thread, unless the suite has `no_thread_env`.
       for_evaluation: whether to create an environment for evaluation: one environment as a batch of size 1, whatever
-        `num_parallel` is. It has a thread of its own, or a process of its own if the suite has `no_thread_env`, and
+        `num_parallel` is. It has its own thread, or its own process if the suite has `no_thread_env`, and
         shares nothing with other environments.
       suite: function that creates the environment.
       backend: 'gymnasium', or 'envpool' for `suite_envpool.load`, which steps the batch in C++ threads.
@@ -116,7 +116,7 @@ def _select_suite(suite: Suite, backend: str) -> Suite:
     if backend == "gymnasium":
         return suite
     if suite is not suite_gym.load:
-        raise ValueError("backend='envpool' is a suite of its own and excludes suite=; use one of them")
+        raise ValueError("backend='envpool' selects a suite and excludes suite=; use one of them")
     from . import suite_envpool
 
     return suite_envpool.load

@@ -58,6 +58,7 @@ class ParallelEnvironment(Environment):
         caller_steps: bool | None = None,
         num_spares: int = 0,
         timeout_secs: float = 60.0,
+        construction_timeout_secs: float = 60.0,
         on_failure: Literal["restart", "raise"] = "restart",
         seed: int | None = None,
     ):
@@ -71,9 +72,10 @@ class ParallelEnvironment(Environment):
           caller_steps: whether the calling process steps a share of the environments; None for True without spares.
             Without it, an environment that hangs or crashes cannot affect the calling process.
           num_spares: number of additional environments for resets in the background; 0 for resets that block the batch.
-            With spares, each of the B + num_spares environments has a process of its own. The number should be at
-            least that of the episodes that end during a reset.
+            With spares, each of the B + num_spares environments has its own process. The number should be at least
+            that of the episodes that end during a reset.
           timeout_secs: maximum duration of a step, or a `reset`, of the environments of one worker.
+          construction_timeout_secs: maximum duration of the construction of the environments of one worker.
           on_failure: 'restart' to create failed environments again, with a warning; 'raise' to close the batch and
             raise `EnvironmentFailedError`.
           seed: environment i gets the seed `seed + i`, and spare environment k the seed `seed + B + k`; None for no
@@ -97,6 +99,7 @@ class ParallelEnvironment(Environment):
         if num_workers is not None:
             require_count("num_workers", num_workers, 0 if caller_steps else 1)
         require_timeout(timeout_secs)
+        require_timeout(construction_timeout_secs)
         require_one_of("on_failure", on_failure, ("restart", "raise"))
         num_envs, cores = len(constructors), len(os.sched_getaffinity(0))
         constructors = [*constructors, *itertools.islice(itertools.cycle(constructors), num_spares)]
@@ -107,6 +110,7 @@ class ParallelEnvironment(Environment):
             num_workers = max(min(cores, num_envs) - caller_steps, 0 if caller_steps else 1)
         num_workers = min(num_workers, num_rows - caller_steps)
         self._timeout_secs, self._on_failure = timeout_secs, on_failure
+        self._construction_timeout_secs = construction_timeout_secs
         self._num_envs, self._num_rows, self._num_spares = num_envs, num_rows, num_spares
         self._ids = np.arange(num_envs, dtype=np.int32)
         #: With spares, the row of each environment in the shared arrays, and those that are reset in the background.
@@ -130,7 +134,7 @@ class ParallelEnvironment(Environment):
                 self._own = Share(constructors[first:end], first)
             specs = [env.time_step_spec() for env in self._own.envs] if self._own else []
             for worker in self._workers:
-                specs += worker.receive(self._timeout_secs)
+                specs += worker.receive(self._construction_timeout_secs)
             require_same_specs(specs)
             self._spec: TimeStep = specs[0]
             self._channel = Channel(self._memory, self._spec, num_rows, num_workers)
@@ -308,7 +312,8 @@ class ParallelEnvironment(Environment):
                 found = self._workers[row].wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
                 found = self._recover(self._workers[row], str(lost), self._ids[env : env + 1], is_new[env])
-            failures += [(env, text) for _, text in found]
+            # A reset in the background has failed in the environment itself, before it has become one of the batch.
+            failures += found if is_new[env] else [(env, text) for _, text in found]
         return failures
 
     def _finish_requests(self) -> list[_Failure]:
@@ -359,7 +364,7 @@ class ParallelEnvironment(Environment):
             try:
                 worker.stop(time.monotonic())
                 worker.start()
-                worker.receive(self._timeout_secs)
+                worker.receive(self._construction_timeout_secs)
                 worker.connect(self._channel, self._layout, self._timeout_secs)
                 if worker.seeds is not None:
                     worker.seeds = [seed + 1_000_003 for seed in worker.seeds]  # A different sequence than before.

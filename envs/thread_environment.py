@@ -1,4 +1,4 @@
-"""An environment that lives in a thread of its own."""
+"""An environment that lives in its own thread."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_specs_equal_those_of_gymnasium(name):
 
 
 @pytest.mark.parametrize("limit", [7, 9, 10, 0])
-def test_ends_of_episodes_are_told_apart(limit):
+def test_ends_of_episodes_keep_termination_and_truncation_apart(limit):
     # Under EnvPool's seed 5, CartPole falls over in step 9 if it is always pushed to the right.
     with make("CartPole-v1", 2, seed=5, max_episode_steps=limit) as env:
         steps = [env.step(np.array([1, index % 2])) for index in range(25)]
@@ -99,7 +99,7 @@ def test_invalid_arguments_raise():
         ("CartPole-v1", {"discount": 2}, ValueError, r"discount must be in \[0, 1\]"),
         ("CartPole-v1", {"max_episode_steps": -1}, ValueError, "max_episode_steps must be an integer >= 0"),
         ("CartPole-v1", {"parallel_options": {"num_workers": 1}}, ValueError, "parallel_options cannot be used"),
-        ("CartPole-v1", {"suite": make}, ValueError, "backend='envpool' is a suite of its own"),
+        ("CartPole-v1", {"suite": make}, ValueError, "backend='envpool' selects a suite and excludes"),
     ]:
         with pytest.raises(error, match=message):
             make(name, 2, **options)

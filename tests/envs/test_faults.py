@@ -60,7 +60,8 @@ def make(place, kind, folder, **options):
         return GymnasiumEnvironment(Faulty(place, kind, folder) if index == FAILING else Counting(6))
 
     constructors = [functools.partial(construct, index) for index in range(NUM_ENVS)]
-    return ParallelEnvironment(constructors, timeout_secs=2.0 if kind == "hang" else 60.0, **options)
+    timeouts = {"timeout_secs": 2.0, "construction_timeout_secs": 15.0} if kind == "hang" else {}
+    return ParallelEnvironment(constructors, **timeouts, **options)
 
 
 def count_resources():
