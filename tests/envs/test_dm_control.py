@@ -28,7 +28,7 @@ def test_environments_keep_the_contract(suite):
 
 @pytest.mark.slow
 def test_all_tasks_can_be_stepped(suite):
-    for pair in suite.ALL_TASKS:
+    for pair in sorted({*suite.ALL_TASKS} - {("quadruped", "escape")}):  # It requires a renderer.
         with suite_dm_control.load(":".join(pair), max_episode_steps=3) as env:
             steps = [env.step(np.zeros(env.action_spec().shape, np.float32)) for _ in range(5)]
             assert [int(step.step_type) for step in steps] == [0, 1, 1, 2, 0]
