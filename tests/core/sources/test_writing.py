@@ -12,6 +12,7 @@ import tensorflow_datasets as tfds
 from faults import kill_while_writing, process, receive, skip_unless_mounted, write_on_full_disk
 from gymnasium import spaces
 from hypothesis import given
+from properties import examples
 from reference_impls import assert_equal_nests, episode, episodes
 
 from rlds2reverb import load, write_dataset
@@ -102,6 +103,7 @@ def test_nests_images_strings_and_all_dtypes_are_read_back_equal(tmp_path, forma
 
 
 @pytest.mark.slow
+@examples(8)
 @given(episodes())
 def test_random_episodes_are_read_back_equal(steps):
     with tempfile.TemporaryDirectory() as folder:
