@@ -30,7 +30,21 @@ _FIRST_PORT, _LAST_PORT = 25_000, 32_000
 
 
 def pytest_collection_finish() -> None:
-    """Excludes imported modules from garbage collection, since learners collect garbage whenever they are closed."""
+    freeze_objects()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_objects() -> Iterator[None]:
+    """Freezes what the tests of a module leave behind, such as caches of TensorFlow."""
+    yield
+    freeze_objects()
+
+
+def freeze_objects() -> None:
+    """Excludes all existing objects from garbage collection.
+
+    Learners collect garbage when they are closed, which would take longer than everything else that they do in a test.
+    """
     gc.collect()
     gc.freeze()
 
