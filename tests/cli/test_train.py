@@ -171,33 +171,42 @@ def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
 # --- wrong usage
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--algo", "td3bc"), "got 'td3bc'; did you mean 'td3_bc'?"),
-        (("--set", "alpha"), "--set must be NAME=VALUE such as alpha=2.5, got 'alpha'"),
-        (("--data", "hopper_medum-v2.hdf5"), "there is no file 'hopper_medum-v2.hdf5'; check the path"),
-        (("--deterministic", "--sampler", "prioritized"), "--deterministic requires --sampler uniform"),
-        (("--algo", "rebrac", "--n-step", 2), "rebrac requires --n-step 1"),
-        (("--sampler", "prioritised"), "'prioritised' is not one of"),
-        (("--steps", 0), "steps must be an integer >= 1, got 0"),
-        (
-            ("--set", "discount=0.9"),
-            "'discount' cannot be set here because it must match the stored items; set gamma instead",
-        ),
-        (("--algo", "bc", "--sampler", "prioritized"), "bc requires --sampler uniform"),
-        (("--d4rl-score", "--reference-file", __file__), "pass only one of --reference-file and --d4rl-score"),
-        (("--config", "missing.gin"), "'missing.gin' does not exist"),
-        (("--preset", "iql-antmace"), "unknown preset 'iql-antmace'; did you mean 'iql-antmaze'?"),
-    ],
-)
-def test_wrong_options_fail_before_tensorflow_is_loaded(hopper, tmp_path, arguments, message):
-    options = {"--algo": "td3_bc", "--data": hopper, "--run-dir": tmp_path / "run"}
-    command = [str(word) for pair in options.items() for word in pair] + [str(word) for word in arguments]
-    code = f"import sys; from rlds2reverb.cli import run; code = run(['train', *{command!r}])"
-    check = "; assert code == 1 and 'tensorflow' not in sys.modules, code"
-    done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and message in done.stderr.replace("\n", " ")
+WRONG_OPTIONS = {
+    ("--algo", "td3bc"): "got 'td3bc'; did you mean 'td3_bc'?",
+    ("--set", "alpha"): "--set must be NAME=VALUE such as alpha=2.5, got 'alpha'",
+    ("--data", "hopper_medum-v2.hdf5"): "there is no file 'hopper_medum-v2.hdf5'; check the path",
+    ("--deterministic", "--sampler", "prioritized"): "--deterministic requires --sampler uniform",
+    ("--algo", "rebrac", "--n-step", "2"): "rebrac requires --n-step 1",
+    ("--sampler", "prioritised"): "'prioritised' is not one of",
+    ("--steps", "0"): "steps must be an integer >= 1, got 0",
+    (
+        "--set",
+        "discount=0.9",
+    ): "'discount' cannot be set here because it must match the stored items; set gamma instead",
+    ("--algo", "bc", "--sampler", "prioritized"): "bc requires --sampler uniform",
+    ("--d4rl-score", "--reference-file", __file__): "pass only one of --reference-file and --d4rl-score",
+    ("--config", "missing.gin"): "'missing.gin' does not exist",
+    ("--preset", "iql-antmace"): "unknown preset 'iql-antmace'; did you mean 'iql-antmaze'?",
+}
+#: Runs commands in one process; prints their exit codes and messages, and whether one of them has loaded TensorFlow.
+WRONG_OPTIONS_PROGRAM = """
+import contextlib, io, json, sys
+from rlds2reverb.cli import run
+done = []
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        done.append((run(command), error.getvalue(), 'tensorflow' in sys.modules))
+print(json.dumps(done))
+"""
+
+
+def test_wrong_options_fail_before_tensorflow_is_loaded(hopper, tmp_path):
+    options = ("--algo", "td3_bc", "--data", str(hopper), "--run-dir", str(tmp_path / "run"))
+    commands = json.dumps([["train", *options, *arguments] for arguments in WRONG_OPTIONS])
+    program = [sys.executable, "-c", WRONG_OPTIONS_PROGRAM, commands]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    for (code, error, is_loaded), message in zip(json.loads(done.stdout), WRONG_OPTIONS.values(), strict=True):
+        assert code == 1 and not is_loaded and message in error.replace("\n", " ")
     assert not (tmp_path / "run").exists()
 
 
