@@ -1,5 +1,6 @@
 """Runs that continue: phases of hooks, logs without gaps, replay data, warm starts, and running learners."""
 
+import shutil
 import warnings
 
 import numpy as np
@@ -464,14 +465,21 @@ def read_optimizer(agent):
     return [variable.numpy() for variable in (variables() if callable(variables) else variables)]
 
 
-@pytest.fixture
-def momentum_run(tmp_path):
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
     """A run of five iterations; returns its directory, estimate, and optimiser variables."""
-    agent = MomentumAgent()
+    folder, agent = tmp_path_factory.mktemp("finished") / "source", MomentumAgent()
     agent.scale.assign(3.0)
-    with Learner(tmp_path / "source", agent, batches(), hooks=[SaveCkptHook(every=5)]) as learner:
+    with Learner(folder, agent, batches(), hooks=[SaveCkptHook(every=5)]) as learner:
         learner.start(5)
-    return tmp_path / "source", agent.estimate.numpy(), read_optimizer(agent)
+    return folder, agent.estimate.numpy(), read_optimizer(agent)
+
+
+@pytest.fixture
+def momentum_run(finished_run, tmp_path):
+    """A copy of the run for one test."""
+    folder, estimate, variables = finished_run
+    return shutil.copytree(folder, tmp_path / "source"), estimate, variables
 
 
 def test_checkpoint_restores_the_variables_of_a_keras_optimizer(momentum_run):

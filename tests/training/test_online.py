@@ -4,6 +4,7 @@ import csv
 import subprocess
 import sys
 import time
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -33,14 +34,6 @@ SMALL = {
 }
 
 
-def make_counting():
-    return Counting(7)
-
-
-def make_truncating():
-    return Counting(7, terminates=False)
-
-
 class Killed(BaseException):
     """Stands for kill -9: nothing that runs on an `Exception` runs on it."""
 
@@ -55,19 +48,35 @@ class Kill(LearnerHook):
         raise Killed
 
 
-@pytest.mark.parametrize(
-    ("make_env", "num_envs"),
-    [(make_counting, 2), pytest.param(make_truncating, 1, marks=pytest.mark.slow)],
+@pytest.fixture(
+    scope="module",
+    params=[(True, 2), pytest.param((False, 1), marks=pytest.mark.slow)],
+    ids=["terminated", "truncated"],
 )
-def test_collected_items_are_those_of_whole_episodes(tmp_path, make_env, num_envs):
-    """Episodes of 7 steps in pieces of 5: item k has the rewards 10 + k, 11 + k and 12 + k, but none beyond the end."""
+def collected(request, tmp_path_factory):
+    """The configuration and the directory of a run, whether its episodes are terminated, and all collected items."""
+    terminates, num_envs = request.param
     config = TrainingConfig(
-        "dqn", env=make_env, online_steps=60, n_step=3, gamma=0.5, num_envs=num_envs, online_replay="reverb", **SMALL
+        "dqn",
+        env=partial(Counting, 7, terminates=terminates),
+        online_steps=60,
+        n_step=3,
+        gamma=0.5,
+        num_envs=num_envs,
+        online_replay="reverb",
+        **SMALL,
     )
-    with Training(None, config, tmp_path / "run") as training:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    with Training(None, config, folder) as training:
         training.run()
         batch = next(iter(sample_dataset(training.collected_at, "collected", 500, beta=0.0)))
         items = {name: column.numpy() for name, column in batch.data.items()}
+    return config, folder, terminates, items
+
+
+def test_collected_items_are_those_of_whole_episodes(collected):
+    """Episodes of 7 steps in pieces of 5: item k has the rewards 10 + k, 11 + k and 12 + k, but none beyond the end."""
+    _, _, terminates, items = collected
     first, after = items["observation"][:, 0], items["next_observation"][:, 0]
     assert set(first) == set(range(7))
     np.testing.assert_array_equal(after, np.minimum(first + 3, 7))
@@ -76,7 +85,14 @@ def test_collected_items_are_those_of_whole_episodes(tmp_path, make_env, num_env
     ends = after == 7
     lengths = after - first
     powers = 0.5 ** (lengths - 1)
-    np.testing.assert_allclose(items["discount"], powers * np.where(ends & (make_env is make_counting), 0, 1))
+    np.testing.assert_allclose(items["discount"], powers * np.where(ends & terminates, 0, 1))
+
+
+def test_different_online_options_belong_to_a_different_run(collected):
+    config, folder, _, _ = collected
+    assert load_run(folder).last_return == sum(range(10, 17))
+    with pytest.raises(CheckpointError, match="update_every was 5, is now 6"):
+        Training(None, config.replace(update_every=6), folder)
 
 
 def read_rows(run_dir):
@@ -157,14 +173,6 @@ def test_invalid_arguments_raise(tmp_path, data, source, algo, options, error, m
     options = {**SMALL, "env": "Pendulum-v1", "online_steps": 100, **options}
     with pytest.raises(error, match=message):
         train(source, algo, tmp_path / "run", progress=False, **options)
-
-
-def test_different_online_options_belong_to_a_different_run(tmp_path):
-    options = {**SMALL, "env": make_counting, "online_steps": 30, "progress": False}
-    train(None, "dqn", tmp_path, **options)
-    assert load_run(tmp_path).last_return == sum(range(10, 17))
-    with pytest.raises(CheckpointError, match="update_every was 5, is now 6"):
-        train(None, "dqn", tmp_path, **{**options, "update_every": 6})
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_episodes_in_memory_and_generator_functions_are_sources(few, source, tmp
 
 
 def test_settings_of_a_different_run_are_rejected_before_the_data_are_read(source, tmp_path):
-    train(source, "iql", tmp_path, steps=2, **SMALL)
+    train(source, "bc", tmp_path, steps=2, **SMALL)
 
     def fail():
         raise AssertionError("the data were read")
@@ -115,10 +115,10 @@ def test_settings_of_a_different_run_are_rejected_before_the_data_are_read(sourc
         ({"env": "Pendulum-v1"}, "environment was None, is now Pendulum-v1"),
     ):
         with pytest.raises(CheckpointError, match=f"contains a different run: .*{message}.*allow_config_mismatch=True"):
-            train(unread, "iql", tmp_path, steps=4, **{**SMALL, **changes})
+            train(unread, "bc", tmp_path, steps=4, **{**SMALL, **changes})
     with pytest.raises(CheckpointError, match="data was"):
-        train(Source("one", "memory", lambda: islice(iter(source), 1)), "iql", tmp_path, steps=4, **SMALL)
-    run = train(source, "iql", tmp_path, steps=4, seed=3, allow_config_mismatch=True, **SMALL)
+        train(Source("one", "memory", lambda: islice(iter(source), 1)), "bc", tmp_path, steps=4, **SMALL)
+    run = train(source, "bc", tmp_path, steps=4, seed=3, allow_config_mismatch=True, **SMALL)
     assert run.identity["seed"] == 3
 
 
@@ -139,16 +139,16 @@ def test_an_interrupted_run_is_saved_and_continues(source, tmp_path):
         def __call__(self, learner):
             signal.raise_signal(signal.SIGINT)
 
-    with Training(source, TrainingConfig("bc", **get_options(steps=1000)), tmp_path) as training:
+    with Training(source, TrainingConfig("bc", **get_options(steps=60)), tmp_path) as training:
         training.learner.register_hook(Interrupt())
         run = training.run()
         assert training.learner.stop_reason == "SIGINT" and training.learner.step == 10
     assert run.policy is not None and [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"{10:010d}"]
-    assert train(source, "bc", tmp_path, steps=1000, **SMALL).progress["step"][-1] == 1000
+    assert train(source, "bc", tmp_path, steps=60, **SMALL).progress["step"][-1] == 60
 
 
 def test_parts_of_a_training_are_exposed(source, few, tmp_path):
-    with Training(source, TrainingConfig("iql", **get_options(steps=6)), tmp_path) as training:
+    with Training(source, TrainingConfig("bc", **get_options(steps=6)), tmp_path) as training:
         assert len(training.data.items) == sum(episode.num_transitions for episode in few)
         assert training.evaluator is None and training.learner.agent is training.agent
         training.run()
