@@ -154,7 +154,7 @@ def test_restored_agent_continues_bit_for_bit(name, tmp_path):
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("name", ["double_dqn", "discrete_bc"])
+@pytest.mark.parametrize("name", mark_slow_except(["double_dqn"], ["double_dqn", "discrete_bc"]))
 def test_train_step_compiles_with_xla(name):
     experience = to_transition(discrete_columns())
     plain, compiled = make(name), make(name)
@@ -174,11 +174,12 @@ def test_agents_learn_the_best_action(name):
     data = {**discrete_columns(size), "observation": observation, "action": action.astype(np.int64)}
     data |= {"reward": (action == best).astype(np.float32), "discount": np.zeros(size, np.float32)}
     agent, experience = make(name, hidden_sizes=(32,), learning_rate=1e-2), to_transition(data)
+    train = tf.autograph.experimental.do_not_convert(agent.train)
 
     @tf.function
     def run():
         for _ in tf.range(150):
-            agent.train(experience)
+            train(experience)
 
     run()
     step = time_step.restart(tf.constant(observation), size)
@@ -219,7 +220,7 @@ def test_continuous_action_raises():
         make("dqn", ACTION_SPEC)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mark_slow_except(["dqn", "discrete_bc"], NAMES))
 @pytest.mark.parametrize("action", [pytest.param(SPEC.minimum - 1, marks=pytest.mark.slow), SPEC.maximum + 1])
 def test_action_out_of_bounds_raises_instead_of_training(name, action):
     data, agent = discrete_columns(), make(name)
@@ -250,7 +251,7 @@ def test_learner_raises_for_an_action_out_of_bounds(tmp_path):
         learner.start(5)
 
 
-@pytest.mark.parametrize("name", ["dqn", "discrete_bc"])
+@pytest.mark.parametrize("name", mark_slow_except(["dqn"], ["dqn", "discrete_bc"]))
 def test_loss_is_not_finite_if_xla_compiles_an_action_out_of_bounds(name):
     data = discrete_columns()
     data["action"][2] = 7
