@@ -14,13 +14,14 @@ PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if pat
 NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
 FOREIGN_OPTIONS = {"--help", "--no-deps", "--require-hashes"}
-#: Blocks that take more than about a second, by page and number; at least one block of each page is fast.
+#: Blocks that take more than about a second, by page and number; most pages have others that are fast.
 SLOW_BLOCKS = {
     "README.md-1",
     *(f"adders.md-{number}" for number in (2, 3, 5, 8)),
     "environments.md-9",
     "experiments.md-1",
     "experiments.md-3",
+    "online.md-1",
     *(f"own_agents.md-{number}" for number in (2, 3, 4)),
     "replay_buffers.md-3",
     *(f"sampling.md-{number}" for number in (2, 3, 4, 5)),
