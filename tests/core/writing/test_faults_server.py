@@ -30,6 +30,7 @@ from faults import (
 from properties import mark_slow_except
 from reference_impls import episode
 
+from rlds2reverb._sealed_files import load_json
 from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import (
@@ -132,8 +133,15 @@ def test_run_killed_at_20_random_times_resumes(tmp_path, expected, duration_secs
     assert num_killed >= 5 and num_resumed >= 1
 
 
-def interrupt_run(address, tmp_path):
-    """Kills a run after the server has confirmed half of the items; returns the path of the journal."""
+def read_num_episodes(journal):
+    return load_json(journal)["seen"]
+
+
+def interrupt_run(address, tmp_path, min_episodes=1):
+    """Kills a run after the server has confirmed half of the items; returns the path of the journal.
+
+    The journal then contains at least `min_episodes` episodes.
+    """
     held_at = [("write", index) for index in range(50, 99)]
     with process(convert, address, {"state_home": tmp_path}, held_at) as (_, channel):
         wait_until_held(channel)
@@ -143,7 +151,7 @@ def interrupt_run(address, tmp_path):
             time.sleep(0.02)
             channel.send("continue")
             assert receive(channel) == "held"
-            if list(tmp_path.glob("rlds2reverb/*.json")):
+            if any(read_num_episodes(path) >= min_episodes for path in tmp_path.glob("rlds2reverb/*.json")):
                 break
     (journal,) = tmp_path.glob("rlds2reverb/*.json")
     return journal
@@ -204,7 +212,7 @@ def test_changed_dataset_raises_and_is_not_written(tmp_path, index):
     changed = make_episodes()
     changed[index] = {**changed[index], "reward": changed[index]["reward"] + np.float32(0.5)}
     with start_server(tmp_path) as server:
-        interrupt_run(server.address, tmp_path)
+        interrupt_run(server.address, tmp_path, min_episodes=index + 1)
         before = count_items(server.address)
         with pytest.raises(ResumeError, match="the dataset does not match the one that the earlier run wrote"):
             run_ingest(server.address, state_home=tmp_path, source=changed)
