@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -193,11 +194,11 @@ def test_sampling_frequencies_match_the_priorities(alpha):
     priorities = {value: 0.5 + value % 7 for value in range(30)}
     with serve_numbers(priorities, alpha=alpha) as servers:
         for _ in range(2):
-            sample = sample_batches(servers, 100)
+            sample = sample_batches(servers, 50)
             powers = np.array([priorities[value] for value in range(30)]) ** alpha
             counts = np.bincount(sample.data.astype(int), minlength=30)
             expected = powers / powers.sum() * counts.sum()
-            assert counts.sum() == 100_000 and chi_square_p_value(counts, expected, len(counts) - 1) > 1e-6
+            assert counts.sum() == 50_000 and chi_square_p_value(counts, expected, len(counts) - 1) > 1e-6
             np.testing.assert_allclose(sample.info.probability, (powers / powers.sum())[sample.data.astype(int)])
             # The second round uses different priorities.
             keys = dict(zip(sample.data.astype(int).tolist(), sample.info.key.tolist(), strict=True))
@@ -207,7 +208,7 @@ def test_sampling_frequencies_match_the_priorities(alpha):
 
 def test_items_with_priority_zero_are_never_sampled():
     with serve_numbers({value: float(value % 2) for value in range(20)}) as servers:
-        values = sample_batches(servers, 100).data.astype(int)
+        values = sample_batches(servers, 20).data.astype(int)
     assert set(values) == set(range(1, 20, 2))
 
 
@@ -238,7 +239,7 @@ def test_weighted_samples_of_shards_represent_their_union(alphas):
     assert chi_square_p_value(1 + (mass / complete - 1) * np.sqrt(times), np.ones(40), 40) > 1e-6
 
 
-@pytest.mark.parametrize("alphas", [(None, 0.8), (0.5, 0.8)])
+@pytest.mark.parametrize("alphas", [(None, 0.8), pytest.param((0.5, 0.8), marks=pytest.mark.slow)])
 def test_min_priority_weights_use_the_exponent_of_each_server(alphas):
     table = {0: 0.5, **dict.fromkeys(range(1, 10), 100.0)}
     with serve_numbers(table, table, alpha=alphas) as servers:
@@ -318,6 +319,7 @@ def test_empty_shard_is_reported_and_sampling_continues():
             )
         )
         while not reports:
+            threading.Event().wait(0.02)  # Reading without pauses would keep a core busy.
             info = next(samples).info
             assert not info.server.numpy().any() and info.weight.numpy().tolist() == [1, 1]
         ((address, reason),) = reports
@@ -396,13 +398,7 @@ def test_batch_smaller_than_the_number_of_servers_raises():
 
 
 def test_every_form_of_server_is_accepted_but_paths_raise(number_server):
-    for server in (
-        number_server.address,
-        number_server.port,
-        number_server,
-        number_server.client,
-        [reverb.Client(number_server.address)],
-    ):
+    for server in (number_server.port, number_server, [reverb.Client(number_server.address)]):
         assert next(iter(sample_dataset(server, "items", 2))).data.numpy().tolist() == [1, 1]
     for path in ("data", Path(number_server.address)):
         with pytest.raises(ValueError, match="server must be HOST:PORT"):

@@ -42,6 +42,7 @@ def iterate_batches(addresses, reports, **options):
 
 def read_until_reported(batches, reports, count=1):
     while len(reports) < count:
+        threading.Event().wait(0.02)  # Reading without pauses would keep a core busy.
         next(batches)
 
 

@@ -50,12 +50,12 @@ def test_priority_zero_ends_sampling_and_unknown_keys_are_ignored():
         assert set(read_priorities(server)) == {2, 3}
 
 
-@pytest.mark.parametrize("invalid", [-1.0, float("nan"), float("inf"), 1e308])
-def test_invalid_priorities_raise_and_none_is_written(invalid):
+def test_invalid_priorities_raise_and_none_is_written():
     with serve_numbers({1: 1.0}) as (server,):
         sample = next(iter(sample_dataset(server.address, "items", 2)))
-        with pytest.raises(ValueError, match="the priority of item 1 of the batch must be a finite number in"):
-            PriorityWriter(server.address, "items").write(sample.info, [7.0, invalid])
+        for invalid in (-1.0, float("nan"), float("inf"), 1e308):
+            with pytest.raises(ValueError, match="the priority of item 1 of the batch must be a finite number in"):
+                PriorityWriter(server.address, "items").write(sample.info, [7.0, invalid])
         assert read_priorities(server) == {1: 1.0}
 
 
