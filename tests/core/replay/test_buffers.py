@@ -95,7 +95,7 @@ def test_ids_are_the_buffer_name_and_the_push_number(make):
     assert buffer.update({"replay_unique_id": ["a_b_7_2"], "priority": [3.0]}) == 1
 
 
-@pytest.mark.parametrize("shape", [(64, 64, 3), (3, 1024, 1024), (5, 1 << 22)])
+@pytest.mark.parametrize("shape", [(64, 64, 3), (3, 1024, 1024), pytest.param((5, 1 << 22), marks=pytest.mark.slow)])
 def test_large_items_are_restored_bit_for_bit(make, shape):
     buffer = make(sample_min_limit_ratio=0)
     rng = np.random.default_rng(0)

@@ -284,7 +284,7 @@ def test_snapshot_is_consistent_while_the_buffer_changes(monkeypatch, kind):
     def element(number):
         if kind == "advanced":
             return {"x": np.full(3, number), "n": number}
-        length = 2 if kind == "sequence" else int(rng.integers(1, 300))
+        length = 2 if kind == "sequence" else int(rng.integers(1, 100))
         return {"x": np.full((length, 3), number), "n": np.full(length, number)}
 
     buffer = make_buffer("demo", config)

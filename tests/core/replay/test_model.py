@@ -275,7 +275,7 @@ def as_dicts(batch):
 
 
 TestAnySequence = Comparison.TestCase
-TestAnySequence.settings = settings(properties.examples(200), stateful_step_count=40)
+TestAnySequence.settings = settings(properties.examples(100), stateful_step_count=40)
 
 
 @pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 600))])

@@ -38,7 +38,7 @@ def test_element_with_priority_0_is_never_sampled(make):
     assert {get_number(s) for s in buffer.sample(500, 0)} == {1}
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("alpha", [0.6, *(pytest.param(alpha, marks=pytest.mark.slow) for alpha in (0.0, 1.0))])
 def test_probabilities_and_weights_match_the_priorities(make, alpha):
     buffer = make(alpha=alpha, beta=0.5, anneal_step=0, priority_eps=0.0, sample_min_limit_ratio=0)
     priorities = np.array([0.1, 0.5, 1.0, 4.0])
@@ -72,7 +72,7 @@ def test_probabilities_follow_updated_priorities(make):
     ids = buffer.extend(items(*range(5)))
     for priorities in ([0.0, 1.0, 2.0, 3.0, 4.0], [8.0, 0.0, 1e-3, 1.0, 1.0]):
         buffer.update({"replay_unique_id": ids, "priority": priorities})
-        counts = np.bincount([get_number(s) for s in buffer.sample(5000, 0)], minlength=5)
+        counts = np.bincount(buffer.sample_batch(5000, 0).data["inner"]["action"], minlength=5)
         probabilities = np.array(priorities) ** 0.6 / (np.array(priorities) ** 0.6).sum()
         positive = probabilities > 0
         assert not counts[~positive].any()
@@ -96,9 +96,9 @@ def test_highest_priority_decays_only_with_priority_decay(make):
 def test_naive_buffer_ignores_priorities(make):
     buffer = make(NaiveReplayBuffer, sample_min_limit_ratio=0)
     buffer.extend([item(n, priority=float(n)) for n in range(4)])
-    sampled = buffer.sample(4000, 0)
-    counts = np.bincount([get_number(s) for s in sampled])
-    assert ((counts - 1000) ** 2 / 1000).sum() < 30 and {s["IS"] for s in sampled} == {1.0}
+    batch = buffer.sample_batch(4000, 0)
+    counts = np.bincount(batch.data["inner"]["action"])
+    assert ((counts - 1000) ** 2 / 1000).sum() < 30 and set(batch.info.weight) == {1.0}
 
 
 @pytest.mark.parametrize("kind", [NaiveReplayBuffer, AdvancedReplayBuffer])
@@ -115,7 +115,7 @@ def test_elements_are_distinct_without_replacement(make, kind):
 def test_samples_without_replacement_match_sequential_sampling(make):
     buffer = make(alpha=1.0, with_replacement=False)
     buffer.extend([item(n, priority=p) for n, p in enumerate([1.0, 2.0, 5.0])])
-    pairs = [tuple(get_number(s) for s in buffer.sample(2, 0)) for _ in range(800)]
+    pairs = [tuple(buffer.sample_batch(2, 0).data["inner"]["action"].tolist()) for _ in range(800)]
     p = np.array([1, 2, 5]) / 8
     chi_square = 0.0
     for first, second in [(a, b) for a in range(3) for b in range(3) if a != b]:
@@ -138,10 +138,11 @@ def test_sample_range_counts_from_the_oldest_element(make):
 def test_sample_range_keeps_the_proportions_of_priorities(make):
     buffer = make(alpha=1.0, beta=1.0, sample_min_limit_ratio=0)
     buffer.extend([item(n, priority=float(n + 1)) for n in range(6)])
-    sampled = buffer.sample(3000, 0, slice(0, 2))
-    counts = np.bincount([get_number(s) for s in sampled])
+    batch = buffer.sample_batch(3000, 0, slice(0, 2))
+    numbers = batch.data["inner"]["action"]
+    counts = np.bincount(numbers)
     assert ((counts - [1000, 2000]) ** 2 / [1000, 2000]).sum() < 24
-    assert {get_number(s): round(s["IS"], 9) for s in sampled} == {0: 1.0, 1: 0.5}
+    assert set(zip(numbers.tolist(), batch.info.weight.round(9).tolist(), strict=True)) == {(0, 1.0), (1, 0.5)}
 
 
 def test_sample_range_can_select_improbable_elements(make):
