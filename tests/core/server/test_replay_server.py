@@ -1,17 +1,12 @@
 """Tests of servers: checks before the start (ports, locks, checkpoint roots), and restarts from checkpoints."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import time
-from pathlib import Path
 
 import portpicker
 import pytest
-from faults import DAMAGES, damage_file
+from faults import DAMAGES, damage_file, process, receive
 from reference_impls import episode
 
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
@@ -50,27 +45,19 @@ def test_restarted_server_has_the_items_of_the_checkpoint(root):
         assert count_items(server) == 8
 
 
+def write_and_wait(channel, root):
+    """Writes items that are in no checkpoint, and waits for the end."""
+    server = ReplayServer([TableConfig()], checkpoint_root=root)
+    ingest([episode(50, terminal=True)], server.address)
+    channel.send("written")
+    channel.recv()
+
+
 def test_killed_server_restarts_from_its_last_checkpoint(root):
-    program = textwrap.dedent(
-        f"""
-        import sys, time
-        sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
-        from pathlib import Path
-        from reference_impls import episode
-        from rlds2reverb import ReplayServer, TableConfig, ingest
-        server = ReplayServer([TableConfig()], checkpoint_root=Path({str(root)!r}))
-        ingest([episode(50, terminal=True)], server.address)
-        print("written", flush=True)
-        time.sleep(600)
-        """
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        assert process.stdout.readline() == b"written\n"
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    with process(write_and_wait, root) as (running, channel):
+        assert receive(channel) == "written"
+        running.kill()
+        running.join()
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
         assert count_items(server) == 4
 
