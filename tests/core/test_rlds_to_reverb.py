@@ -45,7 +45,7 @@ def reward_and_next(current, following):
 # --- equality with TF-Agents where it supports the data
 
 
-@pytest.mark.parametrize("name", mark_slow_except(FLAT[:1], FLAT))
+@pytest.mark.parametrize("name", mark_slow_except(["malformed/rlds/ok_control"], FLAT))
 def test_trajectories_match_tf_agents_on_shipped_data(data, name):
     dataset = load_prepared(data, name).take(4)
     assert rlds_to_reverb.create_trajectory_data_spec(dataset) == reference.create_trajectory_data_spec(dataset)
@@ -109,7 +109,8 @@ def test_missing_steps_and_fields_raise_tf_agents_messages(data):
             assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("name", mark_slow_except({"terminal_mid"}, ["no_is_last", "terminal_mid", "is_last_mid"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["no_is_last", "terminal_mid", "is_last_mid"])
 def test_invalid_steps_raise_tf_agents_messages(data, name):
     messages = []
     for module in (reference, rlds_to_reverb):
@@ -140,7 +141,7 @@ def test_spec_includes_the_policy_info():
 
 
 @pytest.mark.parametrize("length", mark_slow_except({3}, [2, 3]))
-def test_policy_info_can_be_a_nest_or_empty(length):
+def test_policy_info_can_be_a_nest(length):
     dataset = rlds_dataset([episode(length, terminal=True)])
 
     def pair(current, following):
@@ -151,8 +152,12 @@ def test_policy_info_can_be_a_nest_or_empty(length):
     assert [(float(row.policy_info[0]), float(row.policy_info[1]["one"])) for row in rows] == [
         (100.0 + step, 1.0) for step in range(length)
     ]
-    for nothing in (None, {}, ()):
-        assert convert(rlds_to_reverb, dataset, lambda current, following, n=nothing: n)[0].policy_info == ()
+
+
+@pytest.mark.parametrize("nothing", [None, *(pytest.param(value, marks=pytest.mark.slow) for value in ({}, ()))])
+def test_policy_info_can_be_empty(nothing):
+    rows = convert(rlds_to_reverb, rlds_dataset([episode(3, terminal=True)]), lambda current, following: nothing)
+    assert [row.policy_info for row in rows] == [()] * 3
 
 
 def test_policy_info_fn_receives_additional_step_fields():
@@ -190,8 +195,13 @@ def test_float64_data_and_integer_discounts_are_cast():
         ("no_is_last", "Mid step should not be followed by a first step. (episode 1, step 2)"),
         ("terminal_mid", "Terminal step must be the last step of an episode. (episode 0, step 2)"),
         ("is_last_mid", "Last step of an episode must be followed by a first step. (episode 0, step 2)"),
-        ("no_is_first", "Last step of an episode must be followed by a first step. (episode 0, step 3)"),
-        ("two_is_first", "Mid step should not be followed by a first step. (episode 2, step 1)"),
+        *mark_slow_except(
+            (),
+            [
+                ("no_is_first", "Last step of an episode must be followed by a first step. (episode 0, step 3)"),
+                ("two_is_first", "Mid step should not be followed by a first step. (episode 2, step 1)"),
+            ],
+        ),
     ],
 )
 def test_errors_name_the_episode_and_the_step(data, name, message):
@@ -232,7 +242,7 @@ class PushServer:
         return read_items(f"localhost:{self.server.port}", name)
 
 
-@pytest.mark.parametrize(("validate", "num_items"), [("first", 5), ("none", 5), ("all", 0)])
+@pytest.mark.parametrize(("validate", "num_items"), [("first", 5), *mark_slow_except((), [("none", 5)]), ("all", 0)])
 def test_push_stores_the_episodes_before_an_invalid_one_unless_validated(data, validate, num_items):
     dataset = load_prepared(data, "malformed/rlds/two_is_first")
     with PushServer(rlds_to_reverb.create_trajectory_data_spec(dataset)) as server:
@@ -399,7 +409,7 @@ INVALID_FLAGS = {
 }
 
 
-@pytest.mark.parametrize("name", INVALID_FLAGS)
+@pytest.mark.parametrize("name", mark_slow_except(["mid before first, then terminal"], INVALID_FLAGS))
 def test_error_names_the_first_invalid_step(name):
     *flags, message, step = INVALID_FLAGS[name]
     steps = episode(4, terminal=False)

@@ -32,6 +32,13 @@ class TestRldsToTrajectories(SHIPPED.RldsToTrajectoriesTest):
     test_session = None
 
 
+#: The tests of all kinds of episodes are fast; those of fewer kinds take as long, and are slow.
+FAST = ("valid_episodes_multiple_episodes", "with_policy_multiple_episodes", "invalid_episodes_incorrect_ending")
+for name in [name for name in dir(TestRldsToTrajectories) if name.startswith("test_conversion_")]:
+    if not name.endswith(FAST) and "no_step_episodes" not in name:
+        setattr(TestRldsToTrajectories, name, pytest.mark.slow(getattr(TestRldsToTrajectories, name)))
+
+
 def test_all_39_shipped_tests_run():
     names = [name for case in (TestRldsToReverb, TestRldsToTrajectories) for name in dir(case) if name[:5] == "test_"]
     assert len([name for name in names if name != "test_session"]) == 39
