@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 
 from rlds2reverb.episodes import find_problems
@@ -33,7 +34,12 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("name", DATA)
+#: Of each kind of source, the larger ones are read by the slow tests.
+SLOW = ("rlds/physics_rlds/hopper_flat", "rlds_prepared/rlu_control", "rlds_prepared/d4rl_antmaze", "minari/mujoco")
+FAST = [name for name in DATA if not name.startswith(SLOW)]
+
+
+@pytest.mark.parametrize("name", mark_slow_except(FAST, DATA))
 def test_each_format_is_detected_and_valid(data, name):
     source = load(data / name)
     episodes = list(source)
@@ -43,7 +49,7 @@ def test_each_format_is_detected_and_valid(data, name):
     assert [problem for e in episodes for problem in find_problems(e, source.step_spec)] == []
 
 
-@pytest.mark.parametrize("name", [name for name in DATA if "pixels" not in name])
+@pytest.mark.parametrize("name", mark_slow_except(FAST, [name for name in DATA if "pixels" not in name]))
 def test_to_rlds_has_the_same_steps(data, name):
     source = load(data / name)
     for got, expected in zip(source.to_rlds().take(3), source, strict=False):
