@@ -148,7 +148,7 @@ def interrupt_run(address, tmp_path, min_episodes=1):
         while count_items(address) < 40 * 149:
             time.sleep(0.01)
         for _ in held_at[1:]:  # The writer may receive the confirmations later than this process counts the items.
-            time.sleep(0.02)
+            time.sleep(0.05)
             channel.send("continue")
             assert receive(channel) == "held"
             if any(read_num_episodes(path) >= min_episodes for path in tmp_path.glob("rlds2reverb/*.json")):
