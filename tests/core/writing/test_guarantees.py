@@ -80,11 +80,12 @@ def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
     """The new process has the first items and, from a different run, as many items as the journal claims."""
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
         begin_run(server, 40)
+        sizes = [table_info(server).current_size]  # The last items of the run may arrive during the checkpoint.
         server.checkpoint()
-        num_kept = table_info(server).current_size
+        sizes.append(table_info(server).current_size)
         begin_run(server, 80)
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root", port=server.port) as server:
-        assert table_info(server).current_size == num_kept
+        assert 0 < sizes[0] <= table_info(server).current_size <= sizes[1]
         others = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(60)]
         assert ingest(others, server.address).items == 60 * 149
         ingest(make_episodes(), server.address)
