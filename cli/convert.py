@@ -15,6 +15,7 @@ from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Source
+from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
 from .options import (
@@ -78,7 +79,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 )
 @click.option(
     "--format",
-    type=click.Choice(["reverb", "d4rl", "rlds", "minari"]),
+    type=click.Choice(["reverb", *FORMATS]),
     default="reverb",
     show_default=True,
     help="Format of --out: Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari "

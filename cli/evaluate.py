@@ -11,7 +11,7 @@ from rlds2reverb._text import format_columns
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 
 from . import checks, output
-from .options import reference_options
+from .options import reference_options, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
 
@@ -51,13 +51,7 @@ _FOLDERS = {"last": "policy", "best": "best_policy"}
     help="Seed of the first episode; each further episode uses the next seed. Training uses seeds from 0.",
 )
 @click.option("--env", "environment", metavar="ID", show_default="as in training", help="Gymnasium environment.")
-@click.option(
-    "--max-episode-steps",
-    type=checks.at_least_1,
-    metavar="N",
-    show_default="the environment's limit",
-    help="Truncate episodes after N steps.",
-)
+@time_limit_option
 @click.option(
     "--reference-returns",
     type=float,

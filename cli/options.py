@@ -161,9 +161,17 @@ server_options = _combine(
         metavar="DURATION",
         type=checks.duration,
         show_default="only when the server stops",
-        help="With --checkpoint-root: time between checkpoints while serving, such as 600 (seconds) or 10m.",
+        help="Time between checkpoints while serving, such as 600 (seconds) or 10m; requires --checkpoint-root.",
     ),
     click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest."),
+)
+
+time_limit_option = click.option(
+    "--max-episode-steps",
+    type=checks.at_least_1,
+    metavar="N",
+    show_default="the environment's limit",
+    help="Truncate episodes after N steps.",
 )
 
 reference_options = _combine(

@@ -11,9 +11,10 @@ import numpy as np
 
 from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.sources import Source
+from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
-from .options import require_unused
+from .options import require_unused, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rlds2reverb.sources.writing import WriteReport
 
 _RANDOM = "random"
-_FORMATS = ("d4rl", "rlds", "minari")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
 _DEFAULT_EPISODES = 10
 
@@ -52,7 +52,7 @@ _DEFAULT_EPISODES = 10
 )
 @click.option(
     "--format",
-    type=click.Choice(_FORMATS),
+    type=click.Choice(FORMATS),
     show_default="from the name of --out: d4rl for .hdf5 and .h5, minari for NAME-vN, otherwise rlds",
     help="Format of the dataset: a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari dataset.",
 )
@@ -93,13 +93,7 @@ _DEFAULT_EPISODES = 10
     metavar="FLOAT",
     help="Share of random actions that replace those of the policy.",
 )
-@click.option(
-    "--max-episode-steps",
-    type=checks.at_least_1,
-    metavar="N",
-    show_default="the environment's limit",
-    help="Truncate episodes after N steps.",
-)
+@time_limit_option
 @click.option(
     "--env-info",
     multiple=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 
 from rlds2reverb._text import suggest
 
+from . import suite_gym
 from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
-from .time_limit import TimeLimit
 
 INSTALL = "run pip install '.[dm-control]' in the checkout"
 _IMAGE_SIZE = {"height": 240, "width": 320}
@@ -64,22 +65,14 @@ def load(
     inner = suite.load(*name.split(":"), task_kwargs=task_kwargs, environment_kwargs=environment_kwargs)
     limit, inner._step_limit = inner._step_limit, math.inf
     env = _make_gymnasium(inner, render_mode)
-    for wrap in gym_wrappers:
-        env = wrap(env)
-    result: Environment = GymnasiumEnvironment(env, discount=discount, env_id=env_id)
     duration = (0 if math.isinf(limit) else math.ceil(limit)) if max_episode_steps is None else max_episode_steps
-    if duration:
-        result = TimeLimit(result, duration)
-    for wrap_env in env_wrappers:
-        result = wrap_env(result)
-    return result
+    convert = functools.partial(GymnasiumEnvironment, discount=discount, env_id=env_id)
+    return suite_gym.wrap_in_order(env, gym_wrappers, convert, duration, env_wrappers)
 
 
 def _make_gymnasium(inner: Any, mode: str | None) -> Any:
     """Returns a dm_control environment as a `gymnasium.Env`."""
-    from .suite_gym import import_gymnasium
-
-    gymnasium = import_gymnasium()
+    gymnasium = suite_gym.import_gymnasium()
 
     class ControlEnvironment(gymnasium.Env):  # type: ignore[name-defined]
         metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -52,9 +53,29 @@ def load(
     spec = find_spec(name)
     env = make_gym(replace(spec, max_episode_steps=None, order_enforce=False), **options)
     duration = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
+    convert = functools.partial(GymnasiumEnvironment, discount=discount, env_id=env_id, info_fields=info_fields)
+    return wrap_in_order(env, gym_wrappers, convert, duration, env_wrappers)
+
+
+def wrap_in_order(
+    env: Any,
+    gym_wrappers: Sequence[Callable[[Any], Any]],
+    convert: Callable[[Any], Environment],
+    duration: int | None,
+    env_wrappers: Sequence[Callable[[Environment], Environment]],
+) -> Environment:
+    """Applies the wrappers of a suite, in the order that `load` describes.
+
+    Args:
+      env: a `gymnasium.Env` without a time limit.
+      gym_wrappers: see `load`.
+      convert: function from a `gymnasium.Env` to an `Environment`.
+      duration: number of steps after which episodes are truncated; None or 0 for no limit.
+      env_wrappers: see `load`.
+    """
     for wrap in gym_wrappers:
         env = wrap(env)
-    result: Environment = GymnasiumEnvironment(env, discount=discount, env_id=env_id, info_fields=info_fields)
+    result = convert(env)
     if duration:
         result = TimeLimit(result, duration)
     for wrap_env in env_wrappers:

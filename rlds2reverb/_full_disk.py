@@ -18,7 +18,7 @@ def full_disk_as_error(path: Path, *, consequence: str = _RESUMABLE) -> Iterator
 
     Args:
       path: the file or directory that is written, for the message.
-      consequence: what happens to the data, and advice; the end of the message.
+      consequence: the end of the message: the effect on the data, and advice.
     """
     try:
         yield

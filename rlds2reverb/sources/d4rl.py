@@ -93,7 +93,7 @@ def open_d4rl(
     Args:
       path: the file. Rewards may be `[N]` or `[N, 1]`, and flags bool, integer or float; dtypes are kept.
       extra_fields: names of `infos/*` columns to read as additional step fields; a group becomes a nested dict.
-      ends: where episodes end besides the flagged rows; required if the file has no `timeouts`.
+      ends: rules that end episodes in addition to the flagged rows; required if the file has no `timeouts`.
       limits: maximum sizes of the columns.
 
     Raises:
