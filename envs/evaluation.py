@@ -36,7 +36,7 @@ def evaluate(
 ) -> Evaluation:
     """Runs a policy for several episodes, and returns their returns, lengths and scores.
 
-        print(evaluate("Hopper-v5", run.policy(), 20))
+        print(evaluate("Hopper-v5", run.policy, 20))
 
     Args:
       env: an environment, or what makes one; see `Evaluator`.

@@ -200,12 +200,8 @@ class _Environments:
                 limits = [self._max_episode_steps, spec.max_episode_steps or self._max_episode_steps]
                 spec = replace(spec, max_episode_steps=min(limits))
             return str(spec.to_json())
-        except (
-            AttributeError,
-            TypeError,
-            ValueError,
-        ):  # A function, or arguments that are not JSON.
-            return None
+        except (AttributeError, TypeError, ValueError):
+            return None  # The environment was made by a function, or its arguments are not JSON.
 
     def _open(self, stack: contextlib.ExitStack) -> Environment:
         constructors = [
