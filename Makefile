@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Without bytecode files, each of the many processes of the tests would compile TensorFlow's sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTHON ?= $(shell for p in python3.11 python3.10 python3; do \
 	if "$$p" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))' 2>/dev/null; then echo "$$p"; break; fi; done)
