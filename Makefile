@@ -15,7 +15,7 @@ TRAIN_DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
 SEED ?= 0
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install demo test test-slow lint types wheel-test bench lock clean
+.PHONY: help install demo test test-slow lint types docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,6 +59,10 @@ lint: install  ## check style and format with ruff
 
 types: install  ## check types with mypy
 	@$(BIN)/mypy
+
+docs: install  ## build the documentation site in build/site (NOTEBOOKS=execute: run the notebooks, too)
+	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/site-cache docs build/site
+	@echo "open build/site/index.html"
 
 wheel-test: install  ## build the wheel, install it in another venv, and test it
 	@requirements/wheel_test.sh $(BIN)/python

@@ -27,6 +27,9 @@ DM_CONTROL = [*EVAL, "dm_control==1.0.34"]
 WANDB = ["wandb>=0.18,<=0.19.11", "pydantic<2"]
 MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
 
+# The documentation site: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
+DOCS = ["sphinx>=8,<8.2", "furo", "myst-nb>=1.2,<2", "sphinx-click", "sphinx-copybutton", "sphinx-design", "ipython<8.22"]
+
 setup(
     name="rlds2reverb",
     version="0.1.0",
@@ -97,6 +100,7 @@ setup(
         "dm-control": DM_CONTROL,
         "wandb": WANDB,
         "mlflow": MLFLOW,
+        "docs": DOCS,
         "dev": [
             "pytest>=8,<9",
             "pytest-timeout",
@@ -113,6 +117,7 @@ setup(
             *EVAL,
             *WANDB,
             *MLFLOW,
+            *DOCS,
         ],
     },
     entry_points={"console_scripts": ["rlds2reverb=rlds2reverb.cli:main", "r2r=rlds2reverb.cli:main"]},

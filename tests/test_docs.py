@@ -13,7 +13,7 @@ README = ROOT / "README.md"
 PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if path.is_file()]
 NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
-FOREIGN_OPTIONS = {"--help", "--no-deps", "--require-hashes"}
+FOREIGN_OPTIONS = {"--help", "--no-deps", "--python", "--require-hashes"}
 #: Blocks that take more than about a second, by page and number; most pages have others that are fast.
 SLOW_BLOCKS = {
     "README.md-1",
@@ -21,10 +21,13 @@ SLOW_BLOCKS = {
     "environments.md-9",
     "experiments.md-1",
     "experiments.md-3",
+    "extend.md-2",
+    "index.md-1",
     "online.md-1",
     *(f"own_agents.md-{number}" for number in (2, 3, 4)),
     "replay_buffers.md-3",
     *(f"sampling.md-{number}" for number in (2, 3, 4, 5)),
+    "start.md-1",
     "training.md-2",
     "training.md-3",
 }

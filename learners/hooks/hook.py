@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 
-#: Where a hook is called; see `LearnerHook`.
 Position = Literal["before_run", "after_run", "before_iter", "after_iter"]
+
+#: The points at which a hook can be called; see `LearnerHook`.
 POSITIONS: tuple[Position, ...] = ("before_run", "after_run", "before_iter", "after_iter")
 
 

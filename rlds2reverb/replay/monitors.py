@@ -80,13 +80,14 @@ class BufferMonitor(Listener):
     """A listener that summarizes events: `buffer.add_listener(BufferMonitor(buffer.name))`. It is thread-safe.
 
     It reports these values, except those for which there are no data:
-      `throughput/push`, `throughput/sample`: items per second in the window.
-      `count/pushed`, `count/sampled`, `count/updated`, `count/removed_REASON`: items since the start; see
-        `listeners.REASONS`.
-      `sampled/use_mean`, `_max`: use counts of recently sampled items.
-      `sampled/staleness_mean`, `_max`: staleness of recently sampled items with a `collect_iter`.
-      `sampled/priority_mean`, `_max`, `_min`: priorities of recently sampled items.
-      `priority/mean`, `max`, `min`, and the histogram: priorities of recent pushes and updates.
+
+    - `throughput/push`, `throughput/sample`: items per second in the window.
+    - `count/pushed`, `count/sampled`, `count/updated`, `count/removed_REASON`: items since the start; the reasons are
+      `listeners.REASONS`.
+    - `sampled/use_mean`, `_max`: use counts of recently sampled items.
+    - `sampled/staleness_mean`, `_max`: staleness of recently sampled items with a `collect_iter`.
+    - `sampled/priority_mean`, `_max`, `_min`: priorities of recently sampled items.
+    - `priority/mean`, `max`, `min`, and the histogram: priorities of recent pushes and updates.
     """
 
     def __init__(self, name: str, config: MonitorConfig | None = None, *, clock: Callable[[], float] = time.monotonic):

@@ -48,16 +48,14 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     `(raw - reward_shift) * reward_scale`. The mean and std of observations normalised twice are combined likewise. The
     new source has them as `statistics`, and `ingest` copies them into its report:
 
-    | statistic | transform |
-    |---|---|
-    | `float_dtype` | `CastFloats`: the last one |
-    | `action_limit` | `ClipActions` without known bounds: the smallest |
-    | `action_bounds` | `ClipActions`: the dataset's own bounds, lists of the minimum and maximum of each element |
-    | `observation_mean`, `_std`, `_eps` | `NormalizeObservations` |
-    | `reward_scale`, `reward_shift` | `ScaleRewards`, `ScaleRewardsByReturns` |
-    | `dropped_fields` | `DropFields`: the paths of all of them |
-    | `cut_at_terminal` | `CutAtTerminal`: True |
-    | `notes` | any: sentences for the user |
+    - `float_dtype`: the dtype of the last `CastFloats`
+    - `action_limit`: the smallest limit of `ClipActions` without known bounds
+    - `action_bounds`: the bounds that `ClipActions` found in the dataset, lists of the minimum and maximum of each element
+    - `observation_mean`, `observation_std`, `observation_eps`: those of `NormalizeObservations`
+    - `reward_scale`, `reward_shift`: those of `ScaleRewards` and `ScaleRewardsByReturns`
+    - `dropped_fields`: the paths that `DropFields` removed
+    - `cut_at_terminal`: True after `CutAtTerminal`
+    - `notes`: sentences for the user, from any transform
     """
     statistics = dict(source.statistics)
     for transform in transforms:
