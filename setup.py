@@ -28,7 +28,8 @@ WANDB = ["wandb>=0.18,<=0.19.11", "pydantic<2"]
 MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
 
 # The documentation site: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
-DOCS = ["sphinx>=8,<8.2", "furo", "myst-nb>=1.2,<2", "sphinx-click", "sphinx-copybutton", "sphinx-design", "ipython<8.22"]
+DOCS = ["sphinx>=8,<8.2", "furo", "myst-nb>=1.2,<2", "sphinx-click", "sphinx-copybutton", "sphinx-design"]
+DOCS += ["ipython<8.22"]
 
 setup(
     name="rlds2reverb",

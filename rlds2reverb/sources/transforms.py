@@ -50,7 +50,8 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
 
     - `float_dtype`: the dtype of the last `CastFloats`
     - `action_limit`: the smallest limit of `ClipActions` without known bounds
-    - `action_bounds`: the bounds that `ClipActions` found in the dataset, lists of the minimum and maximum of each element
+    - `action_bounds`: the bounds that `ClipActions` found in the dataset, as lists of the minimum and maximum of each
+      element
     - `observation_mean`, `observation_std`, `observation_eps`: those of `NormalizeObservations`
     - `reward_scale`, `reward_shift`: those of `ScaleRewards` and `ScaleRewardsByReturns`
     - `dropped_fields`: the paths that `DropFields` removed
