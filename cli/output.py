@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from rlds2reverb._terminal import is_terminal, make_console
 from rlds2reverb._text import WIDTH, format_facts, format_number
 
 from .argument_names import name_options
@@ -29,8 +30,7 @@ _SECS_BETWEEN_LINES = 5.0
 
 def console() -> Console:
     """Returns a console for stdout, 80 columns wide if stdout is not a terminal."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=WIDTH)
+    return Console(highlight=False) if is_terminal(sys.stdout) else Console(highlight=False, width=WIDTH)
 
 
 def print_json(value: Any) -> None:
@@ -64,7 +64,7 @@ def say(sentence: str) -> None:
 def warn(sentence: str) -> None:
     """Prints a warning on stderr, with arguments of the library replaced by options of the command."""
     sentence = translate(sentence)
-    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[yellow]warning:[/] {escape_markup(sentence)}")
+    make_console(soft_wrap=True).print(f"[yellow]warning:[/] {escape_markup(sentence)}")
 
 
 def note(sentence: str) -> None:
@@ -80,7 +80,7 @@ def translate(sentence: str) -> str:
 
 def fail(sentence: str) -> None:
     """Prints an error on stderr."""
-    Console(highlight=False, soft_wrap=True, file=sys.stderr).print(f"[red]error:[/] {escape_markup(sentence)}")
+    make_console(soft_wrap=True).print(f"[red]error:[/] {escape_markup(sentence)}")
 
 
 def escape_markup(sentence: str) -> str:
@@ -98,7 +98,7 @@ class StepProgress:
 
     def __init__(self, source: Source):
         self._rows, self._episodes = source.num_rows, source.num_episodes
-        self._console = Console(file=sys.stderr, highlight=False)
+        self._console = make_console()
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -6,13 +6,11 @@ import contextlib
 import importlib
 import io
 import logging
-import sys
 import warnings
 from collections.abc import Iterator
 
-from rich.console import Console
-
 from rlds2reverb import _logs
+from rlds2reverb._terminal import make_console
 
 
 def silence_logs() -> None:
@@ -51,5 +49,5 @@ def import_quietly(*names: str) -> None:
 @contextlib.contextmanager
 def status(activity: str) -> Iterator[None]:
     """Shows an animated status line on stderr while the body runs, if stderr is a terminal."""
-    with Console(file=sys.stderr, highlight=False).status(f"{activity} ..."):
+    with make_console().status(f"{activity} ..."):
         yield

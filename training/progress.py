@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
+
+from rlds2reverb._terminal import is_terminal, make_console
 
 
 class Progress:
@@ -26,7 +27,7 @@ class Progress:
           translate: function applied to notes and warnings.
         """
         self._total, self._quiet, self._translate = num_iterations, quiet, translate
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._console = make_console(soft_wrap=True)
         self._line: _LiveLine = _NotebookLine() if _in_notebook() else _TerminalLine()
         self._score = ""
 
@@ -80,7 +81,7 @@ class _TerminalLine:
     """A line on stderr that is overwritten on a terminal; elsewhere every text is a line of its own."""
 
     def __init__(self) -> None:
-        self.is_live = sys.stderr.isatty()
+        self.is_live = is_terminal(sys.stderr)
 
     def show(self, text: str) -> None:
         """Shows a text until the next one is shown or printed."""

@@ -31,6 +31,16 @@ def test_a_terminal_shows_one_line_with_the_newest_score(capsys, monkeypatch):
     assert capsys.readouterr().err == "\r\x1b[K"
 
 
+def test_lines_are_plain_in_a_command_that_a_notebook_started(capsys, monkeypatch):
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = Progress(7000)
+    with progress.activity("reading"):
+        progress.log(1000, EVALUATION)
+    progress.close()
+    assert capsys.readouterr().err == "    1,000 of 7,000   return 1,234.6 score 43.2\n"
+
+
 def test_only_notes_and_warnings_are_printed_when_quiet(capsys):
     progress = Progress(10, quiet=True, translate=str.upper)
     progress.log(1, NUMBERS)
