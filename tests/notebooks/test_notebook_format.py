@@ -1,0 +1,78 @@
+"""The form of the notebooks in git, without running them."""
+
+import copy
+import json
+
+import nbformat
+import pytest
+from notebook_format import BRIDGE, colab_badge, find_notebooks, find_problems, fix, source
+
+
+@pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.stem)
+def test_notebook_is_stripped_and_has_badge_and_first_cell(path):
+    notebook = json.loads(path.read_text())
+    nbformat.validate(notebook)
+    assert not find_problems(notebook, path.name), "run: .venv/bin/python tests/notebook_format.py notebooks/*.ipynb"
+
+
+def make_notebook():
+    """Returns a valid notebook with an execution count and an output."""
+    return {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {"language_info": {"name": "python"}},
+        "cells": [
+            {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Title\n", "Text."]},
+            {
+                "cell_type": "code",
+                "id": "b",
+                "metadata": {"collapsed": True},
+                "execution_count": 3,
+                "source": "print(1)",
+                "outputs": [{"output_type": "stream", "name": "stdout", "text": "1\n"}],
+            },
+        ],
+    }
+
+
+def test_fix_makes_a_valid_notebook_and_changes_nothing_twice():
+    notebook = make_notebook()
+    fix(notebook, "09_new.ipynb")
+    assert find_problems(notebook, "09_new.ipynb") == []
+    assert [source(cell) for cell in notebook["cells"]] == [
+        f"# Title\n\n{colab_badge('09_new.ipynb')}\n\nText.",
+        BRIDGE.FIRST_CELL,
+        "print(1)",
+    ]
+    nbformat.validate(notebook)
+    again = copy.deepcopy(notebook)
+    fix(again, "09_new.ipynb")
+    assert again == notebook
+
+
+@pytest.mark.parametrize(
+    "name, change, problem",
+    [
+        ("quickstart.ipynb", {}, "NN_words"),
+        ("09_new.ipynb", {"cells": 25}, "at most 24 cells, got 28"),
+        ("09_new.ipynb", {"outputs": [{"output_type": "stream", "name": "stdout", "text": "1"}]}, "outputs"),
+        ("09_new.ipynb", {"execution_count": 1}, "execution counts"),
+        ("09_new.ipynb", {"source": "import kernel_bridge"}, "FIRST_CELL"),
+        ("10_other.ipynb", {}, "blob/main/notebooks/10_other.ipynb"),
+    ],
+)
+def test_find_problems_names_each_deviation(name, change, problem):
+    notebook = make_notebook()
+    fix(notebook, "09_new.ipynb")
+    change = dict(change)
+    notebook["cells"] += [notebook["cells"][-1]] * change.pop("cells", 0)
+    notebook["cells"][1].update(change)
+    problems = find_problems(notebook, name)
+    assert any(problem in text for text in problems), problems
+
+
+def test_first_cell_fetches_the_module_from_the_repository():
+    address = f"https://raw.githubusercontent.com/rlds2reverb/rlds2reverb/{BRIDGE.BRANCH}/notebooks/kernel_bridge.py"
+    assert f'urlretrieve("{address}", "kernel_bridge.py")' in BRIDGE.FIRST_CELL
+    assert (BRIDGE.REPOSITORY, BRIDGE.BRANCH) == ("https://github.com/rlds2reverb/rlds2reverb", "main")
+    compile(BRIDGE.FIRST_CELL, "first cell", "exec")
