@@ -50,7 +50,8 @@ try:
 except ImportError:
     from urllib.request import urlretrieve
 
-    urlretrieve("{_RAW}/kernel_bridge.py", "kernel_bridge.py")
+    name = "kernel_bridge.py"
+    urlretrieve(f"{_RAW}/{{name}}", name)
     import kernel_bridge
 DATA = kernel_bridge.start()"""
 

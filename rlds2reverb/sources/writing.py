@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._text import format_bytes, suggest
+from rlds2reverb._text import format_bytes, format_facts, suggest
 from rlds2reverb.episodes import Episode
 
 from .atomic_output import atomic_output, require_vacant
@@ -52,6 +52,9 @@ class WriteReport:
     skipped_episodes: int
     bytes: int
     warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return format_facts(f"{self.source} converted", self.facts())
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as a plain dict, for JSON."""

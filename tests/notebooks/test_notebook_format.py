@@ -72,7 +72,7 @@ def test_find_problems_names_each_deviation(name, change, problem):
 
 
 def test_first_cell_fetches_the_module_from_the_repository():
-    address = f"https://raw.githubusercontent.com/rlds2reverb/rlds2reverb/{BRIDGE.BRANCH}/notebooks/kernel_bridge.py"
-    assert f'urlretrieve("{address}", "kernel_bridge.py")' in BRIDGE.FIRST_CELL
+    folder = f"https://raw.githubusercontent.com/rlds2reverb/rlds2reverb/{BRIDGE.BRANCH}/notebooks"
+    assert f'urlretrieve(f"{folder}/{{name}}", name)' in BRIDGE.FIRST_CELL
     assert (BRIDGE.REPOSITORY, BRIDGE.BRANCH) == ("https://github.com/rlds2reverb/rlds2reverb", "main")
     compile(BRIDGE.FIRST_CELL, "first cell", "exec")
