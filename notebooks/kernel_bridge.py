@@ -120,7 +120,7 @@ def start() -> Path:
     shell = _find_shell()
     python = find_python()
     data = find_checkout() / "tests/data"
-    _bridge = Bridge(shell, python, prelude=f"from pathlib import Path; DATA = Path({str(data)!r})")
+    _bridge = Bridge(shell, python, variables={"DATA": data})
     return data
 
 
@@ -389,8 +389,8 @@ class Bridge:
     Cells are rewritten into calls of `run`. Completion, `?` and widgets are handed to the inner kernel, too.
     """
 
-    def __init__(self, shell: Any, python: str, prelude: str) -> None:
-        self._shell, self._python, self._prelude = shell, python, prelude
+    def __init__(self, shell: Any, python: str, variables: dict[str, Path]) -> None:
+        self._shell, self._python, self._variables = shell, python, variables
         self._kernel = shell.kernel
         self._busy = threading.RLock()
         self._parents: dict[str, dict[str, Any]] = {}
@@ -410,8 +410,12 @@ class Bridge:
         self._comms.clear()
         self._number = -1
         note += f" (this kernel is Python {platform.python_version()})"
-        program = f"import platform, sys; print('Python', platform.python_version(), 'in', sys.prefix, {note!r})"
-        self._execute(f"{self._prelude}\n{program}", silent=True)
+        program = [  # Without import statements, whose names would stay in the notebook.
+            "__import__('faulthandler').enable()  # After ipykernel's changes, it writes to the log.",
+            *(f"{name} = __import__('pathlib').Path({str(value)!r})" for name, value in self._variables.items()),
+            f"print('Python', __import__('platform').python_version(), 'in', __import__('sys').prefix, {note!r})",
+        ]
+        self._execute("\n".join(program), silent=True)
 
     def _connect(self) -> None:
         """Hooks into the outer kernel; `close` undoes this."""
