@@ -355,8 +355,10 @@ class InnerKernel:
         return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
 
     def read_log(self) -> str:
-        """Returns the last lines that the process wrote outside of cells, such as those of a crash."""
-        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-20:])
+        """Returns the last lines that the process wrote outside of cells, or where it crashed."""
+        text = self.log.read_text(errors="replace").strip()
+        _, crash, stack = text.partition("Current thread")
+        return "\n".join((crash + stack).splitlines()[:8] if crash else text.splitlines()[-8:])
 
     def close(self) -> None:
         """Ends the process and what it started."""
