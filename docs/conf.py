@@ -4,8 +4,8 @@ The notebooks are rendered without outputs, because they are stripped in git; wi
 and rendered with their outputs.
 """
 
+import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -68,7 +68,9 @@ def copy_notebooks() -> None:
     for path in (HERE / "notebooks").glob("*.ipynb"):
         path.unlink()
     for path in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
-        shutil.copy(path, HERE / "notebooks")
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}  # Knows `!command`.
+        (HERE / "notebooks" / path.name).write_text(json.dumps(notebook), encoding="utf-8")
 
 
 copy_notebooks()
