@@ -1,4 +1,4 @@
-"""Jupyter kernels on Pythons that are newer than rlds2reverb supports, as in Colab."""
+"""Jupyter kernels on Pythons that are newer than rlds2reverb supports, as in Colab, and on this one."""
 
 import importlib.util
 import os

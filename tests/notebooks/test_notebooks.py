@@ -31,11 +31,7 @@ async def execute(path, python, cwd):
     notebook = nbformat.read(path, as_version=4)
     manager = make_manager(python, AsyncKernelManager)
     client = NotebookClient(notebook, km=manager, timeout=None, resources={"metadata": {"path": str(cwd)}})
-    try:
-        return await asyncio.wait_for(client.async_execute(env=make_environment()), LIMIT_SECS)
-    finally:
-        if manager.has_kernel:
-            await manager.shutdown_kernel(now=True)
+    return await asyncio.wait_for(client.async_execute(cleanup_kc=True, env=make_environment()), LIMIT_SECS)
 
 
 def run(path, python, cwd):
