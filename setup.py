@@ -31,6 +31,10 @@ MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
 DOCS = ["sphinx>=8,<8.2", "furo", "myst-nb>=1.2,<2", "sphinx-click", "sphinx-copybutton", "sphinx-design"]
 DOCS += ["ipython<8.22"]
 
+# The notebooks, run by a kernel in this environment. Tests run them without a frontend.
+NOTEBOOKS = [*MINARI, *EVAL, "ipykernel>=6.29,<8", "ipython<8.22"]
+NOTEBOOK_TESTS = ["jupyter_client>=8", "nbclient>=0.10", "nbformat>=5.10"]
+
 setup(
     name="rlds2reverb",
     version="0.1.0",
@@ -102,6 +106,7 @@ setup(
         "wandb": WANDB,
         "mlflow": MLFLOW,
         "docs": DOCS,
+        "notebooks": NOTEBOOKS,
         "dev": [
             "pytest>=8,<9",
             "pytest-timeout",
@@ -119,6 +124,8 @@ setup(
             *WANDB,
             *MLFLOW,
             *DOCS,
+            *NOTEBOOKS,
+            *NOTEBOOK_TESTS,
         ],
     },
     entry_points={"console_scripts": ["rlds2reverb=rlds2reverb.cli:main", "r2r=rlds2reverb.cli:main"]},

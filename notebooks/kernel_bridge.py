@@ -56,8 +56,6 @@ except ImportError:
 DATA = kernel_bridge.start()"""
 
 _REQUIRED = ("rlds2reverb.cli", "ipykernel")
-#: Packages that a kernel needs, in versions that accept the other packages of the lock file.
-_KERNEL_PACKAGES = ("ipykernel>=6.29,<8", "ipython<8.22")
 #: Variables of the outer kernel that would break the inner one: other packages, and a matplotlib backend of its own.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MPLBACKEND", "IPYTHONDIR")
 #: Starts the inner kernel without configuration files, which may name classes of the outer environment (as in Colab).
@@ -215,7 +213,6 @@ def create_environment(checkout: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         _call(uv, "venv", "--quiet", "--python", "3.11", *offline[:1], str(folder))
         _call(*install, "--require-hashes", "-r", str(lock))
-        _call(*install, *_KERNEL_PACKAGES)
         _call(*install, "--no-deps", "--no-build-isolation", str(checkout))
         stamp.write_text(fingerprint)
         print(f"Installed in {time.monotonic() - started:.0f} s.")

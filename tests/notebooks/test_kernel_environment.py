@@ -70,19 +70,18 @@ def test_environment_is_created_from_the_lock_file_once(uv, checkout, tmp_path, 
     assert uv() == [
         f"venv --quiet --python 3.11 {folder}",
         f"{install} --require-hashes -r {checkout}/requirements/py311.lock",
-        f"{install} {' '.join(BRIDGE._KERNEL_PACKAGES)}",
         f"{install} --no-deps --no-build-isolation {checkout}",
     ]
     assert "Installing Python 3.11 and rlds2reverb" in capsys.readouterr().out
     BRIDGE.create_environment(checkout)
-    assert len(uv()) == 4 and not capsys.readouterr().out
+    assert len(uv()) == 3 and not capsys.readouterr().out
 
 
 def test_environment_is_created_again_when_the_lock_file_changes(uv, checkout):
     BRIDGE.create_environment(checkout)
     (checkout / "requirements/py311.lock").write_text("# changed")
     BRIDGE.create_environment(checkout)
-    assert len(uv()) == 8
+    assert len(uv()) == 6
 
 
 def test_folder_of_wheels_replaces_the_network(uv, checkout, monkeypatch):
@@ -181,7 +180,6 @@ def test_wheels_are_installed_offline_with_uv(tmp_path, checkout, monkeypatch):
     (checkout / "backend.py").write_text(BACKEND)
     build = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     (checkout / "pyproject.toml").write_text(build + '[project]\nname = "rlds2reverb"\nversion = "0.0"\n')
-    monkeypatch.setattr(BRIDGE, "_KERNEL_PACKAGES", ("ipykernel",))
     monkeypatch.setenv("RLDS2REVERB_WHEELS", str(wheels))
     python = BRIDGE.create_environment(checkout)
     process = subprocess.run([python, BRIDGE.__file__], capture_output=True, text=True, check=True)
