@@ -1,7 +1,7 @@
 """Runs a notebook on Python 3.11 when its own kernel is newer, as in Colab, because dm-reverb has no wheels for that.
 
-`start()` does nothing on a kernel that can import rlds2reverb. On any other kernel, it finds or creates an environment
-with Python 3.11 and rlds2reverb, starts an IPython kernel there, and sends every following cell to it:
+`start()` does nothing on a kernel that can import rlds2reverb. On any other kernel, it finds an environment with
+rlds2reverb (the checkout's `.venv` or a new one), starts an IPython kernel there, and sends all following cells to it:
 
     import kernel_bridge
     DATA = kernel_bridge.start()
@@ -56,7 +56,7 @@ except ImportError:
 DATA = kernel_bridge.start()"""
 
 _REQUIRED = ("rlds2reverb.cli", "ipykernel")
-#: Variables of the outer kernel that would break the inner one: other packages, and a matplotlib backend of its own.
+#: Variables of the outer kernel that would break the inner one: other packages, and a matplotlib backend.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MPLBACKEND", "IPYTHONDIR")
 #: Starts the inner kernel without configuration files, which may name classes of the outer environment (as in Colab).
 _LAUNCH = """\
@@ -113,6 +113,7 @@ def start() -> Path:
         _bridge.close()
         _bridge = None
     if not find_missing():
+        os.environ["PATH"] = _put_first_on_path(sys.executable)
         print(f"Python {platform.python_version()} answers, from {sys.prefix}.")
         return find_checkout() / "tests/data"
     shell = _find_shell()
@@ -147,25 +148,35 @@ def _can_import(name: str) -> bool:
 
 
 def find_python() -> str:
-    """Returns the interpreter RLDS2REVERB_PYTHON, or that of an environment that is created on the first call."""
+    """Returns the interpreter RLDS2REVERB_PYTHON, that of the checkout's .venv, or that of a new environment."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise BridgeError(
             f"rlds2reverb requires Linux on x86-64, but this is {platform.system()} on {platform.machine()}; "
             "open the notebook in Colab, or start Jupyter in a Linux container or WSL 2."
         )
-    python = os.environ.get("RLDS2REVERB_PYTHON", "")
-    if not python:
-        return str(create_environment(find_checkout()))
+    if python := os.environ.get("RLDS2REVERB_PYTHON"):
+        if missing := _ask_what_is_missing(python):
+            raise BridgeError(f"RLDS2REVERB_PYTHON is {python!r}, which does not have {missing}; install it there.")
+        return python
+    checkout = find_checkout()
+    own = checkout / ".venv/bin/python"
+    if own.is_file() and not _ask_what_is_missing(str(own)):
+        return str(own)
+    return str(create_environment(checkout))
+
+
+def _ask_what_is_missing(python: str) -> str:
+    """Returns `find_missing()` of another interpreter, separated by commas."""
     try:
-        out = subprocess.run([python, __file__], capture_output=True, text=True, timeout=60, check=True).stdout
-        missing = json.loads(out)
+        process = subprocess.run([python, __file__], capture_output=True, text=True, timeout=60, check=True)
+        return ", ".join(json.loads(process.stdout))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise BridgeError(f"RLDS2REVERB_PYTHON must be a Python 3.10 or 3.11, got {python!r} ({error}).") from error
-    if missing:
-        raise BridgeError(
-            f"RLDS2REVERB_PYTHON is {python!r}, which does not have {', '.join(missing)}; install it there."
-        )
-    return python
+        return f"a usable Python 3.11 ({error})"
+
+
+def _put_first_on_path(python: str) -> str:
+    """Returns a PATH on which the commands of an environment, such as rlds2reverb, come first."""
+    return os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
 
 
 def cache_folder() -> Path:
@@ -220,7 +231,7 @@ def create_environment(checkout: Path) -> Path:
 
 
 def find_uv(pip_options: list[str]) -> str:
-    """Returns the command uv: from the PATH, from beside this interpreter, or installed with pip."""
+    """Returns the command uv: from the PATH, from this environment, or installed with pip."""
     own = cache_folder() / "uv"
     for candidate in (shutil.which("uv"), Path(sys.executable).with_name("uv"), own / "bin/uv"):
         if candidate and os.access(candidate, os.X_OK):
@@ -286,6 +297,7 @@ class InnerKernel:
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         environment["PYTHONPATH"] = str(Path(__file__).resolve().parent)  # The first cell can run there, too.
         environment["IPYTHONDIR"] = str(Path(self._folder, "ipython"))
+        environment["PATH"] = _put_first_on_path(python)
         environment["JPY_PARENT_PID"] = str(os.getpid())  # The kernel ends when this process does.
         with open(self.log, "wb") as log:
             return subprocess.Popen(
@@ -633,5 +645,5 @@ class Bridge:
         return self._ask("is_complete", {"code": code})
 
 
-if __name__ == "__main__":  # Tells the kernel of another Python whether this one can run the notebooks.
+if __name__ == "__main__":  # Reports to a different Python whether this one can run the notebooks.
     print(json.dumps(find_missing()))

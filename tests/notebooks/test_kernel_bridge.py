@@ -135,6 +135,7 @@ def test_magics_and_shell_commands_run(kernel):
     assert kernel.text("!echo to the shell").strip() == "to the shell"
     assert kernel.text("lines = !echo one; echo two\nprint(lines)").strip() == "['one', 'two']"
     assert kernel.text("%%bash\necho from bash").strip() == "from bash"
+    assert kernel.text("!which rlds2reverb").strip() == f"{sys.prefix}/bin/rlds2reverb"
 
 
 def test_top_level_await_and_multiline_cells_run(kernel):
@@ -312,7 +313,7 @@ def test_no_process_is_left_behind(fresh_kernel, end):
 
 def test_missing_packages_are_reported_in_one_sentence(outer_python, tmp_path):
     for python, reason in (
-        ("/nowhere/python", "must be a Python 3.10 or 3.11, got '/nowhere/python'"),
+        ("/nowhere/python", "'/nowhere/python', which does not have a usable Python 3.11"),
         (outer_python, "does not have Python 3.11"),
     ):
         kernel = OuterKernel(outer_python, tmp_path, RLDS2REVERB_PYTHON=python)

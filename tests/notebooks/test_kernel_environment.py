@@ -1,4 +1,4 @@
-"""How the bridge of the notebooks finds or installs Python 3.11, without kernels."""
+"""The search for Python 3.11 and its installation by the bridge of the notebooks, without kernels."""
 
 import hashlib
 import os
@@ -92,7 +92,7 @@ def test_folder_of_wheels_replaces_the_network(uv, checkout, monkeypatch):
     assert all("--offline --no-index --find-links /wheels" in line for line in installs)
 
 
-def test_failed_installation_says_what_to_do_and_is_repeated(uv, checkout, monkeypatch):
+def test_failed_installation_raises_with_advice_and_is_repeated(uv, checkout, monkeypatch):
     monkeypatch.setenv("RLDS2REVERB_WHEELS", "/broken")
     with pytest.raises(
         BRIDGE.BridgeError, match=r"connect to the network .* or set RLDS2REVERB_PYTHON.*\n.*\nno network"
@@ -113,7 +113,7 @@ def test_uv_is_installed_with_pip_when_it_is_missing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("system, machine", [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")])
-def test_other_platforms_are_refused_with_what_to_do(system, machine, monkeypatch):
+def test_other_platforms_raise_with_advice(system, machine, monkeypatch):
     monkeypatch.setattr(BRIDGE.sys, "platform", system)
     monkeypatch.setattr(BRIDGE.platform, "machine", lambda: machine)
     with pytest.raises(
@@ -127,16 +127,29 @@ def test_existing_interpreter_is_used_without_an_installation(uv, monkeypatch):
     assert BRIDGE.find_python() == sys.executable and uv() == []
 
 
+def test_environment_of_the_checkout_is_used_if_it_is_complete(uv, checkout, monkeypatch):
+    own = checkout / ".venv/bin/python"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setattr(BRIDGE, "find_checkout", lambda: checkout)
+    assert BRIDGE.find_python() == str(own) and uv() == []
+    own.write_text("#!/bin/sh\necho '[\"ipykernel\"]'\n")
+    assert BRIDGE.find_python().endswith("notebooks/python3.11/bin/python") and uv()
+
+
 def test_module_needs_a_notebook_where_python_cannot_run_the_cells(monkeypatch):
     monkeypatch.setattr(BRIDGE, "find_missing", lambda: ["Python 3.11"])
     with pytest.raises(BRIDGE.BridgeError, match="must be called in a cell of a notebook"):
         BRIDGE.start()
 
 
-def test_start_returns_the_datasets_on_a_python_that_has_the_package(capsys):
+def test_start_returns_the_datasets_on_a_python_that_has_the_package(capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert BRIDGE.start() == ROOT / "tests/data"
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith(f"answers, from {sys.prefix}.")
+    assert shutil.which("rlds2reverb") == f"{sys.prefix}/bin/rlds2reverb"
 
 
 def test_repository_is_cloned_once_when_the_module_is_outside_of_it(tmp_path, monkeypatch):
