@@ -27,6 +27,10 @@ DM_CONTROL = [*EVAL, "dm_control==1.0.34"]
 WANDB = ["wandb>=0.18,<=0.19.11", "pydantic<2"]
 MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
 
+# Reports with figures, and films of policies.
+REPORT = ["plotly>=6,<7"]
+FILM = [*EVAL, "imageio-ffmpeg>=0.5"]
+
 # The documentation site: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
 DOCS = ["sphinx>=8,<8.2", "furo", "myst-nb>=1.2,<2", "sphinx-click", "sphinx-copybutton", "sphinx-design"]
 DOCS += ["ipython<8.22"]
@@ -60,6 +64,7 @@ setup(
         "rlds2reverb.envs",
         "rlds2reverb.training",
         "rlds2reverb.training.presets",
+        "rlds2reverb.training.reports",
         "rlds2reverb.cli",
     ],
     package_dir={
@@ -70,8 +75,13 @@ setup(
         "rlds2reverb.training": "training",
         "rlds2reverb.cli": "cli",
         "rlds2reverb.training.presets": "training/presets",
+        "rlds2reverb.training.reports": "training/reports",
     },
-    package_data={"rlds2reverb": ["py.typed"], "rlds2reverb.training.presets": ["*.gin"]},
+    package_data={
+        "rlds2reverb": ["py.typed"],
+        "rlds2reverb.training.presets": ["*.gin"],
+        "rlds2reverb.training.reports": ["assets/*"],
+    },
     install_requires=[
         "tensorflow==2.15.1",
         "tf-agents==0.19.0",
@@ -105,6 +115,8 @@ setup(
         "dm-control": DM_CONTROL,
         "wandb": WANDB,
         "mlflow": MLFLOW,
+        "report": REPORT,
+        "film": FILM,
         "docs": DOCS,
         "notebooks": NOTEBOOKS,
         "dev": [
@@ -123,6 +135,8 @@ setup(
             *EVAL,
             *WANDB,
             *MLFLOW,
+            *REPORT,
+            *FILM,
             *DOCS,
             *NOTEBOOKS,
             *NOTEBOOK_TESTS,

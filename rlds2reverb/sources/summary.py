@@ -217,9 +217,7 @@ def summarize(
             returns.append(episode.total_reward)
             lengths.append(float(episode.num_transitions))
             specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
-    is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
-    environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None
-    reference = reference_returns or (REFERENCE_RETURNS[environment] if environment else None)
+    reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
     return Summary(
         name=source.name,
         kind=source.kind,
@@ -235,6 +233,21 @@ def summarize(
         + make_notes(counts["dropped_last_transition"], counts["discontinuities"], first_discontinuity),
         metadata=dict(source.metadata),
     )
+
+
+def find_reference_returns(
+    source: Source, reference_returns: tuple[float, float] | None, *, is_d4rl: bool
+) -> tuple[tuple[float, float] | None, str | None]:
+    """Returns the returns of a random policy and an expert, or None; and the D4RL environment they belong to, or None.
+
+    Args:
+      source: see `summarize`.
+      reference_returns: see `summarize`.
+      is_d4rl: see `summarize`.
+    """
+    is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
+    environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None
+    return reference_returns or (REFERENCE_RETURNS[environment] if environment else None), environment
 
 
 def _count(counts: dict[str, int], episode: Episode) -> None:

@@ -1,0 +1,269 @@
+"""The report on a dataset: returns, lengths, marginals, coverage, ends of episodes, an episode viewer, and problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
+from rlds2reverb.sources import Source, Summary, load, summarize
+from rlds2reverb.sources.summary import find_reference_returns
+
+from .episode_viewer import make_viewer_episodes, select_episodes
+from .figures import Figure, count_values, draw_histogram, draw_marginals, draw_scatter, make_axis
+from .page import Page, Report, require_plotly
+from .source_statistics import EMPTY, OPEN, TERMINAL, TIMEOUT, SourceStatistics, StepSample
+
+_MAX_POINTS = 3000
+_NUM_PARTS = 40
+_END_NAMES = {
+    TERMINAL: "terminal",
+    TIMEOUT: "timeout (truncated)",
+    OPEN: "open end (no flag)",
+    EMPTY: "empty",
+}
+_END_MARKERS = {TERMINAL: ("circle", "@1"), TIMEOUT: ("diamond-open", "@0"), OPEN: ("x", "@3"), EMPTY: ("cross", "@4")}
+
+
+def report_source(
+    source: Any,
+    path: str | Path | None = None,
+    *,
+    reference_returns: tuple[float, float] | None = None,
+    is_d4rl: bool = False,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
+) -> Report:
+    """Makes a report on a dataset: one HTML page with figures, which needs no network.
+
+        report_source("hopper_medium-v2.hdf5", "hopper.html")
+
+    The dataset is read twice: once to its end, and once more up to the last episode that the viewer shows.
+
+    Args:
+      source: a `Source`, or any other source of `load`.
+      path: HTML file to write; None for none.
+      reference_returns: returns of a random policy and an expert, which are marked in the histogram of returns.
+      is_d4rl: whether D4RL's reference returns apply; see `summarize`.
+      on_episode: function called with each episode during the first pass, to show progress.
+
+    Returns:
+      The report. A dataset that cannot be read to its end gives a report on what was read, which begins with the error.
+
+    Raises:
+      SourceError: If no episode can be read.
+      FileNotFoundError, TypeError, ValueError: As `load`.
+      ImportError: If Plotly is not installed.
+      StorageFullError: If the disk is full.
+    """
+    require_plotly()
+    source = load(source)
+    reading, statistics = _TolerantReading(source), SourceStatistics()
+
+    def add(episode: Episode) -> None:
+        on_episode(episode)
+        statistics.add(episode)
+
+    summary = summarize(reading.source, reference_returns=reference_returns, is_d4rl=is_d4rl, on_episode=add)
+    statistics.finish()
+    if not statistics.returns:
+        raise SourceError(reading.error or f"{source.name} has no episodes; there is nothing to report")
+    reference, _ = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
+    page = Page(source.name, f"rlds2reverb report on a dataset of kind {source.kind}")
+    _add_summary(page, summary)
+    _add_findings(page, summary, statistics, reading.error)
+    _add_episodes(page, statistics, reference)
+    _add_marginals(page, statistics)
+    _add_viewer(page, reading, statistics)
+    report = page.build()
+    if path is not None:
+        report.write(path)
+    return report
+
+
+class _TolerantReading:
+    """A source that ends where reading fails.
+
+    Attributes:
+      source: the source.
+      error: the message of the error; '' if there was none.
+    """
+
+    def __init__(self, source: Source):
+        self.error, self._read = "", source.read
+        self.source = replace(source, read=self._read_until_error)
+
+    def _read_until_error(self) -> Iterator[Episode]:
+        try:
+            yield from self._read()
+        except SourceError as error:
+            self.error = str(error)
+
+
+def _add_summary(page: Page, summary: Summary) -> None:
+    page.add_section("Summary")
+    page.add_facts([(name, value) for name, value in summary.facts() if name != "warning"])
+    rows = [(each.name, each.spec, f"{each.non_finite:,}" if each.non_finite else "none") for each in summary.fields]
+    page.add_text("")
+    page.add_table(("field", "one step", "NaN or Inf"), rows)
+
+
+def _add_findings(page: Page, summary: Summary, statistics: SourceStatistics, error: str) -> None:
+    findings = [("problem", f"the dataset could not be read any further: {error}")] if error else []
+    findings += [("problem", str(problem)) for problem in statistics.problems]
+    if hidden := statistics.num_problems - len(statistics.problems):
+        findings.append(("problem", f"and {hidden:,} more; rlds2reverb validate lists them"))
+    findings += [("warning", sentence) for sentence in summary.warnings]
+    if summary.unterminated:
+        ends = "episode ends" if summary.unterminated == 1 else "episodes end"
+        sentence = f"{summary.unterminated:,} {ends} without a terminal or a timeout; treated as truncated"
+        findings.append(("note", sentence))
+    page.add_section("Validation")
+    if findings:
+        page.add_findings(findings)
+    else:
+        page.add_text("No problems, warnings or notes: flags, discounts, shapes and numbers of all episodes are valid.")
+
+
+def _add_episodes(page: Page, statistics: SourceStatistics, reference: tuple[float, float] | None) -> None:
+    page.add_section("Episodes")
+    lines = {} if reference is None else {"random policy": reference[0], "expert": reference[1]}
+    returns, lengths = np.array(statistics.returns), np.array(statistics.lengths)
+    if np.isfinite(returns).any():
+        data, layout = draw_histogram(returns, "return (sum of rewards)", "episodes", lines=lines)
+        caption = "The undiscounted return of each episode" + (", and two reference policies." if lines else ".")
+        page.add_figure("Returns", data, layout, caption=caption)
+    data, layout = draw_histogram(lengths, "length (transitions)", "episodes")
+    page.add_figure("Lengths", data, layout, caption="The number of transitions of each episode.")
+    data, layout = _draw_ends(statistics)
+    page.add_figure(
+        "Ends of episodes across the dataset",
+        data,
+        layout,
+        caption="Top: the length of each episode and how it ends. Bottom: the same, counted in equal parts of the "
+        "dataset. A terminal state has value 0; after a timeout or an open end, learners bootstrap.",
+        height=420,
+        is_wide=True,
+    )
+
+
+def _draw_ends(statistics: SourceStatistics) -> Figure:
+    ends, lengths = np.array(statistics.ends), np.array(statistics.lengths)
+    number = np.arange(len(ends))
+    edges = np.linspace(0, len(ends), min(_NUM_PARTS, len(ends)) + 1)
+    data: list[dict[str, Any]] = []
+    for end, (symbol, colour) in _END_MARKERS.items():
+        chosen = number[ends == end]
+        if not len(chosen):
+            continue
+        shown = chosen[:: -(-len(chosen) // _MAX_POINTS)]
+        marker = {"symbol": symbol, "color": colour, "size": 6, "line": {"width": 1.2, "color": colour}}
+        data.append({"type": "scatter", "mode": "markers", "x": shown, "y": lengths[shown], "marker": marker})
+        data[-1] |= {"name": _END_NAMES[end], "legendgroup": end, "cliponaxis": False}
+        data[-1]["hovertemplate"] = "episode %{x}: %{y} transitions<extra>%{fullData.name}</extra>"
+        counts = np.histogram(chosen, edges)[0]
+        bar = {"type": "bar", "x": edges[:-1], "y": counts, "width": np.diff(edges), "offset": 0, "yaxis": "y2"}
+        bar |= {"name": _END_NAMES[end], "legendgroup": end, "showlegend": False, "marker": {"color": colour}}
+        data.append(bar | {"hovertemplate": "%{y} episodes from %{x:.0f}<extra>%{fullData.name}</extra>"})
+    layout = {
+        "barmode": "stack",
+        "xaxis": make_axis("number of the episode in the dataset", anchor="y2"),
+        "yaxis": make_axis("length (transitions)", domain=[0.45, 1], rangemode="tozero"),
+        "yaxis2": make_axis("episodes", domain=[0, 0.36], rangemode="tozero"),
+    }
+    return data, layout
+
+
+def _add_marginals(page: Page, statistics: SourceStatistics) -> None:
+    sample = statistics.sample
+    observation_names, action_names, reward_names = statistics.column_names
+    if not len(sample.rewards):
+        return
+    is_sample = len(sample.rewards) < statistics.num_steps
+    scope = (
+        f"A random sample of {len(sample.rewards):,} of {statistics.num_steps:,} steps" if is_sample else "All steps"
+    )
+    page.add_section(
+        "Rewards, actions and states", f"{scope}; the last step of an episode has no action and no reward."
+    )
+    if reward_names:
+        if len(reward_names) == 1:
+            figure = draw_histogram(sample.rewards[:, 0], "reward per step", "steps")
+        else:
+            figure = draw_marginals(sample.rewards, reward_names, "reward per step", "steps")
+        page.add_figure("Rewards", *figure)
+    if action_names:
+        page.add_figure("Actions", *_draw_actions(sample, action_names))
+    if sample.observations.shape[1] > 1:
+        _add_coverage(page, statistics, sample, len(observation_names))
+
+
+def _draw_actions(sample: StepSample, names: list[str]) -> Figure:
+    actions = sample.actions
+    is_discrete = actions.shape[1] == 1 and len(count_values(actions[:, 0])[0]) <= 24
+    if is_discrete and np.array_equal(actions, np.round(actions)):
+        data, layout = draw_histogram(actions[:, 0], "action", "steps")
+        layout["xaxis"]["dtick"] = max(1, int(np.ptp(actions) // 12))
+        return data, layout
+    return draw_marginals(actions, names, "value of the action", "steps")
+
+
+def _add_coverage(page: Page, statistics: SourceStatistics, sample: StepSample, num_columns: int) -> None:
+    components, shares = find_principal_components(sample.observations)
+    if len(shares) < 2:
+        return
+    shown = np.linspace(0, len(components) - 1, min(len(components), 4000)).astype(int)
+    returns = np.array(statistics.returns)[sample.episodes[shown]]
+    titles = [f"component {number + 1} ({100 * share:.0f} % of variance)" for number, share in enumerate(shares[:2])]
+    data, layout = draw_scatter(
+        components[shown, 0],
+        components[shown, 1],
+        returns,
+        x_title=titles[0],
+        y_title=titles[1],
+        colour_title="return of the episode",
+    )
+    what = "thinned out images" if statistics.uses_images else f"{num_columns} standardised columns of the observations"
+    caption = f"{len(shown):,} states, projected onto the first two principal components of {what}."
+    page.add_figure("Coverage of the states", data, layout, caption=caption, height=420, is_wide=True)
+
+
+def find_principal_components(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Projects observations onto their first two principal components, with each column scaled to variance 1.
+
+    Args:
+      observations: numbers [N, D]; constant columns are ignored.
+
+    Returns:
+      The projections, float64 [N, 2], NaN for rows with values that are not finite; and the shares of the variance of
+      the two components. Both are empty along the second axis if fewer than two columns vary.
+    """
+    values = np.asarray(observations, np.float64)
+    is_finite = np.isfinite(values).all(1)
+    finite = values[is_finite]
+    deviation = finite.std(0) if len(finite) else np.zeros(values.shape[1])
+    varying = deviation > 1e-9
+    if varying.sum() < 2:
+        return np.zeros((len(values), 0)), np.zeros(0)
+    scaled = (finite[:, varying] - finite[:, varying].mean(0)) / deviation[varying]
+    variances, directions = np.linalg.eigh(scaled.T @ scaled / len(scaled))
+    directions = directions[:, ::-1][:, :2]
+    directions = directions * np.where(directions.sum(0) < 0, -1, 1)  # Otherwise the signs are arbitrary.
+    projected = np.full((len(values), 2), np.nan)
+    projected[is_finite] = scaled @ directions
+    return projected, variances[::-1][:2] / variances.sum()
+
+
+def _add_viewer(page: Page, reading: _TolerantReading, statistics: SourceStatistics) -> None:
+    reasons = select_episodes(statistics)
+    episodes = make_viewer_episodes(iter(reading.source), reasons, statistics)
+    if episodes:
+        total = len(statistics.returns)
+        page.add_section(
+            "Episode viewer", f"{len(episodes):,} of {total:,} episodes. Click into the curves, or move the slider."
+        )
+        page.add_viewer(episodes)

@@ -1,0 +1,234 @@
+"""What a report on a dataset shows, collected in one pass: ends of episodes, a sample of steps, and problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episodes import Episode, find_problems
+from rlds2reverb.errors import Problem
+from rlds2reverb.specs import Nest, leaves, make_step_spec, path_name
+
+TERMINAL, TIMEOUT, OPEN, EMPTY = "terminal", "timeout", "open", "empty"
+ENDS = (TERMINAL, TIMEOUT, OPEN, EMPTY)
+#: Number of steps in the sample; twice as many are held while the dataset is read.
+_SAMPLE_SIZE = 20_000
+#: Maximum number of columns of observations and of actions in the sample.
+_MAX_COLUMNS = 256
+#: Edge, in pixels, to which images are thinned out where they stand for the state.
+_IMAGE_EDGE = 12
+_MAX_PROBLEMS = 50
+_MAX_BUFFERED_BYTES = 1 << 20
+
+
+class StepSample(NamedTuple):
+    """A uniform random sample of the steps that are followed by another one.
+
+    Attributes:
+      observations: float32 [N, D]; images are thinned out, and used only if there is nothing else.
+      actions: float32 [N, A].
+      rewards: float32 [N, R].
+      episodes: int64 [N], position of each step's episode.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    episodes: np.ndarray
+
+
+@dataclass
+class SourceStatistics:
+    """The collected statistics; call `add` with each episode, and `finish` at the end.
+
+    Attributes:
+      returns: return of each episode; NaN for empty episodes.
+      lengths: transitions of each episode.
+      ends: how each episode ends, one of `ENDS`.
+      indices: index of each episode in its source.
+      problems: the first problems found.
+      num_problems: number of problems found.
+      invalid: positions of the first episodes with problems.
+      num_steps: number of steps that are followed by another one.
+    """
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    num_problems: int = 0
+    invalid: list[int] = field(default_factory=list)
+    num_steps: int = 0
+    _step_spec: Nest = None
+    _layout: _StepLayout | None = None
+    _buffer: list[Episode] = field(default_factory=list)
+    _buffered_bytes: int = 0
+    _rows: list[StepSample] = field(default_factory=list)
+    _ranks: list[np.ndarray] = field(default_factory=list)
+    _num_kept: int = 0
+    _highest_rank: float = 1.0
+    _random: Any = field(default_factory=lambda: np.random.default_rng(0))
+
+    def add(self, episode: Episode) -> None:
+        """Adds the next episode."""
+        self.returns.append(episode.total_reward if episode.num_steps else float("nan"))
+        self.lengths.append(episode.num_transitions)
+        self.ends.append(_find_end(episode))
+        self.indices.append(episode.index)
+        self._buffer.append(episode)
+        self._buffered_bytes += episode.num_bytes
+        if self._buffered_bytes > _MAX_BUFFERED_BYTES:
+            self._add_buffer()
+
+    def finish(self) -> None:
+        """Adds what is still buffered."""
+        self._add_buffer()
+
+    @property
+    def sample(self) -> StepSample:
+        """The sample, in the order of the steps."""
+        ranks = np.concatenate([np.zeros(0), *self._ranks])
+        columns = [np.concatenate(column) for column in zip(*self._rows, strict=True)]
+        if not columns:
+            empty = np.zeros((0, 0), np.float32)
+            return StepSample(empty, empty, empty, np.zeros(0, np.int64))
+        kept = np.sort(np.argsort(ranks)[:_SAMPLE_SIZE])
+        return StepSample(*[column[kept] for column in columns])
+
+    @property
+    def column_names(self) -> tuple[list[str], list[str], list[str]]:
+        """The names of the columns of observations, actions and rewards in the sample."""
+        return ([], [], []) if self._layout is None else self._layout.names
+
+    @property
+    def uses_images(self) -> bool:
+        """Whether the observations in the sample are thinned out images."""
+        return self._layout is not None and self._layout.uses_images
+
+    def _add_buffer(self) -> None:
+        position = len(self.returns) - len(self._buffer)
+        for batch in batch_episodes(self._buffer):
+            self._check(batch, position)
+            if self._step_spec is not None:
+                self._add_steps(batch, position)
+            position += len(batch.episodes)
+        self._buffer, self._buffered_bytes = [], 0
+
+    def _check(self, batch: EpisodeBatch, position: int) -> None:
+        if self._step_spec is None:
+            first = next((episode for episode in batch.episodes if episode.num_steps), None)
+            self._step_spec = None if first is None else make_step_spec(first.steps)
+            self._layout = None if self._step_spec is None else _StepLayout(self._step_spec)
+        if batch.is_valid(self._step_spec):
+            return
+        for offset, episode in enumerate(batch.episodes):
+            if found := find_problems(episode, self._step_spec):
+                self.problems += found[: _MAX_PROBLEMS - len(self.problems)]
+                self.num_problems += len(found)
+                if len(self.invalid) < _MAX_PROBLEMS:
+                    self.invalid.append(position + offset)
+
+    def _add_steps(self, batch: EpisodeBatch, position: int) -> None:
+        """Adds a random part of the steps: those whose random rank is below a limit that falls as the sample grows."""
+        columns = [column for _, column in leaves(batch.steps)]
+        num_rows = int(batch.num_steps.sum())
+        if self._layout is None or any(len(column) != num_rows for column in columns):
+            return
+        if make_step_spec(batch.steps) != self._step_spec:
+            return
+        is_followed = np.ones(num_rows, bool)
+        is_followed[np.cumsum(batch.num_steps)[batch.num_steps > 0] - 1] = False
+        self.num_steps += int(is_followed.sum())
+        ranks = self._random.random(num_rows)
+        rows = np.flatnonzero(is_followed & (ranks < self._highest_rank))
+        episodes = np.repeat(np.arange(position, position + len(batch.episodes)), batch.num_steps)
+        self._rows.append(StepSample(*self._layout.select(batch.steps, rows), episodes[rows]))
+        self._ranks.append(ranks[rows])
+        self._num_kept += len(rows)
+        if self._num_kept > 2 * _SAMPLE_SIZE:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Keeps the `_SAMPLE_SIZE` steps of the lowest ranks."""
+        ranks = np.concatenate(self._ranks)
+        columns = [np.concatenate(column) for column in zip(*self._rows, strict=True)]
+        kept = np.sort(np.argsort(ranks)[:_SAMPLE_SIZE])
+        self._rows, self._ranks = [StepSample(*[column[kept] for column in columns])], [ranks[kept]]
+        self._num_kept, self._highest_rank = len(kept), float(ranks[kept].max(initial=0.0))
+
+
+class _StepLayout:
+    """The columns of a step that are sampled.
+
+    Attributes:
+      names: names of the columns of observations, actions and rewards.
+      uses_images: whether the observations are images.
+    """
+
+    def __init__(self, step_spec: Nest):
+        observations = leaves(step_spec[fields.OBSERVATION])
+        numeric = [leaf for leaf in observations if leaf[1].dtype.kind in "biuf"]
+        vectors = [leaf for leaf in numeric if not is_image(leaf[1])]
+        self.uses_images = bool(numeric) and not vectors
+        self._observations = [path for path, _ in vectors or numeric]
+        self._actions = [path for path, spec in leaves(step_spec[fields.ACTION]) if spec.dtype.kind in "biuf"]
+        self._rewards = [path for path, spec in leaves(step_spec[fields.REWARD]) if spec.dtype.kind in "biuf"]
+        self.names = (
+            _name_columns(step_spec, fields.OBSERVATION, self._observations),
+            _name_columns(step_spec, fields.ACTION, self._actions),
+            _name_columns(step_spec, fields.REWARD, self._rewards),
+        )
+
+    def select(self, steps: Nest, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the observations, actions and rewards of some rows, each float32 `[N, columns]`."""
+        observations = self._select(steps[fields.OBSERVATION], self._observations, rows)
+        actions, rewards = (
+            self._select(steps[name], paths, rows)
+            for name, paths in ((fields.ACTION, self._actions), (fields.REWARD, self._rewards))
+        )
+        return observations, actions, rewards
+
+    def _select(self, nest: Nest, paths: list[Any], rows: np.ndarray) -> np.ndarray:
+        columns = dict(leaves(nest))
+        parts = [_flatten(columns[path], rows, thin_out=self.uses_images) for path in paths]
+        return np.concatenate([np.zeros((len(rows), 0), np.float32), *parts], 1)[:, :_MAX_COLUMNS]
+
+
+def is_image(spec: Any) -> bool:
+    """Returns whether a field of one step is an image, `[H, W]` or `[H, W, channels]` of bytes."""
+    shape = tuple(spec.shape)
+    has_channels = len(shape) == 3 and (shape[-1] in (1, 3, 4) or shape[0] in (1, 3, 4))
+    return bool(spec.dtype == np.uint8 and (len(shape) == 2 or has_channels) and min(shape[:2] or (0,)) > 0)
+
+
+def name_column(name: str, path: tuple[Any, ...], index: int, size: int) -> str:
+    """Returns a name such as "observation['joint_pos'][2]" for a column of a field."""
+    return path_name(path, name) + (f"[{index}]" if size > 1 else "")
+
+
+def _name_columns(step_spec: Nest, name: str, paths: list[Any]) -> list[str]:
+    specs = dict(leaves(step_spec[name]))
+    sizes = {path: int(np.prod(specs[path].shape)) for path in paths}
+    names = [name_column(name, path, index, size) for path, size in sizes.items() for index in range(size)]
+    return names[:_MAX_COLUMNS]
+
+
+def _flatten(column: np.ndarray, rows: np.ndarray, *, thin_out: bool) -> np.ndarray:
+    """Returns rows of a column as float32 `[N, values]`; images can be thinned out."""
+    if thin_out and column.ndim >= 3:
+        strides = [max(1, size // _IMAGE_EDGE) if size > 4 else 1 for size in column.shape[1:]]
+        column = column[(slice(None), *(slice(None, None, stride) for stride in strides))]
+    return column[rows].reshape(len(rows), -1)[:, :_MAX_COLUMNS].astype(np.float32)
+
+
+def _find_end(episode: Episode) -> str:
+    if not episode.num_steps:
+        return EMPTY
+    if episode.unterminated:
+        return OPEN
+    return TERMINAL if episode.is_terminal else TIMEOUT
