@@ -201,7 +201,7 @@ def test_wheels_are_installed_offline_with_uv(tmp_path, checkout, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_locked_packages_are_installed_with_uv():
+def test_locked_packages_are_installed_with_uv(tmp_path):
     try:
         python = BRIDGE.create_environment(ROOT)
     except BRIDGE.BridgeError as error:
@@ -211,3 +211,4 @@ def test_locked_packages_are_installed_with_uv():
     program = "import rlds2reverb, ipykernel, tensorflow, typing_extensions; print(rlds2reverb.load.__name__)"
     process = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
     assert process.stdout == "load\n"
+    shutil.rmtree(tmp_path / "cache")  # 1.5 GB.
