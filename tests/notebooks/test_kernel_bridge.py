@@ -4,11 +4,12 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 
 import psutil
 import pytest
-from notebook_format import BRIDGE
+from notebook_format import BRIDGE, NOTEBOOKS
 from outer_kernels import KINDS, TIMEOUT, OuterKernel, make_outer_python
 
 pytestmark = [
@@ -324,3 +325,29 @@ def test_missing_packages_are_reported_in_one_sentence(outer_python, tmp_path):
             assert kernel.text("print('still here')") == "still here\n"
         finally:
             kernel.close()
+
+
+def test_first_cell_fetches_the_module_and_clones_the_repository(outer_python, tmp_path):
+    repository, content = tmp_path / "repository", tmp_path / "content"
+    content.mkdir()
+    (repository / "tests/data/d4rl").mkdir(parents=True)
+    (repository / "tests/data/d4rl/file").write_text("cloned")
+    author = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    for command in (["init", "-q", "-b", BRIDGE.BRANCH], ["add", "."], [*author, "commit", "-q", "-m", "Data"]):
+        subprocess.run(["git", *command], cwd=repository, check=True)
+    variables = {
+        "PYTHONPATH": "",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{repository.as_uri()}.insteadOf",
+        "GIT_CONFIG_VALUE_0": f"{BRIDGE.REPOSITORY}.git",
+    }
+    kernel = OuterKernel(outer_python, content, **variables)
+    try:
+        reply, _ = kernel.run(BRIDGE.FIRST_CELL.replace(BRIDGE._RAW, NOTEBOOKS.as_uri()))
+        assert reply["status"] == "ok", reply
+        assert kernel.text("print((DATA / 'd4rl/file').read_text())") == "cloned\n"
+        assert (content / "kernel_bridge.py").is_file()
+        assert kernel.text(BRIDGE.FIRST_CELL).startswith("Python 3.1")  # The module is there now.
+    finally:
+        kernel.close()
