@@ -166,7 +166,7 @@ def find_python() -> str:
 
 
 def _ask_what_is_missing(python: str) -> str:
-    """Returns `find_missing()` of another interpreter, separated by commas."""
+    """Returns `find_missing()` of a different interpreter, separated by commas."""
     try:
         process = subprocess.run([python, __file__], capture_output=True, text=True, timeout=60, check=True)
         return ", ".join(json.loads(process.stdout))
