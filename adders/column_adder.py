@@ -12,6 +12,7 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
+from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import ItemBatch, Items
@@ -175,7 +176,7 @@ class ColumnAdder(abc.ABC):
         rows, starts, lengths = tree.map_structure(lambda tensor: tensor.numpy(), tensors)
         return Items(rows, starts, lengths, self.squeeze)
 
-    @tf.autograph.experimental.do_not_convert  # AutoGraph would bury its errors in pages of traceback.
+    @without_autograph
     def make_checked_rows(self, columns: Nest) -> Nest:
         """Returns `make_rows`, checked against `row_spec`; no rows if there are no steps."""
         spec = self.row_spec(columns_step_spec(columns))
@@ -185,19 +186,20 @@ class ColumnAdder(abc.ABC):
 
         return tf.cond(_count_rows(columns) > 0, lambda: _require_rows(self.make_rows(columns), spec), make_none)
 
-    @tf.autograph.experimental.do_not_convert
+    @without_autograph
     def _make_items(self, columns: Nest) -> tuple[Nest, tf.Tensor, tf.Tensor]:
         """Returns the rows of an episode, and the first row and length of each item."""
         rows = self.make_checked_rows(columns)
         return rows, *self.cut_items(_count_rows(rows))
 
-    @tf.autograph.experimental.do_not_convert
+    @without_autograph
     def _make_batch_items(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Any, ...]:
         """Returns the rows of several episodes, their numbers of rows, and the result of `cut_batch_items`."""
         rows, num_rows = self.make_batch_rows(columns, num_steps)
         _require_rows(rows, self.row_spec(columns_step_spec(columns)))
         return rows, num_rows, *self.cut_batch_items(num_rows)
 
+    @without_autograph
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         item_spec = self.item_spec(columns_step_spec(columns.element_spec))
         own = type(self)
@@ -283,6 +285,7 @@ def episode_columns(episodes: tf.data.Dataset) -> tf.data.Dataset:
     return episodes.map(_require_equal_lengths)
 
 
+@without_autograph
 def _require_equal_lengths(columns: Nest) -> Nest:
     sizes = tf.stack([tf.shape(column)[0] for column in tree.flatten(columns)])
     is_equal = tf.debugging.assert_equal(sizes, sizes[:1], "the columns of an episode must have equal lengths")

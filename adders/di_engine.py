@@ -32,7 +32,7 @@ Transition = dict[str, Any]
 LAST_FNS = ("last", "drop", "null_padding")
 
 #: Traced once for all lengths, which is faster than calling each operation from Python.
-_estimate_advantages = tf.function(generalized_advantage_estimation, reduce_retracing=True)
+_estimate_advantages = tf.function(generalized_advantage_estimation, autograph=False, reduce_retracing=True)
 
 
 class Adder:

@@ -12,6 +12,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.nest_paths import find_leaves, get_part, replace_part
@@ -253,6 +254,7 @@ class GoalRelabel:
                 yield made
                 index += 1
 
+    @without_autograph
     def _convert_dataset(self, episodes: tf.data.Dataset) -> tf.data.Dataset:
         columns = episode_columns(episodes)
         spec = columns.element_spec

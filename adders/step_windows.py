@@ -12,6 +12,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.specs import Nest
 
 from .batches import number_items
@@ -134,6 +135,7 @@ class StepWindows(ColumnAdder):
         num_within = (num_rows + self._stride - 1) // self._stride
         return tf.minimum(num_to_end, num_within)
 
+    @without_autograph
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         if not self.crosses_episodes:
             return super()._convert_dataset(columns)

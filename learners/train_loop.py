@@ -141,7 +141,7 @@ class TrainLoop:
             self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
         if jit_compile:
             _compile_first_function()
-        self._train_agent = tf.function(agent.train, jit_compile=True) if jit_compile else agent.train
+        self._train_agent = tf.function(agent.train, autograph=False, jit_compile=True) if jit_compile else agent.train
         self._train_given_batch = tf.function(lambda *batch: self._train_batch(*batch), autograph=False)
 
     @property

@@ -20,6 +20,7 @@ TRANSITION_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DI
 _USED_FIELDS = frozenset({*TRANSITION_FIELDS, _POLICY_INFO})
 
 
+@tf.autograph.experimental.do_not_convert
 def to_experience(batch: Any) -> tuple[Any, Any]:
     """Returns the pair `(experience, info)` that TF-Agents' learners expect: `sample_dataset(...).map(to_experience)`.
 

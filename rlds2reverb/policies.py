@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,8 @@ class BatchedPolicy:
             step = self.policy.action(time_step, tf.nest.pack_sequence_as(state, others[num_observations:]))
             return [step.action, *tf.nest.flatten(step.state)]
 
-        with warnings.catch_warnings():  # AutoGraph compiles TF-Agents' comparisons with literals.
-            warnings.simplefilter("ignore", SyntaxWarning)
-            return tf.function(act).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))
+        # Like TF-Agents' own `common.function`, which does not convert policies either.
+        return tf.function(act, autograph=False).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))
 
 
 def _read_saved_specs(policy: Any, batch_size: int) -> tuple[Any, Any]:

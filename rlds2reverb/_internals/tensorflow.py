@@ -1,16 +1,18 @@
-"""Uses of TensorFlow internals: serialised specs, the graph of a dataset, a clock as a dataset, and determinism."""
+"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs of datasets, a clock as a dataset, determinism."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import struct_pb2
+from tensorflow.python.autograph.core import ag_ctx, converter
+from tensorflow.python.autograph.impl import api
 from tensorflow.python.framework import config
 from tensorflow.python.saved_model import nested_structure_coder
 
@@ -19,6 +21,24 @@ from .versions import require_version
 require_version("tensorflow", tf.__version__, "2.15.1")
 
 _IGNORE_STATE = 1
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def without_autograph(function: _Function) -> _Function:
+    """Prevents AutoGraph from converting a function, and all functions that it calls or passes to `tf.data`.
+
+    Converting the functions of this package would take seconds in each new process, make tracing twice as slow, and
+    hide errors in pages of traceback. They use TensorFlow's operations for control flow instead. Functions of users are
+    converted nevertheless if they are wrapped by `with_autograph`.
+    """
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
+
+
+def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that AutoGraph converts even if its caller is `without_autograph`."""
+    options = converter.ConversionOptions(recursive=True)
+    enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=options)
+    return cast(Callable[..., Any], api.convert(recursive=True, conversion_ctx=enabled)(function))
 
 
 def encode_spec(spec: Any) -> bytes:

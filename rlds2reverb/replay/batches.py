@@ -133,6 +133,7 @@ def stream_batches(
     import tensorflow as tf
 
     from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
+    from rlds2reverb._internals.tensorflow import without_autograph
 
     nothing = tf.nest.flatten(empty_batch)
     dtypes = [tf.as_dtype(leaf.dtype) for leaf in nothing]
@@ -152,6 +153,7 @@ def stream_batches(
         has_failed = False
         return [*tf.nest.flatten(batch), ""]
 
+    @without_autograph
     def make_batch(_: tf.Tensor) -> Any:
         *tensors, reason = tf.numpy_function(sample_or_wait, [], [*dtypes, tf.string])
         with tf.control_dependencies([require_no_reason(reason)]):

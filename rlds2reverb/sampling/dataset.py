@@ -18,6 +18,7 @@ import tree
 from rlds2reverb._arguments import require_count, require_timeout
 from rlds2reverb._encoding.packing import Packing, unpack
 from rlds2reverb._internals.dataset_errors import TranslatedDataset
+from rlds2reverb._internals.tensorflow import with_autograph, without_autograph
 from rlds2reverb._server.clients import Server
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sample_info import SampleInfo
@@ -136,10 +137,12 @@ def sample_dataset(
     )
     batches = _join_chunks(chunks, num_chunks).enumerate()
     compute_weights = _make_weight_function(tables, beta, min_priority)
-    finished = batches.map(
-        lambda number, batch: _finish_batch(number, batch[0], batch[1], batch_size, tables.packing, compute_weights)
-    )
-    return TranslatedDataset(finished.prefetch(prefetch))
+
+    @without_autograph
+    def finish(number: tf.Tensor, batch: tuple[tf.Tensor, reverb.ReplaySample]) -> reverb.ReplaySample:
+        return _finish_batch(number, *batch, batch_size, tables.packing, compute_weights)
+
+    return TranslatedDataset(batches.map(finish).prefetch(prefetch))
 
 
 def _sample_chunks(
@@ -249,6 +252,8 @@ def _merge_axes(leaf: tf.Tensor, batch_size: int, num_axes: int) -> tf.Tensor:
 
 def _make_weight_function(tables: ServerTables, beta: Beta, min_priority: Any) -> Callable[..., tf.Tensor]:
     """Returns a function of Reverb's sample info, the items' servers and the batch number that returns weights."""
+    beta = with_autograph(beta) if callable(beta) and not isinstance(beta, LinearSchedule) else beta
+    min_priority = with_autograph(min_priority) if callable(min_priority) else min_priority
 
     def compute_weights(info: reverb.SampleInfo, servers: tf.Tensor, batch_number: tf.Tensor) -> tf.Tensor:
         if tables.in_order:

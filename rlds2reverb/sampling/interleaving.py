@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from rlds2reverb._internals.dataset_errors import describe_error, require_no_reason
-from rlds2reverb._internals.tensorflow import make_clock
+from rlds2reverb._internals.tensorflow import make_clock, without_autograph
 from rlds2reverb.errors import ServerUnavailableError
 
 #: Called with the indices of the streams that have just stalled, and whether all are stalled now; it may raise
@@ -28,6 +28,7 @@ _MAX_TICK_SECS = 0.25
 _RETRY_SECS = 0.5
 
 
+@without_autograph
 def interleave_streams(
     make_stream: Callable[[tf.Tensor], tf.data.Dataset],
     num_streams: int,

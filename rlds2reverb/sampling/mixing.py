@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb._internals.dataset_errors import TranslatedDataset
+from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.mixtures import allocate_items, join_batches, require_same_items
 from rlds2reverb.replay import Batch
 from rlds2reverb.specs import make_step_spec
@@ -71,6 +72,7 @@ def mixed_dataset(
     samples = {name: datasets[name](count) for name, count in counts.items()}
     _require_same_items(samples)
 
+    @without_autograph
     def join(*parts: Any) -> reverb.ReplaySample:
         data, info = join_batches(parts, range(len(parts)), concatenate_columns=concatenate_padded, fill=_fill)
         return reverb.ReplaySample(info, data)

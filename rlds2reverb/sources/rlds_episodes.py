@@ -16,12 +16,13 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb._internals.tensorflow import extract_sliced_arrays
+from rlds2reverb._internals.tensorflow import extract_sliced_arrays, without_autograph
 
 _PARALLEL_EPISODES = 2
 _ALL_STEPS = np.iinfo(np.int64).max
 
 
+@without_autograph
 def columns_dataset(episodes: tf.data.Dataset, *, with_index: bool = False) -> tf.data.Dataset:
     """Returns a dataset of the columns `[N, ...]` of each episode that has steps, in order.
 
@@ -63,13 +64,13 @@ def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) ->
     read = _make_reader(dataset.element_spec[fields.STEPS])
     options = tf.data.Options()
     options.autotune.enabled = False  # Autotuning measures every step, which takes a fifth of the time.
-    episodes = dataset.map(
-        lambda episode: (
-            tf.data.experimental.to_variant(episode[fields.STEPS]),
-            {name: episode[name] for name in other_fields},
-        )
-    )
-    episodes = iter(episodes.prefetch(_PARALLEL_EPISODES).with_options(options))
+
+    @without_autograph
+    def select(episode: Any) -> tuple[tf.Tensor, dict[str, Any]]:
+        steps = tf.data.experimental.to_variant(episode[fields.STEPS])
+        return steps, {name: episode[name] for name in other_fields}
+
+    episodes = iter(dataset.map(select).prefetch(_PARALLEL_EPISODES).with_options(options))
 
     def read_episode(steps: tf.Tensor, others: dict[str, tf.Tensor]) -> tuple[Any, dict[str, Any]]:
         return read(steps), {name: value.numpy() for name, value in others.items()}

@@ -11,6 +11,7 @@ import tree
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
+from rlds2reverb._internals.tensorflow import with_autograph, without_autograph
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
     DiscountSource,
@@ -61,7 +62,8 @@ def _make_step_spec(rlds_data: tf.data.Dataset, cast_floats: bool) -> dict[str, 
 def _make_policy_info_spec(step_spec: Nest, policy_info_fn: PolicyInfoFn | None) -> Nest:
     if policy_info_fn is None:
         return ()
-    function = tf.function(lambda current, following: _to_tensors(policy_info_fn(current, following)))
+    compute = with_autograph(policy_info_fn)
+    function = tf.function(lambda current, following: _to_tensors(compute(current, following)), autograph=False)
     outputs = function.get_concrete_function(step_spec, step_spec).structured_outputs
     return tree.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), _to_tensors(outputs))
 
@@ -77,6 +79,7 @@ def _to_tensors(nest: Nest) -> Nest:
     return tree.map_structure(tf.convert_to_tensor, nest)
 
 
+@without_autograph
 def episode_trajectories(
     rlds_data: tf.data.Dataset,
     policy_info_fn: PolicyInfoFn | None,
@@ -200,8 +203,9 @@ def _to_trajectories(
     )
     policy_info: Nest = ()
     if policy_info_fn is not None and policy_info_spec != ():
+        compute = with_autograph(policy_info_fn)
         policy_info = tf.map_fn(
-            lambda pair: _to_tensors(policy_info_fn(*pair)), (current, following), fn_output_signature=policy_info_spec
+            lambda pair: _to_tensors(compute(*pair)), (current, following), fn_output_signature=policy_info_spec
         )
     types_now, types_next = pair_step_types(types_now, types_next, tf.where)
     return trajectory.Trajectory(

@@ -110,6 +110,8 @@ class Source:
         """
         import tensorflow as tf
 
+        from rlds2reverb._internals.tensorflow import without_autograph
+
         spec = self.step_spec
         signature = to_tensor_spec(spec, leading=(None,))
         no_rows = [np.zeros((0, *leaf.shape), leaf.dtype) for _, leaf in leaves(spec)]
@@ -122,6 +124,7 @@ class Source:
             require_same_spec(episode, spec)
             return [np.True_, *(column for _, column in leaves(episode.steps))]
 
+        @without_autograph
         def read_episode(state: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, Nest]]:
             dtypes = [leaf.dtype for leaf in tf.nest.flatten(signature)]
             # Stateless, because TensorFlow cannot save a stateful function; the result depends on the index alone.
@@ -130,12 +133,15 @@ class Source:
             steps = tf.nest.map_structure(lambda column, leaf: tf.ensure_shape(column, leaf.shape), steps, signature)
             return state, (tf.ensure_shape(exists, []), steps)
 
+        @without_autograph
+        def make_episode(_: tf.Tensor, steps: Nest) -> dict[str, tf.data.Dataset]:
+            return {fields.STEPS: tf.data.Dataset.from_tensor_slices(steps)}
+
         # `scan` keeps the order; `tf.data` would call the stateless function of a `map` from several threads at once.
         indices = tf.data.Dataset.range(np.iinfo(np.int64).max)
         dataset = indices.scan(np.int64(0), read_episode)
         weakref.finalize(dataset, episodes.close)  # TensorFlow references `read_columns` until the process exits.
-        dataset = dataset.take_while(lambda exists, _: exists)
-        return dataset.map(lambda _, steps: {fields.STEPS: tf.data.Dataset.from_tensor_slices(steps)})
+        return dataset.take_while(without_autograph(lambda exists, _: exists)).map(make_episode)
 
 
 def split_env_spec(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:

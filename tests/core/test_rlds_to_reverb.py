@@ -166,6 +166,16 @@ def test_policy_info_fn_receives_additional_step_fields():
     assert [row.policy_info.tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_policy_info_fn_can_use_python_conditions():
+    def choose(current, following):
+        if current["is_first"]:
+            return tf.constant(1)
+        return tf.constant(2)
+
+    rows = convert(rlds_to_reverb, rlds_dataset([episode(3, terminal=True)]), choose)
+    assert [int(row.policy_info) for row in rows] == [1, 2, 2]
+
+
 def test_discount_into_a_terminal_is_zero_unless_source_is_step():
     dataset = rlds_dataset([episode(3, terminal=True), episode(2, terminal=False)])
     discounts = {

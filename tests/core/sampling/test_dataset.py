@@ -156,10 +156,16 @@ def tf_agents_as_transition(spec):
 
 
 def test_weights_are_relative_to_the_batch_and_follow_the_schedule():
+    def choose(batch):  # AutoGraph converts functions of users.
+        if batch < 1:
+            return 0.25
+        return 0.75
+
     with serve_numbers({value: 1.0 + value for value in range(20)}, alpha=0.6) as servers:
         batches = list(sample_dataset(servers[0].address, "items", 64, beta=LinearSchedule(0.0, 1.0, 4)).take(6))
-        constant = next(iter(sample_dataset(servers[0].address, "items", 64, beta=0.5)))
-    for beta, sample in [*zip([0, 0.25, 0.5, 0.75, 1, 1], batches, strict=True), (0.5, constant)]:
+        batches += sample_dataset(servers[0].address, "items", 64, beta=0.5).take(1)
+        batches += sample_dataset(servers[0].address, "items", 64, beta=choose).take(2)
+    for beta, sample in zip([0, 0.25, 0.5, 0.75, 1, 1, 0.5, 0.25, 0.75], batches, strict=True):
         info = tree.map_structure(np.asarray, sample.info)
         chances = (1.0 + np.arange(20)) ** 0.6
         np.testing.assert_allclose(info.probability, (info.priority**0.6) / chances.sum(), rtol=1e-9)
