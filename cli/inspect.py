@@ -1,28 +1,63 @@
-"""`rlds2reverb inspect`: a summary of a dataset, of a converted directory, or of a server's tables."""
+"""`rlds2reverb inspect`: a summary of a dataset, of a converted directory, of a server's tables, or of training runs.
+
+With `--report`, the summary is an HTML page with figures.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._text import format_bytes
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
 from . import checks, directories, output
-from .options import GroupedCommand, open_source, parameter_names, reading_options, source_options
+from .options import GroupedCommand, open_source, parameter_names, reading_options, require_unused
 from .output import json_option
+from .quiet import import_quietly, quiet_imports, status
+
+if TYPE_CHECKING:
+    from rlds2reverb.learners.runs import Run
+    from rlds2reverb.training.reports import Report
 
 _HEADINGS = {
+    "Report": ["report_path"],
     "Input": [*parameter_names(reading_options), "timeout"],
     "Score": ["reference_returns", "is_d4rl"],
 }
+_SCORE_OPTIONS = {"reference_returns", "is_d4rl"}
+_READING_OPTIONS = set(parameter_names(reading_options))
+_HTML_SUFFIXES = (".html", ".htm")
+
+
+def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Checks the value of `--report`."""
+    if path is None:
+        return None
+    if path.suffix.lower() not in _HTML_SUFFIXES:
+        raise click.BadParameter(f"the file must end with .html, got '{path}'")
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"the directory '{path.parent}' does not exist")
+    return path
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
-@source_options
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
+@reading_options
+@click.option(
+    "--report",
+    "report_path",
+    metavar="FILE.html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_require_page,
+    help="Write a report to this file: one HTML page with figures, which needs no network; requires pip install "
+    "'.[report]'.",
+)
 @click.option(
     "--reference-returns",
     type=float,
@@ -47,47 +82,126 @@ _HEADINGS = {
 )
 @json_option
 def inspect(
-    as_json: bool, reference_returns: tuple[float, float] | None, is_d4rl: bool, timeout: float, **options: Any
+    sources: tuple[str, ...],
+    report_path: Path | None,
+    as_json: bool,
+    reference_returns: tuple[float, float] | None,
+    is_d4rl: bool,
+    timeout: float,
+    **options: Any,
 ) -> None:
-    """Summarize a dataset, a converted directory, or a server.
+    """Summarize a dataset, a converted directory, a server, or training runs.
 
     \b
     Examples:
       rlds2reverb inspect hopper_medium-v2.hdf5
+      rlds2reverb inspect hopper_medium-v2.hdf5 --report hopper.html
       rlds2reverb inspect hopper/
-      rlds2reverb inspect localhost:8000
+      rlds2reverb inspect localhost:8000 --report tables.html
+      rlds2reverb inspect runs/td3_bc runs/iql --report runs.html
 
-    SRC is a dataset (see rlds2reverb --help), a directory that convert --out wrote, or HOST:PORT of a Reverb server. A
-    dataset is read once from end to end, but not checked for errors; use rlds2reverb validate for that.
+    SRC is a dataset (see rlds2reverb --help), a directory that convert --out or serve --checkpoint-root wrote,
+    HOST:PORT of a Reverb server, or the --run-dir of rlds2reverb train or sweep, of which there may be several. A
+    dataset is read once from end to end, but not checked for errors unless there is a --report; use rlds2reverb
+    validate for that.
+
+    The report on a server samples some items of each table, unless that would use them up or count against a rate
+    limiter; it therefore increases their sample counts.
     """
-    src = options["source"]
+    src = sources[0]
+    if any(map(_is_run, sources)) or len(sources) > 1:
+        require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
+        _inspect_runs(sources, report_path, as_json=as_json)
+        return
     if server_address(src) is not None:
-        _inspect_server(src, timeout, as_json=as_json)
+        require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
+        _inspect_server(src, timeout, report_path, as_json=as_json)
         return
     if is_table_directory(src):
-        description = directories.describe(src, verify=False)
-        if as_json:
-            output.print_json(description)
-        else:
-            output.print_facts(src, directories.make_facts(description))
+        require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
+        _inspect_directory(src, report_path, as_json=as_json)
         return
-    source = open_source(options)
+    source = open_source({**options, "source": src})
+    scores: dict[str, Any] = {"reference_returns": reference_returns or None, "is_d4rl": is_d4rl}
+    if report_path is not None:
+        with status("loading"), quiet_imports():
+            from rlds2reverb.training.reports import report_source
+
+        with output.StepProgress(source) as progress:
+            report = report_source(source, report_path, **scores, on_episode=lambda each: progress("read", each))
+        _print_report(report, report_path, as_json=as_json)
+        return
     with output.StepProgress(source) as progress:
-        summary = summarize(
-            source,
-            reference_returns=reference_returns or None,
-            is_d4rl=is_d4rl,
-            on_episode=lambda episode: progress("read", episode),
-        )
+        summary = summarize(source, **scores, on_episode=lambda episode: progress("read", episode))
     if as_json:
         output.print_json(summary.as_dict())
     else:
         print(output.escape_controls(str(summary)))
 
 
-def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
-    from .quiet import import_quietly
+def _is_run(location: str) -> bool:
+    """Returns whether a location is the directory of a training run or of several."""
+    folder = Path(location)
+    try:
+        return any((folder / name).is_file() for name in ("config.json", "progress.csv", "plan.json"))
+    except (OSError, ValueError):  # The text cannot be a path, for example because it is too long.
+        return False
 
+
+def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, as_json: bool) -> None:
+    for folder in folders:
+        if not _is_run(folder):
+            raise click.UsageError(f"several SRC must all be directories of training runs, got {folder!r}")
+    with status("loading"), quiet_imports():
+        from rlds2reverb.training.reports.run_report import load_runs, report_runs
+    runs = load_runs(folders)
+    if report_path is not None:
+        with status(f"writing {report_path}"):
+            report = report_runs(runs, report_path)
+        _print_report(report, report_path, as_json=as_json)
+    elif as_json:
+        output.print_json({"runs": [_describe_run(run) for run in runs]})
+    else:
+        print(output.escape_controls("\n".join(map(str, runs))))
+
+
+def _describe_run(run: Run) -> dict[str, Any]:
+    returns = {"behaviour_return": run.behaviour_return, "last_return": run.last_return, "best_return": run.best_return}
+    updates = int(run.progress["step"][-1]) if len(run.progress.get("step", ())) else 0
+    return {"run_dir": str(run.path), "algo": run.identity.get("algo"), "updates": updates, **returns}
+
+
+def _report_tables(tables: str, path: Path, *, as_json: bool, timeout_secs: float = 10.0) -> None:
+    import_quietly("reverb")
+    from rlds2reverb.training.reports import report_tables
+
+    with status(f"writing {path}"):
+        report = report_tables(tables, path, timeout_secs=timeout_secs)
+    _print_report(report, path, as_json=as_json)
+
+
+def _print_report(report: Report, path: Path, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"report": str(path), "bytes": len(report.html.encode())})
+    else:
+        print(output.escape_controls(f"wrote {path} ({format_bytes(len(report.html.encode()))})"))
+
+
+def _inspect_directory(directory: str, report_path: Path | None, *, as_json: bool) -> None:
+    if report_path is not None:
+        _report_tables(directory, report_path, as_json=as_json)
+        return
+    description = directories.describe(directory, verify=False)
+    if as_json:
+        output.print_json(description)
+    else:
+        output.print_facts(directory, directories.make_facts(description))
+
+
+def _inspect_server(address: str, timeout: float, report_path: Path | None, *, as_json: bool) -> None:
+    if report_path is not None:
+        _report_tables(address, report_path, as_json=as_json, timeout_secs=timeout)
+        return
     import_quietly("reverb")
     from rlds2reverb._server.clients import connect, table_infos
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_timeout
+from rlds2reverb._arguments import require_count, require_number, require_timeout
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.policies import BatchedPolicy
@@ -66,6 +66,7 @@ class Evaluator:
         seeds: Sequence[int] | None = None,
         reference_returns: tuple[float, float] | None = None,
         max_episode_steps: int | None = None,
+        discount: float | None = None,
         timeout_secs: float = 60.0,
     ):
         """Creates and closes one environment to read its spaces.
@@ -79,6 +80,7 @@ class Evaluator:
           reference_returns: returns of a random policy and an expert, for a score; see `read_reference_returns`.
           max_episode_steps: number of steps after which episodes are truncated; None for only the environment's own
             limit.
+          discount: discount factor in [0, 1] of `Evaluation.discounted_return`; None for none.
           timeout_secs: maximum duration of a step of all environments, and of their creation.
 
         Raises:
@@ -95,7 +97,9 @@ class Evaluator:
         if reference_returns is not None:
             d4rl_score(0.0, reference_returns)
             reference_returns = (float(reference_returns[0]), float(reference_returns[1]))
-        self.reference_returns = reference_returns
+        if discount is not None:
+            require_number("discount", discount, 0, 1)
+        self.reference_returns, self.discount = reference_returns, discount
         self._max_episode_steps, self._timeout_secs = max_episode_steps, timeout_secs
         self.name, self._make_env = name_environment(make_env)
         with self._start_thread() as thread:
@@ -173,7 +177,14 @@ class Evaluator:
                 )
             action = actions(time_step, episodes.running, episodes.locate)
             time_step = thread.call(functools.partial(envs.advance, action))
-        return Evaluation(episodes.returns, episodes.lengths, self.seeds, self.reference_returns, actions.num_clipped)
+        return Evaluation(
+            episodes.returns,
+            episodes.lengths,
+            self.seeds,
+            self.reference_returns,
+            actions.num_clipped,
+            None if self.discount is None else episodes.compute_discounted_return(self.discount),
+        )
 
     def _start_thread(self) -> DeadlineThread:
         return DeadlineThread(f"the environments of {self.name}", self._timeout_secs)
@@ -249,12 +260,33 @@ class _Episodes:
     def __init__(self, num_episodes: int):
         self.returns, self.lengths = np.zeros(num_episodes), np.full(num_episodes, -1, np.int64)
         self.running = np.ones(num_episodes, bool)
+        self._is_terminal = np.zeros(num_episodes, bool)
+        self._rewards: list[np.ndarray] = []
 
     def add(self, time_step: TimeStep) -> None:
         """Adds the next step of each running episode."""
         self.returns[self.running] += time_step.reward[self.running]
+        if self.lengths.max() >= 0:
+            self._rewards.append(np.where(self.running, time_step.reward, 0.0))
+        self._is_terminal |= self.running & (time_step.discount == 0)
         self.lengths += self.running
         self.running = time_step.step_type != LAST
+
+    def compute_discounted_return(self, discount: float) -> float:
+        """Returns the mean over all steps of the discounted sum of the rewards that follow.
+
+            G_t = r_t + discount * G_{t+1},   G_T = 0
+
+        What follows a truncation is unknown. The steps of a truncated episode that miss more than 5 % of an endless
+        sum of equal rewards are therefore left out, except the first step of the episode.
+        """
+        following, sums = np.zeros(len(self.returns)), np.zeros((len(self._rewards), len(self.returns)))
+        for step in reversed(range(len(self._rewards))):
+            following = sums[step] = self._rewards[step] + discount * following
+        horizon = 1 if discount == 0 else _MAX_UNLIMITED_STEPS if discount == 1 else np.log(0.05) / np.log(discount)
+        ends = np.where(self._is_terminal, self.lengths, np.maximum(self.lengths - int(np.ceil(horizon)), 1))
+        is_used = np.arange(len(sums))[:, None] < np.minimum(ends, self.lengths)
+        return float(sums[is_used].mean()) if is_used.any() else 0.0
 
     def locate(self, row: int) -> str:
         """Returns the place of the next action of an episode, for messages."""

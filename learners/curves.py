@@ -81,12 +81,24 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
     require_one_of("metric", metric, _METRICS)
     if not runs:
         raise ValueError("runs must contain at least one run")
+    evaluated = _require_evaluated(runs)
+    metric = _resolve_metric(evaluated, metric)
+    return [_make_curve(label, group, metric) for label, group in label_runs(evaluated).items()]
+
+
+def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Returns the groups of runs whose identities differ only in their seeds, by label, in the order of the runs."""
     groups: dict[str, list[Run]] = {}
-    for run in _require_evaluated(runs):
+    for run in runs:
         groups.setdefault(json.dumps(_get_group_settings(run), sort_keys=True, default=str), []).append(run)
-    labels = _make_labels([group[0] for group in groups.values()])
-    metric = _resolve_metric([run for group in groups.values() for run in group], metric)
-    return [_make_curve(label, group, metric) for label, group in zip(labels, groups.values(), strict=True)]
+    labelled: dict[str, list[Run]] = {}
+    for label, group in zip(_make_labels([group[0] for group in groups.values()]), groups.values(), strict=True):
+        number = 2
+        unique = label
+        while unique in labelled:  # Long labels are cut off.
+            unique, number = f"{label} #{number}", number + 1
+        labelled[unique] = group
+    return labelled
 
 
 def make_curves(groups: Mapping[str, Sequence[Run]], *, metric: str = "auto") -> list[Curve]:

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 #: Columns of `progress.csv` with seconds since the previous row; `curves` plots the share of time spent waiting.
 DATA_WAIT_SECS, TRAIN_SECS = "data_wait_secs", "train_secs"
-#: Lower bounds of the bins of priority histograms, 8 per decade; the first bin holds everything below 1e-5.
+#: Lower bounds of the bins of histograms of priorities and weights, 8 per decade; the first bin holds everything below
+#: 1e-5.
 PRIORITY_BINS = np.concatenate([[0.0], 10.0 ** (np.arange(-40, 33) / 8)])
 
 CONFIG_FILE, REPEAT_FILE = "config.json", "repeat.txt"
-PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE = "progress.csv", "evaluations.csv", "priorities.csv"
+PROGRESS_FILE, EVALUATIONS_FILE = "progress.csv", "evaluations.csv"
+PRIORITIES_FILE, WEIGHTS_FILE = "priorities.csv", "weights.csv"
+#: Column of `evaluations.csv`; see `Evaluation.discounted_return`.
+DISCOUNTED_RETURN = "discounted_return"
 #: Start of the TensorBoard tags of evaluations.
 _EVALUATION = "evaluation/"
 _PACKAGES = ("rlds2reverb", "tensorflow", "tensorflow-cpu", "tf-agents", "dm-reverb", "numpy", "gymnasium", "mujoco")
@@ -48,6 +52,7 @@ class RunDirectory:
         progress.csv      logged values, one row per logged step
         evaluations.csv   mean, std, score and each return, one row per evaluation
         priorities.csv    histograms of priorities
+        weights.csv       histograms of importance weights
         train/            the same values for TensorBoard
         policy/, best_policy/, checkpoints/    written by the learner
 
@@ -73,8 +78,9 @@ class RunDirectory:
         with contextlib.ExitStack() as stack:
             advice = "choose a different run_dir, or stop that process"
             stack.enter_context(FileLock(self.path / ".lock", str(self.path), advice))
-            self._progress, self._evaluations, self._priorities = (
-                CsvLog(self.path / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
+            names = (PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE, WEIGHTS_FILE)
+            self._progress, self._evaluations, self._priorities, self._weights = (
+                CsvLog(self.path / name) for name in names
             )
             self._writer: Any = None
             stack.callback(self._close_writer)
@@ -128,6 +134,8 @@ class RunDirectory:
         summary = {"mean": evaluation.mean, "std": evaluation.std, "score": evaluation.score}
         returns = {f"return_{number}": value for number, value in enumerate(evaluation.returns)}
         counts = {"num_episodes": len(evaluation.returns), "num_clipped": evaluation.num_clipped}
+        if evaluation.discounted_return is not None:
+            summary[DISCOUNTED_RETURN] = evaluation.discounted_return
         self._evaluations.append(step, {**summary, **counts, **returns})
         self._summarize(step, {f"{_EVALUATION}{name}": value for name, value in summary.items() if value is not None})
 
@@ -139,7 +147,12 @@ class RunDirectory:
           counts: int64 `[len(PRIORITY_BINS)]`, number of priorities in each bin; see `count_priorities`.
         """
         require_count(STEP, step, 0)
-        self._priorities.append(step, {f"from {low:.4g}": int(n) for low, n in zip(PRIORITY_BINS, counts, strict=True)})
+        self._priorities.append(step, _name_bins(counts))
+
+    def log_weights(self, step: int, counts: Any) -> None:
+        """Appends a histogram of importance weights to `weights.csv`; see `log_priorities`."""
+        require_count(STEP, step, 0)
+        self._weights.append(step, _name_bins(counts))
 
     def cut_after(self, step: int, evaluation_step: int | None = None) -> None:
         """Removes all later log entries, before a run resumes from a checkpoint.
@@ -151,8 +164,9 @@ class RunDirectory:
         last_evaluation = step if evaluation_step is None else evaluation_step
         require_count(STEP, step, -1)
         require_count("evaluation_step", last_evaluation, -1)
-        for log, last in ((self._progress, step), (self._priorities, step), (self._evaluations, last_evaluation)):
-            log.cut_after(last)
+        for log in (self._progress, self._priorities, self._weights):
+            log.cut_after(step)
+        self._evaluations.cut_after(last_evaluation)
         self._close_writer()
         cut_events_after(self.path / "train", lambda tag: last_evaluation if tag.startswith(_EVALUATION) else step)
 
@@ -172,6 +186,10 @@ class RunDirectory:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _name_bins(counts: Any) -> dict[str, int]:
+    return {f"from {low:.4g}": int(count) for low, count in zip(PRIORITY_BINS, counts, strict=True)}
 
 
 def _get_versions() -> dict[str, str]:

@@ -45,7 +45,8 @@ class RunLog:
 
     def add(self, result: CallResult, secs: float | None, *, has_priorities: bool) -> None:
         """Adds the results of a call that took `secs`, or None if its duration is not representative."""
-        self.buffer.add(result.metrics, result.num_iterations, result.td_errors if has_priorities else None)
+        per_item = (result.td_errors, getattr(result.info, "weight", None)) if has_priorities else ()
+        self.buffer.add(result.metrics, result.num_iterations, *per_item)
         self.latest.update(result.metrics)
         if secs is not None:
             self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
@@ -58,6 +59,8 @@ class RunLog:
         self._run.log(step, numbers)
         if self.buffer.priority_counts is not None:
             self._run.log_priorities(step, self.buffer.priority_counts)
+        if self.buffer.weight_counts is not None:
+            self._run.log_weights(step, self.buffer.weight_counts)
         self._on_log(step, numbers)
         self.buffer.clear()
 

@@ -14,11 +14,20 @@ import numpy as np
 from rlds2reverb.errors import CorruptFileError
 
 from .csv_log import STEP, read_csv_log
-from .run_directory import CONFIG_FILE, EVALUATIONS_FILE, PRIORITIES_FILE, PRIORITY_BINS, PROGRESS_FILE
+from .run_directory import (
+    CONFIG_FILE,
+    EVALUATIONS_FILE,
+    PRIORITIES_FILE,
+    PRIORITY_BINS,
+    PROGRESS_FILE,
+    WEIGHTS_FILE,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Files of which a run directory contains at least one.
+_RUN_FILES = (CONFIG_FILE, PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
 #: Folders of the exported policies in a run directory.
 POLICY_FOLDER, BEST_POLICY_FOLDER = "policy", "best_policy"
 
@@ -35,6 +44,8 @@ class Run:
       evaluations: columns of `evaluations.csv`: `step`, `mean`, `std`, `score`, `num_episodes`, `return_0` and so on.
       priorities: int64 [N, len(PRIORITY_BINS)], number of priorities in each bin.
       priority_steps: int64 [N], step of each histogram.
+      weights: int64 [N, len(PRIORITY_BINS)], number of importance weights in each bin.
+      weight_steps: int64 [N], step of each histogram of weights.
     """
 
     path: Path
@@ -43,6 +54,8 @@ class Run:
     evaluations: dict[str, np.ndarray] = field(repr=False)
     priorities: np.ndarray = field(repr=False)
     priority_steps: np.ndarray = field(repr=False)
+    weights: np.ndarray = field(repr=False, default_factory=lambda: np.zeros((0, len(PRIORITY_BINS)), np.int64))
+    weight_steps: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -141,14 +154,25 @@ def load_run(path: str | Path) -> Run:
       CorruptFileError: If a file in it is damaged.
     """
     folder = Path(path)
-    names = (CONFIG_FILE, PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
-    if not any((folder / name).is_file() for name in names):
-        raise ValueError(f"{path} must be the run_dir of a training run, but has none of {', '.join(names)}")
-    logs = [read_csv_log(folder / name) for name in names[1:]]
-    steps = logs[2].pop(STEP, np.zeros(0)).astype(np.int64)
-    columns = list(logs[2].values()) or [np.zeros(0)] * len(PRIORITY_BINS)
-    counts = np.nan_to_num(np.stack(columns, 1)).astype(np.int64)
-    return Run(folder, read_run_config(folder), logs[0], logs[1], counts, steps)
+    if not is_run_directory(folder):
+        raise ValueError(f"{path} must be the run_dir of a training run, but has none of {', '.join(_RUN_FILES)}")
+    progress, evaluations = (read_csv_log(folder / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE))
+    priorities, priority_steps = _read_histograms(folder / PRIORITIES_FILE)
+    histograms = (priorities, priority_steps, *_read_histograms(folder / WEIGHTS_FILE))
+    return Run(folder, read_run_config(folder), progress, evaluations, *histograms)
+
+
+def is_run_directory(path: str | Path) -> bool:
+    """Returns whether a path is the directory of a training run."""
+    return any((Path(path) / name).is_file() for name in _RUN_FILES)
+
+
+def _read_histograms(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Returns counts, int64 [N, len(PRIORITY_BINS)], and their steps, int64 [N]."""
+    columns = read_csv_log(path)
+    steps = columns.pop(STEP, np.zeros(0)).astype(np.int64)
+    counts = np.stack(list(columns.values()) or [np.zeros(0)] * len(PRIORITY_BINS), 1)
+    return np.nan_to_num(counts).astype(np.int64), steps
 
 
 def read_run_config(folder: Path) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Evaluation:
       seeds: seed of each episode.
       reference_returns: returns (random, expert) that define the normalised score; None for no score.
       num_clipped: number of steps whose action was clipped to the environment's bounds.
+      discounted_return: mean over the steps of all episodes of the discounted sum of the rewards that follow, which an
+        agent's Q-values estimate; None if no discount was set.
     """
 
     returns: np.ndarray
@@ -30,6 +32,7 @@ class Evaluation:
     seeds: tuple[int, ...]
     reference_returns: tuple[float, float] | None = None
     num_clipped: int = 0
+    discounted_return: float | None = None
 
     @property
     def mean(self) -> float:
@@ -57,6 +60,7 @@ class Evaluation:
             "seeds": list(self.seeds),
             "reference_returns": self.reference_returns and list(self.reference_returns),
             "num_clipped": self.num_clipped,
+            "discounted_return": self.discounted_return,
         }
 
     def __str__(self) -> str:

@@ -192,7 +192,13 @@ class Training:
             return None
         references = resolve_reference_returns(config.reference_returns, environment.name)
         try:
-            return Evaluator(environment.make_env, num_episodes=config.eval_episodes, reference_returns=references)
+            return Evaluator(
+                environment.make_env,
+                num_episodes=config.eval_episodes,
+                reference_returns=references,
+                # The evaluations are then comparable to the agent's Q-values.
+                discount=config.gamma if "discount" in config.resolved_hyperparameters else None,
+            )
         except ImportError as error:
             if config.online_steps:
                 raise

@@ -29,12 +29,12 @@ def require_consistent(checkpoint: Path) -> None:
     """
     expected = {
         table.table_name: table.rate_limiter.insert_count - table.rate_limiter.delete_count
-        for table in _read_messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint)
+        for table in read_messages(checkpoint / "tables.tfrecord", PriorityTableCheckpoint)
     }
-    chunks = {chunk.chunk_key for chunk in _read_messages(checkpoint / "chunks.tfrecord", ChunkData)}
+    chunks = {chunk.chunk_key for chunk in read_messages(checkpoint / "chunks.tfrecord", ChunkData)}
     num_items: Counter[str] = Counter()
     keys: set[tuple[str, int]] = set()
-    for item in _read_messages(checkpoint / "items.tfrecord", PrioritizedItem):
+    for item in read_messages(checkpoint / "items.tfrecord", PrioritizedItem):
         num_items[item.table] += 1
         keys.add((item.table, item.key))
         if any(part.chunk_key not in chunks for column in item.flat_trajectory.columns for part in column.chunk_slices):
@@ -51,8 +51,12 @@ def require_consistent(checkpoint: Path) -> None:
         raise CheckpointError(f"{checkpoint} is damaged: it contains an item twice")
 
 
-def _read_messages(path: Path, kind: Any) -> Iterator[Any]:
-    """Yields the messages in a file of records, compressed or not."""
+def read_messages(path: Path, kind: Any) -> Iterator[Any]:
+    """Yields the messages in a file of records, compressed or not.
+
+    Raises:
+      CheckpointError: If the file is missing or damaged.
+    """
     try:
         with path.open("rb") as stream:
             plain = tfrecords.is_header(stream.read(tfrecords.HEADER_BYTES))

@@ -139,15 +139,20 @@ class ServerConnection:
                 f"{self.address} did not {action} ({error.code().name}: {error.details()}); start the server again"
             ) from None
 
-    def sample(self, table: str, *, timeout_secs: float) -> Generator[Any, None, None]:
-        """Takes one sample and yields its parts; the first contains the `info`, and each some chunks (`data`).
+    def sample(self, table: str, *, num_samples: int = 1, timeout_secs: float) -> Generator[Any, None, None]:
+        """Takes samples and yields their parts; the first of each contains the `info`, and each some chunks (`data`).
 
         The server drops the request after the timeout. Closing the generator cancels the call.
+
+        Args:
+          table: name of the table.
+          num_samples: number of samples.
+          timeout_secs: maximum duration of the call.
 
         Raises:
           grpc.RpcError: if the server returns no sample in time.
         """
-        request = SampleStreamRequest(table=table, num_samples=1)
+        request = SampleStreamRequest(table=table, num_samples=num_samples)
         request.rate_limiter_timeout.milliseconds = max(1, int(1000 * timeout_secs))
         requests = iter([request.SerializeToString()])
         call = self._channel.stream_stream(SERVICE_PATH + "SampleStream")(requests, timeout=timeout_secs)

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .page import Report
+    from .run_report import report_runs
     from .source_report import report_source
+    from .table_report import report_tables
 
 _MODULE_OF = {
     "Report": "page",
+    "report_runs": "run_report",
     "report_source": "source_report",
+    "report_tables": "table_report",
 }
 
-__all__ = ["Report", "report_source"]
+__all__ = ["Report", "report_runs", "report_source", "report_tables"]
 
 
 if not TYPE_CHECKING:  # Seeing this function, type checkers would accept any attribute.

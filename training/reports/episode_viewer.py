@@ -109,7 +109,8 @@ def make_viewer_episode(episode: Episode, description: str, *, num_episodes: int
 
 def _select_group(steps: Nest, name: str) -> tuple[list[tuple[str, np.ndarray]], str]:
     """Returns the curves of a field as (name, numbers [T]), and a note if there are too many."""
-    curves, num_hidden = [], 0
+    curves: list[tuple[str, np.ndarray]] = []
+    num_hidden = 0
     for path, column in leaves(steps[name]):
         if column.dtype.kind not in "biuf" or is_image(_RowSpec(column)):
             continue

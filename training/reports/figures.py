@@ -75,6 +75,9 @@ def draw_histogram(
             }
         )
     layout = {"xaxis": make_axis(x_title), "yaxis": make_axis(y_title, rangemode="tozero")}
+    if lines:  # Otherwise a line at the end of the axis is hardly visible.
+        low, high = min([*lines.values(), *centres]), max([*lines.values(), *centres])
+        layout["xaxis"]["range"] = [low - 0.06 * (high - low), high + 0.06 * (high - low)]
     if len(centres) == 1:  # Otherwise the single bar fills the plot.
         layout["xaxis"]["range"] = [centres[0] - 1, centres[0] + 1]
         bars["width"] = [0.2]
@@ -110,7 +113,7 @@ def draw_marginals(columns: np.ndarray, names: Sequence[str], x_title: str, shar
         y_axis = make_axis(f"share of the {share_of} (%)", rangemode="tozero")
         return data, {"xaxis": make_axis(x_title), "yaxis": y_axis, "showlegend": len(names) > 1}
     heat = {"type": "heatmap", "x": centres, "y": [escape_label(name) for name in names], "z": shares}
-    heat |= {"colorscale": COLOUR_SCALE, "colorbar": _make_colour_bar(f"% of the {share_of}")}
+    heat |= {"colorscale": COLOUR_SCALE, "colorbar": make_colour_bar(f"% of the {share_of}")}
     heat["hovertemplate"] = "%{y} near %{x:.3g}: %{z:.2f} %<extra></extra>"
     y_axis = make_axis("", type="category", autorange="reversed", showgrid=False, dtick=max(1, len(names) // 16))
     return [heat], {"xaxis": make_axis(x_title, showgrid=False), "yaxis": y_axis}
@@ -126,7 +129,7 @@ def draw_scatter(
         # A few extreme values must not use up the colours.
         low, high = np.quantile(finite, [0.01, 0.99])
         marker |= {"color": colours, "colorscale": COLOUR_SCALE, "cmin": low, "cmax": high if high > low else low + 1}
-        marker["colorbar"] = _make_colour_bar(colour_title)
+        marker["colorbar"] = make_colour_bar(colour_title)
     points = {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": marker}
     points["hovertemplate"] = f"{escape_label(colour_title)} %{{marker.color:.4g}}<extra></extra>"
     return [points], {"xaxis": make_axis(x_title), "yaxis": make_axis(y_title), "showlegend": False}
@@ -135,7 +138,8 @@ def draw_scatter(
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def _make_colour_bar(title: str) -> dict[str, Any]:
+def make_colour_bar(title: str) -> dict[str, Any]:
+    """Returns a narrow colour bar with a title, which names the unit."""
     text = {"text": escape_label(title), "side": "right"}
     return {"title": text, "thickness": 10, "outlinewidth": 0, "xpad": 4, "tickcolor": "@muted", "len": 1}
 

@@ -20,7 +20,7 @@ from .page import Page, Report, require_plotly
 from .source_statistics import EMPTY, OPEN, TERMINAL, TIMEOUT, SourceStatistics, StepSample
 
 _MAX_POINTS = 3000
-_NUM_PARTS = 40
+_MAX_PARTS = 40
 _END_NAMES = {
     TERMINAL: "terminal",
     TIMEOUT: "timeout (truncated)",
@@ -154,7 +154,7 @@ def _add_episodes(page: Page, statistics: SourceStatistics, reference: tuple[flo
 def _draw_ends(statistics: SourceStatistics) -> Figure:
     ends, lengths = np.array(statistics.ends), np.array(statistics.lengths)
     number = np.arange(len(ends))
-    edges = np.linspace(0, len(ends), min(_NUM_PARTS, len(ends)) + 1)
+    edges = np.linspace(0, len(ends), min(_MAX_PARTS, -(-len(ends) // 4)) + 1)
     data: list[dict[str, Any]] = []
     for end, (symbol, colour) in _END_MARKERS.items():
         chosen = number[ends == end]

@@ -1,0 +1,181 @@
+"""The priorities, sample counts and ages of the items in a table: of all in a directory, or of a served sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from reverb.reverb_types import TableInfo
+
+from rlds2reverb._internals.reverb import PrioritizedItem
+from rlds2reverb.errors import CheckpointError
+from rlds2reverb.tables import Selector, TableConfig
+
+from .checkpoint_contents import read_messages
+from .checkpoint_root import CheckpointRoot
+from .connection import ServerConnection
+from .stored_items import sampling_has_side_effects
+
+#: Times of insertion before this one, in seconds since 1970, are the numbers that `ingest` stores, in microseconds.
+_FIRST_DATE = 365 * 86_400
+_NUM_SAMPLES = 4000
+_MAX_SAMPLE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class ItemStatistics:
+    """What is known about the items of a table.
+
+    Attributes:
+      table: name of the table.
+      size: number of items in the table.
+      sampler: selector of the items to sample, such as 'prioritized:0.6'.
+      priorities: float64 [N].
+      times_sampled: int64 [N], how often each item has been sampled.
+      inserted_at: float64 [N], seconds since 1970; NaN if unknown.
+      order: int64 [N], number of each item in the order of insertion; -1 if unknown.
+      probabilities: float64 [N], the probability that the next sample is the item; None if the sampler has an order.
+      weights: float64 [N], with sum 1, the share of the table's items that each entry represents. They are equal for
+        all items of a table, and inversely proportional to the probabilities for a sample.
+      is_sample: whether these are sampled items rather than all items.
+      note: sentence about items that are missing; '' if there is nothing to say.
+    """
+
+    table: str
+    size: int
+    sampler: str
+    priorities: np.ndarray
+    times_sampled: np.ndarray
+    inserted_at: np.ndarray
+    order: np.ndarray
+    probabilities: np.ndarray | None
+    weights: np.ndarray
+    is_sample: bool
+    note: str = ""
+
+
+def read_item_statistics(directory: str | Path) -> list[ItemStatistics]:
+    """Reads the items of all tables in a directory that `ingest`, or a server with a checkpoint root, wrote.
+
+    Raises:
+      CheckpointError: If the directory is damaged or contains no checkpoint.
+    """
+    root = CheckpointRoot(Path(directory).expanduser(), create=False)
+    checkpoint, tables = root.latest(), root.tables() or []
+    if checkpoint is None:
+        raise CheckpointError(f"{directory} contains no items yet; write some, or let its server write a checkpoint")
+    columns: dict[str, list[tuple[float, int, float]]] = {config.name: [] for config in tables}
+    for item in read_messages(checkpoint / "items.tfrecord", PrioritizedItem):
+        columns.setdefault(item.table, []).append(_read_item(item))
+    return [_describe_all(config, columns[config.name]) for config in tables]
+
+
+def sample_item_statistics(address: str, info: TableInfo, *, timeout_secs: float = 10.0) -> ItemStatistics:
+    """Samples items of a served table, unless that would affect other clients; this increases their sample counts.
+
+    Args:
+      address: address of the server.
+      info: the server's information about the table.
+      timeout_secs: maximum duration.
+    """
+    reason = _find_reason_not_to_sample(info)
+    entries: list[Any] = []
+    if reason is None:
+        with ServerConnection(address) as connection:
+            entries = _sample(connection, info.name, timeout_secs)
+        reason = None if entries else "it returned no sample in time"
+    probabilities = np.array([entry.probability for entry in entries])
+    is_random = not info.sampler_options.is_deterministic
+    weights = 1 / np.maximum(probabilities, 1e-300) if is_random else np.ones(len(entries))
+    return ItemStatistics(
+        info.name,
+        info.current_size,
+        _name_sampler(info.sampler_options),
+        **_make_columns([_read_item(entry.item) for entry in entries]),
+        probabilities=probabilities if is_random else None,
+        weights=weights / max(weights.sum(), 1e-300),
+        is_sample=True,
+        note="" if reason is None else f"No items were sampled, because {reason}.",
+    )
+
+
+def _sample(connection: ServerConnection, table: str, timeout_secs: float) -> list[Any]:
+    """Returns the `SampleInfo` messages of some samples, as many as arrive in time."""
+    entries: list[Any] = []
+    num_bytes = 0
+    try:
+        for entry in connection.sample(table, num_samples=_NUM_SAMPLES, timeout_secs=timeout_secs):
+            num_bytes += sum(chunk.ByteSize() for chunk in entry.data)
+            if entry.HasField("info"):
+                entry.info.item.ClearField("flat_trajectory")
+                entries.append(entry.info)
+            if num_bytes > _MAX_SAMPLE_BYTES:
+                break
+    except grpc.RpcError:
+        pass  # The time is over, or the table was emptied; what has arrived is used.
+    return entries
+
+
+def _find_reason_not_to_sample(info: TableInfo) -> str | None:
+    if not info.current_size:
+        return "the table is empty"
+    if info.max_times_sampled > 0:
+        return "samples use up its items"
+    if sampling_has_side_effects(info):
+        return "its rate limiter counts samples"
+    minimum = info.rate_limiter_info.min_size_to_sample
+    return f"it waits for {minimum:,} items" if info.current_size < minimum else None
+
+
+def _describe_all(config: TableConfig, items: list[tuple[float, int, float]]) -> ItemStatistics:
+    columns = _make_columns(items)
+    return ItemStatistics(
+        config.name,
+        len(items),
+        str(config.sampler),
+        **columns,
+        probabilities=_compute_probabilities(config.sampler, columns["priorities"]),
+        weights=np.full(len(items), 1 / max(len(items), 1)),
+        is_sample=False,
+        note="" if items else "The table is empty.",
+    )
+
+
+def _compute_probabilities(sampler: Selector, priorities: np.ndarray) -> np.ndarray | None:
+    """Returns p^exponent / sum p^exponent, or equal probabilities for a uniform sampler; None if it has an order."""
+    if sampler.kind == "uniform":
+        return np.full(len(priorities), 1 / max(len(priorities), 1))
+    if sampler.exponent is None:
+        return None
+    powers = np.where(priorities > 0, priorities, 0.0) ** sampler.exponent
+    powers = np.where((priorities <= 0) & (sampler.exponent > 0), 0.0, powers)
+    return powers / powers.sum() if powers.sum() > 0 else np.full(len(powers), 1 / max(len(powers), 1))
+
+
+def _read_item(item: Any) -> tuple[float, int, float]:
+    time = item.inserted_at.seconds + 1e-9 * item.inserted_at.nanos if item.HasField("inserted_at") else np.nan
+    return item.priority, item.times_sampled, time
+
+
+def _make_columns(items: Iterable[tuple[float, int, float]]) -> dict[str, Any]:
+    """Returns the priorities, sample counts, times of insertion and numbers of items, by name."""
+    table = np.array(list(items), np.float64).reshape(-1, 3)
+    times = table[:, 2]
+    is_number = times < _FIRST_DATE
+    order = np.where(is_number, np.round(np.nan_to_num(times) * 1e6), -1).astype(np.int64)
+    counts = table[:, 1].astype(np.int64)
+    columns = {"priorities": table[:, 0], "times_sampled": counts}
+    return {**columns, "inserted_at": np.where(is_number, np.nan, times), "order": order}
+
+
+def _name_sampler(options: Any) -> str:
+    kind = options.WhichOneof("distribution")
+    if kind == "prioritized":
+        return f"prioritized:{options.prioritized.priority_exponent:g}"
+    if kind == "heap":
+        return "min_heap" if options.heap.min_heap else "max_heap"
+    return str(kind)

@@ -1,0 +1,382 @@
+"""The report on training runs: learning curves, Q-values against achieved returns, throughput, and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rlds2reverb.learners.csv_log import STEP
+from rlds2reverb.learners.curves import Curve, data_wait_shares, label_runs, learning_curves
+from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN, PRIORITY_BINS
+from rlds2reverb.learners.runs import Run, is_run_directory, load_run
+
+from ..experiments import PLAN_FILE, load_experiment
+from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar
+from .page import Page, Report, escape_label, require_plotly
+
+Q_MEAN, STEPS_PER_SEC, LOSS = "q_mean", "steps_per_sec", "loss"
+_MAX_POINTS, _MAX_HISTOGRAMS, _MAX_GROUPS = 500, 120, 12
+#: Q-values that differ from the achieved returns by more than this multiple of the largest of those have diverged.
+_DIVERGENCE = 3.0
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SPAN = 12.0
+
+
+def report_runs(runs: Any, path: str | Path | None = None) -> Report:
+    """Makes a report on one or several training runs: one HTML page with figures, which needs no network.
+
+        report_runs(["runs/td3_bc", "runs/iql"], "runs.html")
+
+    Runs that differ only in their seeds share a curve. Runs still in progress can be included.
+
+    Args:
+      runs: a `Run`, an `Experiment`, the directory of either, or a sequence of these.
+      path: HTML file to write; None for none.
+
+    Raises:
+      ValueError: If there are no runs, a directory contains none, or a run has logged nothing yet.
+      CorruptFileError: If a file of a run is damaged.
+      ImportError: If Plotly is not installed.
+      StorageFullError: If the disk is full.
+    """
+    require_plotly()
+    loaded = load_runs(runs)
+    logged = [run for run in loaded if len(run.progress.get(STEP, ())) or len(run.evaluations.get(STEP, ()))]
+    if not logged:
+        names = ", ".join(str(run.path) for run in loaded) or "no runs"
+        raise ValueError(f"runs must have logged something, got {names}; train for a while first")
+    groups = label_runs(logged)
+    environments = sorted({run.environment for run in logged if run.environment})
+    what = f"a training run of {next(iter(groups))}" if len(logged) == 1 else f"{len(logged)} training runs"
+    page = Page(", ".join(environments) or logged[0].path.name, f"rlds2reverb report on {what}")
+    _add_summary(page, logged)
+    _add_findings(page, loaded, groups)
+    _add_learning_curves(page, logged)
+    _add_q_values(page, groups)
+    _add_throughput(page, groups)
+    _add_histograms(page, groups)
+    report = page.build()
+    if path is not None:
+        report.write(path)
+    return report
+
+
+def load_runs(runs: Any) -> list[Run]:
+    """Returns the runs that an argument of `report_runs` stands for, without duplicates.
+
+    Raises:
+      ValueError: If there are none.
+      CorruptFileError: If a file of a run is damaged.
+    """
+    found: dict[Path, Run] = {}
+    is_one = isinstance(runs, (str, Path, Run)) or hasattr(runs, "outcomes")
+    for each in [runs] if is_one else runs:
+        if isinstance(each, (str, Path)):
+            loaded: Iterable[Run] = _load(Path(each).expanduser())
+        else:
+            loaded = [each] if isinstance(each, Run) else each.runs.values()
+        found |= {run.path.resolve(): run for run in loaded}
+    if not found:
+        raise ValueError("runs must contain at least one run that has begun")
+    return list(found.values())
+
+
+def is_runs(path: str | Path) -> bool:
+    """Returns whether a path is the directory of a run or of an experiment."""
+    try:
+        folder = Path(path).expanduser()
+        return is_run_directory(folder) or (folder / PLAN_FILE).is_file()
+    except (OSError, ValueError, RuntimeError):  # The text cannot be a path.
+        return False
+
+
+def _load(folder: Path) -> list[Run]:
+    if (folder / PLAN_FILE).is_file() and not is_run_directory(folder):
+        return list(load_experiment(folder).runs.values())
+    return [load_run(folder)]
+
+
+def _add_summary(page: Page, runs: Sequence[Run]) -> None:
+    page.add_section("Runs")
+    headings = ("run", "algorithm", "seed", "data", "updates", "data return", "last return", "best return")
+    rows = []
+    for run in runs:
+        data = run.config.get("data") or {}
+        returns = (run.behaviour_return, run.last_return, run.best_return)
+        last_step = max(int(log[STEP][-1]) for log in (run.progress, run.evaluations) if len(log.get(STEP, ())))
+        cells = [run.path.name, str(run.identity.get("algo", "?")), str(run.identity.get("seed", "?"))]
+        cells += [Path(str(data.get("source", "?"))).name, f"{last_step:,}"]
+        rows.append([*cells, *("–" if value is None else f"{value:,.1f}" for value in returns)])
+    page.add_table(headings, rows)
+
+
+def _add_findings(page: Page, runs: Sequence[Run], groups: dict[str, list[Run]]) -> None:
+    findings = [
+        ("problem", f"{label}{_name_seed(run, group)}: {sentence}")
+        for label, group in groups.items()
+        for run in group
+        if (sentence := describe_divergence(run)) is not None
+    ]
+    findings += [
+        ("problem", f"{run.path} stopped with an error; see {run.path / 'exception.txt'}")
+        for run in runs
+        if (run.path / "exception.txt").is_file()
+    ]
+    not_evaluated = [str(run.path) for run in runs if not len(run.evaluations.get(STEP, ()))]
+    if not_evaluated:
+        findings.append(("note", f"no evaluations were logged in {', '.join(not_evaluated)}"))
+    page.add_section("Findings")
+    if findings:
+        page.add_findings(findings)
+    else:
+        page.add_text("The Q-values are of the magnitude of the achieved returns, and no run stopped with an error.")
+
+
+def _name_seed(run: Run, group: Sequence[Run]) -> str:
+    return f", seed {run.identity.get('seed', '?')}" if len(group) > 1 else ""
+
+
+def describe_divergence(run: Run) -> str | None:
+    """Returns a sentence if the last Q-values of a run are far from the returns that it achieved, else None."""
+    steps, values = _get_logged(run, Q_MEAN)
+    _, achieved = _get_achieved(run)
+    if not len(values) or not len(achieved):
+        return None
+    scale = max(float(np.abs(achieved).max()), 1e-9)
+    if abs(values[-1] - achieved[-1]) <= _DIVERGENCE * scale:
+        return None
+    return (
+        f"the Q-values have diverged: {values[-1]:,.4g} after {steps[-1]:,} updates, but the policy achieves a "
+        f"discounted return of {achieved[-1]:,.4g}. Use an algorithm that stays closer to the data, or data that cover "
+        "more actions"
+    )
+
+
+def _get_logged(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the steps, int64 [N], and values of a logged number, without gaps, thinned out to `_MAX_POINTS`."""
+    steps = run.progress.get(STEP, np.zeros(0))
+    values = run.progress.get(name, np.full(len(steps), np.nan))
+    is_valid = np.isfinite(values)
+    steps, values = steps[is_valid].astype(np.int64), values[is_valid]
+    stride = -(-len(steps) // _MAX_POINTS) or 1
+    chosen = np.arange(len(steps) - 1, -1, -stride)[::-1]  # Includes the last one.
+    return steps[chosen], values[chosen]
+
+
+def _get_achieved(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the steps of evaluations and their discounted returns; both empty if they were not logged."""
+    steps = run.evaluations.get(STEP, np.zeros(0)).astype(np.int64)
+    values = run.evaluations.get(DISCOUNTED_RETURN, np.full(len(steps), np.nan))
+    is_valid = np.isfinite(values)
+    return steps[is_valid], values[is_valid]
+
+
+def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
+    evaluated = [run for run in runs if len(run.evaluations.get(STEP, ()))]
+    page.add_section("Learning curves")
+    if evaluated:
+        curves = learning_curves(evaluated)
+        metric = "normalised score" if curves[0].metric == "score" else "return"
+        page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), map(_make_row, curves))
+        over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
+        caption = f"Mean ± standard deviation over {over}. The star marks the best evaluation, the dot the last one."
+        page.add_figure("Evaluations", *_draw_learning_curves(curves), caption=caption, height=420, is_wide=True)
+    losses = [(label, run, *_get_logged(run, LOSS)) for label, group in label_runs(runs).items() for run in group]
+    losses = [each for each in losses if len(each[2])]
+    if losses:
+        page.add_figure("Loss", *_draw_logged(losses, "loss"), caption="The losses of different algorithms differ.")
+
+
+def _make_row(curve: Curve) -> list[str]:
+    mean, std = curve.last
+    behaviour = "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"
+    last = f"{mean:,.1f} ± {std:,.1f}"
+    return [curve.label, str(len(curve.runs)), f"{curve.steps[-1]:,}", last, f"{curve.best:,.1f}", behaviour]
+
+
+def _draw_learning_curves(curves: Sequence[Curve]) -> Figure:
+    data: list[dict[str, Any]] = []
+    for number, curve in enumerate(curves):
+        colour, dash = f"@{number}", _DASHES[number // 6 % 4]
+        band = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False, "legendgroup": number}
+        band |= {"x": np.concatenate([curve.steps, curve.steps[::-1]]), "line": {"width": 0, "color": colour}}
+        band["y"] = np.concatenate([curve.mean + curve.std, (curve.mean - curve.std)[::-1]])
+        data.append(band | {"fill": "toself", "fillcolor": colour, "opacity": 0.18})
+        suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
+        line = {"type": "scatter", "mode": "lines", "x": curve.steps, "y": curve.mean, "legendgroup": number}
+        line |= {"name": escape_label(curve.label + suffix), "line": {"color": colour, "width": 2, "dash": dash}}
+        line["hovertemplate"] = "%{y:,.4g} after %{x:,} updates<extra>%{fullData.name}</extra>"
+        data.append(line)
+        best = int(np.argmax(curve.mean))
+        marks = {"type": "scatter", "mode": "markers", "legendgroup": number, "showlegend": False, "hoverinfo": "skip"}
+        marks |= {"x": [curve.steps[best], curve.steps[-1]], "y": [curve.mean[best], curve.mean[-1]]}
+        marks["marker"] = {"color": colour, "symbol": ["star", "circle"], "size": [13, 8]}
+        data.append(marks | {"cliponaxis": False})
+    data += _draw_behaviours(curves)
+    metric = "normalised score" if curves[0].metric == "score" else "return (sum of rewards)"
+    return data, {"xaxis": make_axis("updates"), "yaxis": make_axis(metric)}
+
+
+def _draw_behaviours(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    behaviours = sorted({curve.behaviour for curve in curves if curve.behaviour is not None})
+    first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
+    line = {"type": "scatter", "mode": "lines", "x": [first, last], "line": {"color": "@muted", "dash": "dash"}}
+    return [
+        {**line, "y": [value, value], "name": "the data's behaviour", "legendgroup": "data", "showlegend": not number}
+        for number, value in enumerate(behaviours)
+    ]
+
+
+def _draw_logged(series: Sequence[tuple[str, Run, np.ndarray, np.ndarray]], y_title: str) -> Figure:
+    """Draws a line for each run, in a colour for each label."""
+    labels = list(dict.fromkeys(label for label, *_ in series))
+    seen: set[str] = set()
+    data = []
+    for label, run, steps, values in series:
+        number = labels.index(label)
+        line = {"type": "scatter", "mode": "lines" if len(steps) > 1 else "markers", "x": steps, "y": values}
+        line |= {"name": escape_label(label), "legendgroup": label, "showlegend": label not in seen, "opacity": 0.85}
+        line["line"] = {"color": f"@{number}", "width": 1.6, "dash": _DASHES[number // 6 % 4]}
+        seed = escape_label(str(run.identity.get("seed", "?")))
+        line["hovertemplate"] = f"%{{y:,.4g}} after %{{x:,}} updates<extra>%{{fullData.name}}, seed {seed}</extra>"
+        data.append(line)
+        seen.add(label)
+    layout = {"xaxis": make_axis("updates"), "yaxis": make_axis(y_title), "showlegend": len(labels) > 1}
+    return data, layout
+
+
+def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
+    with_values = {label: [run for run in group if len(_get_logged(run, Q_MEAN)[1])] for label, group in groups.items()}
+    with_values = {label: group for label, group in with_values.items() if group}
+    if not with_values:
+        return
+    page.add_section(
+        "Q-values and achieved returns",
+        "Solid: the mean Q-value of the batches. Dashed, with markers: what Q-values estimate, the mean over the steps "
+        "of the evaluation episodes of the discounted rewards that follow. A critic starts near 0 and approaches the "
+        "dashed line if it is sound; it has diverged if it is far beyond that line.",
+    )
+    if any(run.configuration.get("reward") for group in with_values.values() for run in group):
+        page.add_findings([("note", "Q-values are in units of the transformed reward (--reward), returns are not.")])
+    for label, group in list(with_values.items())[:_MAX_GROUPS]:
+        has_returns = any(len(_get_achieved(run)[1]) for run in group)
+        missing = "" if has_returns else "These runs have logged no discounted returns."
+        page.add_figure(label, *_draw_q_values(group), caption=missing)
+    if len(with_values) > _MAX_GROUPS:
+        page.add_text(f"{len(with_values) - _MAX_GROUPS} more groups of runs are not shown.")
+
+
+def _draw_q_values(group: Sequence[Run]) -> Figure:
+    logged, achieved = [_get_logged(run, Q_MEAN) for run in group], [_get_achieved(run) for run in group]
+    scale = _Scale(np.concatenate([values for _, values in logged]), [values for _, values in achieved])
+    data: list[dict[str, Any]] = []
+    names = ("mean Q-value", "achieved discounted return")
+    for kind, (name, series) in enumerate(zip(names, (logged, achieved), strict=True)):
+        for number, (steps, values) in enumerate(series):
+            if not len(steps):
+                continue
+            line = {
+                "type": "scatter",
+                "mode": "lines+markers" if kind else "lines",
+                "x": steps,
+                "y": scale.to_axis(values),
+            }
+            line |= {"name": name, "legendgroup": name, "showlegend": not any(each["name"] == name for each in data)}
+            line["line"] = {"color": f"@{1 - kind}", "width": 2, "dash": "dash" if kind else "solid"}
+            line |= {"marker": {"size": 6, "symbol": "diamond"}} if kind else {}
+            line |= {"customdata": values, "opacity": 0.9}
+            seed = escape_label(_name_seed(group[number], group))
+            line["hovertemplate"] = f"%{{customdata:,.4g}} after %{{x:,}} updates{seed}<extra>{name}</extra>"
+            data.append(line)
+    return data, {"xaxis": make_axis("updates"), "yaxis": make_axis("discounted return", **scale.ticks)}
+
+
+class _Scale:
+    """A linear axis or, for values of very different magnitudes, the inverse hyperbolic sine, which keeps signs."""
+
+    def __init__(self, values: np.ndarray, achieved: Sequence[np.ndarray]):
+        known = np.concatenate([np.zeros(0), *achieved])
+        unit = float(np.abs(known).max()) if len(known) else float(np.median(np.abs(values)))
+        largest = float(np.abs(np.concatenate([values, known])).max(initial=0.0))
+        self._unit = max(unit, 1e-9) / _SPAN if largest > _SPAN * max(unit, 1e-9) else None
+        self.ticks: dict[str, Any] = {}
+        if self._unit is not None:
+            low = min(float(values.min()), float(known.min(initial=0.0)))
+            high = max(float(values.max()), float(known.max(initial=0.0)))
+            self.ticks = self._make_ticks(low, high)
+
+    def to_axis(self, values: np.ndarray) -> np.ndarray:
+        """Returns the positions of values on the axis."""
+        return values if self._unit is None else np.arcsinh(values / self._unit)
+
+    def _make_ticks(self, low: float, high: float) -> dict[str, Any]:
+        unit = self._unit or 1.0
+        first, last = int(np.ceil(np.log10(unit))) + 1, int(np.floor(np.log10(max(abs(low), abs(high)))))
+        stride = max(1, (last - first + 1) // 4)
+        powers = [10.0**exponent for exponent in range(last, first - 1, -stride)]
+        marks = sorted({0.0, *(sign * power for power in powers for sign in (-1, 1) if low <= sign * power <= high)})
+        texts = [
+            f"{mark:,.0f}" if abs(mark) < 1e5 else f"{mark:.0e}".replace("e+0", "e").replace("e+", "e")
+            for mark in marks
+        ]
+        return {"tickvals": self.to_axis(np.array(marks)), "ticktext": texts}
+
+
+def _add_throughput(page: Page, groups: dict[str, list[Run]]) -> None:
+    rates = [(label, run, *_get_logged(run, STEPS_PER_SEC)) for label, group in groups.items() for run in group]
+    rates = [each for each in rates if len(each[2])]
+    waits = [(label, group[0], *data_wait_shares(group)) for label, group in groups.items()]
+    waits = [(label, run, steps, 100 * shares) for label, run, steps, shares in waits if len(steps)]
+    if not rates and not waits:
+        return
+    page.add_section("Throughput")
+    if rates:
+        data, layout = _draw_logged(rates, "updates per second")
+        layout["yaxis"]["rangemode"] = "tozero"
+        page.add_figure("Speed", data, layout, caption="Without evaluations, checkpoints and other hooks.")
+    if waits:
+        data, layout = _draw_logged(waits, "share of the time (%)")
+        layout["yaxis"]["range"] = [0, max(10.0, *(1.1 * float(values.max()) for *_, values in waits))]
+        page.add_figure("Waiting for data", data, layout, caption="The share of the time spent waiting for batches.")
+
+
+def _add_histograms(page: Page, groups: dict[str, list[Run]]) -> None:
+    runs = [(label, run) for label, group in groups.items() for run in group[:1]][:_MAX_GROUPS]
+    runs = [(label, run) for label, run in runs if run.priorities.any() or run.weights.any()]
+    if not runs:
+        return
+    page.add_section(
+        "Priorities and importance weights",
+        "Histograms of the items in the batches over time, each normalised to 100 %; of each curve, the first run.",
+    )
+    for label, run in runs:
+        if run.priorities.any():
+            figure = _draw_histograms(run.priorities, run.priority_steps, "priority (absolute TD error)")
+            page.add_figure(f"Priorities: {label}", *figure)
+        if run.weights.any():
+            figure = _draw_histograms(run.weights, run.weight_steps, "importance weight")
+            page.add_figure(f"Importance weights: {label}", *figure)
+
+
+def _draw_histograms(counts: np.ndarray, steps: np.ndarray, y_title: str) -> Figure:
+    """Draws histograms over `PRIORITY_BINS` as a heat map, with the updates along the x axis."""
+    is_valid = counts.any(1)
+    counts, steps = counts[is_valid], steps[is_valid]
+    starts = np.unique(np.linspace(0, len(counts), min(len(counts), _MAX_HISTOGRAMS), endpoint=False).astype(int))
+    counts, steps = np.add.reduceat(counts, starts), steps[np.append(starts[1:], len(steps)) - 1]
+    used = np.flatnonzero(counts.any(0))
+    low, high = used[0], used[-1] + 1
+    shares = 100 * counts[:, low:high] / counts.sum(1, keepdims=True)
+    lowest = PRIORITY_BINS[1] ** 2 / PRIORITY_BINS[2]
+    edges = np.concatenate([[lowest], PRIORITY_BINS[1:], [PRIORITY_BINS[-1] ** 2 / PRIORITY_BINS[-2]]])
+    centres = np.sqrt(edges[:-1] * edges[1:])[low:high]
+    heat = {"type": "heatmap", "x": steps, "y": centres, "z": shares.T, "colorscale": COLOUR_SCALE}
+    heat |= {"colorbar": make_colour_bar("% of the items")}
+    heat["hovertemplate"] = "%{z:.2f} % near %{y:.3g} after %{x:,} updates<extra></extra>"
+    y_axis = make_axis(y_title, type="log", showgrid=False, exponentformat="power", dtick=1)
+    if np.log10(centres[-1] / centres[0]) < 1.2:
+        del y_axis["dtick"]
+        y_axis["nticks"] = 6
+    return [heat], {"xaxis": make_axis("updates", showgrid=False), "yaxis": y_axis}

@@ -1,0 +1,269 @@
+"""The report on tables, served or stored: priorities, sample counts, sampling frequencies and ages of their items."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb._server.item_statistics import ItemStatistics, read_item_statistics, sample_item_statistics
+from rlds2reverb._server.replay_server import read_tables
+from rlds2reverb._text import format_number
+from rlds2reverb.locations import is_table_directory
+from rlds2reverb.specs import describe, leaves, path_name
+from rlds2reverb.tables import MAX_ITEMS
+
+from .figures import Figure, make_axis
+from .page import Page, Report, require_plotly
+
+_NUM_BINS = 30
+#: Number of groups of items with similar priorities, for the comparison of frequencies.
+_NUM_GROUPS = 16
+_MAX_COUNT_BARS = 40
+_UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
+
+def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: float = 10.0) -> Report:
+    """Makes a report on the tables of a server or a directory: one HTML page with figures, which needs no network.
+
+        report_tables("localhost:8000", "tables.html")
+
+    All items in a directory are read. Of a served table, which cannot be listed, 4,000 items are sampled, which
+    increases their sample counts. Statistics are then estimated with weights that compensate for the sampler. A table
+    is not sampled if that would use up its items or count against its rate limiter.
+
+    Args:
+      tables: a directory that `ingest` or a server with a checkpoint root wrote; or a server: an address 'HOST:PORT', a
+        port of this machine, a `ReplayServer`, or Reverb's own `Client` or `Server`.
+      path: HTML file to write; None for none.
+      timeout_secs: maximum time to wait for the server's answer, and for the samples of each table.
+
+    Raises:
+      CheckpointError: If the directory is damaged or contains no items.
+      ServerUnavailableError: If the server does not answer in time.
+      ImportError: If Plotly is not installed.
+      StorageFullError: If the disk is full.
+    """
+    require_plotly()
+    if isinstance(tables, (str, Path)) and is_table_directory(tables):
+        page = Page(str(tables), "rlds2reverb report on stored tables")
+        facts = [_describe_config(config) for config in read_tables(Path(tables).expanduser())]
+        statistics = read_item_statistics(tables)
+    else:
+        client = connect(tables)
+        infos = sorted(table_infos(client, timeout_secs=timeout_secs).items())
+        page = Page(client.server_address, "rlds2reverb report on the tables of a running server")
+        facts = [_describe_info(info) for _, info in infos]
+        address = client.server_address
+        statistics = [sample_item_statistics(address, info, timeout_secs=timeout_secs) for _, info in infos]
+    for each, rows in zip(statistics, facts, strict=True):
+        _add_table(page, each, rows)
+    report = page.build()
+    if path is not None:
+        report.write(path)
+    return report
+
+
+def _describe_config(config: Any) -> list[tuple[str, str]]:
+    is_limited = config.max_size is not None and config.max_size < MAX_ITEMS
+    return [
+        ("remover", str(config.remover)),
+        ("rate limiter", str(config.rate_limiter)),
+        ("max size", f"{config.max_size:,}" if is_limited else "no limit"),
+        ("max times sampled", f"{config.max_times_sampled:,}" if config.max_times_sampled else "no limit"),
+    ]
+
+
+def _describe_info(info: Any) -> list[tuple[str, str]]:
+    limiter = info.rate_limiter_info
+    rows = [
+        ("max size", f"{info.max_size:,}" if info.max_size < MAX_ITEMS else "no limit"),
+        ("max times sampled", f"{info.max_times_sampled:,}" if info.max_times_sampled else "no limit"),
+        ("min size to sample", f"{limiter.min_size_to_sample:,}"),
+        ("inserted", f"{limiter.insert_stats.completed:,} items since the server started"),
+        ("sampled", f"{limiter.sample_stats.completed:,} items since the server started"),
+        ("episodes", f"{info.num_episodes:,}"),
+    ]
+    if info.signature is not None:
+        rows += [("field", f"{path_name(path, 'item')}  {describe(spec)}") for path, spec in leaves(info.signature)]
+    return rows
+
+
+def _add_table(page: Page, items: ItemStatistics, facts: list[tuple[str, str]]) -> None:
+    page.add_section(f"Table '{items.table}'")
+    known = len(items.priorities)
+    if known:
+        facts = [*_summarize(items), *facts]
+    page.add_facts([("items", f"{items.size:,}"), ("sampler", items.sampler), *facts])
+    if items.note:
+        page.add_findings([("note", items.note)])
+    if not known:
+        return
+    if items.is_sample:
+        page.add_text(
+            f"{known:,} samples were drawn for this report. Shares of the items are estimated: each sample is weighted "
+            "by the inverse of its probability."
+        )
+    page.add_figure("Priorities", *_draw_priorities(items), caption="Priorities of 0 are drawn at the left end.")
+    page.add_figure("Sample counts", *_draw_counts(items), caption=_explain_counts(items))
+    if items.probabilities is not None and items.times_sampled.any():
+        page.add_figure(
+            "Expected and empirical sampling frequency",
+            *_draw_frequencies(items),
+            caption="Share of all samples by priority. Expected: from today's priorities and the sampler. Empirical: "
+            "from the sample counts of the items. They differ if priorities changed, or items were added, in between.",
+            height=340,
+        )
+    if (figure := _draw_ages(items)) is not None:
+        page.add_figure("Item age", *figure, caption=_explain_ages(items), height=340)
+
+
+def _summarize(items: ItemStatistics) -> list[tuple[str, str]]:
+    order = np.argsort(items.priorities)
+    cumulative = np.cumsum(items.weights[order])
+    last = len(order) - 1
+    places = np.clip(np.searchsorted(cumulative, [0.0, 0.5, 1.0 - 1e-9]), 0, last)
+    low, median, high = (format_number(items.priorities[order[place]]) for place in places)
+    never = float(items.weights[items.times_sampled == 0].sum())
+    facts = [("priority", f"from {low} to {high}, median {median}")]
+    mean = float((items.weights * items.times_sampled).sum())
+    sampled = f"{mean:,.3g} times per item"
+    if not items.is_sample:
+        sampled += f"; {100 * never:.1f} % of the items have never been sampled"
+    return [*facts, ("samples", sampled)]
+
+
+def _bin_priorities(priorities: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns edges of bins, on a logarithmic scale if the priorities span a decade, and the bin of each priority."""
+    positive = priorities[priorities > 0]
+    low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 1.0)
+    if high <= low * (1 + 1e-9):
+        low, high = low / 1.5, high * 1.5
+    edges = np.geomspace(low, high, num_bins + 1)
+    bins = np.clip(np.searchsorted(edges, priorities, side="right") - 1, 0, num_bins - 1)
+    return edges, bins
+
+
+def _draw_priorities(items: ItemStatistics) -> Figure:
+    edges, bins = _bin_priorities(items.priorities, _NUM_BINS)
+    shares = 100 * np.bincount(bins, items.weights, minlength=_NUM_BINS)
+    data = [_make_steps(edges, shares, "items", "@0", is_filled=True)]
+    x_axis = make_axis("priority", **_make_log_axis(edges))
+    return data, {"xaxis": x_axis, "yaxis": make_axis("share of the items (%)", rangemode="tozero")}
+
+
+def _draw_frequencies(items: ItemStatistics) -> Figure:
+    if items.probabilities is None:
+        raise ValueError("items must have probabilities")
+    edges, bins = _bin_priorities(items.priorities, _NUM_GROUPS)
+    # In a sample, weights times probabilities are equal: each sample represents the same share of the probability.
+    expected = np.bincount(bins, items.weights * items.probabilities, minlength=_NUM_GROUPS)
+    empirical = np.bincount(bins, items.weights * items.times_sampled, minlength=_NUM_GROUPS)
+    data = [
+        _make_steps(edges, 100 * expected / expected.sum(), "expected", "@0", is_filled=True),
+        _make_steps(edges, 100 * empirical / empirical.sum(), "empirical", "@1", dash="dash"),
+    ]
+    x_axis = make_axis("priority", **_make_log_axis(edges))
+    return data, {"xaxis": x_axis, "yaxis": make_axis("share of the samples (%)", rangemode="tozero")}
+
+
+def _make_log_axis(edges: np.ndarray) -> dict[str, Any]:
+    decades = float(np.log10(edges[-1] / edges[0]))
+    return {"type": "log", "dtick": 1, "exponentformat": "power"} if decades > 1.5 else {"type": "log", "nticks": 6}
+
+
+def _make_steps(
+    edges: np.ndarray, heights: np.ndarray, name: str, colour: str, *, is_filled: bool = False, dash: str = "solid"
+) -> dict[str, Any]:
+    """Returns the outline of a histogram with any bins, which bars cannot draw on a logarithmic axis."""
+    x, y = np.repeat(edges, 2), np.concatenate([[0.0], np.repeat(heights, 2), [0.0]])
+    trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x, "y": y, "name": name}
+    trace |= {"line": {"color": colour, "width": 2, "dash": dash}, "showlegend": True}
+    trace |= {"fill": "tozeroy", "fillcolor": colour, "opacity": 0.9} if is_filled else {}
+    return trace | {"hovertemplate": "%{y:.2f} % near %{x:.3g}<extra>%{fullData.name}</extra>"}
+
+
+def _draw_counts(items: ItemStatistics) -> Figure:
+    """Draws how often items were sampled, and how often the sampler would have chosen them by chance."""
+    counts, highest = items.times_sampled, int(items.times_sampled.max(initial=0))
+    width = max(1, -(-(highest + 1) // _MAX_COUNT_BARS))
+    edges = np.arange(0, highest + width + 1, width)
+    shares = 100 * np.histogram(counts, edges, weights=items.weights)[0]
+    centres = edges[:-1] + (width - 1) / 2
+    bars = {"type": "bar", "x": centres, "y": shares, "width": np.full(len(centres), 0.85 * width), "name": "items"}
+    bars |= {"marker": {"color": "@0"}, "hovertemplate": "%{y:.2f} % of the items: %{x} times<extra></extra>"}
+    data: list[dict[str, Any]] = [bars]
+    if items.probabilities is not None and not items.is_sample and counts.any():
+        expected = _expect_counts(items.probabilities * counts.sum(), edges)
+        line = {"type": "scatter", "mode": "lines+markers", "x": centres, "y": 100 * expected, "name": "expected"}
+        line |= {"line": {"color": "@1", "width": 2, "dash": "dash"}, "marker": {"size": 5}}
+        data.append(line | {"hovertemplate": "%{y:.2f} %<extra>expected</extra>"})
+    x_axis = make_axis("times that an item was sampled")
+    if highest <= 12:
+        x_axis["dtick"] = 1
+    layout = {"xaxis": x_axis, "yaxis": make_axis("share of the items (%)", rangemode="tozero")}
+    return data, {**layout, "showlegend": len(data) > 1}
+
+
+def _expect_counts(means: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Returns the expected shares of counts in bins if each item's count has a Poisson distribution of some mean."""
+    groups, sizes = np.unique(np.round(means, 3 if means.max(initial=0) < 100 else 0), return_counts=True)
+    if len(groups) > 2000:
+        sizes, group_edges = np.histogram(means, 2000)
+        groups = (group_edges[:-1] + group_edges[1:]) / 2
+    numbers = np.arange(edges[-1])
+    log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.maximum(numbers[1:], 1)))])[: len(numbers)]
+    shares = np.zeros(len(numbers))
+    for mean, size in zip(np.maximum(groups, 1e-12), sizes, strict=True):
+        shares += size * np.exp(numbers * np.log(mean) - mean - log_factorials)
+    return np.add.reduceat(shares / max(sizes.sum(), 1), edges[:-1])
+
+
+def _explain_counts(items: ItemStatistics) -> str:
+    if not items.times_sampled.any():
+        return "No item has been sampled yet."
+    if items.is_sample:
+        return "Includes the samples of this report. Items that were never sampled before are counted once or more."
+    if items.probabilities is None:
+        return "The sampler returns items in a fixed order."
+    return "Expected: if all samples had been drawn at random with today's priorities."
+
+
+def _draw_ages(items: ItemStatistics) -> Figure | None:
+    """Draws the ages of the items and how often items of each age were sampled; None if no ages are known."""
+    is_known = np.isfinite(items.inserted_at)
+    if is_known.any():
+        now = time.time() if items.is_sample else float(items.inserted_at[is_known].max())
+        ages = np.maximum(now - items.inserted_at[is_known], 0)
+        scale, unit = next(each for each in _UNITS if ages.max() >= 2 * each[0] or each[0] == 1)
+        ages, title = ages / scale, f"age ({unit})"
+    else:
+        is_known = items.order >= 0
+        if not is_known.any():
+            return None
+        ages, title = items.order[is_known].max() - items.order[is_known], "age (number of items inserted later)"
+    weights, counts = items.weights[is_known], items.times_sampled[is_known]
+    edges = np.linspace(0, max(float(ages.max()), 1e-9), _NUM_BINS + 1)
+    shares, sampled = (np.histogram(ages, edges, weights=each)[0] for each in (weights, weights * counts))
+    centres = (edges[:-1] + edges[1:]) / 2
+    bars = {"type": "bar", "x": centres, "y": 100 * shares, "marker": {"color": "@0"}, "showlegend": False}
+    bars |= {"hovertemplate": "%{y:.2f} % of the items near %{x:.3g}<extra></extra>"}
+    line = {"type": "scatter", "mode": "lines+markers", "x": centres[shares > 0], "yaxis": "y2", "showlegend": False}
+    line |= {"y": sampled[shares > 0] / shares[shares > 0], "line": {"color": "@1", "width": 2}, "marker": {"size": 5}}
+    line |= {"hovertemplate": "%{y:.3g} samples per item near %{x:.3g}<extra></extra>"}
+    layout = {
+        "xaxis": make_axis(title, anchor="y2"),
+        "yaxis": make_axis("items (%)", domain=[0.55, 1], rangemode="tozero"),
+        "yaxis2": make_axis("samples per item", domain=[0, 0.45], rangemode="tozero"),
+    }
+    return [bars, line], layout
+
+
+def _explain_ages(items: ItemStatistics) -> str:
+    if not np.isfinite(items.inserted_at).any():
+        return "A converted dataset stores the order of its items, but no times."
+    relative = "since the insertion of each item" if items.is_sample else "relative to the newest item"
+    return f"Top: time {relative}. Bottom: how often items of that age have been sampled."
