@@ -3,56 +3,17 @@
 import functools
 import os
 import signal
-import time
 import warnings
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
-from counting import Counting, fail
+from counting import Counting
 from properties import mark_slow_except
 from rlds2reverb.envs import EnvironmentFailedError, GymnasiumEnvironment, ParallelEnvironment
+from worker_environments import Faulty, Interrupted, Random, SlowReset
 
 NUM_ENVS, FAILING = 4, 3
-
-
-class Faulty(Counting):
-    """Fails once: at construction, in the second reset, or in the fourth step of the first episode.
-
-    Args:
-      place: 'step', 'reset', 'construction', which is preceded by a failed step, or 'start'.
-      kind: 'raise', 'kill', 'hang' or 'exit'.
-      folder: folder for files that outlive the process.
-    """
-
-    def __init__(self, place, kind, folder):
-        super().__init__(6)
-        self.place, self.kind, self.folder, self.num_resets = place, kind, folder, 0
-        if place == "start" or (place == "construction" and (folder / "step").exists()):
-            self._fail_once("construction")
-
-    def _fail_once(self, name, kind=None):
-        if not (self.folder / name).exists():
-            (self.folder / name).touch()
-            fail_as(kind or self.kind)
-
-    def reset(self, *, seed=None, options=None):
-        self.num_resets += 1
-        if self.place == "reset" and self.num_resets == 2:
-            self._fail_once("reset")
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        if self.num_steps == 3 and self.place in ("step", "construction"):
-            self._fail_once("step", "kill" if self.place == "construction" else None)
-        return super().step(action)
-
-
-def fail_as(kind):
-    if kind == "exit":
-        os._exit(3)
-    fail(kind)
 
 
 def make(place, kind, folder, **options):
@@ -161,15 +122,6 @@ def test_environment_of_the_caller_that_cannot_be_created_again_closes_the_batch
         env.reset()
 
 
-class Interrupted(Counting):
-    def step(self, action):
-        if self.num_steps == 2 and not self.failure:
-            self.failure = "done"
-            self.fails_at = 1000
-            raise KeyboardInterrupt
-        return super().step(action)
-
-
 def test_interrupted_step_is_followed_by_new_episodes():
     def construct(kind):
         return GymnasiumEnvironment(kind(20))
@@ -185,20 +137,6 @@ def test_interrupted_step_is_followed_by_new_episodes():
         assert [step.observation[:, 0].tolist() for step in steps] == [[0, 0], [1, 1], [2, 2]]
 
 
-class SlowReset(gymnasium.Wrapper):
-    """Waits in each reset but the first until a file exists."""
-
-    def __init__(self, env, file):
-        super().__init__(env)
-        self.file, self.num_resets = file, 0
-
-    def reset(self, **options):
-        self.num_resets += 1
-        while self.num_resets > 1 and not self.file.exists():
-            time.sleep(0.01)
-        return self.env.reset(**options)
-
-
 def test_resets_in_the_background_do_not_stop_the_batch(tmp_path):
     file = tmp_path / "reset"
 
@@ -212,20 +150,6 @@ def test_resets_in_the_background_do_not_stop_the_batch(tmp_path):
     assert np.stack([step.observation[:, 0] for step in steps]).T.tolist() == [[0, 1, 2, 3, 4] * 3 + [0, 1, 2]] * 2
     assert np.stack([step.step_type for step in steps]).T.tolist() == [[0, 1, 1, 1, 2] * 3 + [0, 1, 1]] * 2
     assert steps[5].prev_action.tolist() == [0, 0] and steps[5].env_id.tolist() == [0, 1]
-
-
-class Random(Counting):
-    """Has random observations and lengths, and resets of random duration that do not depend on the seed."""
-
-    def reset(self, *, seed=None, options=None):
-        time.sleep(np.random.default_rng().uniform(0, 0.01))
-        observation, info = super().reset(seed=seed)
-        self.length = int(self.np_random.integers(2, 6))
-        return observation, info
-
-    def step(self, action):
-        observation, *rest = super().step(action)
-        return observation + np.float32(self.np_random.uniform()), *rest
 
 
 def test_time_steps_with_spares_depend_on_seeds_alone():

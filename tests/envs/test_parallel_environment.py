@@ -11,7 +11,6 @@ import time
 import warnings
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import tree
@@ -22,35 +21,12 @@ from rlds2reverb.envs import (
     EnvironmentFailedError,
     GymnasiumEnvironment,
     ParallelEnvironment,
-    TimeLimit,
     create_environment,
     suite_gym,
 )
+from worker_environments import make_nested
 
 from rlds2reverb import SpecMismatchError
-
-
-class Nested(gymnasium.Env):
-    """Nested observations and actions."""
-
-    observation_space = gymnasium.spaces.Dict(
-        {"position": gymnasium.spaces.Box(-9, 9, (2,), np.float64), "level": gymnasium.spaces.Discrete(100)}
-    )
-    action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)])
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.position = self.np_random.uniform(-1, 1, 2)
-        return {"position": self.position, "level": 0}, {}
-
-    def step(self, action):
-        self.position = np.clip(self.position + action[0] * self.np_random.uniform(), -9, 9)
-        is_over = bool(self.np_random.uniform() < 0.1)
-        return {"position": self.position, "level": int(action[1])}, 1.5, is_over, False, {"speed": float(action[0][0])}
-
-
-def make_nested():
-    return TimeLimit(GymnasiumEnvironment(Nested(), info_fields=["speed"]), 12)
 
 
 def sample_actions(env, rng):
