@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .curriculum import Curriculum, TaskProgress
     from .environment import Environment, Wrapper
     from .evaluation import Evaluator, evaluate
+    from .film import Film, record_film
     from .goal_relabel import GoalRelabel
     from .gymnasium_adapter import to_gymnasium
     from .gymnasium_environment import GymnasiumEnvironment
@@ -60,6 +61,7 @@ _EXPORTS = {
     "contract": ("check_wrapper",),
     "evaluation": ("Evaluator", "evaluate"),
     "environment": ("Environment", "Wrapper"),
+    "film": ("Film", "record_film"),
     "gymnasium_environment": ("GymnasiumEnvironment",),
     "gymnasium_wrappers": ("NonEpisodic", "ObservationClip", "ObservationTransform", "SparseReward"),
     "image_wrappers": ("EpisodicRandomFrameCrop", "FrameFlip", "ImageChannelFirst"),
@@ -113,6 +115,7 @@ __all__ = [
     "EnvironmentFailedError",
     "EpisodicRandomFrameCrop",
     "Evaluator",
+    "Film",
     "FrameFlip",
     "GoalRelabel",
     "GymnasiumEnvironment",
@@ -141,6 +144,7 @@ __all__ = [
     "from_tf_agents",
     "load",
     "record_episodes",
+    "record_film",
     "restart",
     "suite_dm_control",
     "suite_envpool",

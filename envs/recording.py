@@ -106,7 +106,7 @@ def record_episodes(
     require_timeout(timeout_secs)
     made = _Environments(env, num_envs, seed, env_info, max_episode_steps=max_episode_steps, timeout_secs=timeout_secs)
     with made as batch:
-        act = _Actor(policy, batch, made.name, epsilon, seed)
+        act = PolicyActor(policy, batch, made.name, epsilon, seed)
         recorder = _Recorder(
             batch.batch_size or 1, num_episodes, num_steps, has_env_info=bool(env_info), find_seed=made.find_seed
         )
@@ -239,7 +239,7 @@ class _Environments:
         return made if self._max_episode_steps is None else TimeLimit(made, self._max_episode_steps)
 
 
-class _Actor:
+class PolicyActor:
     """The actions of a policy, some of which are replaced by random ones."""
 
     def __init__(self, policy: Any, batch: Environment, name: str, epsilon: float, seed: int):

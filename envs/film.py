@@ -1,0 +1,350 @@
+"""Films of a policy in its environment, as MP4 or GIF files; they need no display."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes.util
+import html
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb._arguments import require_count, require_number
+
+from .batched_environment import BatchedEnvironment
+from .environment import Environment
+from .evaluation import name_environment
+from .gymnasium_environment import GymnasiumEnvironment
+from .recording import PolicyActor
+from .suite_gym import find_spec, make_gym
+from .time_limit import TimeLimit
+from .time_steps import LAST
+
+FORMATS = (".mp4", ".gif")
+_RGB = "rgb_array"
+_DEFAULT_RATE = 30.0
+#: Maximum number of images per second by format; faster environments show only some of their steps.
+_MAX_RATES = {".mp4": 50.0, ".gif": 25.0}
+#: Maximum width and height of the images by format, in pixels.
+_MAX_EDGES = {".mp4": 1280, ".gif": 320}
+_INSTALL_FILM = "run pip install '.[film]' in the checkout, or write a .gif"
+_INSTALL_MESA = "run apt-get install libosmesa6, which renders MuJoCo without a display or a GPU"
+
+
+@dataclass(frozen=True)
+class Film:
+    """A film that was recorded; notebooks show it.
+
+    Attributes:
+      path: path of the file.
+      returns: float64 [N], undiscounted return of each episode.
+      lengths: int64 [N], number of steps of each episode.
+      num_images: number of images.
+      images_per_sec: rate at which the film plays in real time.
+      size: width and height in pixels.
+    """
+
+    path: Path
+    returns: np.ndarray
+    lengths: np.ndarray
+    num_images: int
+    images_per_sec: float
+    size: tuple[int, int]
+
+    def to_html(self) -> str:
+        """Returns an HTML element that contains the film."""
+        content = base64.b64encode(self.path.read_bytes()).decode()
+        label = html.escape(f"film of {len(self.returns)} episodes", quote=True)
+        if self.path.suffix.lower() == ".gif":
+            return f'<img src="data:image/gif;base64,{content}" alt="{label}" style="max-width: 100%">'
+        source = f"data:video/mp4;base64,{content}"
+        return f'<video src="{source}" aria-label="{label}" controls muted loop style="max-width: 100%"></video>'
+
+    def __str__(self) -> str:
+        secs = self.num_images / self.images_per_sec
+        returns = ", ".join(f"{value:,.1f}" for value in self.returns)
+        return f"{self.path}: {secs:.1f} s, {self.size[0]}x{self.size[1]} pixels, return {returns}"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def record_film(
+    env: Any,
+    policy: Any,
+    path: str | Path,
+    *,
+    num_episodes: int = 1,
+    seed: int = 0,
+    max_episode_steps: int | None = None,
+    images_per_sec: float | None = None,
+    progress: Callable[[int], None] = lambda step: None,
+) -> Film:
+    """Films a policy in its environment.
+
+        record_film("Pendulum-v1", load_run("runs/iql").policy, "pendulum.mp4")
+
+    Without a display, MuJoCo renders with Mesa's software renderer if it is installed and `MUJOCO_GL` is not set.
+
+    Args:
+      env: an environment: an id such as 'Hopper-v5', a `gymnasium.EnvSpec`, a `gymnasium.Env` with a `spec`, or a
+        function that returns a `gymnasium.Env` with render_mode='rgb_array' or an `Environment` that renders.
+      policy: see `record_episodes`.
+      path: file to write, in a format according to its name: .mp4, which requires imageio-ffmpeg, or .gif.
+      num_episodes: number of episodes, one after the other.
+      seed: seed of the first episode, and of random actions; each further episode uses the next seed.
+      max_episode_steps: number of steps after which episodes are truncated; None for the environment's own limit.
+      images_per_sec: number of steps that the film shows per second; None for real time.
+      progress: function called with the number of steps up to now.
+
+    Raises:
+      ImportError: If a package or library for rendering or writing is not installed; the message says what to install.
+      ValueError: If the file has another suffix, an argument is out of range, or the environment cannot be rendered.
+      TypeError, SpecMismatchError: As `record_episodes`.
+    """
+    path = Path(path)
+    require_film_path(path)
+    require_count("num_episodes", num_episodes)
+    require_count("seed", seed, 0)
+    if max_episode_steps is not None:
+        require_count("max_episode_steps", max_episode_steps)
+    if images_per_sec is not None:
+        require_number("images_per_sec", images_per_sec, 0.1, 1000)
+    name, make = name_environment(env)
+    with _headless_rendering(), _make_environment(name, make, max_episode_steps) as environment:
+        rate = images_per_sec or _find_rate(environment)
+        stride = math.ceil(rate / _MAX_RATES[path.suffix.lower()] - 1e-6)
+        filming = _Filming(name, environment, policy, seed, num_episodes, stride=stride, progress=progress)
+        with _open_writer(path, rate / stride) as writer:
+            for image in filming:
+                writer.add(image)
+    return Film(
+        path,
+        np.array(filming.returns),
+        np.array(filming.lengths, np.int64),
+        writer.num_images,
+        rate / stride,
+        writer.size,
+    )
+
+
+def require_film_path(path: Path) -> None:
+    """Raises `ValueError` unless the file has the suffix of a film, and a directory; `ImportError` without a writer."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"the file of a film must end with .mp4 or .gif, got '{path}'")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"the directory '{path.parent}' does not exist; create it first")
+    if path.suffix.lower() == ".mp4":
+        _import_ffmpeg()
+
+
+class _Filming:
+    """The images of several episodes, as an iterable.
+
+    Attributes:
+      returns: returns of the episodes up to now.
+      lengths: their numbers of steps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        env: Environment,
+        policy: Any,
+        seed: int,
+        num_episodes: int,
+        *,
+        stride: int,
+        progress: Callable[[int], None],
+    ):
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+        self._name, self._env, self._seed, self._num_episodes = name, env, seed, num_episodes
+        self._batch = BatchedEnvironment([env])
+        self._act = PolicyActor(policy, self._batch, name, 0.0, seed)
+        self._stride, self._progress = stride, progress
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        is_running = np.ones(1, bool)
+        for episode in range(self._num_episodes):
+            with contextlib.suppress(NotImplementedError):
+                self._env.seed(self._seed + episode)
+            time_step = self._batch.reset()
+            yield self._render()
+            self.returns.append(0.0)
+            self.lengths.append(0)
+            while time_step.step_type[0] != LAST:
+                action = self._act(time_step, is_running, self._locate)
+                time_step = self._batch.advance(action)
+                self.returns[-1] += float(time_step.reward[0])
+                self.lengths[-1] += 1
+                self._progress(sum(self.lengths))
+                if self.lengths[-1] % self._stride == 0 or time_step.step_type[0] == LAST:
+                    yield self._render()
+
+    def _locate(self, row: int) -> str:
+        return f"episode {len(self.lengths) - 1}, step {self.lengths[-1]}"
+
+    def _render(self) -> np.ndarray:
+        try:
+            image = self._env.render(_RGB)
+        except (NotImplementedError, TypeError) as error:
+            raise ValueError(f"{self._name} cannot be rendered: {error}") from error
+        except Exception as error:  # Each library for rendering has its own errors.
+            raise _make_render_error(self._name, error) from error
+        image = np.asarray(image)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+            raise ValueError(
+                f"{self._name} must render images uint8 [H, W, 3], got {image.dtype} {list(image.shape)}; create it "
+                "with render_mode='rgb_array'"
+            )
+        return image
+
+
+def _make_environment(name: str, make: Any, max_episode_steps: int | None) -> Environment:
+    from gymnasium.error import Error
+
+    try:
+        if callable(make) and not isinstance(make, str) and not hasattr(make, "max_episode_steps"):
+            env = make()
+        else:
+            spec = find_spec(make) if isinstance(make, str) else make
+            if _RGB not in getattr(spec, "render_modes", [_RGB]):
+                raise ValueError(f"{name} cannot be rendered as images")
+            env = make_gym(spec, render_mode=_RGB)
+    except Error as error:
+        raise ValueError(f"{name} cannot be rendered: {error}") from error
+    if not isinstance(env, Environment):
+        if getattr(env, "render_mode", None) != _RGB:
+            env.close()
+            raise ValueError(f"{name} must be created with render_mode='rgb_array' to be filmed")
+        env = GymnasiumEnvironment(env)
+    return env if max_episode_steps is None else TimeLimit(env, max_episode_steps)
+
+
+def _find_rate(env: Environment) -> float:
+    gym = getattr(env, "gym", None)
+    rate = (getattr(gym, "metadata", None) or {}).get("render_fps")
+    return float(rate) if isinstance(rate, (int, float)) and rate > 0 else _DEFAULT_RATE
+
+
+@contextlib.contextmanager
+def _headless_rendering() -> Iterator[None]:
+    """Selects renderers that need no display while the body runs, if there is none and no other choice was made."""
+    choices = {}
+    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        choices = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}  # For pygame.
+        if ctypes.util.find_library("OSMesa") is not None:
+            choices["MUJOCO_GL"] = "osmesa"
+    choices = {name: value for name, value in choices.items() if name not in os.environ}
+    os.environ.update(choices)
+    try:
+        yield
+    finally:
+        for name in choices:
+            del os.environ[name]
+
+
+def _make_render_error(name: str, error: Exception) -> ImportError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    is_mesa_missing = ctypes.util.find_library("OSMesa") is None
+    advice = _INSTALL_MESA if is_mesa_missing else "set MUJOCO_GL=osmesa before Python starts"
+    return ImportError(f"{name} cannot be rendered here ({reason}); {advice}")
+
+
+class _Writer:
+    """Writes images of equal size to a file; subclasses implement `_open` and `_write`.
+
+    Attributes:
+      num_images: number of images up to now.
+      size: width and height.
+    """
+
+    def __init__(self, path: Path, images_per_sec: float):
+        self.num_images, self.size = 0, (0, 0)
+        self._path, self._rate = path, images_per_sec
+
+    def add(self, image: np.ndarray) -> None:
+        """Writes an image, uint8 [H, W, 3], scaled down if it is too large."""
+        from PIL import Image
+
+        picture = Image.fromarray(np.ascontiguousarray(image))
+        edge = _MAX_EDGES[self._path.suffix.lower()]
+        picture.thumbnail((edge, edge))
+        # Players of MP4 require even numbers.
+        size = (picture.width - picture.width % 2, picture.height - picture.height % 2)
+        picture = picture.crop((0, 0, *size))
+        if not self.num_images:
+            self.size = size
+        elif size != self.size:
+            raise ValueError(f"the images of a film must have one size, got {self.size} and {size}")
+        self.num_images += 1
+        self._write(picture)
+
+    def _write(self, picture: Any) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Completes the file."""
+        raise NotImplementedError
+
+
+class _GifWriter(_Writer):
+    def __init__(self, path: Path, images_per_sec: float):
+        super().__init__(path, images_per_sec)
+        self._pictures: list[Any] = []
+
+    def _write(self, picture: Any) -> None:
+        self._pictures.append(picture.quantize(128))
+
+    def finish(self) -> None:
+        first, *others = self._pictures
+        options = {"duration": round(1000 / self._rate), "loop": 0, "optimize": True}
+        first.save(self._path, "GIF", save_all=True, append_images=others, **options)
+
+
+class _Mp4Writer(_Writer):
+    def __init__(self, path: Path, images_per_sec: float):
+        super().__init__(path, images_per_sec)
+        self._stream: Any = None
+
+    def _write(self, picture: Any) -> None:
+        if self._stream is None:
+            # Browsers play only yuv420p, and start before the file is complete only with its index at the front.
+            options = {"codec": "libx264", "pix_fmt_out": "yuv420p", "macro_block_size": 2, "ffmpeg_log_level": "error"}
+            stream = _import_ffmpeg().write_frames(
+                str(self._path), self.size, fps=self._rate, output_params=["-movflags", "+faststart"], **options
+            )
+            stream.send(None)
+            self._stream = stream
+        self._stream.send(picture.tobytes())
+
+    def finish(self) -> None:
+        self._stream.close()
+
+
+@contextlib.contextmanager
+def _open_writer(path: Path, images_per_sec: float) -> Iterator[_Writer]:
+    """Opens a film, which appears under its path when it is complete."""
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    writer: _Writer = (_GifWriter if path.suffix.lower() == ".gif" else _Mp4Writer)(temporary, images_per_sec)
+    try:
+        yield writer
+        writer.finish()
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _import_ffmpeg() -> Any:
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise ImportError(f"MP4 files require imageio-ffmpeg ({error}); {_INSTALL_FILM}") from error
+    return imageio_ffmpeg
