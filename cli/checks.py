@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,6 +42,18 @@ def _require_priority(text: str) -> None:
         is_valid = False
     if not is_valid:
         raise ValueError(f"the priority must be a number in [0, 1e12] or 'return', got {text!r}")
+
+
+def film(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Checks the file of a film."""
+    if value is not None:
+        from rlds2reverb.envs.film import require_film_path
+
+        try:
+            require_film_path(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+    return value
 
 
 class Duration(click.ParamType):

@@ -11,12 +11,13 @@ from rlds2reverb._text import format_columns
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 
 from . import checks, output
-from .options import reference_options, time_limit_option
+from .options import film_option, reference_options, time_limit_option
 from .output import json_option
-from .quiet import import_quietly, status
+from .quiet import import_quietly, quiet_imports, status
 
 if TYPE_CHECKING:
     from rlds2reverb.envs.evaluation import Evaluator
+    from rlds2reverb.envs.film import Film
     from rlds2reverb.learners.runs import Run
 
     from rlds2reverb.evaluations import Evaluation
@@ -61,17 +62,20 @@ _FOLDERS = {"last": "policy", "best": "best_policy"}
     help="Returns of a random policy and an expert, which define the scores 0 and 100.",
 )
 @reference_options
+@film_option
 @json_option
-def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) -> None:
+def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool, **options: Any) -> None:
     """Run the policies of a training run in their environment.
 
     \b
     Examples:
       rlds2reverb eval runs/iql
       rlds2reverb eval runs/iql --policy best --episodes 100 --d4rl-score
+      rlds2reverb eval runs/iql --film hopper.mp4
 
     RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote (then pass --env). The
-    best policy was selected during training, on different episodes.
+    best policy was selected during training, on different episodes. --film shows the episode of the first seed, with
+    the best policy if there is one.
     """
     run, paths = _find_policies(folder, policy)
     environment = options["environment"] or (run.environment if run else None)
@@ -87,11 +91,11 @@ def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) ->
     )
     results = [(name, *_evaluate_policy(name, path, evaluator)) for name, path in paths.items()]
     behaviour = run.behaviour_return if run else None
+    filmed = None if film is None else _film(film, environment, list(paths.values())[-1], options)
     if as_json:
         policies = [{"policy": name, "step": step, **result.as_dict()} for name, step, result in results]
-        output.print_json(
-            {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
-        )
+        document = {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
+        output.print_json(document | ({} if filmed is None else {"film": filmed.as_dict()}))
         return
     range_text = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     print(output.escape_controls(f"{folder}: {environment}, {output.count(len(seeds), 'episode')}, {range_text}"))
@@ -100,6 +104,23 @@ def evaluate(folder: Path, policy: str | None, as_json: bool, **options: Any) ->
         if result.num_clipped:
             num_actions = f"{result.num_clipped:,} of {result.lengths.sum():,} actions"
             output.warn(f"{num_actions} of the policy '{name}' were clipped to the environment's bounds")
+    if filmed is not None:
+        print(output.escape_controls(f"film: {filmed}"))
+
+
+def _film(film: Path, environment: str, policy_path: Path, options: dict[str, Any]) -> Film:
+    from rlds2reverb.envs.film import record_film
+
+    from rlds2reverb.policies import load_policy
+
+    with status(f"filming {environment}"), quiet_imports():
+        return record_film(
+            environment,
+            load_policy(policy_path),
+            film,
+            seed=options["seed"],
+            max_episode_steps=options["max_episode_steps"],
+        )
 
 
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:

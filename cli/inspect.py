@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlds2reverb.training.reports import Report
 
 _HEADINGS = {
-    "Report": ["report_path"],
+    "Report": ["report_path", "has_films"],
     "Input": [*parameter_names(reading_options), "timeout"],
     "Score": ["reference_returns", "is_d4rl"],
 }
@@ -59,6 +59,13 @@ def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None)
     "'.[report]'.",
 )
 @click.option(
+    "--film",
+    "has_films",
+    is_flag=True,
+    help="Add films of the runs' policies to the report; requires pip install '.[film]', and for MuJoCo without a "
+    "display libosmesa6.",
+)
+@click.option(
     "--reference-returns",
     type=float,
     nargs=2,
@@ -84,6 +91,7 @@ def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None)
 def inspect(
     sources: tuple[str, ...],
     report_path: Path | None,
+    has_films: bool,
     as_json: bool,
     reference_returns: tuple[float, float] | None,
     is_d4rl: bool,
@@ -98,7 +106,7 @@ def inspect(
       rlds2reverb inspect hopper_medium-v2.hdf5 --report hopper.html
       rlds2reverb inspect hopper/
       rlds2reverb inspect localhost:8000 --report tables.html
-      rlds2reverb inspect runs/td3_bc runs/iql --report runs.html
+      rlds2reverb inspect runs/td3_bc runs/iql --report runs.html --film
 
     SRC is a dataset (see rlds2reverb --help), a directory that convert --out or serve --checkpoint-root wrote,
     HOST:PORT of a Reverb server, or the --run-dir of rlds2reverb train or sweep, of which there may be several. A
@@ -109,9 +117,11 @@ def inspect(
     limiter; it therefore increases their sample counts.
     """
     src = sources[0]
+    if report_path is None or not _is_run(src):
+        require_unused({"has_films"}, "requires training runs and --report")
     if any(map(_is_run, sources)) or len(sources) > 1:
         require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
-        _inspect_runs(sources, report_path, as_json=as_json)
+        _inspect_runs(sources, report_path, has_films=has_films, as_json=as_json)
         return
     if server_address(src) is not None:
         require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
@@ -148,7 +158,7 @@ def _is_run(location: str) -> bool:
         return False
 
 
-def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, as_json: bool) -> None:
+def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, has_films: bool, as_json: bool) -> None:
     for folder in folders:
         if not _is_run(folder):
             raise click.UsageError(f"several SRC must all be directories of training runs, got {folder!r}")
@@ -156,8 +166,8 @@ def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, as_json
         from rlds2reverb.training.reports.run_report import load_runs, report_runs
     runs = load_runs(folders)
     if report_path is not None:
-        with status(f"writing {report_path}"):
-            report = report_runs(runs, report_path)
+        with status(f"writing {report_path}"), quiet_imports():
+            report = report_runs(runs, report_path, has_films=has_films)
         _print_report(report, report_path, as_json=as_json)
     elif as_json:
         output.print_json({"runs": [_describe_run(run) for run in runs]})

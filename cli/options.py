@@ -166,6 +166,14 @@ server_options = _combine(
     click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest."),
 )
 
+film_option = click.option(
+    "--film",
+    metavar="FILE.mp4|.gif",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=checks.film,
+    help="Film an episode to this file; requires pip install '.[film]', and for MuJoCo without a display libosmesa6.",
+)
+
 time_limit_option = click.option(
     "--max-episode-steps",
     type=checks.at_least_1,

@@ -14,11 +14,13 @@ from rlds2reverb.sources import Source
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
-from .options import require_unused, time_limit_option
+from .options import film_option, require_unused, time_limit_option
 from .output import json_option
-from .quiet import import_quietly, status
+from .quiet import import_quietly, quiet_imports, status
 
 if TYPE_CHECKING:
+    from rlds2reverb.envs.film import Film
+
     from rlds2reverb.sources.writing import WriteReport
 
 _RANDOM = "random"
@@ -46,9 +48,8 @@ _DEFAULT_EPISODES = 10
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    required=True,
     metavar="PATH",
-    help="Dataset to create.",
+    help="Dataset to create; required unless there is a --film.",
 )
 @click.option(
     "--format",
@@ -94,6 +95,7 @@ _DEFAULT_EPISODES = 10
     help="Share of random actions that replace those of the policy.",
 )
 @time_limit_option
+@film_option
 @click.option(
     "--env-info",
     multiple=True,
@@ -101,21 +103,41 @@ _DEFAULT_EPISODES = 10
     help="Also record this field of the environment's info. Repeatable.",
 )
 @json_option
-def record(environment: str, policy: str, which: str, out: Path, format: Any, as_json: bool, **options: Any) -> None:
-    """Run a policy in an environment, and write its episodes as a dataset.
+def record(
+    environment: str,
+    policy: str,
+    which: str,
+    out: Path | None,
+    format: Any,
+    film: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run a policy in an environment, and write its episodes as a dataset, or a film.
 
     \b
     Examples:
       rlds2reverb record Pendulum-v1 --out pendulum.hdf5 --steps 10000
       rlds2reverb record Hopper-v5 --policy runs/iql --which best --out hopper-best-v0 --episodes 100
       rlds2reverb record Hopper-v5 --policy runs/iql --epsilon 0.3 --out hopper/1.0.0 --num-envs 8
+      rlds2reverb record Hopper-v5 --policy runs/iql --film hopper.mp4 --episodes 3
 
     ENV is the id of a Gymnasium environment, or MODULE:ID to import a module first. The dataset contains the final
     observation of each episode, whether it was terminated or truncated, and the environment's description, in which
-    rlds2reverb train then evaluates. It appears under its path when it is complete.
+    rlds2reverb train then evaluates. It appears under its path when it is complete. A film shows --episodes episodes,
+    without random actions; with --out, one episode.
     """
     if options["episodes"] and options["steps"]:
         raise click.UsageError("pass only one of --episodes and --steps")
+    if out is None:
+        if film is None:
+            raise click.UsageError("pass --out for a dataset, --film for a film, or both")
+        names = {"format", "steps", "num_envs", "epsilon", "env_info"}
+        require_unused(names, "requires --out, because it concerns the dataset")
+        with raise_on_sigterm():
+            filmed = _film(film, environment, _load_policy(policy, which, options["seed"]), options)
+        _print_film(filmed, environment, as_json=as_json)
+        return
     from rlds2reverb.sources.writing import require_destination, write_dataset
 
     format = format or _choose_format(out)
@@ -132,7 +154,8 @@ def record(environment: str, policy: str, which: str, out: Path, format: Any, as
             import_quietly("tensorflow_datasets")
         with status(f"writing {out}"):
             report = write_dataset(source, out, format=format)
-    _print(report, source, environment, as_json=as_json)
+        filmed = None if film is None else _film(film, environment, acting, {**options, "episodes": 1})
+    _print(report, source, environment, filmed, as_json=as_json)
 
 
 def _choose_format(out: Path) -> str:
@@ -192,6 +215,30 @@ def _record(environment: str, policy: Any, options: dict[str, Any]) -> Source:
         raise ValueError(str(error)) from error
 
 
+def _film(film: Path, environment: str, policy: Any, options: dict[str, Any]) -> Film:
+    from rlds2reverb.envs.film import record_film
+
+    with status(f"filming {environment}"), quiet_imports():
+        return record_film(
+            environment,
+            policy,
+            film,
+            num_episodes=options["episodes"] or 1,
+            seed=options["seed"],
+            max_episode_steps=options["max_episode_steps"],
+        )
+
+
+def _print_film(film: Film, environment: str, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"environment": environment, "film": film.as_dict()})
+        return
+    returns = ", ".join(f"{value:,.1f}" for value in film.returns)
+    secs = film.num_images / film.images_per_sec
+    facts = [("film", f"{film.path}, {secs:.1f} s, {film.size[0]} x {film.size[1]} pixels"), ("return", returns)]
+    output.print_facts(f"{environment} filmed", facts)
+
+
 def _describe(policy: str, which: str, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the metadata of the dataset: the policy, in Minari's term its algorithm, and what it was run with."""
     name = policy if policy == _RANDOM else f"{which} policy of {Path(policy).name}"
@@ -199,17 +246,20 @@ def _describe(policy: str, which: str, options: dict[str, Any]) -> dict[str, Any
     return metadata | ({"epsilon": options["epsilon"]} if options["epsilon"] else {})
 
 
-def _print(report: WriteReport, source: Source, environment: str, *, as_json: bool) -> None:
+def _print(report: WriteReport, source: Source, environment: str, film: Film | None, *, as_json: bool) -> None:
     episodes = list(source)
     returns = np.array([episode.total_reward for episode in episodes])
     num_terminal = sum(episode.is_terminal for episode in episodes)
     if as_json:
         returned = {"mean_return": float(returns.mean()), "std_return": float(returns.std()), "terminal": num_terminal}
-        output.print_json({**report.as_dict(), "environment": environment, **returned})
+        filmed = {} if film is None else {"film": film.as_dict()}
+        output.print_json({**report.as_dict(), "environment": environment, **returned, **filmed})
         return
     facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in source.warnings]
     place = [name for name, _ in facts].index("transitions") + 1
     ends = f"{num_terminal:,} terminal, {len(episodes) - num_terminal:,} truncated"
     facts[place:place] = [("return", f"{returns.mean():,.1f} ± {returns.std():,.1f}"), ("ends", ends)]
+    if film is not None:
+        facts.append(("film", str(film)))
     facts.append(("next", f"rlds2reverb train --algo ALGO --data {report.path} --run-dir DIR"))
     output.print_facts(f"{environment} recorded", facts)

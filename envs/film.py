@@ -66,6 +66,11 @@ class Film:
         source = f"data:video/mp4;base64,{content}"
         return f'<video src="{source}" aria-label="{label}" controls muted loop style="max-width: 100%"></video>'
 
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the attributes as JSON values."""
+        arrays = {"returns": self.returns.tolist(), "lengths": self.lengths.tolist()}
+        return {**vars(self), **arrays, "path": str(self.path), "size": list(self.size)}
+
     def __str__(self) -> str:
         secs = self.num_images / self.images_per_sec
         returns = ", ".join(f"{value:,.1f}" for value in self.returns)

@@ -113,7 +113,7 @@ def draw_marginals(columns: np.ndarray, names: Sequence[str], x_title: str, shar
         y_axis = make_axis(f"share of the {share_of} (%)", rangemode="tozero")
         return data, {"xaxis": make_axis(x_title), "yaxis": y_axis, "showlegend": len(names) > 1}
     heat = {"type": "heatmap", "x": centres, "y": [escape_label(name) for name in names], "z": shares}
-    heat |= {"colorscale": COLOUR_SCALE, "colorbar": make_colour_bar(f"% of the {share_of}")}
+    heat |= {"colorscale": COLOUR_SCALE, "colorbar": make_colour_bar("%")}
     heat["hovertemplate"] = "%{y} near %{x:.3g}: %{z:.2f} %<extra></extra>"
     y_axis = make_axis("", type="category", autorange="reversed", showgrid=False, dtick=max(1, len(names) // 16))
     return [heat], {"xaxis": make_axis(x_title, showgrid=False), "yaxis": y_axis}
@@ -122,7 +122,16 @@ def draw_marginals(columns: np.ndarray, names: Sequence[str], x_title: str, shar
 def draw_scatter(
     x: np.ndarray, y: np.ndarray, colours: np.ndarray, *, x_title: str, y_title: str, colour_title: str
 ) -> Figure:
-    """Draws points coloured by a value."""
+    """Draws points coloured by a value.
+
+    Args:
+      x: float64 [N].
+      y: float64 [N].
+      colours: values [N]; NaN for unknown.
+      x_title: title of the x axis.
+      y_title: title of the y axis.
+      colour_title: what the colours are, in a word.
+    """
     finite = colours[np.isfinite(colours)]
     marker: dict[str, Any] = {"size": 4, "opacity": 0.75, "color": "@0"}
     if len(finite):
@@ -139,8 +148,8 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def make_colour_bar(title: str) -> dict[str, Any]:
-    """Returns a narrow colour bar with a title, which names the unit."""
-    text = {"text": escape_label(title), "side": "right"}
+    """Returns a narrow colour bar with a short title above it, such as the unit."""
+    text = {"text": escape_label(title), "side": "top"}
     return {"title": text, "thickness": 10, "outlinewidth": 0, "xpad": 4, "tickcolor": "@muted", "len": 1}
 
 

@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._sealed_files import replace_text
 
+if TYPE_CHECKING:
+    from rlds2reverb.envs.film import Film
+
 INSTALL = "run pip install '.[report]' in the checkout"
 #: Number of significant digits of the values in figures.
 _NUM_DIGITS = 5
 #: The page may run its own scripts and show its own images, but cannot load anything.
 _SECURITY_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "media-src data:; base-uri 'none'"
 )
 
 
@@ -154,6 +158,13 @@ class Page:
         name = f"viewer-{len(self._viewers) + 1}"
         self._viewers.append({"id": name, "episodes": list(episodes)})
         self._parts.append(_VIEWER.replace("NAME", name))
+
+    def add_film(self, heading: str, film: Film, *, caption: str) -> None:
+        """Adds a film to the grid."""
+        self._open_grid()
+        self._parts.append(
+            f"<figure><h3>{escape(heading)}</h3>{film.to_html()}<figcaption>{escape(caption)}</figcaption></figure>"
+        )
 
     def build(self) -> Report:
         """Returns the report.

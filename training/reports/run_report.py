@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import Curve, data_wait_shares, label_runs, learning_curves
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN, PRIORITY_BINS
-from rlds2reverb.learners.runs import Run, is_run_directory, load_run
+from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, is_run_directory, load_run
 
 from ..experiments import PLAN_FILE, load_experiment
 from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar
@@ -18,13 +19,17 @@ from .page import Page, Report, escape_label, require_plotly
 
 Q_MEAN, STEPS_PER_SEC, LOSS = "q_mean", "steps_per_sec", "loss"
 _MAX_POINTS, _MAX_HISTOGRAMS, _MAX_GROUPS = 500, 120, 12
-#: Q-values that differ from the achieved returns by more than this multiple of the largest of those have diverged.
-_DIVERGENCE = 3.0
+#: Maximum difference between Q-values and achieved returns, as a multiple of the largest of the achieved returns; and
+#: maximum Q-values, as a multiple of the largest returns of data and policy, beyond which they have diverged.
+_MAX_DIFFERENCE = _MAX_EXCESS = 3.0
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SPAN = 12.0
+#: Maximum number of films, and the seed of their episodes; evaluations during training use seeds from 0.
+_MAX_FILMS, _FILM_SEED = 4, 1000
+_POLICIES = {BEST_POLICY_FOLDER: "best", POLICY_FOLDER: "last"}
 
 
-def report_runs(runs: Any, path: str | Path | None = None) -> Report:
+def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = False) -> Report:
     """Makes a report on one or several training runs: one HTML page with figures, which needs no network.
 
         report_runs(["runs/td3_bc", "runs/iql"], "runs.html")
@@ -34,11 +39,13 @@ def report_runs(runs: Any, path: str | Path | None = None) -> Report:
     Args:
       runs: a `Run`, an `Experiment`, the directory of either, or a sequence of these.
       path: HTML file to write; None for none.
+      has_films: whether the report contains a film of the best or, if there is none, the last policy of each curve's
+        first run; see `record_film`.
 
     Raises:
-      ValueError: If there are no runs, a directory contains none, or a run has logged nothing yet.
+      ValueError: If there are no runs, an environment cannot be rendered, a directory contains none, or a run has logged nothing yet.
       CorruptFileError: If a file of a run is damaged.
-      ImportError: If Plotly is not installed.
+      ImportError: If Plotly is not installed, or what films require.
       StorageFullError: If the disk is full.
     """
     require_plotly()
@@ -57,6 +64,8 @@ def report_runs(runs: Any, path: str | Path | None = None) -> Report:
     _add_q_values(page, groups)
     _add_throughput(page, groups)
     _add_histograms(page, groups)
+    if has_films:
+        _add_films(page, groups)
     report = page.build()
     if path is not None:
         report.write(path)
@@ -114,10 +123,10 @@ def _add_summary(page: Page, runs: Sequence[Run]) -> None:
 
 def _add_findings(page: Page, runs: Sequence[Run], groups: dict[str, list[Run]]) -> None:
     findings = [
-        ("problem", f"{label}{_name_seed(run, group)}: {sentence}")
+        (found[0], f"{label}{_name_seed(run, group)}: {found[1]}")
         for label, group in groups.items()
         for run in group
-        if (sentence := describe_divergence(run)) is not None
+        if (found := find_divergence(run)) is not None
     ]
     findings += [
         ("problem", f"{run.path} stopped with an error; see {run.path / 'exception.txt'}")
@@ -138,20 +147,24 @@ def _name_seed(run: Run, group: Sequence[Run]) -> str:
     return f", seed {run.identity.get('seed', '?')}" if len(group) > 1 else ""
 
 
-def describe_divergence(run: Run) -> str | None:
-    """Returns a sentence if the last Q-values of a run are far from the returns that it achieved, else None."""
+def find_divergence(run: Run) -> tuple[str, str] | None:
+    """Returns a kind of finding and a sentence if the Q-values of a run do not match the returns it achieved, or None.
+
+    They have diverged (a 'problem') if the last ones are larger than any return of the data or the policy can explain,
+    and are a 'warning' if they are only far from the discounted returns of the policy.
+    """
     steps, values = _get_logged(run, Q_MEAN)
     _, achieved = _get_achieved(run)
     if not len(values) or not len(achieved):
         return None
-    scale = max(float(np.abs(achieved).max()), 1e-9)
-    if abs(values[-1] - achieved[-1]) <= _DIVERGENCE * scale:
-        return None
-    return (
-        f"the Q-values have diverged: {values[-1]:,.4g} after {steps[-1]:,} updates, but the policy achieves a "
-        f"discounted return of {achieved[-1]:,.4g}. Use an algorithm that stays closer to the data, or data that cover "
-        "more actions"
-    )
+    compared = f"{values[-1]:,.4g} after {steps[-1]:,} updates, but the policy achieves {achieved[-1]:,.4g}"
+    advice = "use an algorithm that stays closer to the data, or data that cover more actions"
+    largest = float(np.abs([*achieved, run.behaviour_return or 0.0]).max())
+    if abs(values[-1]) > _MAX_EXCESS * max(largest, 1e-9):
+        return "problem", f"the Q-values have diverged: {compared}; {advice}"
+    if abs(values[-1] - achieved[-1]) > _MAX_DIFFERENCE * max(float(np.abs(achieved).max()), 1e-9):
+        return "warning", f"the Q-values are far from the achieved discounted returns: {compared}; {advice}"
+    return None
 
 
 def _get_logged(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -176,13 +189,14 @@ def _get_achieved(run: Run) -> tuple[np.ndarray, np.ndarray]:
 def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
     evaluated = [run for run in runs if len(run.evaluations.get(STEP, ()))]
     page.add_section("Learning curves")
-    if evaluated:
-        curves = learning_curves(evaluated)
+    for environment in dict.fromkeys(run.environment for run in evaluated):
+        curves = learning_curves([run for run in evaluated if run.environment == environment])
         metric = "normalised score" if curves[0].metric == "score" else "return"
         page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), map(_make_row, curves))
         over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
         caption = f"Mean ± standard deviation over {over}. The star marks the best evaluation, the dot the last one."
-        page.add_figure("Evaluations", *_draw_learning_curves(curves), caption=caption, height=420, is_wide=True)
+        heading = f"Evaluations in {environment}" if environment else "Evaluations"
+        page.add_figure(heading, *_draw_learning_curves(curves), caption=caption, height=420, is_wide=True)
     losses = [(label, run, *_get_logged(run, LOSS)) for label, group in label_runs(runs).items() for run in group]
     losses = [each for each in losses if len(each[2])]
     if losses:
@@ -349,7 +363,8 @@ def _add_histograms(page: Page, groups: dict[str, list[Run]]) -> None:
         return
     page.add_section(
         "Priorities and importance weights",
-        "Histograms of the items in the batches over time, each normalised to 100 %; of each curve, the first run.",
+        "Histograms of the items in the batches over time. The colour is the share of the items (%); of the runs of a "
+        "curve, the first one is shown.",
     )
     for label, run in runs:
         if run.priorities.any():
@@ -358,6 +373,24 @@ def _add_histograms(page: Page, groups: dict[str, list[Run]]) -> None:
         if run.weights.any():
             figure = _draw_histograms(run.weights, run.weight_steps, "importance weight")
             page.add_figure(f"Importance weights: {label}", *figure)
+
+
+def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
+    """Adds a film of each curve's first run; reports which runs have no policy or environment yet."""
+    from rlds2reverb.envs.film import record_film
+
+    page.add_section("Films", "One episode in each environment, with a seed that the evaluations do not use.")
+    with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
+        for label, (run, *_) in list(groups.items())[:_MAX_FILMS]:
+            name = next((name for name in _POLICIES if (run.path / name / "saved_model.pb").is_file()), None)
+            if name is None or run.environment is None:
+                missing = "an environment" if name else "a policy"
+                page.add_findings([("note", f"{label} has not been filmed, because {run.path} has no {missing}")])
+                continue
+            policy = run.best_policy if name == BEST_POLICY_FOLDER else run.policy
+            film = record_film(run.environment, policy, Path(folder) / "film.mp4", seed=_FILM_SEED)
+            caption = f"The {_POLICIES[name]} policy of {run.path.name}; return {film.returns[0]:,.1f}."
+            page.add_film(f"{label} in {run.environment}", film, caption=caption)
 
 
 def _draw_histograms(counts: np.ndarray, steps: np.ndarray, y_title: str) -> Figure:
@@ -373,7 +406,7 @@ def _draw_histograms(counts: np.ndarray, steps: np.ndarray, y_title: str) -> Fig
     edges = np.concatenate([[lowest], PRIORITY_BINS[1:], [PRIORITY_BINS[-1] ** 2 / PRIORITY_BINS[-2]]])
     centres = np.sqrt(edges[:-1] * edges[1:])[low:high]
     heat = {"type": "heatmap", "x": steps, "y": centres, "z": shares.T, "colorscale": COLOUR_SCALE}
-    heat |= {"colorbar": make_colour_bar("% of the items")}
+    heat |= {"colorbar": make_colour_bar("%")}
     heat["hovertemplate"] = "%{z:.2f} % near %{y:.3g} after %{x:,} updates<extra></extra>"
     y_axis = make_axis(y_title, type="log", showgrid=False, exponentformat="power", dtick=1)
     if np.log10(centres[-1] / centres[0]) < 1.2:

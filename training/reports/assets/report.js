@@ -56,7 +56,18 @@
     return paint(layout);
   }
 
-  const draw = (element, data, layout) => Plotly.react(element, paint(data), layoutOf(layout), CONFIG);
+  // On a phone, each name of a legend has its own line, for which there must be room.
+  function heightOf(element, data, layout) {
+    const names = new Set(data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name));
+    const hasLegend = layout.showlegend !== false && names.size > 2;
+    return layout.height + (hasLegend && element.clientWidth < 480 ? 20 * (names.size - 2) : 0);
+  }
+
+  function draw(element, data, layout) {
+    const height = heightOf(element, data, layout);
+    element.style.height = `${height}px`;
+    return Plotly.react(element, paint(data), layoutOf({...layout, height}), CONFIG);
+  }
 
   const format = (value) => {
     if (value === null || value === undefined) return "–";
