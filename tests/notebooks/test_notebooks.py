@@ -33,7 +33,13 @@ async def execute(path, python, cwd):
     notebook = nbformat.read(path, as_version=4)
     manager = make_manager(python, AsyncKernelManager)
     client = NotebookClient(notebook, km=manager, timeout=None, resources={"metadata": {"path": str(cwd)}})
-    return await asyncio.wait_for(client.async_execute(cleanup_kc=True, env=make_environment()), LIMIT_SECS)
+    run = asyncio.ensure_future(client.async_execute(cleanup_kc=True, env=make_environment()))
+    await asyncio.wait({run}, timeout=LIMIT_SECS)
+    if not run.done():  # nbclient would report a cancelled cell as a dead kernel.
+        run.cancel()
+        await asyncio.wait({run})
+        raise TimeoutError(f"{path.name} did not finish within {LIMIT_SECS} s") from run.exception()
+    return run.result()
 
 
 def run(path, python, cwd):
