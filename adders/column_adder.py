@@ -206,7 +206,7 @@ class ColumnAdder(abc.ABC):
         is_cut = own.cut_items is not ColumnAdder.cut_items or own.cut_batch_items is not ColumnAdder.cut_batch_items
         if not is_cut and self.item_length is None:
             return map_to_rows(self, columns).filter(lambda rows: _count_rows(rows) > 0)
-        items = columns.map(self._make_items, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        items = _map_graph(self, columns, "episode")
         if self.squeeze:
             return items.map(lambda rows, starts, _: _gather(rows, starts, item_spec)).unbatch()
         if self.item_length is None:
@@ -229,9 +229,14 @@ _MAX_GRAPHS = 128
 
 
 def _get_graph(adder: ColumnAdder, columns: Nest, kind: str) -> Any:
-    """Returns `_make_items` (kind 'episode') or `_make_batch_items` ('batch'), traced for any number of steps.
+    """Returns a method of the adder, traced for any number of steps.
 
     All episodes use the same graph, so that the results do not depend on the order of episodes.
+
+    Args:
+      adder: the adder.
+      columns: nest of columns `[N, ...]`, or of their specs.
+      kind: 'episode' for `_make_items`, 'batch' for `_make_batch_items`, or 'rows' for `make_checked_rows`.
 
     Raises:
       ValueError: If a field is missing or of the wrong kind.
@@ -245,11 +250,9 @@ def _get_graph(adder: ColumnAdder, columns: Nest, kind: str) -> Any:
     if key not in _GRAPHS:
         adder.item_spec(columns_step_spec(columns))
         spec = tree.map_structure(lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), columns)
-        if kind == "batch":
-            traced = tf.function(adder._make_batch_items, autograph=False)
-            graph = traced.get_concrete_function(spec, tf.TensorSpec([None], tf.int64))
-        else:
-            graph = tf.function(adder._make_items, autograph=False).get_concrete_function(spec)
+        methods = {"episode": adder._make_items, "batch": adder._make_batch_items, "rows": adder.make_checked_rows}
+        num_steps = [tf.TensorSpec([None], tf.int64)] if kind == "batch" else []
+        graph = tf.function(methods[kind], autograph=False).get_concrete_function(spec, *num_steps)
         _GRAPHS[key] = adder, graph  # Keeping the adder ensures that no other object gets its id.
         if len(_GRAPHS) > _MAX_GRAPHS:
             _GRAPHS.popitem(last=False)
@@ -257,9 +260,15 @@ def _get_graph(adder: ColumnAdder, columns: Nest, kind: str) -> Any:
     return _GRAPHS[key][1]
 
 
+def _map_graph(adder: ColumnAdder, columns: tf.data.Dataset, kind: str) -> tf.data.Dataset:
+    """Maps episodes with a graph of `_get_graph`, so that several datasets of equal adders trace it once."""
+    graph = _get_graph(adder, columns.element_spec, kind)
+    return columns.map(without_autograph(lambda steps: graph(steps)), tf.data.AUTOTUNE, deterministic=True)
+
+
 def map_to_rows(adder: ColumnAdder, columns: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset of the rows of each episode; episodes without steps have none."""
-    return columns.map(adder.make_checked_rows, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return _map_graph(adder, columns, "rows")
 
 
 def episode_columns(episodes: tf.data.Dataset) -> tf.data.Dataset:

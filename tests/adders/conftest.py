@@ -13,6 +13,7 @@ def eager(monkeypatch):
 
     def get_function(adder, columns, kind):
         adder.item_spec(column_adder.columns_step_spec(columns))
-        return adder._make_batch_items if kind == "batch" else adder._make_items
+        methods = {"batch": "_make_batch_items", "episode": "_make_items", "rows": "make_checked_rows"}
+        return getattr(adder, methods[kind])
 
     monkeypatch.setattr(column_adder, "_get_graph", get_function)

@@ -266,6 +266,30 @@ def test_custom_adder_can_be_composed():
     assert repr(Plain()) == "Plain()"
 
 
+def test_datasets_and_episodes_of_equal_adders_share_a_graph():
+    class Traced(Plain):
+        num_traces = 0
+
+        def __eq__(self, other):
+            return isinstance(other, Traced)
+
+        def __hash__(self):
+            return hash(Traced)
+
+        def make_rows(self, columns):
+            Traced.num_traces += 1
+            return columns
+
+        def cut_items(self, num_rows):
+            return tf.constant([0], tf.int64), tf.reshape(num_rows, [1])
+
+    steps = episode(3, terminal=True, nested=False)
+    for _ in range(2):
+        dataset = make_columns_dataset([steps]).apply(Traced())
+        assert_all_equal(list(dataset.as_numpy_iterator()), make_items(Traced(), [steps]))
+    assert Traced.num_traces == 1
+
+
 # --- compose
 
 
