@@ -6,6 +6,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from compression_bombs import write_zeros
 
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import hdf5, load
@@ -158,9 +159,9 @@ def test_open_column_returns_numbers_or_none(d4rl_file):
 def test_columns_that_are_a_compression_bomb_in_total_raise(tmp_path):
     with h5py.File(tmp_path / "bomb.hdf5", "w") as file:
         for name in ("observations", "actions", "rewards"):
-            file.create_dataset(name, (15_000_000,), "f4", chunks=(1_000_000,), compression="gzip")[:] = 0
+            write_zeros(file, name, 15_000_000, "f4")
         for name in ("terminals", "timeouts"):
-            file.create_dataset(name, (15_000_000,), "?", chunks=(1_000_000,), compression="gzip")[:] = False
+            write_zeros(file, name, 15_000_000, "?")
     with pytest.raises(SourceError, match="all columns together would expand .* it looks like a compression bomb"):
         open_d4rl(tmp_path / "bomb.hdf5")
 

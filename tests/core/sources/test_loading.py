@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from compression_bombs import write_zeros
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 
@@ -343,7 +344,11 @@ def change_minari_file(path, name, value):
     ("name", "value", "message"),
     [
         ("episode_0/loop", lambda file: file["episode_0"].__setitem__("loop", file["/"]), "has several paths"),
-        ("episode_0/infos/zeros", np.zeros((40_000_000,)), "it looks like a compression bomb"),
+        (
+            "episode_0/infos/zeros",
+            lambda file: write_zeros(file, "episode_0/infos/zeros", 40_000_000, "f8"),
+            "it looks like a compression bomb",
+        ),
         ("episode_1/terminations", np.arange(11) == 3, r"continues after terminations\[3\] is True"),
         ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] must be 0 or 1, got nan"),
         ("episode_0", lambda file: None, "contains 7 episodes, but its metadata.json says 8"),
