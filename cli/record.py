@@ -135,8 +135,8 @@ def record(
         names = {"format", "steps", "num_envs", "epsilon", "env_info"}
         require_unused(names, "requires --out, because it concerns the dataset")
         with raise_on_sigterm():
-            filmed = _film(film, environment, _load_policy(policy, which, options["seed"]), options)
-        _print_film(filmed, environment, as_json=as_json)
+            result = _film(film, environment, _load_policy(policy, which, options["seed"]), options)
+        _print_film(result, environment, as_json=as_json)
         return
     from rlds2reverb.sources.writing import require_destination, write_dataset
 

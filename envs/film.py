@@ -8,6 +8,7 @@ import ctypes.util
 import html
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ _MAX_RATES = {".mp4": 50.0, ".gif": 25.0}
 #: Maximum width and height of the images by format, in pixels.
 _MAX_EDGES = {".mp4": 1280, ".gif": 320}
 _INSTALL_FILM = "run pip install '.[film]' in the checkout, or write a .gif"
+_INSTALL_PACKAGES = "install the packages that it needs for rendering, such as pygame"
 _INSTALL_MESA = "run apt-get install libosmesa6, which renders MuJoCo without a display or a GPU"
 
 
@@ -198,11 +200,13 @@ class _Filming:
 
     def _render(self) -> np.ndarray:
         try:
-            image = self._env.render(_RGB)
-        except (NotImplementedError, TypeError) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # The first image imports pygame or OpenGL, which warn about themselves.
+                image = self._env.render(_RGB)
+        except (NotImplementedError, TypeError, ValueError) as error:
             raise ValueError(f"{self._name} cannot be rendered: {error}") from error
         except Exception as error:  # Each library for rendering has its own errors.
-            raise _make_render_error(self._name, error) from error
+            raise _make_render_error(self._name, self._env, error) from error
         image = np.asarray(image)
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
             raise ValueError(
@@ -256,10 +260,15 @@ def _headless_rendering() -> Iterator[None]:
             del os.environ[name]
 
 
-def _make_render_error(name: str, error: Exception) -> ImportError:
+def _make_render_error(name: str, env: Environment, error: Exception) -> ImportError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    is_mesa_missing = ctypes.util.find_library("OSMesa") is None
-    advice = _INSTALL_MESA if is_mesa_missing else "set MUJOCO_GL=osmesa before Python starts"
+    classes = type(getattr(getattr(env, "gym", None), "unwrapped", None)).__mro__
+    if not any("mujoco" in each.__module__ for each in classes):
+        advice = _INSTALL_PACKAGES
+    elif ctypes.util.find_library("OSMesa") is None:
+        advice = _INSTALL_MESA
+    else:
+        advice = "set MUJOCO_GL=osmesa before Python starts"
     return ImportError(f"{name} cannot be rendered here ({reason}); {advice}")
 
 

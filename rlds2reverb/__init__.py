@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rlds2reverb._encoding.packing import Packing, find_packing, packed_signature, unpack
     from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb._writing.report import IngestReport, IngestWarning
+    from rlds2reverb.envs.film import Film, record_film
     from rlds2reverb.episode_batches import EpisodeBatch
     from rlds2reverb.episodes import Episode
     from rlds2reverb.evaluations import Evaluation, read_reference_returns
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
     from rlds2reverb.training.config import TrainingConfig
     from rlds2reverb.training.experiments import Experiment, load_experiment, sweep
+    from rlds2reverb.training.reports import Report, report_runs, report_source, report_tables
     from rlds2reverb.training.training import Training, train
     from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
     from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
@@ -81,6 +83,7 @@ _EXPORTS = {
     "_writing.report": ("IngestReport", "IngestWarning"),
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
+    "envs.film": ("Film", "record_film"),
     "evaluations": ("Evaluation", "read_reference_returns"),
     "ingestion": ("IngestOptions", "ingest"),
     "learners.algorithms": ("register_agent",),
@@ -109,6 +112,7 @@ _EXPORTS = {
     "tables": ("RateLimiter", "Selector", "TableConfig", "item_signature"),
     "training.config": ("TrainingConfig",),
     "training.experiments": ("Experiment", "load_experiment", "sweep"),
+    "training.reports": ("Report", "report_runs", "report_source", "report_tables"),
     "training.training": ("Training", "train"),
     "trajectories": ("trajectory_columns", "trajectory_spec"),
     "trajectory_items": ("TrajectoryEpisodes", "TrajectoryWindows"),
@@ -125,6 +129,7 @@ __all__ = [
     "EpisodeBatchAdder",
     "Evaluation",
     "Experiment",
+    "Film",
     "IngestOptions",
     "IngestReport",
     "IngestWarning",
@@ -141,6 +146,7 @@ __all__ = [
     "RateLimitedError",
     "RateLimiter",
     "ReplayServer",
+    "Report",
     "ResourceInUseError",
     "ResumeError",
     "Rlds2ReverbError",
@@ -176,7 +182,11 @@ __all__ = [
     "packed_signature",
     "push_rlds_to_reverb",
     "read_reference_returns",
+    "record_film",
     "register_agent",
+    "report_runs",
+    "report_source",
+    "report_tables",
     "sample_dataset",
     "summarize",
     "sweep",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .plans import PlannedRun, plan_seeds, plan_sweep
     from .presets import preset_names
     from .progress import Progress
+    from .reports import Report, report_runs, report_source, report_tables
     from .training import Training, train
 
 _EXPORTS = {
@@ -26,6 +27,7 @@ _EXPORTS = {
     "plans": ("PlannedRun", "plan_seeds", "plan_sweep"),
     "presets": ("preset_names",),
     "progress": ("Progress",),
+    "reports": ("Report", "report_runs", "report_source", "report_tables"),
     "training": ("Training", "train"),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
@@ -36,6 +38,7 @@ __all__ = [
     "Option",
     "PlannedRun",
     "Progress",
+    "Report",
     "Training",
     "TrainingConfig",
     "TrainingData",
@@ -44,6 +47,9 @@ __all__ = [
     "plan_seeds",
     "plan_sweep",
     "preset_names",
+    "report_runs",
+    "report_source",
+    "report_tables",
     "resolve_environment",
     "run_plan",
     "sweep",

@@ -114,7 +114,7 @@ def _select_group(steps: Nest, name: str) -> tuple[list[tuple[str, np.ndarray]],
     for path, column in leaves(steps[name]):
         if column.dtype.kind not in "biuf" or is_image(_RowSpec(column)):
             continue
-        flat = column.reshape(len(column), -1)
+        flat = column.reshape(len(column), int(np.prod(column.shape[1:])))
         shown = max(0, min(flat.shape[1], _MAX_CURVES - len(curves)))
         num_hidden += flat.shape[1] - shown
         names = (name_column(name, path, index, flat.shape[1]) for index in range(shown))

@@ -45,6 +45,20 @@ def make_axis(title: str, **options: Any) -> dict[str, Any]:
     return {"title": {"text": escape_label(title), "standoff": 8}, **options}
 
 
+def make_log_axis(title: str, low: float, high: float, **options: Any) -> dict[str, Any]:
+    """Returns a logarithmic axis with at most about six ticks between two positive numbers."""
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    decades = np.log10(high / low)
+    stride = max(1, -(-(last - first) // 6))
+    factors = (1, 2, 5) if decades < 2 else (1,)
+    ticks = [factor * 10.0**power for power in range(first, last + 1, stride) for factor in factors]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    if len(ticks) < 2:
+        ticks = [low, high] if decades > 0.02 else [float(np.sqrt(low * high))]
+    texts = [f"{tick:.3g}".replace("e-0", "e-").replace("e+0", "e") for tick in ticks]
+    return make_axis(title, type="log", tickvals=ticks, ticktext=texts, **options)
+
+
 def draw_histogram(
     values: np.ndarray, x_title: str, y_title: str, *, lines: Mapping[str, float] | None = None
 ) -> Figure:
@@ -78,6 +92,8 @@ def draw_histogram(
     if lines:  # Otherwise a line at the end of the axis is hardly visible.
         low, high = min([*lines.values(), *centres]), max([*lines.values(), *centres])
         layout["xaxis"]["range"] = [low - 0.06 * (high - low), high + 0.06 * (high - low)]
+    if len(centres) and np.array_equal(centres, np.round(centres)) and np.ptp(centres) <= 12:
+        layout["xaxis"]["dtick"] = 1
     if len(centres) == 1:  # Otherwise the single bar fills the plot.
         layout["xaxis"]["range"] = [centres[0] - 1, centres[0] + 1]
         bars["width"] = [0.2]

@@ -65,7 +65,7 @@ class Report:
 
 def require_plotly() -> None:
     """Raises `ImportError` with advice if the library of the figures is not installed."""
-    _read_plotly()
+    _compress_plotly()
 
 
 class Page:
@@ -185,7 +185,7 @@ class Page:
             style=(assets / "report.css").read_text(encoding="utf-8"),
             links=links,
             body="\n".join(self._parts),
-            plotly=_compress(_read_plotly()),
+            plotly=_compress_plotly(),
             content=_compress(content.encode()),
             script=(assets / "report.js").read_text(encoding="utf-8"),
         )
@@ -255,12 +255,16 @@ def escape_label(text: str) -> str:
     return visible.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-@cache
 def _read_plotly() -> bytes:
     try:
         return (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except ModuleNotFoundError as error:
         raise ImportError(f"reports require plotly ({error}); {INSTALL}") from error
+
+
+@cache
+def _compress_plotly() -> str:
+    return _compress(_read_plotly())
 
 
 def _compress(content: bytes) -> str:

@@ -14,7 +14,7 @@ from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN, PRIORITY_BINS
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, is_run_directory, load_run
 
 from ..experiments import PLAN_FILE, load_experiment
-from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar
+from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar, make_log_axis
 from .page import Page, Report, escape_label, require_plotly
 
 Q_MEAN, STEPS_PER_SEC, LOSS = "q_mean", "steps_per_sec", "loss"
@@ -43,7 +43,8 @@ def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = 
         first run; see `record_film`.
 
     Raises:
-      ValueError: If there are no runs, an environment cannot be rendered, a directory contains none, or a run has logged nothing yet.
+      ValueError: If there are no runs, a directory contains none, none has logged anything yet, or a film is wanted of
+        an environment that cannot be rendered.
       CorruptFileError: If a file of a run is damaged.
       ImportError: If Plotly is not installed, or what films require.
       StorageFullError: If the disk is full.
@@ -384,7 +385,7 @@ def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
         for label, (run, *_) in list(groups.items())[:_MAX_FILMS]:
             name = next((name for name in _POLICIES if (run.path / name / "saved_model.pb").is_file()), None)
             if name is None or run.environment is None:
-                missing = "an environment" if name else "a policy"
+                missing = "environment" if name else "policy"
                 page.add_findings([("note", f"{label} has not been filmed, because {run.path} has no {missing}")])
                 continue
             policy = run.best_policy if name == BEST_POLICY_FOLDER else run.policy
@@ -408,8 +409,5 @@ def _draw_histograms(counts: np.ndarray, steps: np.ndarray, y_title: str) -> Fig
     heat = {"type": "heatmap", "x": steps, "y": centres, "z": shares.T, "colorscale": COLOUR_SCALE}
     heat |= {"colorbar": make_colour_bar("%")}
     heat["hovertemplate"] = "%{z:.2f} % near %{y:.3g} after %{x:,} updates<extra></extra>"
-    y_axis = make_axis(y_title, type="log", showgrid=False, exponentformat="power", dtick=1)
-    if np.log10(centres[-1] / centres[0]) < 1.2:
-        del y_axis["dtick"]
-        y_axis["nticks"] = 6
+    y_axis = make_log_axis(y_title, edges[low], edges[high], showgrid=False)
     return [heat], {"xaxis": make_axis("updates", showgrid=False), "yaxis": y_axis}

@@ -169,9 +169,10 @@ def _draw_ends(statistics: SourceStatistics) -> Figure:
         bar = {"type": "bar", "x": edges[:-1], "y": counts, "width": np.diff(edges), "offset": 0, "yaxis": "y2"}
         bar |= {"name": _END_NAMES[end], "legendgroup": end, "showlegend": False, "marker": {"color": colour}}
         data.append(bar | {"hovertemplate": "%{y} episodes from %{x:.0f}<extra>%{fullData.name}</extra>"})
+    limits = [-0.02 * len(ends), 1.02 * len(ends)]
     layout = {
         "barmode": "stack",
-        "xaxis": make_axis("number of the episode in the dataset", anchor="y2"),
+        "xaxis": make_axis("number of the episode in the dataset", anchor="y2", range=limits),
         "yaxis": make_axis("length (transitions)", domain=[0.45, 1], rangemode="tozero"),
         "yaxis2": make_axis("episodes", domain=[0, 0.36], rangemode="tozero"),
     }

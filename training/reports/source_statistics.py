@@ -223,7 +223,8 @@ def _flatten(column: np.ndarray, rows: np.ndarray, *, thin_out: bool) -> np.ndar
     if thin_out and column.ndim >= 3:
         strides = [max(1, size // _IMAGE_EDGE) if size > 4 else 1 for size in column.shape[1:]]
         column = column[(slice(None), *(slice(None, None, stride) for stride in strides))]
-    return column[rows].reshape(len(rows), -1)[:, :_MAX_COLUMNS].astype(np.float32)
+    selected = column[rows]
+    return selected.reshape(len(rows), int(np.prod(selected.shape[1:])))[:, :_MAX_COLUMNS].astype(np.float32)
 
 
 def _find_end(episode: Episode) -> str:

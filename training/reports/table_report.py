@@ -16,7 +16,7 @@ from rlds2reverb.locations import is_table_directory
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
-from .figures import Figure, make_axis
+from .figures import Figure, make_axis, make_log_axis
 from .page import Page, Report, require_plotly
 
 _NUM_BINS = 30
@@ -151,8 +151,12 @@ def _draw_priorities(items: ItemStatistics) -> Figure:
     edges, bins = _bin_priorities(items.priorities, _NUM_BINS)
     shares = 100 * np.bincount(bins, items.weights, minlength=_NUM_BINS)
     data = [_make_steps(edges, shares, "items", "@0", is_filled=True)]
-    x_axis = make_axis("priority", **_make_log_axis(edges))
-    return data, {"xaxis": x_axis, "yaxis": make_axis("share of the items (%)", rangemode="tozero")}
+    x_axis = make_log_axis("priority", edges[0], edges[-1])
+    return data, {
+        "xaxis": x_axis,
+        "yaxis": make_axis("share of the items (%)", rangemode="tozero"),
+        "showlegend": False,
+    }
 
 
 def _draw_frequencies(items: ItemStatistics) -> Figure:
@@ -166,13 +170,8 @@ def _draw_frequencies(items: ItemStatistics) -> Figure:
         _make_steps(edges, 100 * expected / expected.sum(), "expected", "@0", is_filled=True),
         _make_steps(edges, 100 * empirical / empirical.sum(), "empirical", "@1", dash="dash"),
     ]
-    x_axis = make_axis("priority", **_make_log_axis(edges))
+    x_axis = make_log_axis("priority", edges[0], edges[-1])
     return data, {"xaxis": x_axis, "yaxis": make_axis("share of the samples (%)", rangemode="tozero")}
-
-
-def _make_log_axis(edges: np.ndarray) -> dict[str, Any]:
-    decades = float(np.log10(edges[-1] / edges[0]))
-    return {"type": "log", "dtick": 1, "exponentformat": "power"} if decades > 1.5 else {"type": "log", "nticks": 6}
 
 
 def _make_steps(
