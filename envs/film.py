@@ -201,7 +201,7 @@ class _Filming:
     def _render(self) -> np.ndarray:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # The first image imports pygame or OpenGL, which warn about themselves.
+                warnings.simplefilter("ignore")  # The first image imports pygame or OpenGL, which warn.
                 image = self._env.render(_RGB)
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ValueError(f"{self._name} cannot be rendered: {error}") from error

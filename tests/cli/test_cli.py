@@ -387,7 +387,7 @@ def test_convert_exits_with_75_when_no_server_answers(data, capsys):
         (["serve", "--split", "test"], "--split requires --signature-from"),
         (["validate", "HOPPER", "--drop-field", "reward"], "'reward' cannot be dropped"),
         (["inspect", "nothing.hdf5"], "there is no file 'nothing.hdf5'"),
-        (["inspect"], "Missing argument 'SRC'"),
+        (["inspect"], "Missing argument 'SRC...'"),
         (["nonsense"], "No such command 'nonsense'"),
         (["inspect", "HOPPER", "--colour"], "No such option"),
     ],

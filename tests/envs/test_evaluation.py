@@ -86,6 +86,19 @@ def test_returns_and_lengths_of_terminated_and_truncated_episodes():
     assert str(evaluation) == "return 0.4 ± 0.3 over 3 episodes, score 61.5"
 
 
+def test_discounted_return_is_the_mean_over_steps_of_the_rewards_that_follow():
+    """Episodes of 2, 3 and 4 steps with rewards 1; the second one is truncated, so that only its first step is used."""
+    evaluator = Evaluator(lambda: Counter(reward=1.0), seeds=(0, 1, 2), discount=0.5)
+    evaluation = evaluator.evaluate(constant_policy([0.0]))
+    assert evaluation.discounted_return == pytest.approx(np.mean([1.5, 1, 1.75, 1.875, 1.75, 1.5, 1]))
+    assert evaluation.as_dict()["discounted_return"] == evaluation.discounted_return
+    one = Evaluator(lambda: Counter(reward=1.0), seeds=(2,), discount=0).evaluate(constant_policy([0.0]))
+    assert one.discounted_return == 1
+    assert make_evaluator().evaluate(constant_policy([0.0])).discounted_return is None
+    with pytest.raises(ValueError, match=r"discount must be .* got 1.5"):
+        Evaluator(Counter, discount=1.5)
+
+
 def test_policy_is_traced_once_for_all_evaluations():
     policy, evaluate = LinearPolicy([[0.001]]), make_evaluator().evaluate
     first = evaluate(policy)

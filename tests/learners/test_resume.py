@@ -179,7 +179,8 @@ def read_log(folder):
     """Returns the columns of the log that do not depend on time, with the steps of evaluations and histograms."""
     run = load_run(folder)
     columns = {name: run.progress[name].tolist() for name in ("step", "loss", "estimate")}
-    return columns, run.evaluations["step"].tolist(), run.priority_steps.tolist(), run.priorities.tolist()
+    histograms = (run.priority_steps, run.priorities, run.weight_steps, run.weights)
+    return columns, run.evaluations["step"].tolist(), *[each.tolist() for each in histograms]
 
 
 def make_hooks(moment):

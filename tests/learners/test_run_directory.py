@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +224,7 @@ def test_cut_after_cuts_csv_and_tensorboard_logs_for_a_resumed_run(tmp_path):
             run.log(step, {"loss": 1 / step, "q_mean": tf.constant(2.0), "beta": None})
             run.log_evaluation(step, evaluation(10, 20, reference_returns=(0, 30), num_clipped=4))
             run.log_priorities(step, count_priorities(tf.constant([0.0, 1.0, 1.5, 1e9])))
+            run.log_weights(step, count_priorities([0.5]))
     (events,) = (tmp_path / "train").iterdir()
     with events.open("ab") as stream:
         stream.write(b"torn")
@@ -247,15 +249,23 @@ def test_cut_after_cuts_csv_and_tensorboard_logs_for_a_resumed_run(tmp_path):
         "return_1": [20, 20],
     }
     assert run.priorities.shape == (2, len(PRIORITY_BINS)) and run.priority_steps.tolist() == [100, 200]
+    assert run.weights.sum(1).tolist() == [1, 1] and run.weight_steps.tolist() == [100, 200]
     one = np.searchsorted(PRIORITY_BINS, 1.0)
     assert PRIORITY_BINS[one] == 1 and run.priorities[0, [0, one, one + 1, -1]].tolist() == [1, 1, 1, 1]
     tags = tensorboard_scalars(tmp_path / "train")
     assert tags["loss"] == [100, 200, 260] and tags["evaluation/score"] == [100, 200] and "new" not in tags
 
 
+def test_discounted_returns_are_logged_if_they_are_known(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        run.log_evaluation(1, evaluation(1))
+        run.log_evaluation(2, replace(evaluation(1), discounted_return=0.5))
+    np.testing.assert_array_equal(load_run(tmp_path).evaluations["discounted_return"], [np.nan, 0.5])
+
+
 def test_steps_must_be_non_negative_integers(tmp_path):
     with RunDirectory(tmp_path) as run:
-        for call in (run.log, run.log_evaluation, run.log_priorities):
+        for call in (run.log, run.log_evaluation, run.log_priorities, run.log_weights):
             with pytest.raises(ValueError, match="step must be an integer >= 0, got -1"):
                 call(-1, evaluation(1) if call == run.log_evaluation else {})
         with pytest.raises(ValueError, match="step must be an integer >= -1, got True"):

@@ -250,7 +250,8 @@ def test_prioritized_runs_keep_their_priorities(source, tmp_path):
     with Training(source, TrainingConfig("iql", steps=30, **options), tmp_path, progress=progress) as training:
         run = training.run()
     assert "continuing from iteration 20" in notes and run.progress["step"][-1] == 30
-    assert len(run.priorities) >= 1
+    assert len(run.priorities) == len(run.weights) >= 1
+    assert (run.weights.sum(1) == run.priorities.sum(1)).all()  # One weight and one TD error for each item.
 
 
 @pytest.mark.slow
