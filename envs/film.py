@@ -31,7 +31,7 @@ FORMATS = (".mp4", ".gif")
 _RGB = "rgb_array"
 _DEFAULT_RATE = 30.0
 #: Maximum number of images per second by format; faster environments show only some of their steps.
-_MAX_RATES = {".mp4": 50.0, ".gif": 25.0}
+_MAX_RATES = {".mp4": 50.0, ".gif": 34.0}
 #: Maximum width and height of the images by format, in pixels.
 _MAX_EDGES = {".mp4": 1280, ".gif": 320}
 _INSTALL_FILM = "run pip install '.[film]' in the checkout, or write a .gif"

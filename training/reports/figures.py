@@ -76,7 +76,7 @@ def draw_histogram(
     bars["hovertemplate"] += "<extra></extra>"
     data = [bars]
     for number, (label, value) in enumerate((lines or {}).items()):
-        line = {"color": f"@{number + 1}", "dash": ("dash", "dot", "dashdot")[number % 3], "width": 2}
+        line = {"color": ("@1", "@ink")[number % 2], "dash": ("dash", "dot", "dashdot")[number % 3], "width": 2.5}
         data.append(
             {
                 "type": "scatter",
@@ -90,8 +90,9 @@ def draw_histogram(
         )
     layout = {"xaxis": make_axis(x_title), "yaxis": make_axis(y_title, rangemode="tozero")}
     if lines:  # Otherwise a line at the end of the axis is hardly visible.
-        low, high = min([*lines.values(), *centres]), max([*lines.values(), *centres])
-        layout["xaxis"]["range"] = [low - 0.06 * (high - low), high + 0.06 * (high - low)]
+        half = np.diff(centres).min() / 2 if len(centres) > 1 else 0.0
+        low, high = min([*lines.values(), *(centres - half)]), max([*lines.values(), *(centres + half)])
+        layout["xaxis"]["range"] = [low - 0.03 * (high - low), high + 0.03 * (high - low)]
     if len(centres) and np.array_equal(centres, np.round(centres)) and np.ptp(centres) <= 12:
         layout["xaxis"]["dtick"] = 1
     if len(centres) == 1:  # Otherwise the single bar fills the plot.
