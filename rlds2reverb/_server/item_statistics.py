@@ -28,7 +28,7 @@ _MAX_SAMPLE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class ItemStatistics:
-    """What is known about the items of a table.
+    """Statistics of the items of a table, with one entry per item or sample.
 
     Attributes:
       table: name of the table.

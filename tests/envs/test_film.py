@@ -120,7 +120,7 @@ def test_mp4_of_pendulum_has_its_length_and_rate(tmp_path):
     ctypes.util.find_library("OSMesa") is None, reason="requires libosmesa6: apt-get install libosmesa6"
 )
 def test_mujoco_is_filmed_without_a_display(tmp_path, monkeypatch):
-    """A process of its own, because MuJoCo's renderer is chosen once per process."""
+    """Films in a separate process, because MuJoCo's renderer is chosen once per process."""
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
     command = [sys.executable, "-m", "rlds2reverb.cli", "record", "Hopper-v5", "--film", str(tmp_path / "a.gif")]

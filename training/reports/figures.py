@@ -66,8 +66,8 @@ def draw_histogram(
 
     Args:
       values: numbers `[N]`.
-      x_title: what the values are, with their unit.
-      y_title: what is counted.
+      x_title: title of the x axis, with the unit.
+      y_title: title of the y axis, such as 'steps'.
       lines: labelled values that are marked by vertical lines.
     """
     centres, counts = count_values(values)
@@ -107,8 +107,8 @@ def draw_marginals(columns: np.ndarray, names: Sequence[str], x_title: str, shar
     Args:
       columns: numbers `[N, D]`.
       names: names of the columns.
-      x_title: what the values are, with their unit.
-      share_of: what the shares refer to, such as 'steps'.
+      x_title: title of the x axis, with the unit.
+      share_of: name of what is counted, such as 'steps'.
     """
     low, high = _find_range(columns)
     edges = np.linspace(low, high, _MAX_BINS + 1)
@@ -147,7 +147,7 @@ def draw_scatter(
       colours: values [N]; NaN for unknown.
       x_title: title of the x axis.
       y_title: title of the y axis.
-      colour_title: what the colours are, in a word.
+      colour_title: title of the colour bar, one word.
     """
     finite = colours[np.isfinite(colours)]
     marker: dict[str, Any] = {"size": 4, "opacity": 0.75, "color": "@0"}

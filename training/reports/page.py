@@ -135,7 +135,7 @@ class Page:
         """Adds a figure; consecutive figures share a grid.
 
         Args:
-          heading: what the figure shows.
+          heading: heading of the figure.
           data: Plotly's traces; see `figures`.
           layout: Plotly's layout, without colours and sizes.
           caption: explanation below the figure.

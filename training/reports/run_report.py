@@ -39,8 +39,8 @@ def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = 
     Args:
       runs: a `Run`, an `Experiment`, the directory of either, or a sequence of these.
       path: HTML file to write; None for none.
-      has_films: whether the report contains a film of the best or, if there is none, the last policy of each curve's
-        first run; see `record_film`.
+      has_films: whether the report contains a film of the policy of each curve's first run, the best one or, without
+        evaluations, the last one; see `record_film`.
 
     Raises:
       ValueError: If there are no runs, a directory contains none, none has logged anything yet, or a film is wanted of

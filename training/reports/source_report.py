@@ -228,7 +228,7 @@ def _add_coverage(page: Page, statistics: SourceStatistics, sample: StepSample, 
         y_title=titles[1],
         colour_title="return",
     )
-    what = "thinned out images" if statistics.uses_images else f"{num_columns} standardised columns of the observations"
+    what = "thinned-out images" if statistics.uses_images else f"{num_columns} standardised columns of the observations"
     caption = f"{len(shown):,} states, projected onto the first two principal components of {what}. "
     caption += "The colour is the return of the episode."
     page.add_figure("Coverage of the states", data, layout, caption=caption, height=420, is_wide=True)

@@ -1,4 +1,4 @@
-"""What a report on a dataset shows, collected in one pass: ends of episodes, a sample of steps, and problems."""
+"""Statistics for a report on a dataset, collected in one pass: ends of episodes, a sample of steps, and problems."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class SourceStatistics:
 
     @property
     def uses_images(self) -> bool:
-        """Whether the observations in the sample are thinned out images."""
+        """Whether the observations in the sample are thinned-out images."""
         return self._layout is not None and self._layout.uses_images
 
     def _add_buffer(self) -> None:

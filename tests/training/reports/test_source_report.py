@@ -75,7 +75,7 @@ def test_report_lists_problems_and_shows_the_invalid_episode_first():
     assert read_viewer(page)[0]["label"] == "1: has problems, timeout"
 
 
-def test_report_on_a_dataset_that_breaks_off_shows_what_was_read():
+def test_report_shows_the_readable_part_of_a_damaged_dataset():
     def make_logs():
         yield make_log(1, 2)
         yield {"observations": 1}
