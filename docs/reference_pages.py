@@ -25,6 +25,7 @@ PACKAGES = (
     "rlds2reverb.envs.suite_dm_control",
     "rlds2reverb.envs.suite_envpool",
     "rlds2reverb.training",
+    "rlds2reverb.training.reports",
 )
 
 
