@@ -34,7 +34,7 @@ def read_findings(page: str) -> list[tuple[str, str]]:
 def paint(value):
     """Replaces the names of colours, as the page does, so that Plotly can validate a figure."""
     if isinstance(value, str) and value.startswith("@"):
-        return "#000000"
+        return "Viridis" if value == "@scale" else "#000000"
     if isinstance(value, list):
         return [paint(each) for each in value]
     return {key: paint(part) for key, part in value.items()} if isinstance(value, dict) else value

@@ -12,8 +12,8 @@ from .page import escape_label
 #: Traces and layout of a figure.
 Figure = tuple[list[dict[str, Any]], dict[str, Any]]
 
-#: The scale of heat maps and of points coloured by a value; readable for colour-blind readers and in greyscale.
-COLOUR_SCALE = "Viridis"
+#: The scale of heat maps and of points coloured by a value: Viridis, for colour-blind readers and in greyscale.
+COLOUR_SCALE = "@scale"
 _MAX_BINS = 60
 #: Maximum number of distinct values that are drawn as one bar each.
 _MAX_BARS = 24

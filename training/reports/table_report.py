@@ -168,7 +168,7 @@ def _draw_frequencies(items: ItemStatistics) -> Figure:
     empirical = np.bincount(bins, items.weights * items.times_sampled, minlength=_NUM_GROUPS)
     data = [
         _make_steps(edges, 100 * expected / expected.sum(), "expected", "@0", is_filled=True),
-        _make_steps(edges, 100 * empirical / empirical.sum(), "empirical", "@1", dash="dash"),
+        _make_steps(edges, 100 * empirical / empirical.sum(), "empirical", "@ink", dash="dash"),
     ]
     x_axis = make_log_axis("priority", edges[0], edges[-1])
     return data, {"xaxis": x_axis, "yaxis": make_axis("share of the samples (%)", rangemode="tozero")}

@@ -11,6 +11,10 @@
     light: {ink: "#1c2026", muted: "#5b6470", grid: "#dfe3e8", panel: "#f7f8fa", page: "#ffffff"},
     dark: {ink: "#e6e9ee", muted: "#a3acb8", grid: "#363d48", panel: "#1c2027", page: "#14171c"},
   };
+  // Viridis, without the end that is hard to see on the background of the theme.
+  const makeScale = (...colours) => colours.map((colour, index) => [index / (colours.length - 1), colour]);
+  INK.light.scale = makeScale("#440154", "#3b528b", "#21918c", "#5ec962", "#dde318");
+  INK.dark.scale = makeScale("#46307e", "#365c8d", "#1fa187", "#8fd744", "#fde725");
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const theme = () => (dark.matches ? "dark" : "light");
   const CONFIG = {responsive: true, displaylogo: false, displayModeBar: false};
