@@ -16,7 +16,7 @@ from rlds2reverb.tables import RateLimiter, Selector
 _SECS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
-def _make_callback(check: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def _make_callback(check: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Returns a click callback that reports a `ValueError` of `check` and otherwise keeps the value as typed."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -44,16 +44,10 @@ def _require_priority(text: str) -> None:
         raise ValueError(f"the priority must be a number in [0, 1e12] or 'return', got {text!r}")
 
 
-def film(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Checks the file of a film."""
-    if value is not None:
-        from rlds2reverb.envs.film import require_film_path
+def _require_film(path: Path) -> None:
+    from rlds2reverb.envs.film import require_film_path
 
-        try:
-            require_film_path(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error), ctx, param) from error
-    return value
+    require_film_path(path)
 
 
 class Duration(click.ParamType):
@@ -74,6 +68,7 @@ selector = _make_callback(Selector.parse)
 rate_limiter = _make_callback(RateLimiter.parse)
 address = _make_callback(_require_address)
 priority = _make_callback(_require_priority)
+film = _make_callback(_require_film)
 reward = _make_callback(parse_reward)
 
 at_least_0 = click.IntRange(min=0)

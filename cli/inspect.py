@@ -151,9 +151,11 @@ def inspect(
 
 def _is_run(location: str) -> bool:
     """Returns whether a location is the directory of a training run or of several."""
-    folder = Path(location)
+    from rlds2reverb.learners.runs import is_run_directory
+    from rlds2reverb.training.experiments import PLAN_FILE
+
     try:
-        return any((folder / name).is_file() for name in ("config.json", "progress.csv", "plan.json"))
+        return is_run_directory(location) or Path(location, PLAN_FILE).is_file()
     except (OSError, ValueError):  # The text cannot be a path, for example because it is too long.
         return False
 
@@ -238,6 +240,8 @@ def _make_facts(table: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _describe_table(info: Any) -> dict[str, Any]:
+    from rlds2reverb._server.clients import format_selector
+
     limiter = info.rate_limiter_info
     signature = None
     if info.signature is not None:
@@ -246,8 +250,8 @@ def _describe_table(info: Any) -> dict[str, Any]:
         "name": info.name,
         "items": info.current_size,
         "max_size": info.max_size,
-        "sampler": _format_selector(info.sampler_options),
-        "remover": _format_selector(info.remover_options),
+        "sampler": format_selector(info.sampler_options),
+        "remover": format_selector(info.remover_options),
         "max_times_sampled": info.max_times_sampled,
         "min_size_to_sample": limiter.min_size_to_sample,
         "inserted": limiter.insert_stats.completed,
@@ -255,12 +259,3 @@ def _describe_table(info: Any) -> dict[str, Any]:
         "episodes": info.num_episodes,
         "signature": signature,
     }
-
-
-def _format_selector(options: Any) -> str:
-    kind = options.WhichOneof("distribution")
-    if kind == "prioritized":
-        return f"prioritized:{options.prioritized.priority_exponent:g}"
-    if kind == "heap":
-        return "min_heap" if options.heap.min_heap else "max_heap"
-    return str(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import base64
 import contextlib
 import ctypes.util
@@ -272,8 +273,8 @@ def _make_render_error(name: str, env: Environment, error: Exception) -> ImportE
     return ImportError(f"{name} cannot be rendered here ({reason}); {advice}")
 
 
-class _Writer:
-    """Writes images of equal size to a file; subclasses implement `_open` and `_write`.
+class _Writer(abc.ABC):
+    """Writes images of equal size to a file; subclasses implement the format.
 
     Attributes:
       num_images: number of images up to now.
@@ -301,12 +302,13 @@ class _Writer:
         self.num_images += 1
         self._write(picture)
 
+    @abc.abstractmethod
     def _write(self, picture: Any) -> None:
-        raise NotImplementedError
+        """Writes a picture of the size of the film."""
 
+    @abc.abstractmethod
     def finish(self) -> None:
         """Completes the file."""
-        raise NotImplementedError
 
 
 class _GifWriter(_Writer):

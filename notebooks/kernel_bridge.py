@@ -193,7 +193,7 @@ def find_checkout() -> Path:
     if (checkout / "tests/data/d4rl").is_dir():
         return checkout
     clone = cache_folder() / "checkout"
-    with _locked("checkout"):
+    with _lock("checkout"):
         if not clone.is_dir():
             print(f"Cloning {REPOSITORY} (14 MB) ...")
             new = Path(tempfile.mkdtemp(dir=cache_folder()))
@@ -212,7 +212,7 @@ def create_environment(checkout: Path) -> Path:
     python, stamp = folder / "bin/python", folder / "complete"
     lock = checkout / "requirements/py311.lock"
     fingerprint = hashlib.sha256(lock.read_bytes() + Path(__file__).read_bytes()).hexdigest()
-    with _locked("environment"):
+    with _lock("environment"):
         if stamp.is_file() and stamp.read_text() == fingerprint:
             return python
         started = time.monotonic()
@@ -258,7 +258,7 @@ def _call(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(name: str) -> Iterator[None]:
+def _lock(name: str) -> Iterator[None]:
     """Makes notebooks that start at the same time wait for each other."""
     with open(cache_folder() / f"{name}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -22,6 +22,6 @@ def make_console(**options: Any) -> Console:
 def _in_jupyter() -> bool:
     """Returns whether this process or its parent is a kernel of Jupyter.
 
-    Jupyter runs `!command` on a terminal of its own, but shows every state of an overwritten line.
+    Jupyter runs `!command` on a pseudo-terminal, but shows every state of an overwritten line.
     """
     return "JPY_PARENT_PID" in os.environ

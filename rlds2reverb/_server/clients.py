@@ -55,6 +55,16 @@ def connect_all(servers: Server | Sequence[Server]) -> list[reverb.Client]:
     return [connect(server) for server in ([servers] if is_one else servers)]
 
 
+def format_selector(options: Any) -> str:
+    """Returns a server's description of a sampler or remover in the form of `Selector`, such as 'prioritized:0.6'."""
+    kind = options.WhichOneof("distribution")
+    if kind == "prioritized":
+        return f"prioritized:{options.prioritized.priority_exponent:g}"
+    if kind == "heap":
+        return "min_heap" if options.heap.min_heap else "max_heap"
+    return str(kind)
+
+
 def table_infos(client: reverb.Client, *, timeout_secs: float = 10.0) -> dict[str, TableInfo]:
     """Returns the server's `TableInfo` by table name.
 

@@ -17,6 +17,7 @@ from rlds2reverb.tables import Selector, TableConfig
 
 from .checkpoint_contents import read_messages
 from .checkpoint_root import CheckpointRoot
+from .clients import format_selector
 from .connection import ServerConnection
 from .stored_items import sampling_has_side_effects
 
@@ -94,7 +95,7 @@ def sample_item_statistics(address: str, info: TableInfo, *, timeout_secs: float
     return ItemStatistics(
         info.name,
         info.current_size,
-        _name_sampler(info.sampler_options),
+        format_selector(info.sampler_options),
         **_make_columns([_read_item(entry.item) for entry in entries]),
         probabilities=probabilities if is_random else None,
         weights=weights / max(weights.sum(), 1e-300),
@@ -170,12 +171,3 @@ def _make_columns(items: Iterable[tuple[float, int, float]]) -> dict[str, Any]:
     counts = table[:, 1].astype(np.int64)
     columns = {"priorities": table[:, 0], "times_sampled": counts}
     return {**columns, "inserted_at": np.where(is_number, np.nan, times), "order": order}
-
-
-def _name_sampler(options: Any) -> str:
-    kind = options.WhichOneof("distribution")
-    if kind == "prioritized":
-        return f"prioritized:{options.prioritized.priority_exponent:g}"
-    if kind == "heap":
-        return "min_heap" if options.heap.min_heap else "max_heap"
-    return str(kind)

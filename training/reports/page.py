@@ -246,13 +246,16 @@ _VIEWER = """<div class="panel" id="NAME">
 
 def escape(text: str) -> str:
     """Returns a text for HTML, with control characters made visible."""
-    return html.escape("".join(char if char.isprintable() else repr(char)[1:-1] for char in text), quote=True)
+    return html.escape(_show_controls(text), quote=True)
 
 
 def escape_label(text: str) -> str:
     """Returns a text for labels in figures, in which Plotly interprets some tags."""
-    visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return visible.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(_show_controls(text), quote=False)
+
+
+def _show_controls(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _read_plotly() -> bytes:

@@ -93,15 +93,6 @@ def load_runs(runs: Any) -> list[Run]:
     return list(found.values())
 
 
-def is_runs(path: str | Path) -> bool:
-    """Returns whether a path is the directory of a run or of an experiment."""
-    try:
-        folder = Path(path).expanduser()
-        return is_run_directory(folder) or (folder / PLAN_FILE).is_file()
-    except (OSError, ValueError, RuntimeError):  # The text cannot be a path.
-        return False
-
-
 def _load(folder: Path) -> list[Run]:
     if (folder / PLAN_FILE).is_file() and not is_run_directory(folder):
         return list(load_experiment(folder).runs.values())

@@ -107,7 +107,7 @@ def _add_table(page: Page, items: ItemStatistics, facts: list[tuple[str, str]]) 
             f"{known:,} samples were drawn for this report. Shares of the items are estimated: each sample is weighted "
             "by the inverse of its probability."
         )
-    page.add_figure("Priorities", *_draw_priorities(items), caption="Priorities of 0 are drawn at the left end.")
+    page.add_figure("Priorities", *_draw_priorities(items), caption="Priorities of 0 are shown at the left end.")
     page.add_figure("Sample counts", *_draw_counts(items), caption=_explain_counts(items))
     if items.probabilities is not None and items.times_sampled.any():
         page.add_figure(
@@ -228,7 +228,7 @@ def _explain_counts(items: ItemStatistics) -> str:
         return "Includes the samples of this report. Items that were never sampled before are counted once or more."
     if items.probabilities is None:
         return "The sampler returns items in a fixed order."
-    return "Expected: if all samples had been drawn at random with today's priorities."
+    return "Expected: if all samples had been taken at random with today's priorities."
 
 
 def _draw_ages(items: ItemStatistics) -> Figure | None:
