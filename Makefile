@@ -51,7 +51,7 @@ test: install  ## run the fast tests, in random order (SEED=0)
 	@$(TESTS) -m "not slow" tests
 
 test-slow: install  ## run the slow tests, and the property tests with 25 times as many examples
-	@THOROUGH=1 $(TESTS) -m "slow or hypothesis" tests
+	@THOROUGH=1 $(TESTS) --timeout 1200 -m "slow or hypothesis" tests
 
 lint: install  ## check style and format with ruff
 	@$(BIN)/ruff check .

@@ -27,6 +27,9 @@ DM_CONTROL = [*EVAL, "dm_control==1.0.34"]
 WANDB = ["wandb>=0.18,<=0.19.11", "pydantic<2"]
 MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
 
+# Conversion on Apache Beam. Install it together with the rest: on its own it upgrades protobuf.
+BEAM = ["apache-beam==2.77.0"]
+
 # Reports with figures, and films of policies.
 REPORT = ["plotly>=6,<7"]
 FILM = [*EVAL, "imageio-ffmpeg>=0.5"]
@@ -57,6 +60,7 @@ setup(
         "rlds2reverb._server",
         "rlds2reverb._writing",
         "rlds2reverb.sampling",
+        "rlds2reverb.beam",
         "rlds2reverb.adders",
         "rlds2reverb.learners",
         "rlds2reverb.learners.hooks",
@@ -111,6 +115,7 @@ setup(
     extras_require={
         "minari": MINARI,
         "eval": EVAL,
+        "beam": BEAM,
         "envpool": ENVPOOL,
         "dm-control": DM_CONTROL,
         "wandb": WANDB,
@@ -133,6 +138,7 @@ setup(
             "wheel",
             *MINARI,
             *EVAL,
+            *BEAM,
             *WANDB,
             *MLFLOW,
             *REPORT,

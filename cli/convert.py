@@ -21,9 +21,11 @@ from . import checks, output
 from .options import (
     GroupedCommand,
     apply_transform_options,
+    get_reading_options,
     item_options,
     make_adder,
     make_signature,
+    make_transforms,
     open_source,
     parameter_names,
     reading_options,
@@ -31,7 +33,7 @@ from .options import (
     require_server_options,
     require_unused,
     server_options,
-    source_options,
+    sources_options,
     start_server,
     table_configs,
     table_names,
@@ -39,7 +41,7 @@ from .options import (
     transform_options,
 )
 from .output import json_option
-from .quiet import import_quietly, status
+from .quiet import hide_other_processes, import_quietly, status
 from .serve import serve_until_end, write_checkpoint
 
 if TYPE_CHECKING:
@@ -48,12 +50,15 @@ if TYPE_CHECKING:
     from rlds2reverb.items import EpisodeAdder
 
 _HEADINGS = {
-    "Destination": ["out", "format", "address", "serve", "port", "checkpoint_root", "checkpoint_secs", "append"],
+    "Destination": [
+        *("out", "format", "shards", "address", "serve", "port", "checkpoint_root", "checkpoint_secs", "append"),
+    ],
     "Input": parameter_names(reading_options),
     "Preprocessing": [*parameter_names(transform_options), "on_invalid", "save_statistics"],
     "Items": [*parameter_names(item_options), "stride", "padding", "discount_source", "priority"],
     "Table": parameter_names(table_options),
     "Dataset formats": ["recompute_discounts", "shard_mb"],
+    "Apache Beam": ["runner", "beam_pipeline_options"],
     "Advanced": [
         *("resume", "timeout", "chunk_length", "writer", "key_seed", "allow_eviction", "force", "no_verify"),
     ],
@@ -61,7 +66,7 @@ _HEADINGS = {
 _SERVE_ONLY = {"port", "checkpoint_root", "checkpoint_secs", "no_verify", "append"}
 #: Parameters that apply to all formats, and those that apply to some.
 _COMMON = {
-    *("source", "out", "format", "on_invalid", "save_statistics", "as_json"),
+    *("source", "out", "format", "on_invalid", "save_statistics", "as_json", "runner", "beam_pipeline_options"),
     *parameter_names(reading_options),
     *parameter_names(transform_options),
 }
@@ -70,10 +75,9 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
-@source_options
+@sources_options
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
     metavar="PATH",
     help="Write a directory that servers start from (rlds2reverb serve --data DIR), or a dataset in another --format.",
 )
@@ -84,6 +88,13 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     show_default=True,
     help="Format of --out: Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari "
     "dataset.",
+)
+@click.option(
+    "--shards",
+    type=checks.at_least_1,
+    metavar="K",
+    help="With --out: distribute the episodes over directories shard_0, shard_1, ... for K servers, by a hash of their "
+    "index.",
 )
 @click.option(
     "--to",
@@ -157,6 +168,19 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     metavar="MB",
     help="--format rlds: size from which a new file is started.",
 )
+@click.option(
+    "--runner",
+    metavar="RUNNER",
+    help="Convert on Apache Beam, with --out and --format reverb or rlds: direct (this machine), flink, spark, "
+    "dataflow, or the name of another runner. Requires pip install '.[beam]'.",
+)
+@click.option(
+    "--beam-pipeline-options",
+    "--beam_pipeline_options",
+    default="",
+    metavar="NAME=VALUE,...",
+    help="Options of Beam's runner, such as direct_num_workers=4,direct_running_mode=multi_processing.",
+)
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted.")
 @click.option(
     "--chunk-length",
@@ -197,7 +221,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 def convert(
     address: str | None,
     serve: bool,
-    out: Path | None,
+    out: str | None,
     append: bool,
     save_statistics: Path | None,
     as_json: bool,
@@ -212,10 +236,11 @@ def convert(
       rlds2reverb convert hopper_medium-v2.hdf5 --serve --port 8000
       rlds2reverb convert hopper_medium-v2.hdf5 --to host:8000 --n-step 3
       rlds2reverb convert hopper_medium-v2.hdf5 --format rlds --out hopper/1.0.0
+      rlds2reverb convert 'gs://bucket/*.hdf5' --out /mnt/hopper --runner direct
 
-    SRC is a dataset (see rlds2reverb --help). Pass exactly one destination: --out writes a directory that servers
-    start from, --to writes to a running server, and --serve starts a server and keeps it running. The table options
-    define the tables that --out and --serve create.
+    SRC is a dataset (see rlds2reverb --help), several datasets that are read as one, or a pattern. Pass exactly one
+    destination: --out writes a directory that servers start from, --to writes to a running server, and --serve starts a
+    server and keeps it running. The table options define the tables that --out and --serve create.
 
     An item is what one sample from the table returns; by default it is a transition (two consecutive steps). To
     continue an interrupted conversion, run the same command again. Training needs no conversion: rlds2reverb train
@@ -224,19 +249,26 @@ def convert(
     With --format d4rl, rlds or minari, --out is a new dataset of that format, with the same episodes. It appears when
     it is complete.
     """
+    if options["runner"]:
+        _require_beam_options(out, format)
+        _convert_with_beam(str(out), format, options, save_statistics, as_json=as_json)
+        return
+    require_unused({"beam_pipeline_options"}, "requires --runner")
     if format != "reverb":
-        _convert_dataset(out, format, options, save_statistics, as_json=as_json)
+        _convert_dataset(Path(out) if out else None, format, options, save_statistics, as_json=as_json)
         return
     require_unused(set(_FORMATS_OF), "requires a different --format than reverb")
     if bool(address) + serve + bool(out) != 1:
         raise click.UsageError("pass exactly one of --out DIR, --to HOST:PORT and --serve")
     if not serve:
         require_unused(_SERVE_ONLY, "requires --serve")
+    if not out:
+        require_unused({"shards"}, "requires --out")
     if address:
         require_unused(_NEW_TABLES_ONLY, "requires --serve or --out; a running server has its tables already")
     if out:
         require_unused({"timeout", "writer", "force"}, "requires --to or --serve")
-        _require_vacant(out)
+        _require_vacant(Path(out))
     require_server_options(options)
     require_item_options(options)
     with raise_on_sigterm():
@@ -255,7 +287,7 @@ def convert(
                     write_checkpoint(server)
                 serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
         else:
-            _ingest(source, out or address, adder, options, as_json=as_json)
+            _ingest(source, Path(out) if out else address, adder, options, as_json=as_json)
             _save_statistics(save_statistics, statistics)
 
 
@@ -295,6 +327,70 @@ def _convert_dataset(
         output.print_facts(f"{report.source} converted", facts)
 
 
+def _require_beam_options(out: str | None, format: str) -> None:
+    """Raises `click.UsageError` for options that have no effect on Beam."""
+    if out is None or format not in ("reverb", "rlds"):
+        raise click.UsageError("--runner requires --out, and --format reverb or rlds")
+    require_unused(_SERVE_ONLY | {"address", "serve"}, "cannot be combined with --runner")
+    require_unused({"timeout", "writer", "force", "allow_eviction"}, "has no effect with --runner")
+    if format == "rlds":
+        require_unused(set(click.get_current_context().params) - _COMMON - {"shard_mb"}, "requires --format reverb")
+    else:
+        require_unused(set(_FORMATS_OF), "requires a different --format than reverb")
+
+
+def _convert_with_beam(
+    out: str, format: str, options: dict[str, Any], save_statistics: Path | None, *, as_json: bool
+) -> None:
+    """Converts a dataset on Beam's workers."""
+    try:
+        import_quietly("rlds2reverb.beam")
+        from rlds2reverb.beam import BeamOptions, convert_with_beam, prepare_with_beam
+    except ImportError as error:
+        raise click.UsageError("--runner requires Apache Beam: run pip install '.[beam]' in the checkout") from error
+    from rlds2reverb._writing.report import IngestWarning
+    from rlds2reverb.ingestion import IngestOptions
+
+    require_item_options(options)
+    names = [name for name in options["beam_pipeline_options"].split(",") if name]
+    common: dict[str, Any] = {
+        "transforms": make_transforms(options),
+        "on_invalid": options["on_invalid"],
+        "beam_options": BeamOptions(options["runner"], tuple(f"--{name.lstrip('-')}" for name in names)),
+        **get_reading_options(options),
+    }
+    with (
+        raise_on_sigterm(),
+        hide_other_processes(),
+        status(f"converting on Beam's {options['runner']} runner"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
+        if format == "rlds":
+            prepared = prepare_with_beam(options["source"], out, shard_bytes=options["shard_mb"] * 1_000_000, **common)
+            report: Any = prepared
+        else:
+            report = convert_with_beam(
+                options["source"],
+                out,
+                table_configs(options),
+                adder=make_adder(options),
+                priority="return" if options["priority"] == "return" else float(options["priority"]),
+                layout=options["layout"],
+                num_shards=options["shards"],
+                resume=options["resume"],
+                options=IngestOptions(chunk_length=options["chunk_length"], key_seed=options["key_seed"]),
+                **common,
+            )
+            _save_statistics(save_statistics, dict(report.statistics))
+    if as_json:
+        output.print_json(report.as_dict())
+    elif format == "rlds":
+        output.print_facts(f"{report.source} converted", report.facts())
+    else:
+        _print(report, Path(out), options, ())
+
+
 def _require_vacant(out: Path) -> None:
     """Raises `click.UsageError` unless the path is free, an empty directory or a converted one."""
     if not os.path.lexists(out) or is_table_directory(out):
@@ -325,6 +421,7 @@ def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict
     from rlds2reverb.priorities import ByReturn
 
     is_directory = isinstance(destination, Path)
+    num_shards = options["shards"]
     existed = is_directory and destination.exists()
     by_return = options["priority"] == "return"
     try:
@@ -332,7 +429,7 @@ def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict
             warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
             report = ingest(
                 source,
-                destination,
+                [destination / f"shard_{shard}" for shard in range(num_shards)] if num_shards else destination,
                 table_configs(options) if is_directory else table_names(options),
                 adder=adder,
                 priority=ByReturn.from_episodes(source) if by_return else float(options["priority"]),
@@ -365,7 +462,8 @@ def _print(report: IngestReport, destination: Any, options: dict[str, Any], prin
     facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
     facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", _describe_items(options)))
     if isinstance(destination, Path):
-        facts.append(("next", f"rlds2reverb serve --data {destination}"))
+        shard = "/shard_0" if options["shards"] else ""
+        facts.append(("next", f"rlds2reverb serve --data {destination}{shard}"))
     output.print_facts(f"{report.source} converted", facts)
 
 

@@ -82,6 +82,18 @@ reading_options = _combine(
 
 source_options = _combine(click.argument("source", metavar="SRC"), reading_options)
 
+#: Those of `convert`, which reads several datasets as one.
+sources_options = _combine(
+    click.argument(
+        "source",
+        nargs=-1,
+        required=True,
+        metavar="SRC...",
+        callback=lambda ctx, param, value: value[0] if len(value) == 1 else list(value),
+    ),
+    reading_options,
+)
+
 cast_floats_option = click.option(
     "--cast-floats", is_flag=True, help="Cast float64 fields to float32 (D4RL's replay files are float64)."
 )
@@ -286,15 +298,27 @@ def make_signature(source: Source, adder: EpisodeAdder, options: dict[str, Any])
 
 def open_source(options: dict[str, Any]) -> Source:
     """Opens the source that the `source_options` describe, and prints its warnings."""
-    with contextlib.nullcontext() if options["download"] else status(f"opening {options['source']}"):
-        source = load(options["source"], **{name: options[name] for name in parameter_names(reading_options)})
+    location = options["source"]
+    name = location if isinstance(location, str) else f"{len(location)} datasets"
+    with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
+        source = load(location, **get_reading_options(options))
     for warning in source.warnings:
         warn(warning)
     return source
 
 
+def get_reading_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of the `reading_options`, which are arguments of `load`."""
+    return {name: options[name] for name in parameter_names(reading_options)}
+
+
 def apply_transform_options(source: Source, options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
     """Applies the `transform_options` in the order of `--help`; returns the source and the statistics used."""
+    return apply_transforms(source, make_transforms(options))
+
+
+def make_transforms(options: dict[str, Any]) -> list[Transform]:
+    """Returns the transforms that the `transform_options` describe, in the order of `--help`."""
     transforms: list[Transform] = []
     if options["drop_fields"]:
         transforms.append(DropFields(options["drop_fields"]))
@@ -308,7 +332,7 @@ def apply_transform_options(source: Source, options: dict[str, Any]) -> tuple[So
         transforms.append(NormalizeObservations())
     if options["clip_actions"]:
         transforms.append(ClipActions())
-    return apply_transforms(source, transforms)
+    return transforms
 
 
 def table_names(options: dict[str, Any]) -> tuple[str, ...]:

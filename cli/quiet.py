@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import io
 import logging
+import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 
@@ -44,6 +46,23 @@ def import_quietly(*names: str) -> None:
     with status("loading TensorFlow and Reverb"), quiet_imports():
         for name in names:
             importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def hide_other_processes() -> Iterator[None]:
+    """Hides what child processes and loggers write to stderr while the body runs, but not the messages of this one."""
+    if _logs.library_logs_enabled():
+        yield
+        return
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as hidden, os.fdopen(os.dup(kept), "w") as own:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            with contextlib.redirect_stderr(own):
+                yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ PACKAGES = (
     "rlds2reverb.adders.di_engine",
     "rlds2reverb.sources",
     "rlds2reverb.sampling",
+    "rlds2reverb.beam",
     "rlds2reverb.replay",
     "rlds2reverb.learners",
     "rlds2reverb.learners.hooks",

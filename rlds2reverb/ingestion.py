@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,12 +28,14 @@ from rlds2reverb._writing.journal import Journal
 from rlds2reverb._writing.report import IngestReport
 from rlds2reverb._writing.reverb_writer import ReverbWriter
 from rlds2reverb._writing.server_destination import ServerDestination
+from rlds2reverb._writing.sharding import select_shard
 from rlds2reverb._writing.transfer import Progress, Transfer, capacity_error
+from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.locations import server_address
 from rlds2reverb.priorities import Priority
-from rlds2reverb.sources import load
+from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
@@ -78,7 +80,7 @@ _DEFAULT_OPTIONS = IngestOptions()
 
 def ingest(
     source: Any,
-    destination: Server | str | Path,
+    destination: Server | str | Path | Sequence[Server | str | Path],
     tables: str | TableConfig | Sequence[str | TableConfig] = "replay",
     *,
     adder: EpisodeAdder | None = None,
@@ -102,7 +104,8 @@ def ingest(
       source: a `Source`, or any argument of `load`.
       destination: a `ReplayServer`, a `reverb.Client` or `reverb.Server`, a port on this machine, or an address
         'HOST:PORT'; or the path of a directory that does not exist yet. A string 'HOST:PORT' is an address; any other
-        string, and every `Path`, is a path.
+        string, and every `Path`, is a path. A list of these is the shards of one dataset: each episode is written to
+        one of them, which a hash of its index determines, one shard after the other.
       tables: one or more tables, each of which receives every item. Tables of a server must exist, with the signature
         of the items or without one. For a directory, a name stands for a default `TableConfig` with that name.
       adder: function from episodes to items; None for `TrajectoryWindows()`, whose items are transitions.
@@ -144,33 +147,112 @@ def ingest(
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
     require_one_of("layout", layout, get_args(Layout))
     require_timeout(timeout_secs)
-    directory = _find_directory(destination)
-    if options.writer == "reverb" and (layout == "packed" or directory is not None):
-        raise ValueError("writer='reverb' requires a server as destination and layout='columns'")
-    configs = _make_table_configs(tables)
-    names = tuple(config.name for config in configs)
-    if directory is None:
-        client = connect(destination)
-        infos = table_infos(client, timeout_secs=min(timeout_secs, _FIRST_ANSWER_SECS))
+    run = _Run(
+        make_table_configs(tables),
+        adder or TrajectoryWindows(),
+        priority,
+        layout=layout,
+        on_invalid=on_invalid,
+        resume=resume,
+        timeout_secs=timeout_secs,
+        options=options,
+        progress=progress,
+    )
+    if not isinstance(destination, (list, tuple)):
+        report = run.write(source, run.open(destination))
+        report.emit_note_warnings()
+        return report
+    if not destination:
+        raise ValueError("destination must be a server, a directory or a list of these, got an empty list")
+    opened = [run.open(each) for each in destination]
     source = load(source)
-    conversion = make_conversion(source, adder or TrajectoryWindows(), priority, on_invalid=on_invalid, layout=layout)
-    report = IngestReport(source.name, names, writer=options.writer, statistics=source.statistics)
-    for warning in source.warnings:
-        report.warn(warning)
-    transfer = Transfer(source, conversion, on_invalid, resume, report, progress)
-    description = _describe_run(transfer, configs, layout, options)
-    if directory is not None:
-        _write_to_directory(transfer, directory, configs, options, description)
-    else:
-        for name in names:
+    if on_invalid == "error":
+        for batch in batch_episodes(source):
+            batch.require_valid(source.step_spec)
+    num_shards = len(opened)
+    total = run.make_report(source)
+    fingerprints = []
+    for shard, each in enumerate(opened):
+        part = select_shard(source, shard, num_shards)
+        report = run.write(replace(part, warnings=()), each, shard=(shard, num_shards))
+        fingerprints.append(report.fingerprint)
+        total.merge_counts(report)
+        total.warnings += tuple(warning for warning in report.warnings if warning not in total.warnings)
+    total.set_fingerprint(fingerprints)
+    total.emit_note_warnings()
+    return total
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A server to write to, and its tables."""
+
+    client: reverb.Client
+    infos: dict[str, TableInfo]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The checked arguments of `ingest`, without the source and the destination."""
+
+    configs: list[TableConfig]
+    adder: EpisodeAdder
+    priority: Priority
+    layout: Layout
+    on_invalid: OnInvalid
+    resume: bool
+    timeout_secs: float
+    options: IngestOptions
+    progress: Progress
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tables."""
+        return tuple(config.name for config in self.configs)
+
+    def open(self, destination: Server | str | Path) -> Path | _Server:
+        """Connects to a server, or returns the directory to write to."""
+        directory = _find_directory(destination)
+        if self.options.writer == "reverb" and (self.layout == "packed" or directory is not None):
+            raise ValueError("writer='reverb' requires a server as destination and layout='columns'")
+        if directory is not None:
+            return directory
+        client = connect(destination)
+        return _Server(client, table_infos(client, timeout_secs=min(self.timeout_secs, _FIRST_ANSWER_SECS)))
+
+    def make_report(self, source: Source) -> IngestReport:
+        """Returns a report without counts, and issues the warnings of the source."""
+        report = IngestReport(source.name, self.names, writer=self.options.writer, statistics=source.statistics)
+        for warning in source.warnings:
+            report.warn(warning)
+        return report
+
+    def write(self, source: Any, destination: Path | _Server, *, shard: tuple[int, int] | None = None) -> IngestReport:
+        """Writes a dataset, or one of its shards, to one destination."""
+        source = load(source)
+        conversion = make_conversion(source, self.adder, self.priority, on_invalid=self.on_invalid, layout=self.layout)
+        transfer = Transfer(source, conversion, self.on_invalid, self.resume, self.make_report(source), self.progress)
+        description = describe_run(
+            source,
+            conversion,
+            self.configs,
+            on_invalid=self.on_invalid,
+            layout=self.layout,
+            options=self.options,
+            shard=shard,
+        )
+        if isinstance(destination, Path):
+            _write_to_directory(transfer, destination, self.configs, self.options, description)
+            return transfer.report
+        client, infos = destination.client, destination.infos
+        for name in self.names:
             require_table(infos, name, conversion.signature)
         for warning in require_stored_items_match(
-            client.server_address, infos, names, conversion.signature, timeout_secs=timeout_secs
+            client.server_address, infos, self.names, conversion.signature, timeout_secs=self.timeout_secs
         ):
-            report.warn(warning)
-        _write_to_server(transfer, client, infos, options, description, timeout_secs=timeout_secs)
-    transfer.report.emit_note_warnings()
-    return transfer.report
+            transfer.report.warn(warning)
+        _write_to_server(transfer, client, infos, self.options, description, timeout_secs=self.timeout_secs)
+        return transfer.report
 
 
 def _find_directory(destination: Server | str | Path) -> Path | None:
@@ -179,7 +261,12 @@ def _find_directory(destination: Server | str | Path) -> Path | None:
     return Path(destination) if is_path else None
 
 
-def _make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:
+def make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:
+    """Returns the configurations of the tables that the argument `tables` of `ingest` stands for.
+
+    Raises:
+      ValueError: If there are none, or two of them have the same name.
+    """
     sequence = [tables] if isinstance(tables, (str, TableConfig)) else tables
     configs = [TableConfig(table) if isinstance(table, str) else table for table in sequence]
     names = [config.name for config in configs]
@@ -188,9 +275,10 @@ def _make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig])
     return configs
 
 
-def _make_encoder(
+def make_encoder(
     conversion: ItemConversion, tables: Sequence[str], options: IngestOptions, *, number_items: bool = False
 ) -> Encoder:
+    """Returns an encoder for the items of a conversion; see `Encoder`."""
     return Encoder(
         conversion.specs,
         tables,
@@ -201,22 +289,39 @@ def _make_encoder(
     )
 
 
-def _describe_run(
-    transfer: Transfer, configs: Sequence[TableConfig], layout: Layout, options: IngestOptions
+def describe_run(
+    source: Source,
+    conversion: ItemConversion,
+    configs: Sequence[TableConfig],
+    *,
+    on_invalid: OnInvalid,
+    layout: Layout,
+    options: IngestOptions,
+    shard: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Returns the values that distinguish one run from another, for JSON."""
-    source, conversion = transfer.source, transfer.conversion
+    """Returns the values that distinguish one run from another, for JSON.
+
+    Args:
+      source: the dataset.
+      conversion: its conversion.
+      configs: configurations of the tables.
+      on_invalid: treatment of invalid episodes.
+      layout: layout of the items.
+      options: advanced options.
+      shard: index of the shard and number of shards, or None for a single destination.
+    """
     description = {
         "source": [source.name, source.kind, source.num_rows, source.num_episodes],
         "steps": str(conversion.step_spec),
         "tables": [config.as_dict() for config in configs],
         "adder": _describe_callable(conversion.adder),
         "priority": _describe_callable(conversion.priority),
-        "on_invalid": transfer.on_invalid,
+        "on_invalid": on_invalid,
         "layout": layout,
         "writer": options.writer,
         "chunk_length": options.chunk_length,
         "key_seed": options.key_seed,
+        **({} if shard is None else {"shard": shard}),
     }
     return dict(json.loads(json.dumps(description)))
 
@@ -228,7 +333,8 @@ def _describe_callable(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def _example_hash(conversion: ItemConversion) -> int:
+def example_hash(conversion: ItemConversion) -> int:
+    """Returns a hash of the items and priorities of the first episode."""
     return keys.make_seed(conversion.example.digests[0], conversion.example.priorities.tobytes())
 
 
@@ -240,9 +346,9 @@ def _write_to_directory(
     description: dict[str, Any],
 ) -> None:
     conversion, names = transfer.conversion, transfer.report.tables
-    description["example"] = _example_hash(conversion)
+    description["example"] = example_hash(conversion)
     _require_capacity(transfer, [config.capacity for config in configs], allow_eviction=False)
-    encoder = _make_encoder(conversion, names, options, number_items=True)
+    encoder = make_encoder(conversion, names, options, number_items=True)
     with DirectoryDestination(path, configs, conversion.signature, encoder, description=description) as directory:
         transfer.run(directory)
     transfer.report.memory_bytes = CheckpointRoot(path, create=False).data()["memory_bytes"]
@@ -259,7 +365,7 @@ def _write_to_server(
     timeout_secs: float,
 ) -> None:
     conversion, names = transfer.conversion, transfer.report.tables
-    example = _example_hash(conversion)
+    example = example_hash(conversion)
     journal = Journal(description, client.server_address, example=example, warn=transfer.report.warn)
     with journal.lock():
         if transfer.on_invalid == "error":
@@ -269,13 +375,13 @@ def _write_to_server(
             transfer.require_same_data(saved.state)
         max_sizes = [infos[name].max_size for name in names if _evicts(infos[name])]
         _require_capacity(transfer, max_sizes, allow_eviction=options.allow_eviction)
-        transfer.estimate_memory(_make_encoder(conversion, names, options))
+        transfer.estimate_memory(make_encoder(conversion, names, options))
         if not options.force and _is_local(client.server_address):
             # Existing items usually come from an earlier run with the same data, which then need no more memory.
             has_items = any(infos[name].current_size for name in names)
             needed = 0 if has_items else transfer.report.memory_bytes
             require_memory(needed, f"{', '.join(map(repr, names))} at {client.server_address}")
-        encoder = _make_encoder(conversion, names, options)
+        encoder = make_encoder(conversion, names, options)
         _run_until_written(transfer, client, encoder, journal, timeout_secs=timeout_secs)
     infos = table_infos(client, timeout_secs=timeout_secs)
     transfer.report.table_sizes = {name: infos[name].current_size for name in names}

@@ -23,6 +23,13 @@ class ArraySpec:
     shape: tuple[int | None, ...]
     dtype: np.dtype
 
+    def __post_init__(self) -> None:
+        dtype = np.dtype(self.dtype)
+        # HDF5's float32 is equal to numpy's, but has a different repr, from which keys are derived.
+        if not dtype.isbuiltin and dtype.names is None:
+            dtype = np.dtype(dtype.str)
+        object.__setattr__(self, "dtype", dtype)
+
     def __str__(self) -> str:
         return describe(self)
 

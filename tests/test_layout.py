@@ -20,6 +20,7 @@ PARTS = [
     "_writing",
     "sampling",
     "entry points",
+    "beam",
 ]
 ENTRY_POINTS = {"ingestion", "rlds_to_reverb"}
 #: The layers above the core, with those that each of them may import.

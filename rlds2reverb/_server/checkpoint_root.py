@@ -70,7 +70,9 @@ def table_records(tables: Sequence[TableConfig], signature: Nest) -> list[Any]:
         try:
             path = Path(server.localhost_client().checkpoint()) / "tables.tfrecord"
             path.write_bytes(zlib.decompress(path.read_bytes()))
-            return [PriorityTableCheckpoint.FromString(record) for record in tfrecords.read(path)]
+            records = [PriorityTableCheckpoint.FromString(record) for record in tfrecords.read(path)]
+            names = [table.name for table in tables]
+            return sorted(records, key=lambda record: names.index(record.table_name))  # Reverb's own order varies.
         finally:
             server.stop()
 

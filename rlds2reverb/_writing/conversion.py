@@ -60,22 +60,37 @@ class ItemConversion:
           SpecMismatchError: If their columns differ from those of the first episode.
           ValueError: If a priority is not finite or not in [0, 1e12].
         """
+        return [
+            _make_block(episodes, items, self.priority, packed=self.packed)
+            for episodes, items in self._convert_to_items(batch)
+        ]
+
+    def count_items(self, batch: EpisodeBatch) -> np.ndarray:
+        """Returns the number of items of each of some valid episodes, int64 `[E]`.
+
+        Raises:
+          SpecMismatchError: If their columns differ from those of the first episode.
+        """
+        return np.concatenate([items.num_items for _, items in self._convert_to_items(batch)])
+
+    def _convert_to_items(self, batch: EpisodeBatch) -> list[tuple[Sequence[Episode], ItemBatch]]:
         convert_batch = getattr(self.adder, "convert_batch", None)
         items = convert_batch(batch) if convert_batch and len(batch.episodes) > 1 else None
+        converted: list[tuple[Sequence[Episode], ItemBatch]]
         if items is None:
-            return [
-                self._make_checked_block([episode], ItemBatch.from_items(self.adder(episode)))
-                for episode in batch.episodes
-            ]
-        return [self._make_checked_block(batch.episodes, items)]
+            converted = [([episode], ItemBatch.from_items(self.adder(episode))) for episode in batch.episodes]
+        else:
+            converted = [(batch.episodes, items)]
+        for episodes, batch_items in converted:
+            self._require_same_columns(episodes[0], batch_items)
+        return converted
 
-    def _make_checked_block(self, episodes: Sequence[Episode], items: ItemBatch) -> ItemBlock:
+    def _require_same_columns(self, episode: Episode, items: ItemBatch) -> None:
         spec = make_step_spec(items.items.columns)
         if spec != self.row_spec:
-            holder = f"the first episode (this is episode {episodes[0].index})"
+            holder = f"the first episode (this is episode {episode.index})"
             advice = "the adder must return the same columns for all episodes"
             require_match(spec, self.row_spec, holder=holder, advice=advice, root="item")
-        return _make_block(episodes, items, self.priority, packed=self.packed)
 
 
 def _make_block(episodes: Sequence[Episode], items: ItemBatch, priority: Priority, *, packed: bool) -> ItemBlock:

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -56,7 +56,8 @@ from .transfer import TransferState
 CHECKPOINT_NAME = "1970-01-01T00:00:00.000000000+00:00"
 
 _ITEMS, _CHUNKS = "items.tfrecord", "chunks.tfrecord"
-_FILES = (_ITEMS, _CHUNKS, "item_keys", "chunk_keys")
+#: The files that are appended to.
+FILES = (_ITEMS, _CHUNKS, "item_keys", "chunk_keys")
 _PART_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
 _MAX_QUEUED_BATCHES = 3
@@ -162,8 +163,8 @@ class DirectoryDestination:
           ResourceInUseError: If another process writes the directory.
           StorageFullError: If the disk is full.
         """
-        if os.path.lexists(self.directory) and not _is_empty(self.directory):
-            return self._open_complete(resume)
+        if (complete := self.find_complete(resume=resume)) is not None:
+            return complete
         if os.path.ismount(self.directory):
             raise CheckpointError(
                 f"{self.directory} must not be the root of a file system, because another directory is renamed to it; "
@@ -178,7 +179,7 @@ class DirectoryDestination:
                 state = load_json(self._journal) if resume else None
                 if state is None or self._is_linked():
                     state = None
-                    for name in ("journal.json", *_FILES):
+                    for name in ("journal.json", *FILES):
                         (self._partial / name).unlink(missing_ok=True)
                 if state and state["run"] != self._description:
                     difference = _first_difference(state["run"], self._description)
@@ -187,7 +188,7 @@ class DirectoryDestination:
                     )
                 # This takes a while and does not need the data, so it runs while they are read.
                 self._tables = self._thread.submit(table_records, self._configs, self._signature)
-                for name in _FILES:
+                for name in FILES:
                     self._files[name] = file = HashedFile(self._partial / name)
                     self._resources.enter_context(file.stream)
                     file.restore(*(state["files"][name] if state else (0, "")))
@@ -216,11 +217,17 @@ class DirectoryDestination:
 
     def _is_linked(self) -> bool:
         """Returns whether a complete directory has links to these files: an earlier run renamed its `root`."""
-        files = [path for name in _FILES if (path := self._partial / name).is_file()]
+        files = [path for name in FILES if (path := self._partial / name).is_file()]
         return not (self._partial / "root").exists() and any(path.stat().st_nlink > 1 for path in files)
 
-    def _open_complete(self, resume: bool) -> TransferState:
-        """Returns the state at the end of the run that wrote the directory, if it had the same description."""
+    def find_complete(self, *, resume: bool) -> TransferState | None:
+        """Returns the state at the end of the run that wrote the directory, or None if the directory does not exist.
+
+        Raises:
+          CheckpointError: If the directory was not written by a run with the same description.
+        """
+        if not os.path.lexists(self.directory) or _is_empty(self.directory):
+            return None
         can_resume = resume and self.directory.is_dir()
         data = CheckpointRoot(self.directory, create=False).data() if can_resume else {}
         if "run" not in data:
@@ -256,13 +263,20 @@ class DirectoryDestination:
 
     def _append(self, batch: EncodedBatch) -> None:
         """Appends a batch to the files; runs in the writing thread."""
-        for name, groups in ((_CHUNKS, batch.chunks), (_ITEMS, batch.items)):
-            for records in groups:
-                for group in _iterate_groups(records):
-                    self._files[name].append(tfrecords.frame(group))
-        self._files["chunk_keys"].append(batch.chunk_keys)
-        for item_keys in batch.item_keys:
-            self._files["item_keys"].append(item_keys)
+        for name, content in iterate_contents(batch):
+            self._files[name].append(content)
+
+    def append_part(self, contents: Mapping[str, np.ndarray], num_items: int) -> None:
+        """Appends the encoded items of further episodes, as `iterate_contents` returns them.
+
+        Args:
+          contents: the bytes to append to each of `FILES`.
+          num_items: number of items per table.
+        """
+        with self._full_disk_as_error():
+            for name, content in contents.items():
+                self._files[name].append(content)
+        self._encoder.num_items += num_items
 
     def _end_part(self, state: TransferState) -> None:
         while self._queued:
@@ -345,6 +359,17 @@ class DirectoryDestination:
             ),
             "versions": {name: version(name) for name in ("rlds2reverb", "dm-reverb")},
         }
+
+
+def iterate_contents(batch: EncodedBatch) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields what is appended to `FILES` for an encoded batch, as pairs of a name and an array."""
+    for name, groups in ((_CHUNKS, batch.chunks), (_ITEMS, batch.items)):
+        for records in groups:
+            for group in _iterate_groups(records):
+                yield name, tfrecords.frame(group)
+    yield "chunk_keys", batch.chunk_keys
+    for item_keys in batch.item_keys:
+        yield "item_keys", item_keys
 
 
 def _iterate_groups(records: Records) -> Iterator[np.ndarray]:

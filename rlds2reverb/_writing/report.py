@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import xxhash
 
 from rlds2reverb._text import format_bytes, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import locate_discontinuity, make_notes
 from rlds2reverb.errors import Problem
 from rlds2reverb.sources.transforms import describe_changes
+
+#: The number of problems that a report lists.
+MAX_REPORTED_PROBLEMS = 20
+#: The attributes of a report that are sums.
+_COUNTS = (
+    *("episodes", "steps", "items", "bytes", "unterminated", "dropped_last_transition", "discontinuities"),
+    *("episodes_too_short", "skipped_episodes", "kept_problems", "resumed_episodes", "resumed_steps"),
+    *("memory_bytes", "restarts"),
+)
 
 
 class IngestWarning(RuntimeWarning):
@@ -47,7 +58,8 @@ class IngestReport:
       writer: 'bulk' or 'reverb'; see `ingestion.IngestOptions`.
       warnings: sentences that the user should see.
       statistics: values and changes of the transforms; see `sources.transforms.apply_transforms`.
-      fingerprint: XXH3-128 of the written content; see `sources.summary.Fingerprint`.
+      fingerprint: XXH3-128 of the written content; see `sources.summary.Fingerprint`. For several shards, that of
+        their fingerprints.
       table_sizes: number of items in each table at the end, including items from other writers.
     """
 
@@ -148,6 +160,22 @@ class IngestReport:
             if episode.discontinuities:
                 self.discontinuities += len(episode.discontinuities)
                 self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
+
+    def merge_counts(self, other: IngestReport) -> None:
+        """Adds the counts, seconds and problems of the report of other episodes of the same dataset."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, duration in other.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + duration
+        for name, size in other.table_sizes.items():
+            self.table_sizes[name] = self.table_sizes.get(name, 0) + size
+        self.first_discontinuity = self.first_discontinuity or other.first_discontinuity
+        self.problems = (self.problems + other.problems)[:MAX_REPORTED_PROBLEMS]
+
+    def set_fingerprint(self, fingerprints: Sequence[str]) -> None:
+        """Sets the fingerprint to that of a single shard, or to a hash of those of several shards."""
+        digest = xxhash.xxh3_128(b"".join(map(bytes.fromhex, fingerprints))).hexdigest()
+        self.fingerprint = fingerprints[0] if len(fingerprints) == 1 else digest
 
     def reset_counts(self) -> IngestReport:
         """Returns a report of the same run without counts; keeps the values determined before the first item."""

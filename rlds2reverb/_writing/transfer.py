@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from rlds2reverb import fields
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb._server.memory import estimate_server_bytes
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode, find_problems
-from rlds2reverb.errors import InvalidEpisodeError, Problem, ResumeError
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import Problem, ResumeError
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
 from rlds2reverb.tables import MAX_ITEMS
 
 from .conversion import ItemConversion, OnInvalid
 from .report import IngestReport
+from .validation import EpisodeFilter
 
-_MAX_REPORTED_PROBLEMS = 20
 #: A dataset up to this size is kept in memory by the check, so that it is read only once.
 _MAX_CACHED_BYTES = 512 << 20
 #: Number of items of the first episode from which the server's memory is estimated.
@@ -259,43 +258,17 @@ class Transfer:
                 return
             yield episode
 
+    def _find_problems(self, episode: Episode) -> tuple[list[Problem], bool]:
+        return ([], False) if self._is_checked else self._filter.find_problems(episode)
+
+    def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
+        return batch if self._is_checked else self._filter.drop_skipped(batch, self.report)
+
     @property
     def _is_checked(self) -> bool:
         """Whether `check` found all episodes valid."""
         return self.on_invalid == "error" and self.num_steps is not None
 
-    def _find_problems(self, episode: Episode) -> tuple[list[Problem], bool]:
-        """Returns the problems of an episode, and whether to skip it, as is done in any case if no table can hold it.
-
-        Raises:
-          InvalidEpisodeError: If there are problems and they are errors.
-        """
-        problems = [] if self._is_checked else find_problems(episode, self.conversion.step_spec)
-        if problems and self.on_invalid == "error":
-            raise InvalidEpisodeError(problems)
-        is_impossible = any(problem.field == fields.STEPS for problem in problems)
-        return problems, bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
-
-    def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to the report.
-
-        Raises:
-          InvalidEpisodeError: If there are problems and they are errors.
-        """
-        if self._is_checked:
-            return batch
-        if self.on_invalid == "error":
-            batch.require_valid(self.conversion.step_spec)
-            return batch
-        if batch.is_valid(self.conversion.step_spec):
-            return batch
-        report, kept = self.report, []
-        for episode in batch.episodes:
-            problems, is_skipped = self._find_problems(episode)
-            report.problems += problems[: _MAX_REPORTED_PROBLEMS - len(report.problems)]
-            if is_skipped:
-                report.skipped_episodes += 1
-            else:
-                report.kept_problems += len(problems)
-                kept.append(episode)
-        return EpisodeBatch(kept) if kept else None
+    @property
+    def _filter(self) -> EpisodeFilter:
+        return EpisodeFilter(self.conversion.step_spec, self.on_invalid)

@@ -90,10 +90,13 @@ class ContinuityCheck:
           SourceError: If more than `MAX_SHARE` of the source's rows are discontinuities.
         """
         self._num_read += num_rows
-        if not episode.discontinuities:
-            return
-        self._first = self._first or locate_discontinuity(episode)
-        self._count += len(episode.discontinuities)
+        if episode.discontinuities:
+            self.add_count(len(episode.discontinuities), locate_discontinuity(episode))
+
+    def add_count(self, count: int, first: str) -> None:
+        """Counts discontinuities that were found elsewhere, the first of them at `first`; raises as `add`."""
+        self._first = self._first or first
+        self._count += count
         self._require_few(self.num_rows or max(self._num_read, _MIN_ROWS))
 
     def finish(self) -> None:

@@ -6,10 +6,11 @@ a terminal state, `timeouts[t]` if the episode was truncated after row `t`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ ALIASES = {
 }
 #: Gym's flag, which is set at terminal and at truncated ends and cannot tell them apart.
 DONES = ("dones", "done")
+
+#: What users can do about too many discontinuities.
+CONTINUITY_ADVICE = f"{INDEPENDENT_ROWS_ADVICE}; {SPLIT_ADVICE}"
 
 _BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_ROWS = 1 << 16
@@ -101,18 +105,23 @@ def open_d4rl(
         rows, or flags are not 0 or 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
         rows are discontinuities.
     """
-
-    def open_rows(file: h5py.File) -> TransitionRows:
-        return _check_columns(path.name, _open_columns(file, extra_fields, limits), extra_fields, ends)
-
-    def read() -> Iterator[Episode]:
-        with hdf5.open_hdf5(path) as file:
-            yield from _read_episodes(open_rows(file))
-
+    rows_of_file = functools.partial(_open_rows, path, extra_fields, ends, limits)
+    with rows_of_file() as rows:
+        num_rows = rows.num_rows
     with hdf5.open_hdf5(path) as file:
-        num_rows = open_rows(file).num_rows
         metadata, env_spec = split_env_spec(hdf5.read_scalars(file, "metadata"))
-    return Source(path.name, "d4rl", read, num_rows=num_rows, metadata=metadata, env_spec=env_spec)
+    ranges = _RowRanges(rows_of_file)
+    return Source(
+        path.name, "d4rl", ranges.read_all, num_rows=num_rows, metadata=metadata, env_spec=env_spec, ranges=ranges
+    )
+
+
+@contextlib.contextmanager
+def _open_rows(
+    path: Path, extra_fields: Sequence[str], ends: EpisodeEnds, limits: hdf5.Limits
+) -> Iterator[TransitionRows]:
+    with hdf5.open_hdf5(path) as file:
+        yield _check_columns(path.name, _open_columns(file, extra_fields, limits), extra_fields, ends)
 
 
 def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), ends: EpisodeEnds) -> Source:
@@ -126,28 +135,67 @@ def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[s
     if nests:
         raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
     rows = _check_columns(name, arrays, extra_fields, ends)
-    return Source(name, "memory", lambda: _read_episodes(rows), num_rows=rows.num_rows)
+    ranges = _RowRanges(lambda: contextlib.nullcontext(rows))
+    return Source(name, "memory", ranges.read_all, num_rows=rows.num_rows, ranges=ranges)
+
+
+class _RowRanges:
+    """Random access to the episodes of some rows; implements `EpisodeRanges`."""
+
+    def __init__(self, open_rows: Callable[[], contextlib.AbstractContextManager[TransitionRows]]):
+        self._open_rows = open_rows
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """The first row of each episode, and the number of rows, int64 `[E + 1]`."""
+        with self._open_rows() as rows:
+            return _find_episode_starts(rows)
+
+    def count(self) -> int:
+        return len(self._starts) - 1
+
+    def read_all(self) -> Iterator[Episode]:
+        """Yields all episodes, without finding their rows first."""
+        with self._open_rows() as rows:
+            yield from _read_episodes(rows)
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        with self._open_rows() as rows:
+            first_row, stop_row = self._starts[[first, stop]].tolist()
+            yield from _read_episodes(replace(rows, first_row=first_row, stop_row=stop_row), first)
 
 
 @dataclass(frozen=True)
 class TransitionRows:
-    """Checked columns of `num_rows` rows each: arrays, or datasets of an open HDF5 file."""
+    """Checked columns of `num_rows` rows each: arrays, or datasets of an open HDF5 file.
+
+    Attributes:
+      name: name of the source.
+      num_rows: number of rows of each column.
+      columns: the columns.
+      ends: rules that end episodes in addition to the flagged rows.
+      first_row: first row to read, at which an episode must start.
+      stop_row: row after the last one to read; None for all.
+    """
 
     name: str
     num_rows: int
     columns: dict[str, Any] = field(repr=False)
     ends: EpisodeEnds = EpisodeEnds()
+    first_row: int = 0
+    stop_row: int | None = None
 
     def read_blocks(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Yields blocks of bounded size, each with the row after it; flags are bool and rewards `[n]`."""
         row_bytes = sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self.columns.values())
         block_rows = int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
-        for start, stop, block in read_blocks(self.columns, _block_bounds(self.num_rows, block_rows)):
+        last = self.num_rows if self.stop_row is None else self.stop_row
+        for start, stop, block in read_blocks(self.columns, _block_bounds(self.first_row, last, block_rows)):
             yield stop, self._check_block(block, start)
 
     def _check_block(self, columns: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
         block = {name: as_columns(column, f"{self.name}: '{name}'") for name, column in columns.items()}
-        if block[REWARDS].ndim == 2:
+        if REWARDS in block and block[REWARDS].ndim == 2:
             block[REWARDS] = block[REWARDS][:, 0]
         for name in (TERMINALS, TIMEOUTS):
             if name in block:
@@ -251,7 +299,26 @@ def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> N
         )
 
 
-def _read_episodes(rows: TransitionRows) -> Iterator[Episode]:
+def _find_episode_starts(rows: TransitionRows) -> np.ndarray:
+    """Returns the first row of each episode, and the number of rows, int64 `[E + 1]`.
+
+    Reads only the flags, if these determine where episodes end.
+    """
+    if rows.ends.at_every_row:
+        return np.arange(rows.num_rows + 1)
+    names = (TERMINALS, TIMEOUTS, *((OBSERVATIONS, NEXT_OBSERVATIONS) if rows.ends.at_discontinuity else ()))
+    rows = replace(rows, columns={name: column for name, column in rows.columns.items() if name in names})
+    starts = [0]
+    for stop, block in rows.read_blocks():
+        start = stop - len(block[TERMINALS])
+        starts += [start + end + 1 for end in _find_ends(rows, block, stop, start - starts[-1])]
+    if starts[-1] < rows.num_rows:
+        starts.append(rows.num_rows)
+    return np.array(starts, np.int64)
+
+
+def _read_episodes(rows: TransitionRows, first_index: int = 0) -> Iterator[Episode]:
+    """Yields the episodes of the rows; `first_index` is the index of the first one."""
     if rows.ends.at_every_row:
         for stop, block in rows.read_blocks():
             yield from make_single_transition_episodes(
@@ -264,16 +331,16 @@ def _read_episodes(rows: TransitionRows) -> Iterator[Episode]:
                 first_index=stop - len(block[REWARDS]),
             )
         return
-    check = ContinuityCheck(rows.name, rows.num_rows, f"{INDEPENDENT_ROWS_ADVICE}; {SPLIT_ADVICE}")
-    for episode, num_rows in _split_episodes(rows):
+    check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
+    for episode, num_rows in _split_episodes(rows, first_index):
         check.add(episode, num_rows)
         yield episode
 
 
-def _split_episodes(rows: TransitionRows) -> Iterator[tuple[Episode, int]]:
-    """Yields each episode and its number of rows in the source."""
+def _split_episodes(rows: TransitionRows, index: int) -> Iterator[tuple[Episode, int]]:
+    """Yields each episode, the first of which has that index, and its number of rows in the source."""
     pending: list[dict[str, np.ndarray]] = []  # Rows of an episode that continues in the next block.
-    num_pending = index = 0
+    num_pending = 0
     discontinuities: list[int] = []
     for stop, block in rows.read_blocks():
         num_rows = len(block[REWARDS])
@@ -318,11 +385,11 @@ def _find_discontinuities(
     return list(rows)
 
 
-def _block_bounds(num_rows: int, block_rows: int) -> Iterator[tuple[int, int]]:
+def _block_bounds(first_row: int, stop_row: int, block_rows: int) -> Iterator[tuple[int, int]]:
     """Yields the bounds of blocks that grow up to `block_rows` rows, so that the first episode is available early."""
-    start, size = 0, min(_FIRST_BLOCK_ROWS, block_rows)
-    while start < num_rows:
-        stop = min(start + size, num_rows)
+    start, size = first_row, min(_FIRST_BLOCK_ROWS, block_rows)
+    while start < stop_row:
+        stop = min(start + size, stop_row)
         yield start, stop
         start, size = stop, min(2 * size, block_rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
 from . import d4rl, d4rl_names, hdf5, memory, minari, rlds, robomimic
+from .concatenation import concatenate_sources
 from .source import Source
 
 _SUPPORTED = (
-    "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a TFDS name "
-    "(d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), a D4RL name (hopper-medium-v2), a list "
-    "of episodes, a function that returns an iterable of episodes, a dict of D4RL columns, or an RLDS tf.data.Dataset"
+    "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a list or a pattern (*.hdf5) "
+    "of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), a D4RL name "
+    "(hopper-medium-v2), a list of episodes, a function that returns an iterable of episodes, a dict of D4RL columns, "
+    "or an RLDS tf.data.Dataset"
 )
 _FILE_SUFFIXES = (".hdf5", ".h5", ".npz", ".npy")
 #: Levels below a directory at which a dataset is searched for: name/config/version and namespace/name/version.
@@ -44,6 +47,8 @@ def load(
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`) or D4RL (`hopper-medium-v2`, looked up in D4RL's own directory,
           `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
+        - a pattern such as `data/*.hdf5`, or a list of paths, patterns or names: several datasets of one kind, read in
+          the order of the list, and by name for a pattern;
         - a list of episodes, each a dict of arrays, see `memory.from_episodes`; or, if they do not fit in memory, a
           function that returns an iterable of them (such as a generator function, not called), or an object that can
           be iterated repeatedly;
@@ -67,7 +72,8 @@ def load(
       A `Source`, an iterable of episodes.
 
     Raises:
-      FileNotFoundError: If the path does not exist, or the named dataset is not on this machine.
+      FileNotFoundError: If the path does not exist, a pattern matches nothing, or the named dataset is not on this
+        machine.
       SourceError: If the data are damaged, hostile, or in none of these formats, or if `source` is the `HOST:PORT` of a
         server; while iterating, also if `next_observations` does not match the next row in more than 1 % of
         the rows (see `independent_rows`).
@@ -97,14 +103,34 @@ def _open(
         return source
     if isinstance(source, Mapping):
         return d4rl.from_rows("rows in memory", source, extra_fields=extra_fields, ends=ends)
+    if isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, Path)) for each in source):
+        sources = [_open(each, split, extra_fields, ends, data_dir, download=download) for each in source]
+        return concatenate_sources(sources)
     if isinstance(source, (str, Path)):
         path = _find_path(source)
         if path is None:
+            if matches := expand_pattern(source):
+                return _open(matches, split, extra_fields, ends, data_dir, download=download)
             return _open_by_name(str(source), split, data_dir, extra_fields=extra_fields, download=download)
         return _open_directory(path, split, extra_fields) if path.is_dir() else _open_file(path, extra_fields, ends)
     if hasattr(source, "element_spec"):
         return rlds.from_rlds_dataset(source)
     return _open_episodes(source, independent_rows=ends.at_every_row)
+
+
+def expand_pattern(location: str | Path) -> list[str]:
+    """Returns the sorted paths that match a pattern such as `data/*.hdf5`; none if it is not a pattern.
+
+    Raises:
+      FileNotFoundError: If nothing matches.
+    """
+    pattern = str(location)
+    if not glob.has_magic(pattern):
+        return []
+    matches = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    if not matches:
+        raise FileNotFoundError(f"no file matches {pattern[:100]!r}; check the path")
+    return matches
 
 
 def _open_episodes(source: Any, *, independent_rows: bool) -> Source:

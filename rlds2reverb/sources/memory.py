@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,21 @@ def from_episodes(
         lambda: iter(checked),
         num_episodes=len(checked),
         num_rows=sum(episode.num_steps for episode in checked),
+        ranges=_ListedEpisodes(checked),
     )
+
+
+@dataclass(frozen=True)
+class _ListedEpisodes:
+    """Episodes in a list; implements `EpisodeRanges`."""
+
+    episodes: Sequence[Episode]
+
+    def count(self) -> int:
+        return len(self.episodes)
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        return iter(self.episodes[first:stop])
 
 
 def from_function(

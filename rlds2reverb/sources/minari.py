@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,12 @@ def open_minari(location: str | Path, *, extra_fields: Sequence[str] = (), downl
     if version not in minari.supported_dataset_versions:
         warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list",)
     require_new_names(extra_fields, name)
+    ranges = _StoredEpisodes(directory, storage, metadata["total_episodes"], tuple(extra_fields))
     return Source(
         name,
         "minari",
-        lambda: _read_episodes(directory, storage, metadata["total_episodes"], extra_fields),
+        ranges.read_all,
+        ranges=ranges,
         num_episodes=metadata["total_episodes"],
         num_rows=metadata["total_steps"],
         warnings=warnings,
@@ -166,21 +168,39 @@ def _download_if_missing(name: str) -> Path:
     return _dataset_path(name)
 
 
-def _read_episodes(directory: Path, storage: Any, num_episodes: int, extra_fields: Sequence[str]) -> Iterator[Episode]:
-    episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] = iter(())
-    for index in range(num_episodes):
-        try:
-            if not index:
-                indices = range(num_episodes)
-                episodes = zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True)
-            episode, metadata = next(episodes)
-        except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
-            raise SourceError(f"{directory} is damaged at episode {index}: {type(error).__name__}: {error}") from error
-        where = f"{directory.name}: episode {index}"
-        extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
-        seed = metadata.get("seed")
-        made = _make_episode(episode, extras, index, where)
-        yield replace(made, seed=None if seed is None else int(seed))
+@dataclass(frozen=True)
+class _StoredEpisodes:
+    """The episodes of a Minari dataset; implements `EpisodeRanges`."""
+
+    directory: Path
+    storage: Any
+    num_episodes: int
+    extra_fields: tuple[str, ...]
+
+    def count(self) -> int:
+        return self.num_episodes
+
+    def read_all(self) -> Iterator[Episode]:
+        """Returns an iterator over all episodes."""
+        return self.read(0, self.num_episodes)
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] = iter(())
+        for index in range(first, stop):
+            try:
+                if index == first:
+                    indices = range(first, stop)
+                    stored = self.storage.get_episodes(indices), self.storage.get_episode_metadata(indices)
+                    episodes = zip(*stored, strict=True)
+                episode, metadata = next(episodes)
+            except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
+                reason = f"{type(error).__name__}: {error}"
+                raise SourceError(f"{self.directory} is damaged at episode {index}: {reason}") from error
+            where = f"{self.directory.name}: episode {index}"
+            extras = {name: _select_info(episode["infos"], name, where) for name in self.extra_fields}
+            seed = metadata.get("seed")
+            made = _make_episode(episode, extras, index, where)
+            yield replace(made, seed=None if seed is None else int(seed))
 
 
 def _select_info(infos: Any, name: str, where: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tree
@@ -13,52 +14,86 @@ from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import Nest, leaves, path_name
 
+from .exact_sums import ExactSum, add_squares
+
 #: Added to standard deviations (Fujimoto & Gu 2021, section 5: "a small normalization constant" of 1e-3).
 STD_EPS = 1e-3
 _MAX_LISTED_PLACES = 8
+#: The limit of numbers whose squares are computed exactly.
+_MAX_VALUE = 2.0**500
 
 
 class LeafMoments:
-    """Running mean and standard deviation of one float array, element by element.
+    """Mean and standard deviation of one float array, element by element.
 
-    Batches of rows are combined as by Chan, Golub & LeVeque (1979), eq. 2.1, in float64, which does not cancel if the
-    mean is much larger than the standard deviation. The standard deviation of a constant element is exactly 0, and its
-    mean exactly that constant.
+    The sums of the elements and of their squares are exact (see `exact_sums`), and mean and variance are rounded once,
+    so that they depend neither on the order of the rows nor on how these are divided into parts. The standard deviation
+    of a constant element is exactly 0, and its mean exactly that constant.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        self._mean = self._squares = np.float64(0)
-        self._lowest, self._highest = np.float64(np.inf), np.float64(-np.inf)
+        self._sum, self._squares = ExactSum(), ExactSum()
+        self._is_usable = np.array(True)  # Of each element, once there are rows.
 
     def add(self, rows: np.ndarray) -> None:
         """Adds rows `[T, ...]`."""
         if not len(rows):
             return
+        is_exact = rows.dtype.itemsize < 8  # The squares of float32 are exact in float64.
         rows = rows.astype(np.float64)
-        count = self._count + len(rows)
-        share = len(rows) / count
-        delta = rows.mean(axis=0) - self._mean
-        self._squares = self._squares + rows.var(axis=0) * len(rows) + delta**2 * self._count * share
-        self._mean = self._mean + delta * share
-        self._lowest = np.minimum(self._lowest, rows.min(axis=0))
-        self._highest = np.maximum(self._highest, rows.max(axis=0))
-        self._count = count
+        usable = np.abs(rows) < _MAX_VALUE
+        if not usable.all():
+            rows = np.where(usable, rows, 0.0)
+        self._count += len(rows)
+        self._is_usable = self._is_usable & usable.all(axis=0)
+        self._sum.add(rows)
+        if is_exact:
+            self._squares.add(rows * rows)
+        else:
+            add_squares(self._squares, rows)
+
+    def merge(self, other: LeafMoments) -> None:
+        """Adds the rows that were added to other moments."""
+        self._count += other._count
+        self._sum.merge(other._sum)
+        self._squares.merge(other._squares)
+        self._is_usable = self._is_usable & other._is_usable
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the moments as plain values, for JSON."""
+        is_usable = [list(self._is_usable.shape), self._is_usable.ravel().tolist()]
+        sums = [self._sum.as_dict(), self._squares.as_dict()]
+        return {"count": self._count, "is_usable": is_usable, "sums": sums}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LeafMoments:
+        """Creates moments from the values of `as_dict`."""
+        moments = cls()
+        shape, is_usable = values["is_usable"]
+        moments._count, moments._is_usable = values["count"], np.array(is_usable, bool).reshape(shape)
+        moments._sum, moments._squares = map(ExactSum.from_dict, values["sums"])
+        return moments
 
     @property
     def is_finite(self) -> bool:
-        """Whether all rows are free of NaN and Inf."""
-        return bool(np.isfinite(self._squares).all())
+        """Whether all rows are free of NaN, Inf, and numbers above 1e150, whose squares would overflow."""
+        return bool(np.all(self._is_usable))
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """The mean of each element, float64."""
-        return np.where(self._lowest == self._highest, self._lowest, self._mean)
+        """The mean of each element, float64; NaN for elements that are not finite in all rows."""
+        return self._round(self._sum.fractions(self._is_usable.shape) / self._count)
 
     @cached_property
     def std(self) -> np.ndarray:
-        """The standard deviation of each element, float64."""
-        return np.where(self._lowest == self._highest, 0, np.sqrt(self._squares / self._count))
+        """The standard deviation of each element, float64; NaN for elements that are not finite in all rows."""
+        shape = self._is_usable.shape
+        mean = self._sum.fractions(shape) / self._count
+        return np.sqrt(self._round(self._squares.fractions(shape) / self._count - mean * mean))
+
+    def _round(self, fractions: np.ndarray) -> np.ndarray:
+        return np.where(self._is_usable, np.asarray(fractions).astype(np.float64), np.nan)
 
     def divisor(self, eps: float = STD_EPS) -> np.ndarray:
         """Returns `std + eps`, or infinity for constant elements, so that a division makes them 0 for any eps."""
@@ -66,7 +101,7 @@ class LeafMoments:
 
 
 class ObservationMoments:
-    """Running moments of each float leaf of the observations, without the final observation of each episode.
+    """Moments of each float leaf of the observations, without the final observation of each episode.
 
     Other leaves, such as images of integers, have no moments, because they are never normalised.
     """
@@ -77,7 +112,7 @@ class ObservationMoments:
         Args:
           spec: nest of specs of one observation.
         """
-        self._spec = spec
+        self.spec = spec
         self.leaves = [LeafMoments() if leaf.dtype.kind == "f" else None for leaf in tree.flatten(spec)]
         self.num_transitions = 0
 
@@ -96,11 +131,19 @@ class ObservationMoments:
         moments = cls(spec)
         for batch in batch_episodes(episodes):
             moments.add_batch(batch)
-        if not moments.num_transitions:
-            raise ValueError(f"{name} has no transitions, so that the mean of its observations is undefined")
-        if not all(leaf.is_finite for leaf in moments.leaves if leaf is not None):
-            raise ValueError(f"{name} has NaN or Inf in its observations; validate the data first")
+        moments.require_usable(name)
         return moments
+
+    def require_usable(self, name: str) -> None:
+        """Raises `ValueError` if there are no transitions, or an observation contains NaN or Inf.
+
+        Args:
+          name: name of the dataset, for messages.
+        """
+        if not self.num_transitions:
+            raise ValueError(f"{name} has no transitions, so that the mean of its observations is undefined")
+        if not all(leaf.is_finite for leaf in self.leaves if leaf is not None):
+            raise ValueError(f"{name} has NaN or Inf in its observations; validate the data first")
 
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Adds the observations of some episodes."""
@@ -110,9 +153,28 @@ class ObservationMoments:
             if leaf is not None:
                 leaf.add(column[has_action])
 
+    def merge(self, other: ObservationMoments) -> None:
+        """Adds the observations that were added to other moments with the same spec."""
+        self.num_transitions += other.num_transitions
+        for leaf, other_leaf in zip(self.leaves, other.leaves, strict=True):
+            if leaf is not None and other_leaf is not None:
+                leaf.merge(other_leaf)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the moments as plain values, for JSON."""
+        return {"leaves": [leaf and leaf.as_dict() for leaf in self.leaves], "num_transitions": self.num_transitions}
+
+    @classmethod
+    def from_dict(cls, spec: Nest, values: dict[str, Any]) -> ObservationMoments:
+        """Creates moments from the values of `as_dict`, and the spec of an observation."""
+        moments = cls(spec)
+        moments.leaves = [leaf and LeafMoments.from_dict(leaf) for leaf in values["leaves"]]
+        moments.num_transitions = values["num_transitions"]
+        return moments
+
     def agent_statistics(self, eps: float = STD_EPS) -> tuple[Nest, Nest]:
         """Returns what agents subtract and divide by: two nests of float32, 0 and 1 for leaves without moments."""
-        specs = tree.flatten(self._spec)
+        specs = tree.flatten(self.spec)
         means = [
             np.zeros(spec.shape, np.float32) if leaf is None else leaf.mean.astype(np.float32)
             for leaf, spec in zip(self.leaves, specs, strict=True)
@@ -121,12 +183,12 @@ class ObservationMoments:
             np.ones(spec.shape, np.float32) if leaf is None else leaf.divisor(eps).astype(np.float32)
             for leaf, spec in zip(self.leaves, specs, strict=True)
         ]
-        return tree.unflatten_as(self._spec, means), tree.unflatten_as(self._spec, divisors)
+        return tree.unflatten_as(self.spec, means), tree.unflatten_as(self.spec, divisors)
 
     def describe_constants(self) -> list[str]:
         """Returns a sentence for each leaf that has constant elements."""
         notes = []
-        for (path, _), leaf in zip(leaves({fields.OBSERVATION: self._spec}), self.leaves, strict=True):
+        for (path, _), leaf in zip(leaves({fields.OBSERVATION: self.spec}), self.leaves, strict=True):
             places = [] if leaf is None else [list(map(int, place)) for place in np.argwhere(leaf.std == 0)]
             if places:
                 listed = ", ".join(map(str, places[:_MAX_LISTED_PLACES]))

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,8 @@ def _require_step_fields(name: str, episode_spec: Any) -> None:
         )
 
 
-def _read_episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
+def _read_episodes(name: str, dataset: tf.data.Dataset, index: int = 0) -> Iterator[Episode]:
+    """Yields the episodes of an RLDS dataset; `index` is that of the first one."""
     import tensorflow as tf
 
     from .rlds_episodes import read_episodes
@@ -81,7 +83,6 @@ def _read_episodes(name: str, dataset: tf.data.Dataset) -> Iterator[Episode]:
     iterator = read_episodes(
         dataset, [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
     )
-    index = 0
     while True:
         try:
             columns, others = next(iterator)
@@ -121,15 +122,99 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
       SourceError: If a file is missing, truncated or hostile, the split is unknown, or steps are missing fields.
     """
     require_shards(path, require_harmless(path), split)
+    prepared = _PreparedEpisodes(path, split)
+    source = Source(
+        prepared.name,
+        "rlds",
+        prepared.read_all,
+        num_episodes=prepared.count(),
+        ranges=prepared if prepared.first_example is not None else None,
+    )
+    if prepared.builder.info.name.startswith("d4rl_"):
+        source.warnings = _describe_shared_ends(prepared.name, prepared.dataset)
+    source.metadata, source.env_spec = split_env_spec(_read_metadata(path / "metadata.json"))
+    return source
+
+
+class _PreparedEpisodes:
+    """The episodes of a split of a dataset that TFDS prepared; implements `EpisodeRanges`.
+
+    Pickling it keeps the directory and the split; the other process opens them again.
+    """
+
+    def __init__(self, path: Path, split: str):
+        """Opens the dataset, whose files must have been checked; see `open_directory` for the errors."""
+        self._path, self._split = path, split
+        self.builder = _open_builder_directory(path)
+        info = self.builder.info
+        self.name = "/".join(part for part in (info.name, info.config_name) if part)
+        if self.count() < 1:
+            raise SourceError(f"{path}: the split {split!r} has no episodes; choose another")
+        _require_step_fields(self.name, self.dataset.element_spec)
+
+    def __reduce__(self) -> Any:
+        return _PreparedEpisodes, (self._path, self._split)
+
+    @cached_property
+    def dataset(self) -> tf.data.Dataset:
+        """The RLDS dataset of the whole split."""
+        return self._make_dataset(self._split)
+
+    @cached_property
+    def first_example(self) -> int | None:
+        """The position of the first episode in its complete split, or None if the split joins several ranges."""
+        return self._ranges[0][1] if len(self._ranges) == 1 else None
+
+    @cached_property
+    def _ranges(self) -> list[tuple[str, int, int]]:
+        """The complete split, the first episode and the one after the last, of each range that the split joins."""
+        import tensorflow_datasets as tfds
+
+        splits = self.builder.info.splits
+        with self._split_errors():
+            ranges = tfds.core.ReadInstruction.from_spec(self._split).to_absolute(splits)
+        return [
+            (each.splitname, each.from_ or 0, splits[each.splitname].num_examples if each.to is None else each.to)
+            for each in ranges
+        ]
+
+    def count(self) -> int:
+        return sum(stop - first for _, first, stop in self._ranges)
+
+    def read_all(self) -> Iterator[Episode]:
+        """Returns an iterator over all episodes."""
+        return _read_episodes(self.name, self.dataset)
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        import tensorflow_datasets as tfds
+
+        if stop <= first:
+            return iter(())
+        name, begin, _ = self._ranges[0]
+        part = tfds.core.ReadInstruction(name, from_=begin + first, to=begin + stop, unit="abs")
+        return _read_episodes(self.name, self._make_dataset(part), first)
+
+    def _make_dataset(self, split: Any) -> tf.data.Dataset:
+        from rlds2reverb._internals.tfds import hide_deprecations
+
+        with self._split_errors(), hide_deprecations():
+            return self.builder.as_dataset(split=split, shuffle_files=False)
+
+    @contextlib.contextmanager
+    def _split_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # TFDS has no common type for invalid slices and shards of a different length.
+            raise SourceError(f"{self._path}: the split {self._split!r} cannot be read ({error})") from error
+
+
+def _open_builder_directory(path: Path) -> tfds.core.DatasetBuilder:
     import tensorflow_datasets as tfds
 
     try:
-        builder = tfds.builder_from_directory(path)
+        return tfds.builder_from_directory(path)
     except Exception as error:  # TFDS lets through any error of its parsers.
         raise SourceError(f"{path} cannot be opened by TFDS: {type(error).__name__}: {error}") from error
-    source = _from_builder(builder, split, location=path)
-    source.metadata, source.env_spec = split_env_spec(_read_metadata(path / "metadata.json"))
-    return source
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
@@ -203,24 +288,6 @@ def _download_and_prepare(root: Path, name: str) -> Path:
             f"TFDS can neither find nor prepare {name!r} ({reason}); check the name, the network, and data_dir"
         ) from error
     return Path(builder.data_path)
-
-
-def _from_builder(builder: tfds.core.DatasetBuilder, split: str, *, location: Path) -> Source:
-    from rlds2reverb._internals.tfds import hide_deprecations
-
-    name = "/".join(part for part in (builder.info.name, builder.info.config_name) if part)
-    try:
-        num_episodes = int(builder.info.splits[split].num_examples)
-        with hide_deprecations():
-            dataset = builder.as_dataset(split=split, shuffle_files=False)
-    except Exception as error:  # TFDS has no common type for invalid slices and shards that do not match their length.
-        raise SourceError(f"{location}: the split {split!r} cannot be read ({error})") from error
-    if num_episodes < 1:
-        raise SourceError(f"{location}: the split {split!r} has no episodes; choose another")
-    source = from_rlds_dataset(dataset, name=name, num_episodes=num_episodes)
-    if builder.info.name.startswith("d4rl_"):
-        source.warnings = _describe_shared_ends(name, dataset)
-    return source
 
 
 def _describe_shared_ends(name: str, dataset: tf.data.Dataset) -> tuple[str, ...]:

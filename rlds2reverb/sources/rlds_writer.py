@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -47,11 +48,30 @@ def write_rlds(
       SourceError: If TFDS cannot represent the spec.
       OSError: If the files cannot be written.
     """
-    _require_rlds_spec(step_spec)
-    features = make_features(step_spec)
+    require_rlds_spec(step_spec)
     directory.mkdir()
-    name, version = _choose_name(location)
     shards = _write_shards(directory, batches, step_spec, shard_bytes)
+    finish_rlds(directory, shards, step_spec, location=location, metadata=metadata)
+
+
+def finish_rlds(
+    directory: Path,
+    shards: Sequence[tuple[Path, int, int]],
+    step_spec: Mapping[str, Nest],
+    *,
+    location: Path,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Moves files of episodes into a directory, and writes the files that describe them.
+
+    Args:
+      directory: the directory.
+      shards: path, number of episodes and size of each file.
+      step_spec: see `write_rlds`.
+      location: see `write_rlds`.
+      metadata: see `write_rlds`.
+    """
+    name, version = _choose_name(location)
     info = {
         "name": name,
         "version": version,
@@ -67,8 +87,8 @@ def write_rlds(
         ],
     }
     for number, (path, _, _) in enumerate(shards):
-        path.rename(directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
-    features.save_config(directory)
+        shutil.move(path, directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
+    make_features(step_spec).save_config(directory)
     if metadata:
         _save_json(directory / "metadata.json", metadata)
     _save_json(directory / "dataset_info.json", info)
@@ -87,32 +107,34 @@ def _write_shards(
 ) -> list[tuple[Path, int, int]]:
     """Returns the path, number of episodes and size of each file."""
     shards: list[tuple[Path, int, int]] = []
-    records = (encode_episode(episode, step_spec) for batch in batches for episode in batch.episodes)
+    records = encode_records(batches, step_spec)
     record = next(records, None)
     while record is not None:
         path = directory / f"shard-{len(shards)}"
         num_episodes = 0
         with path.open("wb") as stream:
             while record is not None and stream.tell() < shard_bytes:
-                _write_record(stream, record)
+                stream.write(record)
                 num_episodes += 1
                 record = next(records, None)
         shards.append((path, num_episodes, path.stat().st_size))
     return shards
 
 
-def _write_record(stream: BinaryIO, record: bytes) -> None:
-    head, checksum = tfrecords.frame_ends(record)
-    stream.write(head)
-    stream.write(record)
-    stream.write(checksum)
+def encode_records(batches: Iterable[EpisodeBatch], step_spec: Nest) -> Iterator[bytes]:
+    """Yields the TFRecord of each episode."""
+    for batch in batches:
+        for episode in batch.episodes:
+            record = encode_episode(episode, step_spec)
+            head, checksum = tfrecords.frame_ends(record)
+            yield b"".join((head, record, checksum))
 
 
 def _save_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def _require_rlds_spec(step_spec: Mapping[str, Nest]) -> None:
+def require_rlds_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if the steps contain tuples, or names or shapes that TFDS cannot store."""
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)

@@ -7,6 +7,7 @@ demonstration. No demonstration is truncated, so that an episode is terminal if 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -38,15 +39,33 @@ def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source
         demos = _list_demos(file)
         num_rows = sum(len(_read_column(file, f"{demo}/rewards", limits)) for demo in demos)
 
-    def read() -> Iterator[Episode]:
-        check = ContinuityCheck(path.name, num_rows, "copy or download the file again")
-        with hdf5.open_hdf5(path) as file:
-            for index, demo in enumerate(demos):
-                episode = _read_episode(file, demo, index, limits)
+    ranges = _Demos(path, demos, num_rows, limits)
+    return Source(path.name, "robomimic", ranges.read_all, num_episodes=len(demos), num_rows=num_rows, ranges=ranges)
+
+
+@dataclass(frozen=True)
+class _Demos:
+    """The episodes of a robomimic file; implements `EpisodeRanges`."""
+
+    path: Path
+    demos: list[str]
+    num_rows: int
+    limits: hdf5.Limits
+
+    def count(self) -> int:
+        return len(self.demos)
+
+    def read_all(self) -> Iterator[Episode]:
+        """Returns an iterator over all episodes."""
+        return self.read(0, len(self.demos))
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        check = ContinuityCheck(self.path.name, self.num_rows, "copy or download the file again")
+        with hdf5.open_hdf5(self.path) as file:
+            for index in range(first, stop):
+                episode = _read_episode(file, self.demos[index], index, self.limits)
                 check.add(episode, episode.num_transitions)
                 yield episode
-
-    return Source(path.name, "robomimic", read, num_episodes=len(demos), num_rows=num_rows)
 
 
 def _list_demos(file: h5py.File) -> list[str]:

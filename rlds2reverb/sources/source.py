@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,11 +26,22 @@ ENV_SPEC = "env_spec"
 _MAX_ITERATORS = 8
 
 
+class EpisodeRanges(Protocol):
+    """Random access to the episodes of a dataset, which lets several processes read different parts of it."""
+
+    def count(self) -> int:
+        """Returns the number of episodes; may read a small part of the dataset."""
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        """Opens the dataset and returns an iterator over the episodes `first` to `stop` (exclusive)."""
+
+
 @dataclass
 class Source:
     """A dataset that can be iterated over for its episodes, any number of times.
 
-    Each iteration opens the dataset, reads it gradually, and closes it at the end.
+    Each iteration opens the dataset, reads it gradually, and closes it at the end. A source that was opened from files
+    can be pickled with `cloudpickle`; the other process opens the same files.
 
     Attributes:
       name: short name, for reports.
@@ -45,6 +56,7 @@ class Source:
         and may name any module to import.
       action_space: the dataset's own action space, a `gymnasium.Space`, or None.
       observation_space: the dataset's own observation space, a `gymnasium.Space`, or None.
+      ranges: random access to the episodes, or None if they can only be read from the first one.
     """
 
     name: str
@@ -58,6 +70,7 @@ class Source:
     env_spec: str | None = field(default=None, repr=False)
     action_space: Any = field(default=None, repr=False)
     observation_space: Any = field(default=None, repr=False)
+    ranges: EpisodeRanges | None = field(default=None, repr=False)
 
     @property
     def full_metadata(self) -> Mapping[str, Any]:

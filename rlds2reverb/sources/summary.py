@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -146,7 +146,10 @@ class Summary:
 
 @dataclass
 class Fingerprint:
-    """An incremental 128-bit hash (XXH3) of episodes; equal for datasets with the same content in the same order."""
+    """An incremental 128-bit hash (XXH3) of episodes; equal for datasets with the same content in the same order.
+
+    It is the hash of the digests of all episodes, so that these can be computed in several processes.
+    """
 
     _hash: Any = field(default_factory=xxhash.xxh3_128)
 
@@ -156,24 +159,135 @@ class Fingerprint:
 
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Adds the episodes of a batch to the hash, in order."""
-        columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(batch.steps)]
-        first_row = 0
-        for num_steps in batch.num_steps.tolist():
-            rows = slice(first_row, first_row + num_steps)
-            first_row = rows.stop
-            for header, column in columns:
-                part = column[rows] if len(batch.episodes) > 1 else column
-                self._hash.update(f"{header}{part.shape}".encode())
-                if part.dtype.kind == "O":
-                    for row in part.reshape(-1):
-                        text = row if isinstance(row, bytes) else str(row).encode()
-                        self._hash.update(f"{len(text)}:".encode() + text)
-                else:
-                    self._hash.update(part.data)
+        self.add_digests(episode_digests(batch))
+
+    def add_digests(self, digests: Iterable[bytes]) -> None:
+        """Adds episodes, given their `episode_digests`, in order."""
+        for digest in digests:
+            self._hash.update(digest)
 
     def hexdigest(self) -> str:
         """Returns the fingerprint of the episodes added up to now, 32 hexadecimal digits."""
         return self._hash.hexdigest()
+
+
+def episode_digests(batch: EpisodeBatch) -> list[bytes]:
+    """Returns a 128-bit hash (XXH3) of the field names, dtypes, shapes and bytes of each episode."""
+    columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(batch.steps)]
+    digests = []
+    first_row = 0
+    for num_steps in batch.num_steps.tolist():
+        rows = slice(first_row, first_row + num_steps)
+        first_row = rows.stop
+        digest = xxhash.xxh3_128()
+        for header, column in columns:
+            part = column[rows] if len(batch.episodes) > 1 else column
+            digest.update(f"{header}{part.shape}".encode())
+            if part.dtype.kind == "O":
+                for row in part.reshape(-1):
+                    text = row if isinstance(row, bytes) else str(row).encode()
+                    digest.update(f"{len(text)}:".encode() + text)
+            else:
+                digest.update(part.data)
+        digests.append(digest.digest())
+    return digests
+
+
+@dataclass
+class SummaryParts:
+    """What the episodes of a part of a dataset contribute to its `Summary`; parts in any order can be merged.
+
+    Attributes:
+      counts: counts of episodes, steps and more; see `Summary`.
+      num_bytes: size of all steps in memory.
+      non_finite: number of NaN and Inf by field.
+      specs: description of each field, from the first episode with steps.
+      episodes: index, digest, return and length of each episode; the return is None if it has no steps.
+      first: indices of the episodes that `specs` and `first_discontinuity` come from.
+      first_discontinuity: location of the first discontinuity, or ''.
+    """
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    num_bytes: int = 0
+    non_finite: dict[str, int] = field(default_factory=dict)
+    specs: dict[str, str] = field(default_factory=dict)
+    episodes: list[tuple[int, bytes, float | None, int]] = field(default_factory=list)
+    first: dict[str, int] = field(default_factory=dict)
+    first_discontinuity: str = ""
+
+    def add(self, episode: Episode) -> None:
+        """Adds an episode, valid or not."""
+        _count(self.counts, episode)
+        self.num_bytes += episode.num_bytes
+        if episode.discontinuities and self._is_first("discontinuity", episode.index):
+            self.first_discontinuity = locate_discontinuity(episode)
+        for path, column in leaves(episode.steps):
+            name = path_name(path, root="")
+            count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
+            self.non_finite[name] = self.non_finite.get(name, 0) + count
+        if episode.num_steps and self._is_first("specs", episode.index):
+            self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
+        total = episode.total_reward if episode.num_steps else None
+        digest = episode_digests(EpisodeBatch([episode]))[0]
+        self.episodes.append((episode.index, digest, total, episode.num_transitions))
+
+    def _is_first(self, name: str, index: int) -> bool:
+        """Returns whether no episode before this one was recorded under a name, and records it if so."""
+        if index >= self.first.get(name, index + 1):
+            return False
+        self.first[name] = index
+        return True
+
+    def merge(self, other: SummaryParts) -> None:
+        """Adds the episodes that were added to other parts of the same dataset."""
+        for name, count in other.counts.items():
+            self.counts[name] += count
+        self.num_bytes += other.num_bytes
+        for name, count in other.non_finite.items():
+            self.non_finite[name] = self.non_finite.get(name, 0) + count
+        if "specs" in other.first and self._is_first("specs", other.first["specs"]):
+            self.specs = other.specs
+        if "discontinuity" in other.first and self._is_first("discontinuity", other.first["discontinuity"]):
+            self.first_discontinuity = other.first_discontinuity
+        self.episodes += other.episodes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the parts as plain values, for JSON."""
+        episodes = [(index, digest.hex(), total, length) for index, digest, total, length in self.episodes]
+        return {**vars(self), "episodes": episodes}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SummaryParts:
+        """Creates parts from the values of `as_dict`."""
+        episodes = [(index, bytes.fromhex(digest), *rest) for index, digest, *rest in values["episodes"]]
+        return cls(**{**values, "episodes": episodes})
+
+    def finish(
+        self, source: Source, *, reference_returns: tuple[float, float] | None = None, is_d4rl: bool = False
+    ) -> Summary:
+        """Returns the summary; the arguments are those of `summarize`, and the source is not read."""
+        ordered = sorted(self.episodes)
+        fingerprint = Fingerprint()
+        fingerprint.add_digests(digest for _, digest, _, _ in ordered)
+        returns = [total for _, _, total, _ in ordered if total is not None]
+        lengths = [float(length) for _, _, total, length in ordered if total is not None]
+        reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
+        counts = self.counts
+        return Summary(
+            name=source.name,
+            kind=source.kind,
+            **counts,
+            returns=Distribution.from_values(returns),
+            lengths=Distribution.from_values(lengths),
+            score=d4rl_score(float(np.mean(returns)), reference) if reference and returns else None,
+            score_environment=environment,
+            bytes=self.num_bytes,
+            fingerprint=fingerprint.hexdigest(),
+            fields=tuple(FieldSummary(name, spec, self.non_finite[name]) for name, spec in self.specs.items()),
+            warnings=source.warnings
+            + make_notes(counts["dropped_last_transition"], counts["discontinuities"], self.first_discontinuity),
+            metadata=dict(source.metadata),
+        )
 
 
 def summarize(
@@ -195,44 +309,11 @@ def summarize(
     Raises:
       SourceError: If the source cannot be read to its end.
     """
-    counts = dict.fromkeys(_COUNTS, 0)
-    first_discontinuity = ""
-    total_bytes = 0
-    returns: list[float] = []
-    lengths: list[float] = []
-    specs: dict[str, str] = {}
-    non_finite: dict[str, int] = {}
-    fingerprint = Fingerprint()
+    parts = SummaryParts()
     for episode in source:
         on_episode(episode)
-        _count(counts, episode)
-        first_discontinuity = first_discontinuity or locate_discontinuity(episode)
-        fingerprint.add(episode)
-        total_bytes += episode.num_bytes
-        for path, column in leaves(episode.steps):
-            name = path_name(path, root="")
-            count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
-            non_finite[name] = non_finite.get(name, 0) + count
-        if episode.num_steps:
-            returns.append(episode.total_reward)
-            lengths.append(float(episode.num_transitions))
-            specs = specs or {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
-    reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
-    return Summary(
-        name=source.name,
-        kind=source.kind,
-        **counts,
-        returns=Distribution.from_values(returns),
-        lengths=Distribution.from_values(lengths),
-        score=d4rl_score(float(np.mean(returns)), reference) if reference and returns else None,
-        score_environment=environment,
-        bytes=total_bytes,
-        fingerprint=fingerprint.hexdigest(),
-        fields=tuple(FieldSummary(name, spec, non_finite[name]) for name, spec in specs.items()),
-        warnings=source.warnings
-        + make_notes(counts["dropped_last_transition"], counts["discontinuities"], first_discontinuity),
-        metadata=dict(source.metadata),
-    )
+        parts.add(episode)
+    return parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
 
 
 def find_reference_returns(

@@ -6,7 +6,7 @@ reads it once when it is fitted; episodes are transformed while they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import Nest, map_structure
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
-from .source import Source
+from .source import EpisodeRanges, Source
 
 #: Margin between clipped actions and their bounds, as a fraction of half the distance between the bounds.
 ACTION_EPS = 1e-5
@@ -62,7 +62,7 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     for transform in transforms:
         function, fitted = transform.fit(source)
         statistics = _combine_statistics(statistics, fitted)
-        source = replace(_map_episodes(source, function), statistics=statistics)
+        source = replace(map_episodes(source, function), statistics=statistics)
         if "observation_mean" in fitted:
             source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
     return source, statistics
@@ -119,11 +119,33 @@ def _map_leaves(function: Callable[..., np.ndarray], *nests: Any) -> Any:
     return None if first is None else function(*map(np.asarray, nests)).tolist()
 
 
-def _map_episodes(source: Source, function: EpisodeFn) -> Source:
-    def read() -> Iterator[Episode]:
-        return (function(episode) if episode.num_steps else episode for episode in source)
+def map_episodes(source: Source, function: EpisodeFn) -> Source:
+    """Returns a source whose episodes are those of another, transformed while they are read.
 
-    return replace(source, read=read)
+    Args:
+      source: the other source.
+      function: the transform of an episode that has steps; episodes without steps are not changed.
+    """
+    ranges = source.ranges and _MappedRanges(source.ranges, function)
+    return replace(source, read=lambda: _map(source, function), ranges=ranges)
+
+
+@dataclass(frozen=True)
+class _MappedRanges:
+    """The transformed episodes of other `EpisodeRanges`."""
+
+    ranges: EpisodeRanges
+    function: EpisodeFn
+
+    def count(self) -> int:
+        return self.ranges.count()
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        return _map(self.ranges.read(first, stop), self.function)
+
+
+def _map(episodes: Iterable[Episode], function: EpisodeFn) -> Iterator[Episode]:
+    return (function(episode) if episode.num_steps else episode for episode in episodes)
 
 
 def _replace_columns(episode: Episode, /, **columns: Nest) -> Episode:
@@ -232,7 +254,11 @@ class NormalizeObservations:
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
         spec = source.step_spec[fields.OBSERVATION]
-        moments = ObservationMoments.from_episodes(source, spec, source.name)
+        return self.fit_moments(ObservationMoments.from_episodes(source, spec, source.name))
+
+    def fit_moments(self, moments: ObservationMoments) -> tuple[EpisodeFn, dict[str, Any]]:
+        """Returns the same as `fit`, given the moments of the dataset's observations."""
+        spec = moments.spec
 
         def normalize(column: np.ndarray, leaf: LeafMoments | None) -> np.ndarray:
             return column if leaf is None else ((column - leaf.mean) / leaf.divisor(self.eps)).astype(column.dtype)

@@ -18,15 +18,17 @@ from .written_episodes import FormatLimits, WrittenEpisodes
 
 Format = Literal["d4rl", "rlds", "minari"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
-_LIMITS = {
+#: The limits of each format.
+FORMAT_LIMITS = {
     "d4rl": FormatLimits("D4RL", has_discounts=False, has_final_extras=False, has_unterminated=False),
     "rlds": FormatLimits("RLDS", has_discounts=True, has_final_extras=True, has_unterminated=True),
     "minari": FormatLimits("Minari", has_discounts=False, has_final_extras=True, has_unterminated=True),
 }
 #: The values of `format`.
-FORMATS = tuple(_LIMITS)
+FORMATS = tuple(FORMAT_LIMITS)
 _ON_INVALID = ("error", "skip_episode", "keep")
-_SHARD_BYTES = 256 << 20
+#: Default size of the files of an RLDS dataset.
+SHARD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class WriteReport:
 
     def facts(self) -> list[tuple[str, str]]:
         """Returns (name, value) pairs for display."""
-        facts = [("path", self.path), ("format", _LIMITS[self.format].name)]
+        facts = [("path", self.path), ("format", FORMAT_LIMITS[self.format].name)]
         facts += [("episodes", f"{self.episodes:,}"), ("transitions", f"{self.transitions:,}")]
         if self.skipped_episodes:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
@@ -76,7 +78,7 @@ def write_dataset(
     format: Format,
     on_invalid: OnInvalid = "error",
     recompute_discounts: bool = False,
-    shard_bytes: int = _SHARD_BYTES,
+    shard_bytes: int = SHARD_BYTES,
     progress: Callable[[str, Episode], None] = lambda stage, episode: None,
 ) -> WriteReport:
     """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
@@ -124,7 +126,7 @@ def write_dataset(
         source = load(source)
         episodes = WrittenEpisodes(
             source,
-            _LIMITS[format],
+            FORMAT_LIMITS[format],
             on_invalid=on_invalid,
             recompute_discounts=recompute_discounts,
             progress=progress,

@@ -61,10 +61,23 @@ class WrittenEpisodes:
         *,
         on_invalid: str,
         recompute_discounts: bool,
-        progress: Callable[[str, Episode], None],
+        progress: Callable[[str, Episode], None] = lambda stage, episode: None,
+        step_spec: dict[str, Nest] | None = None,
+        may_be_empty: bool = False,
     ):
-        """See `write_dataset` for the arguments."""
-        self.step_spec = source.step_spec
+        """Reads nothing yet.
+
+        Args:
+          source: the source.
+          limits: limits of the format.
+          on_invalid: see `write_dataset`.
+          recompute_discounts: see `write_dataset`.
+          progress: see `write_dataset`.
+          step_spec: spec of a step; None for that of the source.
+          may_be_empty: whether the source may have no valid episode, which is an error otherwise.
+        """
+        self.step_spec = source.step_spec if step_spec is None else step_spec
+        self._may_be_empty = may_be_empty
         self.num_episodes = self.num_transitions = self.num_skipped = 0
         self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, progress
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
@@ -81,8 +94,19 @@ class WrittenEpisodes:
                 self._require_representable(valid)
                 self._count(valid)
                 yield valid
-        if not self.num_episodes:
-            raise SourceError(f"{self._source.name} has no valid episode; there is nothing to write")
+        if not self.num_episodes and not self._may_be_empty:
+            raise no_episode_error(self._source.name)
+
+    def counts(self) -> dict[str, Any]:
+        """Returns the counts of the episodes, and those of `make_warnings` that apply to every format."""
+        return {
+            "episodes": self.num_episodes,
+            "transitions": self.num_transitions,
+            "skipped_episodes": self.num_skipped,
+            "dropped_last_transition": self._num_dropped,
+            "discontinuities": self._num_discontinuities,
+            "first_discontinuity": self._first_discontinuity,
+        }
 
     def make_warnings(self) -> tuple[str, ...]:
         """Returns sentences about what the source has, but its episodes or the written dataset do not."""
@@ -161,6 +185,11 @@ class WrittenEpisodes:
             has_values = [_find_nonzero_final_rows(batch, column) for _, column in columns]
             is_kept = [not episode.dropped_last_transition for episode in batch.episodes]
             self._num_final_values += int((np.any(has_values, axis=0) & is_kept).sum())
+
+
+def no_episode_error(name: str) -> SourceError:
+    """Returns the error for a source without valid episodes."""
+    return SourceError(f"{name} has no valid episode; there is nothing to write")
 
 
 def has_tuple(nest: Nest, path: tuple[Any, ...]) -> bool:

@@ -19,6 +19,7 @@ import pytest
 import reverb
 from rlds2reverb.cli import output, run
 from rlds2reverb.cli.main import cli
+from written_directories import assert_same_files
 
 HOPPER = "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
 
@@ -315,6 +316,42 @@ def test_convert_makes_the_kind_of_items_in_the_options(data, capsys, monkeypatc
     assert (code, err) == (0, "") and size(server) == items and f"item kind    {kind}\n" in out
 
 
+def test_convert_distributes_several_files_over_shards(data, capsys, tmp_path):
+    for name in ("a", "b"):
+        shutil.copy(data / HOPPER, tmp_path / f"{name}.hdf5")
+    code, out, err = call(
+        capsys, "convert", tmp_path / "a.hdf5", tmp_path / "b.hdf5", "--out", tmp_path / "out", "--shards", 2
+    )
+    assert (code, err) == (0, "") and "a.hdf5 and 1 more converted" in out and "1,822 in each table" in out
+    sizes = []
+    for shard in range(2):
+        code, out, err = call(capsys, "inspect", tmp_path / f"out/shard_{shard}", "--json")
+        sizes.append(json.loads(out)["items"])
+    assert sum(sizes) == 1822 and min(sizes) > 0
+
+
+def test_convert_on_beam_writes_the_same_files(data, capsys, tmp_path):
+    options = ("--normalize-observations", "--priority", "return", "--n-step", 3)
+    call(capsys, "convert", data / HOPPER, "--out", tmp_path / "plain", *options)
+    arguments = ("convert", data / HOPPER, "--out", tmp_path / "beam", *options, "--runner", "direct", "--json")
+    code, out, err = call(capsys, *arguments, "--save-statistics", tmp_path / "statistics.json")
+    assert (code, err) == (0, "") and json.loads(out)["items"] > 800
+    assert_same_files(tmp_path / "beam", tmp_path / "plain")
+    assert "observation_mean" in json.loads((tmp_path / "statistics.json").read_text())
+    code, out, err = call(capsys, *arguments)
+    assert json.loads(out)["resumed_episodes"] == 2
+    code, _, err = call(capsys, *arguments, "--gamma", 0.9)
+    assert code == 2 and "exists already, written with different arguments: --gamma" in err
+
+
+def test_convert_on_beam_prepares_an_rlds_dataset(data, capsys, tmp_path):
+    code, out, err = call(
+        capsys, "convert", data / HOPPER, "--format", "rlds", "--out", tmp_path / "hopper/1.0.0", "--runner", "direct"
+    )
+    assert (code, err) == (0, "") and "episodes     2" in out
+    assert (tmp_path / "hopper/1.0.0/dataset_info.json").is_file()
+
+
 def test_convert_exits_with_75_when_the_disk_is_full(data, capsys, tmp_path, monkeypatch):
     from rlds2reverb._writing import directory_destination
 
@@ -370,6 +407,21 @@ def test_convert_exits_with_75_when_no_server_answers(data, capsys):
             ["convert", "HOPPER", "--to", "localhost:1", "--priority", "high"],
             "Invalid value for '--priority': the priority must be a number in [0, 1e12] or 'return', got",
         ),
+        (["convert", "HOPPER", "--serve", "--shards", "2"], "--shards requires --out"),
+        (["convert", "HOPPER", "--out", "x", "--beam-pipeline-options", "a=1"], "requires --runner"),
+        (
+            ["convert", "HOPPER", "--serve", "--runner", "direct"],
+            "--runner requires --out, and --format reverb or rlds",
+        ),
+        (
+            ["convert", "HOPPER", "--out", "x", "--runner", "direct", "--timeout", "5"],
+            "--timeout has no effect with --runner",
+        ),
+        (
+            ["convert", "HOPPER", "--out", "x", "--runner", "direct", "--format", "rlds", "--n-step", "2"],
+            "--n-step requires --format reverb",
+        ),
+        (["convert", "no/*.hdf5", "--out", "x", "--runner", "direct"], "no file matches 'no/*.hdf5'"),
         (["serve", "--data", "data", "--signature-from", "HOPPER"], "pass --data or --signature-from, not both"),
         (["serve", "--force"], "--force requires --data"),
         (["convert", "HOPPER"], "pass exactly one of --out DIR, --to HOST:PORT and --serve"),

@@ -204,6 +204,7 @@ def test_killed_command_continues_bit_for_bit(tmp_path, data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("algo", "env", "expected", "options"),
     [
@@ -211,7 +212,8 @@ def test_killed_command_continues_bit_for_bit(tmp_path, data):
          "critic_learning_rate": 1e-3}}),
         ("td3", "Pendulum-v1", -250, {"online_steps": 10_000, "hyperparameters": {"actor_learning_rate": 1e-3,
          "critic_learning_rate": 1e-3}}),
-        ("dqn", "CartPole-v1", 475, {"online_steps": 50_000, "batch_size": 64}),
+        ("dqn", "CartPole-v1", 475, {"online_steps": 50_000, "batch_size": 64, "hyperparameters": {"double": True,
+         "learning_rate": 5e-4, "target_update_period": 250}}),
     ],
 )  # fmt: skip
 def test_agents_learn_from_scratch(tmp_path, algo, env, expected, options):

@@ -1,0 +1,269 @@
+"""Datasets that Beam's workers open by their locations and read in slices, and the pipelines over them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from rlds2reverb import errors
+from rlds2reverb.episodes import Episode
+from rlds2reverb.sources import Source, load
+from rlds2reverb.sources.concatenation import concatenate_sources
+from rlds2reverb.sources.transforms import EpisodeFn, map_episodes
+
+from .storage import DATA_ERRORS, WorkFolder, expand_locations, localize
+
+#: Beam's name of each runner. `FnApiRunner` is the one that `DirectRunner` chooses for batches; it runs without
+#: downloading anything.
+RUNNERS = {"direct": "FnApiRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
+_SLICE_BYTES = 64 << 20
+#: The attributes of a `Source` that workers return.
+_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "metadata", "env_spec")
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """Where and how a pipeline runs.
+
+    Attributes:
+      runner: 'direct' (this machine), 'flink', 'spark', 'dataflow', or the name of any other Beam runner.
+      flags: Beam's pipeline options, such as `['--direct_num_workers=4', '--direct_running_mode=multi_processing']`.
+      slice_bytes: approximate size of the episodes that a worker reads at a time.
+    """
+
+    runner: str = "direct"
+    flags: tuple[str, ...] = ()
+    slice_bytes: int = _SLICE_BYTES
+
+    def __post_init__(self) -> None:
+        if self.slice_bytes < 1:
+            raise ValueError(f"slice_bytes must be an integer >= 1, got {self.slice_bytes}")
+
+    def run(self, build: Callable[[beam.Pipeline], Any]) -> None:
+        """Builds a pipeline, runs it, and waits for its end."""
+        runner = RUNNERS.get(self.runner, self.runner)
+        pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(list(self.flags)))
+        build(pipeline)
+        pipeline.run().wait_until_finish()
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Consecutive episodes of one dataset.
+
+    Attributes:
+      location: location of the dataset.
+      first, stop: the first episode and the one after the last, counted in this dataset.
+      offset: number of the episodes of all datasets before this one.
+      num_rows: number of rows of this dataset, or None if it is not known.
+    """
+
+    location: str
+    first: int
+    stop: int
+    offset: int
+    num_rows: int | None = None
+
+    def clip(self, begin: int, end: int) -> Slice:
+        """Returns the part of the slice between two indices among the episodes of all datasets."""
+        first, stop = max(self.first, begin - self.offset), min(self.stop, end - self.offset)
+        return replace(self, first=first, stop=stop)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Datasets of one kind, read one after the other as a single one.
+
+    Attributes:
+      locations: paths, addresses, or names.
+      load_options: arguments of `load`, as pairs of a name and a value.
+      functions: transforms of each episode.
+    """
+
+    locations: tuple[str, ...]
+    load_options: tuple[tuple[str, Any], ...] = ()
+    functions: tuple[EpisodeFn, ...] = ()
+
+    def open(self, location: str) -> Source:
+        """Returns one of the datasets, with its episodes transformed."""
+        return functools.reduce(map_episodes, self.functions, _open(location, self.load_options))
+
+    def describe(self, location: str) -> dict[str, Any]:
+        """Opens a dataset and returns its description, the number of its episodes and the size of the first one."""
+        source = self.open(location)
+        count = source.ranges.count() if source.ranges else source.num_episodes
+        return {
+            "source": {name: getattr(source, name) for name in _DESCRIPTION},
+            "count": sum(1 for _ in source) if count is None else count,
+            "episode_bytes": source.first_episode.num_bytes,
+        }
+
+    def read(self, part: Slice) -> Iterator[Episode]:
+        """Yields the episodes of a slice, numbered among those of all datasets."""
+        source = self.open(part.location)
+        if source.ranges is not None:
+            episodes = source.ranges.read(part.first, part.stop)
+        else:
+            episodes = islice(iter(source), part.first, part.stop)
+        for episode in episodes:
+            yield replace(episode, index=episode.index + part.offset)
+
+
+@functools.lru_cache(maxsize=8)
+def _open(location: str, load_options: tuple[tuple[str, Any], ...]) -> Source:
+    return load(localize(location), **dict(load_options))
+
+
+def make_dataset(source: Any, load_options: Mapping[str, Any]) -> Dataset:
+    """Returns the dataset for one or more locations.
+
+    Raises:
+      TypeError: If `source` is not a location or a list of locations.
+      FileNotFoundError: If a pattern or an address matches nothing.
+    """
+    sources = [source] if isinstance(source, (str, Path)) else source
+    if not isinstance(sources, (list, tuple)) or not all(isinstance(each, (str, Path)) for each in sources):
+        raise TypeError(
+            f"a conversion on Beam reads paths, addresses or names, which every worker can open, got a "
+            f"{type(source).__name__}; use ingest() for data in memory"
+        )
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in load_options.items()}
+    return Dataset(tuple(expand_locations([str(each) for each in sources])), tuple(sorted(options.items())))
+
+
+def find_slices(dataset: Dataset, options: BeamOptions, work: WorkFolder) -> tuple[list[Slice], Source]:
+    """Opens all datasets on the workers.
+
+    Returns:
+      Slices of about equal size that cover all episodes in order; and the whole dataset, which this process can read.
+
+    Raises:
+      SourceError, FileNotFoundError: If a dataset cannot be opened.
+    """
+    opened = map_on_workers("opened", dataset.describe, dataset.locations, options, work)
+    offsets = accumulate((each["count"] for each in opened), initial=0)
+    slices = []
+    for location, each, offset in zip(dataset.locations, opened, offsets, strict=False):
+        count = each["count"]
+        num_slices = min(max(1, -(-count * each["episode_bytes"] // options.slice_bytes)), max(count, 1))
+        bounds = np.linspace(0, count, num_slices + 1).astype(int).tolist()
+        slices += [Slice(location, *pair, offset, each["source"]["num_rows"]) for pair in pairwise(bounds)]
+
+    def read() -> Iterator[Episode]:
+        return chain.from_iterable(map(dataset.read, slices))
+
+    described = [{**each["source"], "warnings": tuple(each["source"]["warnings"])} for each in opened]
+    return slices, replace(concatenate_sources([Source(**each, read=read) for each in described]), read=read)
+
+
+def map_on_workers(
+    name: str, function: Callable[[Any], Any], inputs: Sequence[Any], options: BeamOptions, work: WorkFolder
+) -> list[Any]:
+    """Returns the results of a function, called on the workers, in the order of its inputs.
+
+    Results travel through the work folder, because not every runner returns them to the process that started it.
+
+    Args:
+      name: name of the results in the folder.
+      function: function that returns plain values for JSON.
+      inputs: its inputs.
+      options: where to run.
+      work: the folder.
+
+    Raises:
+      Exception: The error of the first input that the function failed for, if it is one of the data.
+    """
+
+    def call(numbered: tuple[int, Any]) -> None:
+        number, value = numbered
+        work.write(f"{name}-{number:06d}", json.dumps(_call(function, value), default=str).encode())
+
+    def build(pipeline: beam.Pipeline) -> None:
+        pipeline | beam.Create(list(enumerate(inputs))) | beam.Reshuffle() | name >> beam.Map(call)
+
+    options.run(build)
+    outcomes = (json.loads(work.read(f"{name}-{number:06d}")) for number in range(len(inputs)))
+    return [_get_result(outcome) for outcome in outcomes]
+
+
+def combine_on_workers(
+    combiner: beam.CombineFn,
+    to_json: Callable[[Any], Any],
+    dataset: Dataset,
+    slices: Sequence[Slice],
+    options: BeamOptions,
+    work: WorkFolder,
+) -> Any:
+    """Returns the combination of all episodes, as plain values for JSON.
+
+    Args:
+      combiner: combiner of episodes.
+      to_json: function from its output to plain values.
+      dataset: the dataset.
+      slices: its slices.
+      options: where to run.
+      work: folder through which the result travels.
+
+    Raises:
+      SourceError: If an episode cannot be read.
+    """
+    result = f"combined-{os.urandom(8).hex()}"
+
+    def read(part: Slice) -> Iterator[Any]:
+        try:
+            yield from dataset.read(part)
+        except DATA_ERRORS as error:
+            yield _describe_error(error)
+
+    def store(output: Any) -> None:
+        work.write(result, json.dumps({"result": to_json(output)}).encode())
+
+    def store_error(outcomes: list[Any]) -> None:
+        if outcomes:
+            work.write(f"{result}-error", json.dumps(outcomes[0]).encode())
+
+    def build(pipeline: beam.Pipeline) -> None:
+        read_slices = pipeline | beam.Create(list(slices)) | beam.Reshuffle() | beam.FlatMap(read)
+        episodes = read_slices | beam.Filter(lambda each: isinstance(each, Episode))
+        episodes | beam.CombineGlobally(combiner) | beam.Map(store)
+        failures = read_slices | "errors" >> beam.Filter(lambda each: not isinstance(each, Episode))
+        failures | beam.combiners.Sample.FixedSizeGlobally(1) | "store errors" >> beam.Map(store_error)
+
+    options.run(build)
+    if f"{result}-error" in work.names(result):
+        return _get_result(json.loads(work.read(f"{result}-error")))
+    return _get_result(json.loads(work.read(result)))
+
+
+def _call(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    """Returns the result of a function, or its error if that is one of the data, which the runner need not repeat."""
+    try:
+        return {"result": function(value)}
+    except DATA_ERRORS as error:
+        return _describe_error(error)
+
+
+def _describe_error(error: BaseException) -> dict[str, Any]:
+    problems = [vars(problem) for problem in getattr(error, "problems", [])]
+    return {"error": type(error).__name__, "message": str(error), "problems": problems}
+
+
+def _get_result(outcome: Mapping[str, Any]) -> Any:
+    """Returns the result of `_call`, or raises its error."""
+    if "error" not in outcome:
+        return outcome["result"]
+    name = outcome["error"]
+    if name == "InvalidEpisodeError":
+        raise errors.InvalidEpisodeError([errors.Problem(**problem) for problem in outcome["problems"]])
+    kinds = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError)}
+    raise getattr(errors, name, kinds.get(name, ValueError))(outcome["message"])

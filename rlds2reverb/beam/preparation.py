@@ -1,0 +1,169 @@
+"""`prepare_with_beam`, which writes an RLDS dataset as TFDS prepares it on Beam's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+
+from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb.episodes import make_notes
+from rlds2reverb.sources import Source
+from rlds2reverb.sources.atomic_output import atomic_output
+from rlds2reverb.sources.rlds_writer import encode_records, finish_rlds, require_rlds_spec
+from rlds2reverb.sources.transforms import Transform
+from rlds2reverb.sources.writing import (
+    FORMAT_LIMITS,
+    SHARD_BYTES,
+    OnInvalid,
+    WriteReport,
+    require_destination,
+)
+from rlds2reverb.sources.written_episodes import WrittenEpisodes, no_episode_error
+from rlds2reverb.specs import Nest
+
+from .datasets import BeamOptions, Dataset, Slice, find_slices, make_dataset, map_on_workers
+from .fitting import fit_transforms
+from .storage import WorkFolder
+
+_DEFAULT_BEAM_OPTIONS = BeamOptions()
+
+
+def prepare_with_beam(
+    source: Any,
+    path: str | Path,
+    *,
+    transforms: Sequence[Transform] = (),
+    on_invalid: OnInvalid = "error",
+    shard_bytes: int = SHARD_BYTES,
+    beam_options: BeamOptions = _DEFAULT_BEAM_OPTIONS,
+    **load_options: Any,
+) -> WriteReport:
+    """Writes the same RLDS directory as `write_dataset(format='rlds')`, byte for byte, on Beam's workers.
+
+    Unlike TFDS's own builder for D4RL, it keeps the final observation of each episode. Each worker writes whole files
+    of the directory.
+
+    Args:
+      source: see `convert_with_beam`.
+      path: the directory to create, such as `hopper/1.0.0`, on a disk that all workers share.
+      transforms: see `convert_with_beam`.
+      on_invalid: see `write_dataset`.
+      shard_bytes: size in bytes from which the next episode starts a new file; a worker keeps a file in memory.
+      beam_options: where the pipelines run.
+      **load_options: further arguments of `load`.
+
+    Raises:
+      The errors of `write_dataset`.
+      TypeError: If `source` is not a location or a list of locations.
+    """
+    require_destination(path, "rlds")
+    require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
+    require_count("shard_bytes", shard_bytes, 1)
+    path = Path(path).expanduser().absolute()
+    work = WorkFolder(f"{path}.parts")
+    with work:
+        dataset = make_dataset(source, load_options)
+        slices, opened = find_slices(dataset, beam_options, work)
+        dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)
+        step_spec = opened.step_spec
+        require_rlds_spec(step_spec)
+        job = _Job(dataset, tuple(slices), work, step_spec, on_invalid)
+        scans = map_on_workers("scan", job.scan, slices, beam_options, work)
+        counts = _add_counts([scan["counts"] for scan in scans])
+        if not counts["episodes"]:
+            raise no_episode_error(opened.name)
+        shards = _plan_shards(slices, [scan["sizes"] for scan in scans], shard_bytes)
+        map_on_workers("written", job.write_shard, shards, beam_options, work)
+        with atomic_output(path) as partial:
+            partial.mkdir()
+            files = [(Path(work.location) / shard.name, shard.num_episodes, shard.num_bytes) for shard in shards]
+            finish_rlds(partial, files, step_spec, location=path, metadata=opened.full_metadata)
+            num_bytes = sum(file.stat().st_size for file in partial.iterdir())
+    notes = make_notes(counts["dropped_last_transition"], counts["discontinuities"], counts["first_discontinuity"])
+    return WriteReport(
+        source=opened.name,
+        path=str(path),
+        format="rlds",
+        episodes=counts["episodes"],
+        transitions=counts["transitions"],
+        skipped_episodes=counts["skipped_episodes"],
+        bytes=num_bytes,
+        warnings=(*opened.warnings, *notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One file of the directory: valid episodes from the one number `skip` of the slice number `first_slice`."""
+
+    number: int
+    first_slice: int
+    skip: int
+    num_episodes: int
+    num_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"shard-{self.number:06d}-{self.first_slice}-{self.skip}-{self.num_episodes}"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The steps that run on workers, and what they need."""
+
+    dataset: Dataset
+    slices: tuple[Slice, ...]
+    work: WorkFolder
+    step_spec: dict[str, Nest]
+    on_invalid: OnInvalid
+
+    def scan(self, part: Slice) -> dict[str, Any]:
+        """Returns the counts of a slice's episodes, and the size of each valid episode's record."""
+        episodes = self._valid_episodes(part)
+        sizes = [len(record) for record in encode_records(episodes, self.step_spec)]
+        return {"counts": episodes.counts(), "sizes": sizes}
+
+    def write_shard(self, shard: _Shard) -> None:
+        """Writes a file."""
+        records = islice(self._records(shard.first_slice), shard.skip, shard.skip + shard.num_episodes)
+        self.work.write(shard.name, b"".join(records))
+
+    def _records(self, first_slice: int) -> Iterator[bytes]:
+        for part in self.slices[first_slice:]:
+            yield from encode_records(self._valid_episodes(part), self.step_spec)
+
+    def _valid_episodes(self, part: Slice) -> WrittenEpisodes:
+        source = Source("", "", lambda: self.dataset.read(part))
+        return WrittenEpisodes(
+            source,
+            FORMAT_LIMITS["rlds"],
+            on_invalid=self.on_invalid,
+            recompute_discounts=False,
+            step_spec=self.step_spec,
+            may_be_empty=True,
+        )
+
+
+def _add_counts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    names = [name for name in parts[0] if name != "first_discontinuity"]
+    total = {name: sum(part[name] for part in parts) for name in names}
+    first = next((part["first_discontinuity"] for part in parts if part["first_discontinuity"]), "")
+    return {**total, "first_discontinuity": first}
+
+
+def _plan_shards(slices: Sequence[Slice], sizes: Sequence[Sequence[int]], shard_bytes: int) -> list[_Shard]:
+    """Returns the files: each ends with the episode that makes it as large as `shard_bytes`."""
+    shards: list[_Shard] = []
+    current = None
+    for number in range(len(slices)):
+        for place, size in enumerate(sizes[number]):
+            if current is None:
+                current = _Shard(len(shards), number, place, 0, 0)
+            current = replace(current, num_episodes=current.num_episodes + 1, num_bytes=current.num_bytes + size)
+            if current.num_bytes >= shard_bytes:
+                shards.append(current)
+                current = None
+    return shards if current is None else [*shards, current]

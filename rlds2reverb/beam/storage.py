@@ -1,0 +1,166 @@
+"""Files on any of Beam's filesystems: local paths, and addresses such as `gs://bucket/data/*.hdf5`."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._sealed_files import sync
+from rlds2reverb.errors import Rlds2ReverbError, SourceError, StorageFullError
+from rlds2reverb.sources.loading import expand_pattern
+
+#: Errors of the data and the arguments, which a repetition would only raise again.
+DATA_ERRORS = (Rlds2ReverbError, ValueError, TypeError, FileNotFoundError)
+_COPY_BYTES = 16 << 20
+
+
+def is_remote(location: str | Path) -> bool:
+    """Returns whether a location is an address such as `gs://bucket/file` rather than a local path or a name."""
+    return "://" in str(location)
+
+
+def expand_locations(locations: list[str]) -> list[str]:
+    """Returns the datasets that paths, addresses, names and patterns stand for, in order.
+
+    Raises:
+      FileNotFoundError: If a pattern or an address matches nothing.
+    """
+    return [each for location in locations for each in _expand(location)]
+
+
+def _expand(location: str) -> list[str]:
+    if is_remote(location):
+        if "*" not in location:
+            return [location]
+        found = [metadata.path for metadata in FileSystems.match([location])[0].metadata_list]
+        if not found:
+            raise FileNotFoundError(f"no object matches {location!r}; check the address")
+        return sorted(found)
+    if Path(location).exists():
+        return [os.path.abspath(location)]
+    return [os.path.abspath(path) for path in expand_pattern(location)] or [location]
+
+
+@functools.lru_cache(maxsize=4)
+def localize(location: str) -> str | Path:
+    """Returns what to open for a location: a copy on this machine if it is remote. Copies are kept for later calls.
+
+    Raises:
+      SourceError: If there is no such object.
+    """
+    if not is_remote(location):
+        return Path(location) if os.path.isabs(location) else location
+    path = _copies() / PurePosixPath(location.rstrip("/")).name
+    if path.exists():  # A file of the same name from a different folder.
+        path = Path(tempfile.mkdtemp(dir=_copies())) / path.name
+    if FileSystems.exists(location):
+        _copy(location, path)
+        return path
+    members = FileSystems.match([location.rstrip("/") + "/**"])[0].metadata_list
+    if not members:
+        raise SourceError(f"there is no object at {location}; check the address, and install Beam's extra for it")
+    for member in members:
+        target = path / member.path[len(location.rstrip("/")) + 1 :]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _copy(member.path, target)
+    return path
+
+
+@functools.cache
+def _copies() -> Path:
+    folder = tempfile.mkdtemp(prefix="rlds2reverb-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _copy(location: str, path: Path) -> None:
+    with full_disk_as_error(path), path.open("wb") as target:
+        with FileSystems.open(location, compression_type=CompressionTypes.UNCOMPRESSED) as stream:
+            shutil.copyfileobj(stream, target, _COPY_BYTES)
+
+
+def upload(directory: Path, location: str) -> None:
+    """Copies a directory to an address; the file `rlds2reverb.json`, without which it is incomplete, comes last."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    for path in sorted(files, key=lambda path: path.name == "rlds2reverb.json"):
+        target = f"{location.rstrip('/')}/{path.relative_to(directory).as_posix()}"
+        with (
+            path.open("rb") as stream,
+            FileSystems.create(target, compression_type=CompressionTypes.UNCOMPRESSED) as to,
+        ):
+            while content := stream.read(_COPY_BYTES):
+                to.write(content)
+
+
+class WorkFolder:
+    """A folder of small and large results, each of which is either complete or absent.
+
+    Any number of processes may write the same result; the last one wins, and all write the same bytes. As a context
+    manager, it deletes itself at the end, and after errors that a repetition would only raise again.
+    """
+
+    def __init__(self, location: str):
+        self.location = location.rstrip("/")
+
+    def __enter__(self) -> WorkFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or (isinstance(error, DATA_ERRORS) and not isinstance(error, StorageFullError)):
+            self.delete()
+
+    def __repr__(self) -> str:
+        return f"WorkFolder({self.location!r})"
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a result under a temporary name and renames it.
+
+        Raises:
+          StorageFullError: If the disk is full.
+        """
+        path = f"{self.location}/{name}"
+        if is_remote(path):  # Object stores create an object only once all of it was written.
+            with FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED) as stream:
+                stream.write(content)
+            return
+        folder = Path(self.location)
+        with full_disk_as_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+            try:
+                with open(descriptor, "wb") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+            sync(folder)
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a result."""
+        with FileSystems.open(f"{self.location}/{name}", compression_type=CompressionTypes.UNCOMPRESSED) as stream:
+            return bytes(stream.read())
+
+    def names(self, prefix: str) -> set[str]:
+        """Returns the names of the results that start with `prefix`."""
+        if not is_remote(self.location) and not Path(self.location).is_dir():
+            return set()
+        found = FileSystems.match([f"{self.location}/{prefix}*"])[0].metadata_list
+        return {metadata.path.rpartition("/")[2] for metadata in found}
+
+    def delete(self) -> None:
+        """Deletes the folder and everything in it."""
+        if not is_remote(self.location):
+            shutil.rmtree(self.location, ignore_errors=True)
+        elif FileSystems.match([f"{self.location}/**"])[0].metadata_list:
+            FileSystems.delete([self.location + "/"])

@@ -1,0 +1,44 @@
+"""The summary of a dataset, combined on Beam's workers."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from rlds2reverb.sources.summary import Summary, SummaryParts
+
+from .combiners import SummaryFn
+from .datasets import BeamOptions, combine_on_workers, find_slices, make_dataset
+from .storage import WorkFolder
+
+_DEFAULT_OPTIONS = BeamOptions()
+
+
+def summarize_with_beam(
+    source: Any,
+    *,
+    options: BeamOptions = _DEFAULT_OPTIONS,
+    work_dir: str | None = None,
+    reference_returns: tuple[float, float] | None = None,
+    is_d4rl: bool = False,
+    **load_options: Any,
+) -> Summary:
+    """Returns the same summary as `summarize(load(source))`, computed by Beam's workers.
+
+    Args:
+      source: a path, an address such as `gs://bucket/file.hdf5`, a pattern, a name, or a list of these.
+      options: where the pipeline runs.
+      work_dir: folder for intermediate results, which all workers can write to; None for a temporary one.
+      reference_returns: see `summarize`.
+      is_d4rl: see `summarize`.
+      **load_options: further arguments of `load`.
+
+    Raises:
+      SourceError, FileNotFoundError: If a dataset cannot be opened or read.
+    """
+    dataset = make_dataset(source, load_options)
+    with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
+        work = WorkFolder(work_dir or folder)
+        slices, header = find_slices(dataset, options, work)
+        parts = combine_on_workers(SummaryFn(), SummaryParts.as_dict, dataset, slices, options, work)
+    return SummaryParts.from_dict(parts).finish(header, reference_returns=reference_returns, is_d4rl=is_d4rl)
