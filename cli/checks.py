@@ -31,8 +31,9 @@ def _make_callback(check: Callable[[Any], Any]) -> Callable[[click.Context, clic
 
 
 def _require_address(text: str) -> None:
-    if server_address(text) is None or not 0 < int(text.rpartition(":")[2]) < 65536:
-        raise ValueError(f"the address must be HOST:PORT such as localhost:8000, got {text!r}")
+    for address in text.split(","):
+        if server_address(address) is None or not 0 < int(address.rpartition(":")[2]) < 65536:
+            raise ValueError(f"the address must be HOST:PORT such as localhost:8000, got {address!r}")
 
 
 def _require_priority(text: str) -> None:

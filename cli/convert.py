@@ -46,12 +46,13 @@ from .serve import serve_until_end, write_checkpoint
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb._server.sharded_server import ShardedReplayServer
     from rlds2reverb._writing.report import IngestReport
     from rlds2reverb.items import EpisodeAdder
 
 _HEADINGS = {
     "Destination": [
-        *("out", "format", "shards", "address", "serve", "port", "checkpoint_root", "checkpoint_secs", "append"),
+        *("out", "format", "num_shards", "address", "serve", "port", "checkpoint_root", "checkpoint_secs", "append"),
     ],
     "Input": parameter_names(reading_options),
     "Preprocessing": [*parameter_names(transform_options), "on_invalid", "save_statistics"],
@@ -91,17 +92,19 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 )
 @click.option(
     "--shards",
+    "num_shards",
     type=checks.at_least_1,
     metavar="K",
-    help="With --out: distribute the episodes over directories shard_0, shard_1, ... for K servers, by a hash of their "
-    "index.",
+    help="Distribute the episodes over K servers (--serve), or over directories shard_0, shard_1, ... for them "
+    "(--out), by a hash of their index.",
 )
 @click.option(
     "--to",
     "address",
     metavar="HOST:PORT",
     callback=checks.address,
-    help="Write to this running server, which must have the table already.",
+    help="Write to this running server, which must have the table already; or to several, separated by commas, over "
+    "which the episodes are distributed.",
 )
 @click.option("--serve", is_flag=True, help="Start a server, write to it, and serve until Ctrl-C.")
 @table_options
@@ -262,8 +265,8 @@ def convert(
         raise click.UsageError("pass exactly one of --out DIR, --to HOST:PORT and --serve")
     if not serve:
         require_unused(_SERVE_ONLY, "requires --serve")
-    if not out:
-        require_unused({"shards"}, "requires --out")
+    if address:
+        require_unused({"num_shards"}, "requires --out or --serve")
     if address:
         require_unused(_NEW_TABLES_ONLY, "requires --serve or --out; a running server has its tables already")
     if out:
@@ -377,7 +380,7 @@ def _convert_with_beam(
                 adder=make_adder(options),
                 priority="return" if options["priority"] == "return" else float(options["priority"]),
                 layout=options["layout"],
-                num_shards=options["shards"],
+                num_shards=options["num_shards"],
                 resume=options["resume"],
                 options=IngestOptions(chunk_length=options["chunk_length"], key_seed=options["key_seed"]),
                 **common,
@@ -399,10 +402,11 @@ def _require_vacant(out: Path) -> None:
         raise click.UsageError(f"--out {out} exists and was not written by rlds2reverb; pass a new directory")
 
 
-def _require_empty(server: ReplayServer) -> None:
-    from rlds2reverb._server.clients import table_infos
+def _require_empty(server: ReplayServer | ShardedReplayServer) -> None:
+    from rlds2reverb._server.clients import connect_all, table_infos
 
-    for name, info in table_infos(server.client).items():
+    tables = [table for client in connect_all(server) for table in table_infos(client).items()]
+    for name, info in tables:
         if info.current_size:
             raise click.UsageError(
                 f"table {name!r} already has {info.current_size:,} items from the checkpoint; pass --append to add to "
@@ -416,12 +420,14 @@ def _save_statistics(path: Path | None, statistics: dict[str, Any]) -> None:
 
 
 def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict[str, Any], *, as_json: bool) -> None:
+    from rlds2reverb._server.sharded_server import shard_path
     from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.priorities import ByReturn
 
     is_directory = isinstance(destination, Path)
-    num_shards = options["shards"]
+    num_shards = options["num_shards"] or 0
+    is_sharded = is_directory and num_shards > 0
     existed = is_directory and destination.exists()
     by_return = options["priority"] == "return"
     try:
@@ -429,7 +435,7 @@ def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict
             warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
             report = ingest(
                 source,
-                [destination / f"shard_{shard}" for shard in range(num_shards)] if num_shards else destination,
+                [shard_path(destination, shard) for shard in range(num_shards)] if is_sharded else destination,
                 table_configs(options) if is_directory else table_names(options),
                 adder=adder,
                 priority=ByReturn.from_episodes(source) if by_return else float(options["priority"]),
@@ -462,8 +468,7 @@ def _print(report: IngestReport, destination: Any, options: dict[str, Any], prin
     facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
     facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", _describe_items(options)))
     if isinstance(destination, Path):
-        shard = "/shard_0" if options["shards"] else ""
-        facts.append(("next", f"rlds2reverb serve --data {destination}{shard}"))
+        facts.append(("next", f"rlds2reverb serve --data {destination}"))
     output.print_facts(f"{report.source} converted", facts)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb._text import format_bytes
+from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
@@ -106,12 +107,13 @@ def inspect(
       rlds2reverb inspect hopper_medium-v2.hdf5 --report hopper.html
       rlds2reverb inspect hopper/
       rlds2reverb inspect localhost:8000 --report tables.html
+      rlds2reverb inspect localhost:8000,localhost:8001
       rlds2reverb inspect runs/td3_bc runs/iql --report runs.html --film
 
     SRC is a dataset (see rlds2reverb --help), a directory that convert --out or serve --checkpoint-root wrote,
-    HOST:PORT of a Reverb server, or the --run-dir of rlds2reverb train or sweep, of which there may be several. A
-    dataset is read once from end to end, but not checked for errors unless there is a --report; use rlds2reverb
-    validate for that.
+    HOST:PORT of a Reverb server (or several, separated by commas, whose items are added up), or the --run-dir of
+    rlds2reverb train or sweep, of which there may be several. A dataset is read once from end to end, but not checked
+    for errors unless there is a --report; use rlds2reverb validate for that.
 
     The report on a server samples some items of each table, unless that would use them up or count against a rate
     limiter; it therefore increases their sample counts.
@@ -217,24 +219,51 @@ def _inspect_server(address: str, timeout: float, report_path: Path | None, *, a
     import_quietly("reverb")
     from rlds2reverb._server.clients import connect, table_infos
 
-    infos = table_infos(connect(address), timeout_secs=timeout)
-    tables = [_describe_table(info) for _, info in sorted(infos.items())]
+    addresses = address.split(",")
+    tables: dict[str, dict[str, Any]] = {}
+    failures: list[ServerUnavailableError] = []
+    for each in addresses:
+        try:
+            infos = table_infos(connect(each), timeout_secs=timeout)
+        except ServerUnavailableError as error:
+            failures.append(error)
+            continue
+        for name, info in sorted(infos.items()):
+            tables[name] = _add_tables(tables.get(name), _describe_table(info), each)
+    if len(failures) == len(addresses):
+        raise failures[0]
+    for failure in failures:
+        output.warn(f"{failure}; its items are not counted")
+    if len(addresses) == 1:
+        for table in tables.values():
+            del table["servers"]
     if as_json:
-        output.print_json({"server": address, "tables": tables})
+        output.print_json({"server": address, "tables": list(tables.values())})
         return
-    for number, table in enumerate(tables):
+    for number, table in enumerate(tables.values()):
         if number:
             print()
         output.print_facts(f"table {table['name']!r} of {address}", _make_facts(table))
+
+
+def _add_tables(total: dict[str, Any] | None, table: dict[str, Any], address: str) -> dict[str, Any]:
+    """Adds the counts of a table on one more server; `servers` contains the number of items of each."""
+    servers = {**(total["servers"] if total else {}), address: table["items"]}
+    if total is None:
+        return {**table, "servers": servers}
+    counts = {name: total[name] + table[name] for name in ("items", "max_size", "inserted", "sampled", "episodes")}
+    counts["max_size"] = min(counts["max_size"], MAX_ITEMS)
+    return {**total, **counts, "servers": servers}
 
 
 def _make_facts(table: dict[str, Any]) -> list[tuple[str, str]]:
     no_limit = {"max_size": MAX_ITEMS, "max_times_sampled": 0}
     rows = []
     for name, value in table.items():
-        if name not in ("name", "signature"):
+        if name not in ("name", "signature", "servers"):
             text = f"{value:,}" if isinstance(value, int) else value
             rows.append((name.replace("_", " "), "no limit" if value == no_limit.get(name) else text))
+    rows += [("server", f"{address}  {count:,} items") for address, count in table.get("servers", {}).items()]
     fields = table["signature"] or {"any": "(no signature)"}
     return rows + [("field", f"{name}  {spec}") for name, spec in fields.items()]
 

@@ -32,6 +32,7 @@ from .quiet import status
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb._server.sharded_server import ShardedReplayServer
     from rlds2reverb.items import EpisodeAdder
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -368,27 +369,39 @@ def _stored_table_configs(data: Path, options: dict[str, Any]) -> list[TableConf
     return [replace(config, **changes) for config in configs]
 
 
-def start_server(options: dict[str, Any], signature: Any) -> ReplayServer:
-    """Starts the server that the table and server options describe, from the directory --data if it is set."""
-    from rlds2reverb._server.replay_server import ReplayServer
+def start_server(options: dict[str, Any], signature: Any) -> ReplayServer | ShardedReplayServer:
+    """Starts the servers that the table and server options describe, from the directory --data if it is set."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        server = _start_server(options, signature)
+    for warning in caught:
+        if warning.category is RuntimeWarning:
+            warn(str(warning.message))
+    return server
 
-    data = options.get("data")
+
+def _start_server(options: dict[str, Any], signature: Any) -> ReplayServer | ShardedReplayServer:
+    from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb._server.sharded_server import ShardedReplayServer, count_shards, shard_path
+
+    data, num_shards = options.get("data"), options.get("num_shards")
     common = {
         "port": options["port"],
         "checkpoint_root": options["checkpoint_root"],
         "verify": not options["no_verify"],
     }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        if data is None:
-            server = ReplayServer(table_configs(options), signature, **common)
-        else:
-            tables = _stored_table_configs(data, options)
-            server = ReplayServer.from_directory(data, tables=tables, force=options["force"], **common)
-    for warning in caught:
-        if warning.category is RuntimeWarning:
-            warn(str(warning.message))
-    return server
+    if data is None:
+        configs = table_configs(options)
+        if num_shards is None:
+            return ReplayServer(configs, signature, **common)
+        return ShardedReplayServer(configs, signature, num_shards=num_shards, **common)
+    stored = count_shards(data)
+    if num_shards not in (None, stored):
+        raise click.UsageError(f"{data} contains {stored or 'no'} shards; leave out --shards")
+    tables = _stored_table_configs(shard_path(data, 0) if stored else data, options)
+    if stored:
+        return ShardedReplayServer.from_directory(data, tables=tables, force=options["force"], **common)
+    return ReplayServer.from_directory(data, tables=tables, force=options["force"], **common)
 
 
 def _is_on_command_line(name: str) -> bool:

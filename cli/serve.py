@@ -13,7 +13,7 @@ import click
 from rlds2reverb._text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS
 
-from . import output
+from . import checks, output
 from .options import (
     GroupedCommand,
     cast_floats_option,
@@ -34,6 +34,7 @@ from .quiet import import_quietly
 
 if TYPE_CHECKING:
     from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb._server.sharded_server import ShardedReplayServer
 
 #: Interval between attempts to write the last checkpoint to a full disk.
 _RETRY_SECS = 5.0
@@ -43,7 +44,7 @@ _MAX_SLEEP_SECS = 0.2
 _SIGNATURE_OPTIONS = [*parameter_names(item_options), "cast_floats", *parameter_names(reading_options)]
 _HEADINGS = {
     "Data": ["data", "force"],
-    "Server": parameter_names(server_options),
+    "Server": [*parameter_names(server_options), "num_shards"],
     "Table": parameter_names(table_options),
     "Signature": ["source", *_SIGNATURE_OPTIONS],
 }
@@ -57,6 +58,14 @@ _HEADINGS = {
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Load the items of a directory that convert --out wrote. The directory is not changed.",
+)
+@click.option(
+    "--shards",
+    "num_shards",
+    type=checks.at_least_1,
+    metavar="K",
+    help="Run K servers, on consecutive ports if there is a --port, whose tables are shards of the same table. A "
+    "directory that convert --shards wrote determines K.",
 )
 @click.option("--force", is_flag=True, help="With --data: load the items even if there is too little memory for them.")
 @click.option(
@@ -77,6 +86,7 @@ def serve(cast_floats: bool, **options: Any) -> None:
       rlds2reverb serve --data hopper/ --port 8000
       rlds2reverb serve --signature-from hopper_medium-v2.hdf5 --port 8000
       rlds2reverb serve --checkpoint-root replay/ --checkpoint-every 10m
+      rlds2reverb serve --signature-from hopper_medium-v2.hdf5 --port 8000 --shards 3
 
     With --checkpoint-root, the server starts from the newest valid checkpoint and writes one when it stops. If the
     disk is full at that moment, the server waits for space; a second Ctrl-C or SIGTERM stops it without a checkpoint.
@@ -103,11 +113,17 @@ def _report_data(data: Path, checkpoint_root: Path | None) -> None:
     """Prints how much memory the data need, and whether a checkpoint is served instead of the data."""
     from rlds2reverb._server.checkpoint_root import CheckpointRoot
     from rlds2reverb._server.replay_server import read_tables
+    from rlds2reverb._server.sharded_server import count_shards, shard_path
 
-    read_tables(data)  # Raises if the directory is missing or was not written by rlds2reverb.
-    description = CheckpointRoot(data, create=False).data()
-    if "memory_bytes" in description:
-        output.say(f"{data} needs about {format_bytes(description['memory_bytes'])} of memory")
+    shards = [shard_path(data, shard) for shard in range(count_shards(data))]
+    memory_bytes = 0
+    for directory in shards or [data]:
+        read_tables(directory)  # Raises if the directory is missing or was not written by rlds2reverb.
+        memory_bytes += CheckpointRoot(directory, create=False).data().get("memory_bytes", 0)
+    if memory_bytes:
+        output.say(f"{data} needs about {format_bytes(memory_bytes)} of memory")
+    if shards:
+        return
     if checkpoint_root is not None and checkpoint_root.is_dir():
         checkpoint = CheckpointRoot(checkpoint_root, create=False).latest()
         if checkpoint is not None:
@@ -123,26 +139,30 @@ def _make_signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
     return make_signature(source, make_adder(options), options)
 
 
-def serve_until_end(server: ReplayServer, *, checkpoint_secs: float | None = None) -> None:
-    """Prints the server's address, waits for Ctrl-C or SIGTERM, and writes a last checkpoint if the server has any.
+def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_secs: float | None = None) -> None:
+    """Prints the address, waits for Ctrl-C or SIGTERM, and writes a last checkpoint if the server has any.
 
     Args:
-      server: the running server.
+      server: the running server or servers.
       checkpoint_secs: interval between checkpoints while waiting; None for none.
 
     Raises:
       StorageFullError: If there was no space for the last checkpoint when a second signal came.
       CheckpointError: If the last checkpoint could not be written for another reason when a second signal came.
     """
-    from rlds2reverb._server.clients import table_infos
+    from rlds2reverb._server.clients import connect_all, table_infos
 
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: signals.append(number))
-    for name, info in sorted(table_infos(server.client).items()):
-        limit = f" of at most {info.max_size:,}" if info.max_size < MAX_ITEMS else ""
+    all_infos = [table_infos(client) for client in connect_all(server)]
+    for name, info in sorted(all_infos[0].items()):
+        size = sum(infos[name].current_size for infos in all_infos)
+        max_size = sum(infos[name].max_size for infos in all_infos)
+        limit = f" of at most {max_size:,}" if max_size < MAX_ITEMS else ""
         shapes = "" if info.signature else ", of any shape (pass --signature-from SRC to check them)"
-        output.say(f"table {name!r}: {info.current_size:,}{limit} items{shapes}")
+        shards = f" on {len(all_infos)} servers" if len(all_infos) > 1 else ""
+        output.say(f"table {name!r}: {size:,}{limit} items{shards}{shapes}")
     output.say(f"serving on {server.address} and all network interfaces, without authentication; Ctrl-C stops it")
     while not _wait_for_signal(signals, checkpoint_secs):
         write_checkpoint(server)
@@ -160,7 +180,7 @@ def _wait_for_signal(signals: list[int], secs: float | None) -> bool:
     return has_arrived
 
 
-def write_checkpoint(server: ReplayServer) -> None:
+def write_checkpoint(server: ReplayServer | ShardedReplayServer) -> None:
     """Writes a checkpoint; prints a warning if it fails, because a later checkpoint may succeed."""
     from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 
@@ -170,7 +190,7 @@ def write_checkpoint(server: ReplayServer) -> None:
         output.warn(f"no checkpoint: {_describe_error(error)}")
 
 
-def _write_last_checkpoint(server: ReplayServer, signals: list[int]) -> None:
+def _write_last_checkpoint(server: ReplayServer | ShardedReplayServer, signals: list[int]) -> None:
     """Writes the last checkpoint, and retries after failures until a signal arrives."""
     from rlds2reverb.errors import CheckpointError, StorageFullError
 

@@ -33,6 +33,7 @@ from rlds2reverb.errors import (
 if TYPE_CHECKING:
     from rlds2reverb._encoding.packing import Packing, find_packing, packed_signature, unpack
     from rlds2reverb._server.replay_server import ReplayServer
+    from rlds2reverb._server.sharded_server import ShardedReplayServer
     from rlds2reverb._writing.report import IngestReport, IngestWarning
     from rlds2reverb.envs.film import Film, record_film
     from rlds2reverb.episode_batches import EpisodeBatch
@@ -80,6 +81,7 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 _EXPORTS = {
     "_encoding.packing": ("Packing", "packed_signature", "find_packing", "unpack"),
     "_server.replay_server": ("ReplayServer",),
+    "_server.sharded_server": ("ShardedReplayServer",),
     "_writing.report": ("IngestReport", "IngestWarning"),
     "episode_batches": ("EpisodeBatch",),
     "episodes": ("Episode",),
@@ -155,6 +157,7 @@ __all__ = [
     "Selector",
     "ServerRestartedError",
     "ServerUnavailableError",
+    "ShardedReplayServer",
     "Source",
     "SourceError",
     "SpecMismatchError",

@@ -16,7 +16,7 @@ from rlds2reverb._arguments import require_count, require_one_of, require_timeou
 from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.clients import NO_LIMIT, Server, connect, require_table, table_infos
+from rlds2reverb._server.clients import NO_LIMIT, Server, connect, require_table, split_servers, table_infos
 from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb._server.memory import require_memory
 from rlds2reverb._server.stored_items import require_stored_items_match
@@ -104,8 +104,9 @@ def ingest(
       source: a `Source`, or any argument of `load`.
       destination: a `ReplayServer`, a `reverb.Client` or `reverb.Server`, a port on this machine, or an address
         'HOST:PORT'; or the path of a directory that does not exist yet. A string 'HOST:PORT' is an address; any other
-        string, and every `Path`, is a path. A list of these is the shards of one dataset: each episode is written to
-        one of them, which a hash of its index determines, one shard after the other.
+        string, and every `Path`, is a path. A list of these, a `ShardedReplayServer`, or 'HOST:PORT,HOST:PORT' are the
+        shards of one dataset: each episode is written to one of them, which a hash of its index determines. They are
+        written one after the other.
       tables: one or more tables, each of which receives every item. Tables of a server must exist, with the signature
         of the items or without one. For a directory, a name stands for a default `TableConfig` with that name.
       adder: function from episodes to items; None for `TrajectoryWindows()`, whose items are transitions.
@@ -158,6 +159,7 @@ def ingest(
         options=options,
         progress=progress,
     )
+    destination = _split_destination(destination)
     if not isinstance(destination, (list, tuple)):
         report = run.write(source, run.open(destination))
         report.emit_note_warnings()
@@ -253,6 +255,14 @@ class _Run:
             transfer.report.warn(warning)
         _write_to_server(transfer, client, infos, self.options, description, timeout_secs=self.timeout_secs)
         return transfer.report
+
+
+def _split_destination(destination: Any) -> Any:
+    """Returns the list of shards that a destination stands for, or the destination itself if it is a single one."""
+    is_sharded = hasattr(destination, "servers")
+    if is_sharded or (isinstance(destination, str) and server_address(destination) and "," in destination):
+        return split_servers(destination)
+    return destination
 
 
 def _find_directory(destination: Server | str | Path) -> Path | None:

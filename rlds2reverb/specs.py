@@ -24,11 +24,9 @@ class ArraySpec:
     dtype: np.dtype
 
     def __post_init__(self) -> None:
-        dtype = np.dtype(self.dtype)
         # HDF5's float32 is equal to numpy's, but has a different repr, from which keys are derived.
-        if not dtype.isbuiltin and dtype.names is None:
-            dtype = np.dtype(dtype.str)
-        object.__setattr__(self, "dtype", dtype)
+        if isinstance(self.dtype, np.dtype) and not self.dtype.isbuiltin and self.dtype.names is None:
+            object.__setattr__(self, "dtype", np.dtype(self.dtype.str))
 
     def __str__(self) -> str:
         return describe(self)

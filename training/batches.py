@@ -13,6 +13,7 @@ from rlds2reverb.learners.feeds import Feed, InMemoryDataset, StreamingDataset
 
 from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, ingest, packed_signature, sample_dataset
 from rlds2reverb._encoding.packing import Packing
+from rlds2reverb._server.clients import split_servers
 from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.sampling import LinearSchedule
 from rlds2reverb.sources import Source
@@ -85,11 +86,20 @@ def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStac
 
     if config.sampler == "uniform":
         return Batches(open_feed(size), open_feed)
-    writer = stack.enter_context(PriorityWriter(server, table))
+    lost = _warn_priorities_lost if len(split_servers(server)) > 1 else None
+    writer = stack.enter_context(PriorityWriter(server, table, on_server_lost=lost))
     samples = sample_dataset(server, table, size, beta=1.0, prefetch=_PREFETCH)
     feed = StreamingDataset(samples, beta=LinearSchedule(_FIRST_BETA, _LAST_BETA, config.steps))
     stack.callback(feed.close)
     return Batches(feed, open_feed, writer, server if is_own else None)
+
+
+def _warn_priorities_lost(address: str, reason: str) -> None:
+    warnings.warn(
+        f"new priorities for {address} are lost; continuing with the other servers: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _start_server(episodes: Source, adder: Any) -> ReplayServer:

@@ -17,7 +17,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, TrajectoryWindows, fields
-from rlds2reverb._server.clients import connect
+from rlds2reverb._server.clients import connect_all
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
@@ -316,7 +316,9 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
         time_step_spec = time_step.time_step_spec(table.row_spec["observation"])
         adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
         has_one_priority = require_matching_items(table, config, adder)
-        name = str(location) if isinstance(location, (str, Path)) else connect(server).server_address
+        name = str(location)
+        if not isinstance(location, (str, Path)):
+            name = ",".join(client.server_address for client in connect_all(server))
         notes, warnings = [], []
         if action_space is None:
             notes.append("the action bounds are assumed to be [-1, 1]" + _env_advice(config, action_space))

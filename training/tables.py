@@ -16,9 +16,10 @@ from tf_agents.specs import tensor_spec
 
 from rlds2reverb import TrajectoryWindows, sample_dataset
 from rlds2reverb._encoding.packing import find_packing
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb._server.clients import connect_all, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.locations import is_table_directory, server_address
+from rlds2reverb.sampling.server_tables import ServerTables
 from rlds2reverb.specs import ArraySpec
 
 from .actions import require_trainable_actions
@@ -26,6 +27,8 @@ from .config import TrainingConfig
 
 #: Number of items that are sampled from a table to check them before training.
 _NUM_CHECKED = 32
+#: Maximum time to wait for the servers' information about their tables.
+_INFO_SECS = 10.0
 _TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
 
 
@@ -34,11 +37,11 @@ class ServedTable:
     """A table with items to train on.
 
     Attributes:
-      server: a `ReplayServer`, a client, or the address of a server.
+      server: a `ReplayServer`, a client, or the address of a server; or several of these, whose tables are shards.
       table: the name of the table.
       row_spec: dict of the `tf.TensorSpec`s of one step.
       has_trajectories: whether items are trajectories of two steps instead of transitions.
-      size: the number of items.
+      size: the number of items on all servers.
     """
 
     server: Any
@@ -49,38 +52,49 @@ class ServedTable:
 
 
 def is_table(source: Any) -> bool:
-    """Returns whether a source of training data consists of tables: a server, a directory, or (server, table)."""
+    """Returns whether a source of training data consists of tables: servers, a directory, or (servers, table)."""
+    if isinstance(source, (list, tuple)) and source and all(map(_is_address, source)):
+        return True
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], str):
         return True
     if isinstance(source, (str, Path)):
         return server_address(source) is not None or is_table_directory(source)
-    return any(hasattr(source, name) for name in ("client", "server_address", "localhost_client"))
+    return any(hasattr(source, name) for name in ("client", "servers", "server_address", "localhost_client"))
+
+
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and server_address(value) is not None
 
 
 def split_source(source: Any) -> tuple[Any, str | None]:
-    """Returns the server or directory of a source of tables, and the name of the table or None."""
-    return source if isinstance(source, tuple) else (source, None)
+    """Returns the servers or the directory of a source of tables, and the name of the table or None."""
+    is_pair = isinstance(source, tuple) and len(source) == 2 and not _is_address(source[1])
+    return source if is_pair else (source, None)
 
 
 def describe_table(server: Any, table: str | None = None) -> ServedTable:
     """Returns the table of a server with transitions of `NStep` or trajectories of `TrajectoryWindows(2)`.
 
     Args:
-      server: the server.
+      server: the server, or several servers with shards of the same table.
       table: the name of the table; None for the only one, or else 'replay'.
 
     Raises:
       SourceError: If there is no such table, if it is empty, or if there are several tables and none is named 'replay'.
-      SpecMismatchError: If the items are of a different kind.
-      ServerUnavailableError: If the server does not answer.
+      SpecMismatchError: If the items are of a different kind, or differ between servers.
+      ServerUnavailableError: If a server does not answer.
     """
-    client = connect(server)
-    infos, where = table_infos(client), client.server_address
+    clients = connect_all(server)
+    all_infos = [table_infos(client) for client in clients]
+    infos, where = all_infos[0], ", ".join(client.server_address for client in clients)
     name = table or (next(iter(infos)) if len(infos) == 1 else "replay")
     if name not in infos:
         expected = f"there is no table {table!r}" if table else "training requires one table, or one named 'replay'"
         raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; {expected}")
-    if not infos[name].current_size:
+    if len(clients) > 1:
+        ServerTables.fetch(server, name, timeout_secs=_INFO_SECS)  # Raises an error unless the tables match.
+    size = sum(each[name].current_size for each in all_infos)
+    if not size:
         raise SourceError(f"table {name!r} at {where} has no items, but training requires them")
     signature = infos[name].signature
     packing = find_packing(signature) if signature is not None else None
@@ -95,7 +109,7 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     fields = spec._asdict() if has_trajectories else spec
     num_axes = 1 if has_trajectories else 0
     rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
-    return ServedTable(server, name, rows, has_trajectories, infos[name].current_size)
+    return ServedTable(server, name, rows, has_trajectories, size)
 
 
 def make_table_action_spec(
@@ -177,11 +191,13 @@ def require_table_options(config: TrainingConfig) -> None:
 
 
 def identify_table(source: Any, table: str) -> str:
-    """Returns an identifier of the data: a hash of a directory's content, the address of a server, or the table's name.
+    """Returns an identifier of the data: a hash of a directory's content, addresses of servers, or the table's name.
 
     A server in this process usually has a different port each time, so that its address does not identify it.
     """
     if isinstance(source, (str, Path)) and is_table_directory(source):
         manifests = sorted((Path(source).expanduser() / "manifests").glob("*"))
         return xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(source)
+    if isinstance(source, (list, tuple)) and all(map(_is_address, source)):
+        return ",".join(source)
     return source if isinstance(source, str) else f"table {table!r}"

@@ -288,6 +288,27 @@ class CheckpointRoot:
         sync(folder)
         return target
 
+    def find_damage(self, name: str) -> CheckpointError | None:
+        """Returns the error of the checkpoint with that name, or None if it is valid."""
+        paths = [path for folder in (self.checkpoints, self._previous) if (path := folder / name).is_dir()]
+        if not paths:
+            return CheckpointError(f"{self.checkpoints / name} is missing")
+        try:
+            self._verify(paths[0])
+        except CheckpointError as error:
+            return error
+        return None
+
+    def return_to(self, name: str | None) -> list[Path]:
+        """Moves the checkpoints that are newer than one of that name, or all for None, to `set_aside/`.
+
+        Returns:
+          Their new paths.
+        """
+        folders = (self.checkpoints, self._previous)
+        paths = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
+        return [self._move(path, self._set_aside) for path in sorted(paths) if name is None or path.name > name]
+
     def delete_interrupted(self) -> None:
         """Deletes incomplete checkpoints. Must not be called while a server writes one."""
         for path in list(self.checkpoints.iterdir()):

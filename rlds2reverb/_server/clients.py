@@ -44,15 +44,29 @@ def connect(server: Server) -> reverb.Client:
         kind = type(server).__name__
         raise TypeError(f"server must be 'HOST:PORT', a port, a ReplayServer or a reverb.Client, got a {kind}")
     address = server_address(f"localhost:{server}" if isinstance(server, int) else server)
+    if address is not None and "," in address:
+        raise ValueError(f"a single server is expected here, got {address!r}; pass one HOST:PORT")
     if address is None or not 0 < int(address.rpartition(":")[2]) < 65536:
         raise ValueError(f"server must be HOST:PORT such as localhost:8000, got {str(server)!r}")
     return reverb.Client(address)
 
 
 def connect_all(servers: Server | Sequence[Server]) -> list[reverb.Client]:
-    """Returns a client for each of one or more servers; see `connect`."""
-    is_one = isinstance(servers, str) or not isinstance(servers, Sequence)
-    return [connect(server) for server in ([servers] if is_one else servers)]
+    """Returns a client for each of one or more servers; see `split_servers` and `connect`."""
+    return [connect(server) for server in split_servers(servers)]
+
+
+def split_servers(servers: Server | Sequence[Server]) -> list[Server]:
+    """Returns one or more servers as a list.
+
+    Args:
+      servers: a server as for `connect`, a sequence of servers, a `ShardedReplayServer`, or the addresses of several
+        servers in one string, 'HOST:PORT,HOST:PORT'.
+    """
+    if isinstance(servers, str):
+        return list(servers.split(",")) if server_address(servers) else [servers]
+    servers = getattr(servers, "servers", servers)
+    return list(servers) if isinstance(servers, Sequence) else [servers]
 
 
 def format_selector(options: Any) -> str:

@@ -181,8 +181,13 @@ class ReplayServer:
     def __exit__(self, *exception: Any) -> None:
         self.stop()
 
-    def checkpoint(self, *, timeout_secs: float = 600.0) -> Path:
+    def checkpoint(self, *, timeout_secs: float = 600.0, keep: bool = True) -> Path:
         """Writes a checkpoint and its manifest, and returns the checkpoint's directory.
+
+        Args:
+          timeout_secs: maximum time to wait for the checkpoint.
+          keep: whether the newest checkpoint becomes the previous one, if the server keeps one. If False, the one that
+            is the previous one now is kept instead, and the newest is deleted.
 
         Raises:
           ValueError: If the server has no checkpoint root.
@@ -194,7 +199,7 @@ class ReplayServer:
             raise ValueError("the server was started without a checkpoint root; pass checkpoint_root=DIRECTORY")
         self._root.require_no_foreign_entries()
         with defer_signals():  # Without its manifest, the next start would have to read the whole checkpoint.
-            if self._keep_previous:
+            if self._keep_previous and keep:
                 self._root.keep_newest()
             path = self._write_checkpoint(self._root, timeout_secs)
             with full_disk_as_error(self._root.path):

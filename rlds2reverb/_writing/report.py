@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,12 +143,12 @@ class IngestReport:
     def warn(self, sentence: str) -> None:
         """Adds a warning to the report, and issues it as a Python warning as well."""
         self.warnings += (sentence,)
-        warnings.warn(sentence, IngestWarning, stacklevel=3)
+        _issue_warning(sentence)
 
     def emit_note_warnings(self) -> None:
         """Issues each note as a Python warning; called once, after everything is written."""
         for sentence in self.notes:
-            warnings.warn(sentence, IngestWarning, stacklevel=3)
+            _issue_warning(sentence)
 
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Adds the counts of episodes that are written."""
@@ -198,3 +199,11 @@ class IngestReport:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _issue_warning(sentence: str) -> None:
+    """Issues a Python warning at the line that called this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("rlds2reverb."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(sentence, IngestWarning, stacklevel=level)

@@ -17,6 +17,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
+from rlds2reverb._server.sharded_server import shard_name
 from rlds2reverb._writing.conversion import Layout, OnInvalid, make_conversion
 from rlds2reverb._writing.directory_destination import DirectoryDestination
 from rlds2reverb._writing.parts import ItemParts, Part, Scan, ShardPlan, plan_parts
@@ -268,7 +269,7 @@ class _Job:
 
     def _locate(self, shard: int) -> str:
         is_sharded = self.targets[shard].shard is not None
-        return f"{self.destination}/shard_{shard}" if is_sharded else self.destination
+        return f"{self.destination}/{shard_name(shard)}" if is_sharded else self.destination
 
     def _name(self, part: Part) -> str:
         """Returns the name of a part's file, which depends on everything that its content depends on."""

@@ -37,6 +37,10 @@ _BETA = LinearSchedule()
 #: With one chunk per server, a fifth of the batches from two servers at full speed contain items of only one of them;
 #: with four chunks per server, hardly any do.
 _CHUNKS_PER_SERVER = 4
+#: Number of chunks per server after which a server without any does not count for the others.
+_RECENT_CHUNKS = 16
+#: Factor by which earlier chunks count less with each further one.
+_COUNT_DECAY = 1 - 1 / 256
 
 
 class _Padded(NamedTuple):
@@ -68,8 +72,13 @@ def sample_dataset(
 ) -> tf.data.Dataset:
     """Returns an endless dataset of batches of a table's items.
 
-    Several servers contribute equally in the long run if all keep up; otherwise the faster ones contribute more. A
-    single batch contains the items that arrived first, so a server may contribute all of them or none. The importance
+    Several servers are sampled as if their tables were one: in the long run, each contributes in proportion to the
+    size of its table or, for prioritized tables, to the sum of its priorities with their exponent. Samples in excess of
+    that are dropped. A server that is much slower than the others, or does not answer, does not delay them: they then
+    contribute more. Tables whose items can be used up, or whose rate limiters count samples, contribute equally if all
+    servers keep up.
+
+    A single batch contains the items that arrived first, so a server may contribute all of them or none. The importance
     weights account for the actual contributions. If a batch contains no items of a server (because it is one of the
     first batches, or that server is much slower), it represents the tables of the other servers only. Use
     `mixed_dataset` to fix the contributions to every batch.
@@ -87,7 +96,7 @@ def sample_dataset(
 
     Args:
       servers: one or more servers: an address `HOST:PORT`, a port of this machine, a `ReplayServer`, or Reverb's own
-        `Client` or `Server`.
+        `Client` or `Server`; a `ShardedReplayServer`; or `HOST:PORT,HOST:PORT`.
       table: the name of the table. On several servers, the tables must have one signature and must either all sample
         at random (the weights compensate for different samplers) or all in a fixed order (the weights are then 1).
       batch_size: number of items per batch, at least the number of servers.
@@ -135,6 +144,8 @@ def sample_dataset(
         timeout_secs=timeout_secs,
         on_server_lost=on_server_lost,
     )
+    if num_servers > 1 and not tables.in_order and not tables.may_run_dry:
+        chunks = _balance_servers(chunks, tables.exponents)
     batches = _join_chunks(chunks, num_chunks).enumerate()
     compute_weights = _make_weight_function(tables, beta, min_priority)
 
@@ -180,6 +191,41 @@ def _sample_chunks(
         is_ready=tables.is_reachable,
         stalled_at_start=tables.unreachable,
     )
+
+
+@without_autograph
+def _balance_servers(chunks: tf.data.Dataset, exponents: Sequence[float]) -> tf.data.Dataset:
+    """Drops chunks such that the remaining ones of each server are in proportion to its table's total priority.
+
+    A chunk is kept unless its server has contributed more than its share of the last few hundred chunks. Totals are
+    those of the newest chunks. A server without chunks for a while does not count, so that it does not delay the others
+    for long.
+    """
+    num_servers = len(exponents)
+    initial = (
+        tf.zeros(num_servers, tf.float64),  # Total priority of each server.
+        tf.zeros(num_servers, tf.float64),  # Number of recently kept chunks of each server.
+        tf.zeros(num_servers, tf.int64),  # Number of the last chunk of each server, kept or not.
+        tf.constant(0, tf.int64),  # Number of chunks.
+    )
+
+    def choose(state: Any, chunk: Any) -> Any:
+        totals, counts, last, number = state
+        server, info = chunk[0], chunk[1].info
+        is_own = tf.range(num_servers) == server
+        exponent = tf.gather(tf.constant(exponents, tf.float64), server)
+        total = importance.total_priority(info.probability[0], tf.cast(info.priority[0], tf.float64), exponent)
+        totals, last = tf.where(is_own, total, totals), tf.where(is_own, number, last)
+        is_recent = number - last <= _RECENT_CHUNKS * num_servers
+        total_of_recent = tf.reduce_sum(tf.where(is_recent, totals, 0.0))
+        share = tf.where(total_of_recent > 0, total / total_of_recent, 1.0)
+        num_kept = tf.reduce_sum(tf.where(is_recent, counts, 0.0))
+        is_kept = tf.gather(counts, server) <= share * num_kept + 1
+        kept_counts = counts * _COUNT_DECAY + tf.cast(is_own, tf.float64)
+        return (totals, tf.where(is_kept, kept_counts, counts), last, number + 1), (is_kept, chunk)
+
+    chosen = chunks.scan(initial, choose).filter(lambda is_kept, chunk: is_kept)
+    return chosen.map(lambda is_kept, chunk: chunk)
 
 
 def choose_num_chunks(batch_size: int, num_servers: int) -> int:

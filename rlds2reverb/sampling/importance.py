@@ -112,6 +112,20 @@ def lowest_probabilities(
     return probabilities * tf.where(priorities > 0, ratios, 1) ** exponents
 
 
+def total_priority(probability: tf.Tensor, priority: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of p_k^alpha over a table, derived from any of its items: p_i^alpha / P_i (Schaul et al., eq. 1).
+
+    Args:
+      probability: float64 `[]`, P_i, above 0.
+      priority: float64 `[]`, p_i.
+      exponent: float64 `[]`, alpha of the table's sampler; with 0, which is uniform sampling, the sum is the size.
+
+    Returns:
+      float64 `[]`; 0 if the priority is 0, because all items are then equally likely.
+    """
+    return tf.where(priority > 0, priority**exponent / probability, 0.0)
+
+
 def combine_servers(
     probabilities: tf.Tensor, sizes: tf.Tensor, servers: tf.Tensor, *, num_servers: int
 ) -> tuple[tf.Tensor, tf.Tensor]:

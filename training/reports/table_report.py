@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb._server.clients import connect, connect_all, table_infos
 from rlds2reverb._server.item_statistics import ItemStatistics, read_item_statistics, sample_item_statistics
 from rlds2reverb._server.replay_server import read_tables
 from rlds2reverb._text import format_number
@@ -53,12 +53,14 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
         facts = [_describe_config(config) for config in read_tables(Path(tables).expanduser())]
         statistics = read_item_statistics(tables)
     else:
-        client = connect(tables)
-        infos = sorted(table_infos(client, timeout_secs=timeout_secs).items())
-        page = Page(client.server_address, "rlds2reverb report on the tables of a running server")
-        facts = [_describe_info(info) for _, info in infos]
-        address = client.server_address
-        statistics = [sample_item_statistics(address, info, timeout_secs=timeout_secs) for _, info in infos]
+        addresses = [client.server_address for client in connect_all(tables)]
+        is_sharded = len(addresses) > 1
+        page = Page(", ".join(addresses), f"rlds2reverb report on the tables of running server{'s' * is_sharded}")
+        facts, statistics = [], []
+        for address in addresses:
+            for _, info in sorted(table_infos(connect(address), timeout_secs=timeout_secs).items()):
+                facts.append([*([("server", address)] if is_sharded else []), *_describe_info(info)])
+                statistics.append(sample_item_statistics(address, info, timeout_secs=timeout_secs))
     for each, rows in zip(statistics, facts, strict=True):
         _add_table(page, each, rows)
     report = page.build()

@@ -17,6 +17,7 @@ from tf_agents.trajectories import trajectory
 
 from rlds2reverb._encoding.packing import Packing, packed_signature
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._server.sharded_server import ShardedReplayServer
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
@@ -269,11 +270,24 @@ def test_weights_are_one_when_all_shards_have_a_fixed_order():
     assert set(info.server) == {0, 1} and set(info.weight) == {1}
 
 
-def test_equally_fast_servers_contribute_equally():
-    with serve_numbers(*({value: 1.0} for value in range(3))) as servers:
+@pytest.mark.parametrize("alpha", [1.0, None])
+def test_several_servers_are_sampled_like_one_table(alpha):
+    tables = [{1: 1.0, 2: 3.0}, {3: 2.0}, {4: 6.0, 5: 4.0, 6: 0.5, 7: 0.5}]
+    with serve_numbers(*tables, alpha=alpha) as servers:
         sample = sample_batches(servers, 100, 96)
-    fractions = np.bincount(sample.info.server, minlength=3) / (100 * 96)
-    np.testing.assert_allclose(fractions, 1 / 3, atol=0.1)
+    priorities = np.array([priority for table in tables for priority in table.values()])
+    expected = 9600 * priorities / priorities.sum() if alpha else np.full(7, 9600 / 7)
+    counts = np.bincount(sample.data.astype(int), minlength=8)[1:]
+    assert chi_square_p_value(counts, expected, 6) > 1e-4
+
+
+def test_sharded_server_is_sampled_by_its_addresses():
+    with ShardedReplayServer([TableConfig("items", Selector("uniform"))], NUMBER, num_shards=2) as server:
+        for number, each in enumerate(server.servers):
+            write_numbers(each.client, {10 + number: 1.0})
+        for servers in (server, server.address, [each.address for each in server.servers]):
+            sample = next(iter(sample_dataset(servers, "items", 64)))
+            assert set(sample.data.numpy()) == {10, 11}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,234 @@
+"""Several Reverb servers whose tables are shards of one table, with checkpoints that belong together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb._arguments import require_count
+from rlds2reverb._sealed_files import load_json, save_json
+from rlds2reverb._signals import defer_signals
+from rlds2reverb.errors import CheckpointError, CorruptFileError
+from rlds2reverb.specs import Nest
+from rlds2reverb.tables import TableConfig
+
+from .checkpoint_root import CheckpointRoot
+from .replay_server import ReplayServer
+
+_COMMIT = "commit.json"
+#: Number of commits to which the servers can return: the newest, and the one before.
+_NUM_COMMITS = 2
+
+
+def shard_name(shard: int) -> str:
+    """Returns the name of a shard's directory."""
+    return f"shard_{shard}"
+
+
+def shard_path(directory: str | Path, shard: int) -> Path:
+    """Returns the directory of a shard in the directory of all shards."""
+    return Path(directory) / shard_name(shard)
+
+
+class ShardedReplayServer:
+    """Running servers in this process with shards of the same tables. Use it as a context manager, or call `stop`.
+
+    `ingest`, `sample_dataset` and `PriorityWriter` accept it in place of a server: each episode is written to one of
+    the servers, and samples come from all of them. To spread the load over several machines, start a `ReplayServer`
+    for one shard on each of them instead, and pass the list of their addresses.
+
+    A checkpoint of all shards is one commit: `commit.json` names the checkpoints that belong together, and is replaced
+    once all of them are complete. After a crash in between, all servers start from the last commit. If one of its
+    checkpoints is damaged, all servers start from the commit before.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        signature: Nest | None = None,
+        *,
+        num_shards: int,
+        port: int | None = None,
+        checkpoint_root: str | Path | None = None,
+        verify: bool = True,
+    ):
+        """Starts the servers with empty tables, or from the last commit in `checkpoint_root` if there is one.
+
+        Args:
+          tables: configurations of the tables of each server; `max_size` and rate limiters apply to each shard.
+          signature: signature of the items, or None to accept any item.
+          num_shards: number of servers.
+          port: port of the first server, and those after it for the others; None chooses free ones.
+          checkpoint_root: directory for checkpoints; None for no checkpoints.
+          verify: as for `ReplayServer`.
+
+        Raises:
+          CheckpointError: If no commit is intact, or the root has a different number of shards.
+          ResourceInUseError, SpecMismatchError, ValueError: As for `ReplayServer`.
+        """
+
+        def start(shard: int, **options: Any) -> ReplayServer:
+            return ReplayServer(tables, signature, **options)
+
+        self._start(start, num_shards, port, checkpoint_root, verify=verify)
+
+    @classmethod
+    def from_directory(
+        cls,
+        directory: str | Path,
+        *,
+        tables: Sequence[TableConfig] | None = None,
+        port: int | None = None,
+        checkpoint_root: str | Path | None = None,
+        verify: bool = True,
+        force: bool = False,
+    ) -> ShardedReplayServer:
+        """Starts a server for each of the directories `shard_0`, `shard_1`, ... in a directory.
+
+        Args:
+          directory: path of the directory, as `rlds2reverb convert --shards` writes it.
+          tables: see `ReplayServer.from_directory`.
+          port: see `ShardedReplayServer`.
+          checkpoint_root: see `ShardedReplayServer`; a commit there replaces the data.
+          verify: as for `ReplayServer`.
+          force: see `ReplayServer.from_directory`.
+
+        Raises:
+          CheckpointError: If there are no shards, or one is damaged; or as for `ShardedReplayServer`.
+          InsufficientMemoryError, ResourceInUseError: As for `ReplayServer.from_directory`.
+        """
+        num_shards = count_shards(directory)
+        if not num_shards:
+            raise CheckpointError(f"{directory} has no shard_0; write it with convert --shards, or ingest into a list")
+        server = cls.__new__(cls)
+
+        def start(shard: int, **options: Any) -> ReplayServer:
+            path = shard_path(directory, shard)
+            return ReplayServer.from_directory(path, tables=tables, force=force, **options)
+
+        server._start(start, num_shards, port, checkpoint_root, verify=verify)
+        return server
+
+    def _start(
+        self,
+        start: Callable[..., ReplayServer],
+        num_shards: int,
+        port: int | None,
+        checkpoint_root: str | Path | None,
+        *,
+        verify: bool,
+    ) -> None:
+        require_count("num_shards", num_shards)
+        self._root = None if checkpoint_root is None else Path(checkpoint_root)
+        self._commits = [] if self._root is None else _load_commits(self._root, num_shards)
+
+        if self._root is not None:
+            _return_to_commit(self._root, num_shards, self._commits, verify=verify)
+        with ExitStack() as stack:
+            #: The servers, in the order of the shards.
+            self.servers: list[ReplayServer] = []
+            for shard in range(num_shards):
+                server = start(
+                    shard,
+                    port=None if port is None else port + shard,
+                    checkpoint_root=None if self._root is None else shard_path(self._root, shard),
+                    verify=verify,
+                )
+                self.servers.append(stack.enter_context(server))
+            self._resources = stack.pop_all()
+
+    @property
+    def address(self) -> str:
+        """The addresses of the servers for clients on this machine, 'localhost:PORT,localhost:PORT'."""
+        return ",".join(server.address for server in self.servers)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the servers have a checkpoint root."""
+        return self._root is not None
+
+    def __enter__(self) -> ShardedReplayServer:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.stop()
+
+    def checkpoint(self, *, timeout_secs: float = 600.0) -> Path:
+        """Writes a checkpoint of every server, and then the commit; returns the path of `commit.json`.
+
+        Raises:
+          ValueError: If there is no checkpoint root.
+          CheckpointError, ServerUnavailableError, StorageFullError: As `ReplayServer.checkpoint`; the last commit is
+            kept.
+        """
+        if self._root is None:
+            raise ValueError("the servers were started without a checkpoint root; pass checkpoint_root=DIRECTORY")
+        committed: list[str | None] = [*self._commits[0]] if self._commits else [None] * len(self.servers)
+        with defer_signals():
+            names = []
+            for shard, server in enumerate(self.servers):
+                newest = CheckpointRoot(shard_path(self._root, shard), create=False).latest()
+                # After an attempt that failed for a later shard, the newest checkpoint is not part of a commit.
+                keep = newest is not None and newest.name == committed[shard]
+                names.append(server.checkpoint(timeout_secs=timeout_secs, keep=keep).name)
+            self._commits = [names, *self._commits][:_NUM_COMMITS]
+            save_json(self._root / _COMMIT, {"commits": self._commits})
+        return self._root / _COMMIT
+
+    def stop(self) -> None:
+        """Stops the servers and releases their ports and directories."""
+        self._resources.close()
+
+
+def count_shards(directory: str | Path) -> int:
+    """Returns the number of consecutive directories `shard_0`, `shard_1`, ... in a directory."""
+    shard = 0
+    while shard_path(directory, shard).is_dir():
+        shard += 1
+    return shard
+
+
+def _load_commits(root: Path, num_shards: int) -> list[list[str]]:
+    """Returns the names of the checkpoints in each commit, newest first.
+
+    Raises:
+      CheckpointError: If the file is damaged, or the root has a different number of shards.
+    """
+    try:
+        stored = load_json(root / _COMMIT)
+    except CorruptFileError as error:
+        raise CheckpointError(f"{error}; restore it from a copy, or use a new directory") from error
+    commits = [list(names) for names in stored["commits"]] if stored else []
+    found = len(commits[0]) if commits else count_shards(root)
+    if found not in (0, num_shards):
+        raise CheckpointError(
+            f"{root} contains the checkpoints of {found} shards, but {num_shards} were requested; use --shards {found} "
+            "(num_shards), or a new directory"
+        )
+    return commits
+
+
+def _return_to_commit(root: Path, num_shards: int, commits: list[list[str]], *, verify: bool) -> None:
+    """Makes all shards start from the newest intact commit, and removes newer ones from the list.
+
+    Raises:
+      CheckpointError: If there are commits, but none is intact.
+    """
+    roots = [CheckpointRoot(shard_path(root, shard)) for shard in range(num_shards)]
+    while commits:
+        damaged = [each.find_damage(name) for each, name in zip(roots, commits[0], strict=True)] if verify else []
+        failure = next((error for error in damaged if error is not None), None)
+        if failure is None:
+            break
+        if len(commits) == 1:
+            raise failure
+        warnings.warn(f"{failure}; all shards return to the commit before", RuntimeWarning, stacklevel=4)
+        del commits[0]
+    names: list[str | None] = [*commits[0]] if commits else [None] * num_shards
+    for each, name in zip(roots, names, strict=True):
+        for path in each.return_to(name):
+            message = f"{path.name} of {each.path} is not part of the commit, and was moved to {path}"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
