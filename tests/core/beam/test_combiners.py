@@ -76,6 +76,7 @@ def test_episodes_without_steps_have_no_return(episodes):
     assert combine(ReturnRangeFn(), [[empty], [episodes[1]]]) == (episodes[1].total_reward,) * 2
 
 
+@pytest.mark.slow
 def test_combiners_run_in_a_pipeline(episodes):
     returns = [episode.total_reward for episode in episodes]
     with beam.Pipeline("FnApiRunner") as pipeline:

@@ -50,7 +50,11 @@ def _ignore_notes():
         pytest.param(
             "rlds/physics_rlds/pendulum_pixels/1.0.0", {"adder": TrajectoryEpisodes()}, marks=pytest.mark.slow
         ),
-        ("d4rl/pendulum_mixed-v2.hdf5", {"adder": TrajectoryEpisodes(), "tables": ["a", TableConfig("b")]}),
+        pytest.param(
+            "d4rl/pendulum_mixed-v2.hdf5",
+            {"adder": TrajectoryEpisodes(), "tables": ["a", TableConfig("b")]},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_files_are_those_of_ingest(data, tmp_path, name, options):
@@ -72,6 +76,7 @@ def test_several_files_become_shards(data, tmp_path):
     assert expected.episodes == 64
 
 
+@pytest.mark.slow
 def test_statistics_and_priorities_are_those_of_one_process(data, tmp_path):
     transforms = [CastFloats(), parse_reward("iql_locomotion"), NormalizeObservations()]
     source, statistics = apply_transforms(load(data / HOPPER), transforms)
@@ -91,6 +96,7 @@ def test_invalid_episode_raises_and_leaves_nothing(data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["nan.hdf5"]
 
 
+@pytest.mark.slow
 def test_invalid_episodes_can_be_skipped(data, tmp_path):
     write_hopper_with_nan(data, tmp_path / "nan.hdf5", 5000)
     expected = ingest(tmp_path / "nan.hdf5", tmp_path / "plain", on_invalid="skip_episode")
@@ -143,6 +149,7 @@ def test_complete_directory_is_not_written_again(data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_changed_data_do_not_match_a_complete_directory(data, tmp_path):
     shutil.copy(data / HOPPER, tmp_path / "data.hdf5")
     convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **SMALL)
@@ -172,6 +179,7 @@ def test_too_small_table_raises(data, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_discontinuities_in_many_slices_are_added_up(tmp_path):
     num_rows = 6000
     observations = np.arange(num_rows, dtype=np.float32)[:, None]
@@ -206,6 +214,7 @@ def test_addresses_are_read_and_written_through_beam(data, tmp_path, objects):
         convert_with_beam("test://bucket/data/*.hdf5", "test://bucket/out", **SMALL)
 
 
+@pytest.mark.slow
 def test_directory_at_an_address_is_read(data, tmp_path, objects):
     name = "rlds/physics_rlds/pendulum_dict/1.0.0"
     shutil.copytree(data / name, objects / "pendulum/1.0.0")
@@ -222,6 +231,7 @@ def test_address_without_objects_raises(objects, tmp_path):
         convert_with_beam("test://nothing/file.hdf5", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_server_starts_from_the_directory(data, tmp_path):
     convert_with_beam(data / HOPPER, tmp_path / "out", **SMALL)
     with ReplayServer.from_directory(tmp_path / "out") as server:

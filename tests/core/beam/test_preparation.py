@@ -30,6 +30,7 @@ def test_final_observations_are_those_of_the_file(data, tmp_path):
         assert (got.steps["observation"][-1] == expected.steps["observation"][-1]).all()
 
 
+@pytest.mark.slow
 def test_invalid_episodes_are_errors_or_skipped(data, tmp_path):
     write_hopper_with_nan(data, tmp_path / "nan.hdf5", 5000)
     with pytest.raises(InvalidEpisodeError, match="holds NaN"):
