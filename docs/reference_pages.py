@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,9 @@ def write_reference_pages(directory: Path) -> None:
     """
     home: dict[str, str] = {}
     for package in PACKAGES:
+        logging.disable(logging.WARNING)  # Apache Beam warns about optional packages.
         module = importlib.import_module(package)
+        logging.disable(logging.NOTSET)
         names = sorted(
             public_names(module), key=lambda name: (not inspect.isclass(getattr(module, name)), name.lower())
         )

@@ -38,7 +38,16 @@ from rlds2reverb.tables import TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
 from .combiners import ReturnRangeFn
-from .datasets import BeamOptions, Dataset, Slice, combine_on_workers, find_slices, make_dataset, map_on_workers
+from .datasets import (
+    BeamOptions,
+    Dataset,
+    Slice,
+    combine_on_workers,
+    find_slices,
+    make_dataset,
+    map_on_workers,
+    release_datasets,
+)
 from .fitting import fit_transforms
 from .storage import WorkFolder, is_remote, upload
 
@@ -105,7 +114,7 @@ def convert_with_beam(
     work = WorkFolder(f"{_absolute(destination)}.parts")
     if not resume:
         work.delete()
-    with work:
+    with work, release_datasets():
         dataset = make_dataset(source, load_options)
         slices, opened = find_slices(dataset, beam_options, work)
         dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)

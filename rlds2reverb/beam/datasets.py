@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
@@ -21,7 +24,7 @@ from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.concatenation import concatenate_sources
 from rlds2reverb.sources.transforms import EpisodeFn, map_episodes
 
-from .storage import DATA_ERRORS, WorkFolder, expand_locations, localize
+from .storage import DATA_ERRORS, WorkFolder, copy_to_disk, expand_locations, is_remote
 
 #: Beam's name of each runner. `FnApiRunner` is the one that `DirectRunner` chooses for batches; it runs without
 #: downloading anything.
@@ -87,16 +90,18 @@ class Dataset:
     Attributes:
       locations: paths, addresses, or names.
       load_options: arguments of `load`, as pairs of a name and a value.
+      run_id: identifier of the run, so that a process which makes several runs reads changed files again.
       functions: transforms of each episode.
     """
 
     locations: tuple[str, ...]
-    load_options: tuple[tuple[str, Any], ...] = ()
+    load_options: tuple[tuple[str, Any], ...]
+    run_id: str
     functions: tuple[EpisodeFn, ...] = ()
 
     def open(self, location: str) -> Source:
         """Returns one of the datasets, with its episodes transformed."""
-        return functools.reduce(map_episodes, self.functions, _open(location, self.load_options))
+        return functools.reduce(map_episodes, self.functions, _open(location, self.load_options, self.run_id))
 
     def describe(self, location: str) -> dict[str, Any]:
         """Opens a dataset and returns its description, the number of its episodes and the size of the first one."""
@@ -120,8 +125,23 @@ class Dataset:
 
 
 @functools.lru_cache(maxsize=8)
-def _open(location: str, load_options: tuple[tuple[str, Any], ...]) -> Source:
-    return load(localize(location), **dict(load_options))
+def _open(location: str, load_options: tuple[tuple[str, Any], ...], run_id: str) -> Source:
+    """Opens a dataset, from a copy on this machine if it is remote, which is deleted once nothing uses the source."""
+    if not is_remote(location):
+        return load(Path(location) if os.path.isabs(location) else location, **dict(load_options))
+    copy = copy_to_disk(location)
+    source = load(copy, **dict(load_options))
+    weakref.finalize(source.ranges or source, shutil.rmtree, copy.parent, ignore_errors=True)
+    return source
+
+
+@contextlib.contextmanager
+def release_datasets() -> Iterator[None]:
+    """Closes the datasets that this process has opened, and deletes their copies, at the end of the context."""
+    try:
+        yield
+    finally:
+        _open.cache_clear()
 
 
 def make_dataset(source: Any, load_options: Mapping[str, Any]) -> Dataset:
@@ -138,7 +158,8 @@ def make_dataset(source: Any, load_options: Mapping[str, Any]) -> Dataset:
             f"{type(source).__name__}; use ingest() for data in memory"
         )
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in load_options.items()}
-    return Dataset(tuple(expand_locations([str(each) for each in sources])), tuple(sorted(options.items())))
+    locations = expand_locations([str(each) for each in sources])
+    return Dataset(tuple(locations), tuple(sorted(options.items())), os.urandom(8).hex())
 
 
 def find_slices(dataset: Dataset, options: BeamOptions, work: WorkFolder) -> tuple[list[Slice], Source]:

@@ -24,7 +24,7 @@ from rlds2reverb.sources.writing import (
 from rlds2reverb.sources.written_episodes import WrittenEpisodes, no_episode_error
 from rlds2reverb.specs import Nest
 
-from .datasets import BeamOptions, Dataset, Slice, find_slices, make_dataset, map_on_workers
+from .datasets import BeamOptions, Dataset, Slice, find_slices, make_dataset, map_on_workers, release_datasets
 from .fitting import fit_transforms
 from .storage import WorkFolder
 
@@ -64,7 +64,7 @@ def prepare_with_beam(
     require_count("shard_bytes", shard_bytes, 1)
     path = Path(path).expanduser().absolute()
     work = WorkFolder(f"{path}.parts")
-    with work:
+    with work, release_datasets():
         dataset = make_dataset(source, load_options)
         slices, opened = find_slices(dataset, beam_options, work)
         dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import shutil
 import tempfile
@@ -49,18 +48,15 @@ def _expand(location: str) -> list[str]:
     return [os.path.abspath(path) for path in expand_pattern(location)] or [location]
 
 
-@functools.lru_cache(maxsize=4)
-def localize(location: str) -> str | Path:
-    """Returns what to open for a location: a copy on this machine if it is remote. Copies are kept for later calls.
+def copy_to_disk(location: str) -> Path:
+    """Copies a file or directory at an address into a new temporary folder, and returns the path of the copy.
 
     Raises:
       SourceError: If there is no such object.
     """
-    if not is_remote(location):
-        return Path(location) if os.path.isabs(location) else location
-    path = _copies() / PurePosixPath(location.rstrip("/")).name
-    if path.exists():  # A file of the same name from a different folder.
-        path = Path(tempfile.mkdtemp(dir=_copies())) / path.name
+    folder = Path(tempfile.mkdtemp(prefix="rlds2reverb-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / PurePosixPath(location.rstrip("/")).name
     if FileSystems.exists(location):
         _copy(location, path)
         return path
@@ -72,13 +68,6 @@ def localize(location: str) -> str | Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         _copy(member.path, target)
     return path
-
-
-@functools.cache
-def _copies() -> Path:
-    folder = tempfile.mkdtemp(prefix="rlds2reverb-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def _copy(location: str, path: Path) -> None:

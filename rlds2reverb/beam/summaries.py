@@ -8,7 +8,7 @@ from typing import Any
 from rlds2reverb.sources.summary import Summary, SummaryParts
 
 from .combiners import SummaryFn
-from .datasets import BeamOptions, combine_on_workers, find_slices, make_dataset
+from .datasets import BeamOptions, combine_on_workers, find_slices, make_dataset, release_datasets
 from .storage import WorkFolder
 
 _DEFAULT_OPTIONS = BeamOptions()
@@ -37,7 +37,7 @@ def summarize_with_beam(
       SourceError, FileNotFoundError: If a dataset cannot be opened or read.
     """
     dataset = make_dataset(source, load_options)
-    with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder, release_datasets():
         work = WorkFolder(work_dir or folder)
         slices, header = find_slices(dataset, options, work)
         parts = combine_on_workers(SummaryFn(), SummaryParts.as_dict, dataset, slices, options, work)

@@ -1,14 +1,16 @@
 """Tests of `convert_with_beam`: the same bytes as `ingest` writes, whatever fails or is repeated."""
 
+import gc
 import os
 import shutil
+import tempfile
 import warnings
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-import remote_files
+from lazy_beam import convert_with_beam, make_options
 from written_directories import assert_same_files, assert_same_reports, write_hopper_with_nan
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, ingest, sample_dataset
@@ -19,13 +21,12 @@ from rlds2reverb.priorities import ByReturn
 from rlds2reverb.sources import load
 from rlds2reverb.sources.transforms import CastFloats, NormalizeObservations, apply_transforms, parse_reward
 
-pytest.importorskip("apache_beam")
-from rlds2reverb.beam import BeamOptions, convert_with_beam
-from rlds2reverb.beam.storage import WorkFolder
-
 HOPPER = "d4rl/hopper_medium-v2.hdf5"
-#: Slices and parts that are much smaller than the files of the tests.
-SMALL = {"part_bytes": 100_000, "beam_options": BeamOptions(slice_bytes=150_000)}
+
+
+def small():
+    """Returns options with slices and parts that are much smaller than the files of the tests."""
+    return {"part_bytes": 100_000, "beam_options": make_options(slice_bytes=150_000)}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def _ignore_notes():
 )
 def test_files_are_those_of_ingest(data, tmp_path, name, options):
     expected = ingest(data / name, tmp_path / "plain", **options)
-    got = convert_with_beam(data / name, tmp_path / "beam", **options, **SMALL)
+    got = convert_with_beam(data / name, tmp_path / "beam", **options, **small())
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert_same_reports(got, expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["beam", "plain"]
@@ -70,7 +71,7 @@ def test_several_files_become_shards(data, tmp_path):
         shutil.copy(data / HOPPER, tmp_path / f"part-{number}.hdf5")
     pattern = str(tmp_path / "part-*.hdf5")
     expected = ingest(pattern, [tmp_path / "plain" / f"shard_{shard}" for shard in range(3)])
-    got = convert_with_beam(pattern, tmp_path / "beam", num_shards=3, **SMALL)
+    got = convert_with_beam(pattern, tmp_path / "beam", num_shards=3, **small())
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert_same_reports(got, expected)
     assert expected.episodes == 64
@@ -81,7 +82,7 @@ def test_statistics_and_priorities_are_those_of_one_process(data, tmp_path):
     transforms = [CastFloats(), parse_reward("iql_locomotion"), NormalizeObservations()]
     source, statistics = apply_transforms(load(data / HOPPER), transforms)
     ingest(source, tmp_path / "plain", priority=ByReturn.from_episodes(source))
-    got = convert_with_beam(data / HOPPER, tmp_path / "beam", transforms=transforms, priority="return", **SMALL)
+    got = convert_with_beam(data / HOPPER, tmp_path / "beam", transforms=transforms, priority="return", **small())
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert got.statistics == statistics
 
@@ -89,7 +90,7 @@ def test_statistics_and_priorities_are_those_of_one_process(data, tmp_path):
 def test_invalid_episode_raises_and_leaves_nothing(data, tmp_path):
     write_hopper_with_nan(data, tmp_path / "nan.hdf5", 5000)
     with pytest.raises(InvalidEpisodeError, match="step\\['reward'\\] holds NaN") as caught:
-        convert_with_beam(tmp_path / "nan.hdf5", tmp_path / "out", **SMALL)
+        convert_with_beam(tmp_path / "nan.hdf5", tmp_path / "out", **small())
     with pytest.raises(InvalidEpisodeError) as expected:
         ingest(tmp_path / "nan.hdf5", tmp_path / "out")
     assert caught.value.problems == expected.value.problems
@@ -100,13 +101,15 @@ def test_invalid_episode_raises_and_leaves_nothing(data, tmp_path):
 def test_invalid_episodes_can_be_skipped(data, tmp_path):
     write_hopper_with_nan(data, tmp_path / "nan.hdf5", 5000)
     expected = ingest(tmp_path / "nan.hdf5", tmp_path / "plain", on_invalid="skip_episode")
-    got = convert_with_beam(tmp_path / "nan.hdf5", tmp_path / "beam", on_invalid="skip_episode", **SMALL)
+    got = convert_with_beam(tmp_path / "nan.hdf5", tmp_path / "beam", on_invalid="skip_episode", **small())
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert_same_reports(got, expected)
     assert got.skipped_episodes == 1 and got.episodes == 31
 
 
 def test_interrupted_run_encodes_only_the_missing_parts(data, tmp_path, monkeypatch):
+    from rlds2reverb.beam.storage import WorkFolder
+
     write, written = WorkFolder.write, []
 
     def fail_at_fourth_part(self, name, content):
@@ -119,17 +122,20 @@ def test_interrupted_run_encodes_only_the_missing_parts(data, tmp_path, monkeypa
     ingest(data / HOPPER, tmp_path / "plain")
     monkeypatch.setattr(WorkFolder, "write", fail_at_fourth_part)
     with pytest.raises(Exception, match="No space left"):
-        convert_with_beam(data / HOPPER, tmp_path / "beam", **SMALL)
+        convert_with_beam(data / HOPPER, tmp_path / "beam", **small())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["beam.parts", "plain"]
     first, written[:] = list(written), [""] * 100
-    convert_with_beam(data / HOPPER, tmp_path / "beam", **SMALL)
+    convert_with_beam(data / HOPPER, tmp_path / "beam", **small())
     assert not set(first) & set(written[100:]) and len(written) > 100
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_full_disk_is_a_typed_error(tmp_path, monkeypatch):
     def fail(descriptor):
         raise OSError(28, "No space left on device")
+
+    from rlds2reverb.beam.storage import WorkFolder
 
     monkeypatch.setattr(os, "fsync", fail)
     folder = WorkFolder(str(tmp_path / "work"))
@@ -138,25 +144,26 @@ def test_full_disk_is_a_typed_error(tmp_path, monkeypatch):
     assert folder.names("part") == set() and list((tmp_path / "work").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_complete_directory_is_not_written_again(data, tmp_path):
-    convert_with_beam(data / HOPPER, tmp_path / "out", **SMALL)
+    convert_with_beam(data / HOPPER, tmp_path / "out", **small())
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    report = convert_with_beam(data / HOPPER, tmp_path / "out", **SMALL)
+    report = convert_with_beam(data / HOPPER, tmp_path / "out", **small())
     assert report.resumed_episodes == report.episodes == 32
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     with pytest.raises(CheckpointError, match="exists already, written with different arguments: adder was"):
-        convert_with_beam(data / HOPPER, tmp_path / "out", adder=TrajectoryEpisodes(), **SMALL)
+        convert_with_beam(data / HOPPER, tmp_path / "out", adder=TrajectoryEpisodes(), **small())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.slow
 def test_changed_data_do_not_match_a_complete_directory(data, tmp_path):
     shutil.copy(data / HOPPER, tmp_path / "data.hdf5")
-    convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **SMALL)
+    convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **small())
     with h5py.File(tmp_path / "data.hdf5", "r+") as file:
         file["rewards"][9000] += 1
     with pytest.raises(ResumeError, match="does not match the one that the earlier run wrote"):
-        convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **SMALL)
+        convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **small())
 
 
 @pytest.mark.parametrize(
@@ -190,39 +197,45 @@ def test_discontinuities_in_many_slices_are_added_up(tmp_path):
         file["actions"], file["rewards"] = observations, observations[:, 0]
         file["terminals"], file["timeouts"] = np.zeros(num_rows, bool), np.arange(num_rows) % 1000 == 999
     with pytest.raises(SourceError, match="in more than 1% of the rows inside episodes"):
-        convert_with_beam(tmp_path / "jumps.hdf5", tmp_path / "out", beam_options=BeamOptions(slice_bytes=20_000))
+        convert_with_beam(tmp_path / "jumps.hdf5", tmp_path / "out", beam_options=make_options(slice_bytes=20_000))
     with pytest.raises(SourceError, match="in more than 1% of the rows inside episodes"):
         ingest(tmp_path / "jumps.hdf5", tmp_path / "out")
 
 
 @pytest.fixture
 def objects(tmp_path, monkeypatch):
+    import remote_files
+
     monkeypatch.setenv(remote_files.ROOT, str(tmp_path / "objects"))
     return tmp_path / "objects"
 
 
-def test_addresses_are_read_and_written_through_beam(data, tmp_path, objects):
+def test_addresses_are_read_and_written_through_beam(data, tmp_path, objects, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (objects / "bucket/data").mkdir(parents=True)
     for number in range(2):
         shutil.copy(data / HOPPER, objects / f"bucket/data/part-{number}.hdf5")
-    report = convert_with_beam("test://bucket/data/*.hdf5", "test://bucket/out", **SMALL)
+    report = convert_with_beam("test://bucket/data/*.hdf5", "test://bucket/out", **small())
     ingest(str(objects / "bucket/data/*.hdf5"), tmp_path / "plain")
     assert_same_files(objects / "bucket/out", tmp_path / "plain")
     assert report.episodes == 64
     assert sorted(path.name for path in (objects / "bucket").iterdir() if any(path.rglob("*.*"))) == ["data", "out"]
+    gc.collect()
+    assert list(tmp_path.glob("rlds2reverb-*")) == []  # The copies of the files.
     with pytest.raises(CheckpointError, match="test://bucket/out exists already"):
-        convert_with_beam("test://bucket/data/*.hdf5", "test://bucket/out", **SMALL)
+        convert_with_beam("test://bucket/data/*.hdf5", "test://bucket/out", **small())
 
 
 @pytest.mark.slow
 def test_directory_at_an_address_is_read(data, tmp_path, objects):
     name = "rlds/physics_rlds/pendulum_dict/1.0.0"
     shutil.copytree(data / name, objects / "pendulum/1.0.0")
-    convert_with_beam("test://pendulum/1.0.0", tmp_path / "beam", **SMALL)
+    convert_with_beam("test://pendulum/1.0.0", tmp_path / "beam", **small())
     ingest(data / name, tmp_path / "plain")
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_address_without_objects_raises(objects, tmp_path):
     objects.mkdir()
     with pytest.raises(FileNotFoundError, match="no object matches"):
@@ -233,7 +246,7 @@ def test_address_without_objects_raises(objects, tmp_path):
 
 @pytest.mark.slow
 def test_server_starts_from_the_directory(data, tmp_path):
-    convert_with_beam(data / HOPPER, tmp_path / "out", **SMALL)
+    convert_with_beam(data / HOPPER, tmp_path / "out", **small())
     with ReplayServer.from_directory(tmp_path / "out") as server:
         sample = next(iter(sample_dataset(server, "replay", batch_size=4)))
     assert sample is not None
@@ -264,7 +277,7 @@ def test_every_bundle_may_fail_once(data, tmp_path, monkeypatch):
     (tmp_path / "failed").mkdir()
     for name in ("scan", "write_part", "assemble"):
         monkeypatch.setattr(conversion._Job, name, fail_once(getattr(conversion._Job, name), tmp_path / "failed"))
-    options = BeamOptions("BundleBasedDirectRunner", slice_bytes=400_000)
+    options = make_options("BundleBasedDirectRunner", slice_bytes=400_000)
     convert_with_beam(data / HOPPER, tmp_path / "beam", part_bytes=300_000, beam_options=options)
     assert len(list((tmp_path / "failed").iterdir())) >= 6
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
@@ -299,6 +312,6 @@ def converted(large_file, tmp_path_factory):
 def test_number_of_processes_does_not_matter(large_file, converted, tmp_path, monkeypatch, num_workers):
     monkeypatch.undo()  # The parts must have the same groups in all processes.
     flags = ("--direct_running_mode=multi_processing", f"--direct_num_workers={num_workers}")
-    options = BeamOptions(flags=flags, slice_bytes=4_000_000)
+    options = make_options(flags=flags, slice_bytes=4_000_000)
     convert_with_beam(large_file, tmp_path / "beam", part_bytes=1_000_000, beam_options=options)
     assert_same_files(tmp_path / "beam", converted)
