@@ -26,7 +26,7 @@ from rlds2reverb import ReplayServer, ingest, sample_dataset
 from rlds2reverb.beam import BeamOptions, convert_with_beam
 
 BATCH_SIZE = 256
-NUM_BATCHES = 1600
+NUM_BATCHES = 400
 SLICE_BYTES = 16 << 20
 PROCESSES = "--direct_running_mode=multi_processing"
 
