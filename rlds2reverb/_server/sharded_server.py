@@ -205,8 +205,8 @@ def _load_commits(root: Path, num_shards: int) -> list[list[str]]:
     found = len(commits[0]) if commits else count_shards(root)
     if found not in (0, num_shards):
         raise CheckpointError(
-            f"{root} contains the checkpoints of {found} shards, but {num_shards} were requested; pass num_shards={found}, "
-            "or a new directory"
+            f"{root} contains the checkpoints of {found} shards, but {num_shards} were requested; pass "
+            f"num_shards={found}, or a new directory"
         )
     return commits
 
