@@ -49,7 +49,7 @@ from .datasets import (
     release_datasets,
 )
 from .fitting import fit_transforms
-from .storage import WorkFolder, is_remote, upload
+from .storage import WorkFolder, is_remote, lock_destination, upload
 
 _PART_BYTES = 32 << 20
 _DEFAULT_OPTIONS, _DEFAULT_BEAM_OPTIONS = IngestOptions(), BeamOptions()
@@ -95,7 +95,7 @@ def convert_with_beam(
         distributed by a hash of their index, for as many servers; None writes the destination itself.
       resume: whether parts of an earlier run are used; if False, they are deleted.
       options: advanced options of `ingest`; `writer`, `force` and `allow_eviction` do not apply.
-      beam_options: where the pipelines run.
+      beam_options: runner and options of the pipelines.
       part_bytes: size of the episodes from which a part is complete; a worker keeps a part in memory.
       **load_options: further arguments of `load`.
 
@@ -112,9 +112,9 @@ def convert_with_beam(
     require_count("part_bytes", part_bytes, 1)
     configs = make_table_configs(tables)
     work = WorkFolder(f"{_absolute(destination)}.parts")
-    if not resume:
-        work.delete()
-    with work, release_datasets():
+    with lock_destination(_absolute(destination)), work, release_datasets():
+        if not resume:
+            work.delete()
         dataset = make_dataset(source, load_options)
         slices, opened = find_slices(dataset, beam_options, work)
         dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)

@@ -36,7 +36,7 @@ _DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "metadat
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """Where and how a pipeline runs.
+    """The runner and the options of a pipeline.
 
     Attributes:
       runner: 'direct' (this machine), 'flink', 'spark', 'dataflow', or the name of any other Beam runner.
@@ -198,7 +198,7 @@ def map_on_workers(
       name: name of the results in the folder.
       function: function that returns plain values for JSON.
       inputs: its inputs.
-      options: where to run.
+      options: runner and options of the pipeline.
       work: the folder.
 
     Raises:
@@ -232,7 +232,7 @@ def combine_on_workers(
       to_json: function from its output to plain values.
       dataset: the dataset.
       slices: its slices.
-      options: where to run.
+      options: runner and options of the pipeline.
       work: folder through which the result travels.
 
     Raises:

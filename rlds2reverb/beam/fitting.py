@@ -37,7 +37,7 @@ def fit_transforms(
       source: the same dataset, as this process reads it.
       transforms: the transforms, in order. Those of unknown classes are fitted in this process.
       slices: slices of the dataset.
-      options: where the statistics are combined.
+      options: runner and options of the pipelines.
       work: folder through which they travel.
     """
     for transform in transforms:

@@ -26,7 +26,7 @@ from rlds2reverb.specs import Nest
 
 from .datasets import BeamOptions, Dataset, Slice, find_slices, make_dataset, map_on_workers, release_datasets
 from .fitting import fit_transforms
-from .storage import WorkFolder
+from .storage import WorkFolder, lock_destination
 
 _DEFAULT_BEAM_OPTIONS = BeamOptions()
 
@@ -52,7 +52,7 @@ def prepare_with_beam(
       transforms: see `convert_with_beam`.
       on_invalid: see `write_dataset`.
       shard_bytes: size in bytes from which the next episode starts a new file; a worker keeps a file in memory.
-      beam_options: where the pipelines run.
+      beam_options: runner and options of the pipelines.
       **load_options: further arguments of `load`.
 
     Raises:
@@ -64,7 +64,7 @@ def prepare_with_beam(
     require_count("shard_bytes", shard_bytes, 1)
     path = Path(path).expanduser().absolute()
     work = WorkFolder(f"{path}.parts")
-    with work, release_datasets():
+    with lock_destination(str(path)), work, release_datasets():
         dataset = make_dataset(source, load_options)
         slices, opened = find_slices(dataset, beam_options, work)
         dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
+from rlds2reverb._file_lock import FileLock
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._sealed_files import sync
 from rlds2reverb.errors import Rlds2ReverbError, SourceError, StorageFullError
@@ -87,6 +90,22 @@ def upload(directory: Path, location: str) -> None:
         ):
             while content := stream.read(_COPY_BYTES):
                 to.write(content)
+
+
+@contextlib.contextmanager
+def lock_destination(location: str) -> Iterator[None]:
+    """Prevents other processes on this machine from writing to a local path; addresses cannot be locked.
+
+    Raises:
+      ResourceInUseError: If another process holds the lock.
+    """
+    if is_remote(location):
+        yield
+        return
+    path = Path(location)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.beam.lock"), f"the conversion to {location}"):
+        yield
 
 
 class WorkFolder:

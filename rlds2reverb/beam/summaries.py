@@ -27,7 +27,7 @@ def summarize_with_beam(
 
     Args:
       source: a path, an address such as `gs://bucket/file.hdf5`, a pattern, a name, or a list of these.
-      options: where the pipeline runs.
+      options: runner and options of the pipelines.
       work_dir: folder for intermediate results, which all workers can write to; None for a temporary one.
       reference_returns: see `summarize`.
       is_d4rl: see `summarize`.

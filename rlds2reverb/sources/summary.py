@@ -195,7 +195,7 @@ def episode_digests(batch: EpisodeBatch) -> list[bytes]:
 
 @dataclass
 class SummaryParts:
-    """What the episodes of a part of a dataset contribute to its `Summary`; parts in any order can be merged.
+    """The contribution of some episodes to the `Summary` of a dataset; contributions can be merged in any order.
 
     Attributes:
       counts: counts of episodes, steps and more; see `Summary`.

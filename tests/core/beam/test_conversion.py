@@ -16,7 +16,14 @@ from written_directories import assert_same_files, assert_same_reports, write_ho
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, ingest, sample_dataset
 from rlds2reverb._encoding import item_blocks
 from rlds2reverb._writing.report import IngestWarning
-from rlds2reverb.errors import CheckpointError, InvalidEpisodeError, ResumeError, SourceError, StorageFullError
+from rlds2reverb.errors import (
+    CheckpointError,
+    InvalidEpisodeError,
+    ResourceInUseError,
+    ResumeError,
+    SourceError,
+    StorageFullError,
+)
 from rlds2reverb.priorities import ByReturn
 from rlds2reverb.sources import load
 from rlds2reverb.sources.transforms import CastFloats, NormalizeObservations, apply_transforms, parse_reward
@@ -166,6 +173,15 @@ def test_changed_data_do_not_match_a_complete_directory(data, tmp_path):
         convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **small())
 
 
+def test_second_process_is_rejected_and_leaves_the_parts(data, tmp_path):
+    from rlds2reverb.beam.storage import lock_destination
+
+    (tmp_path / "out.parts").mkdir()
+    with lock_destination(str(tmp_path / "out")), pytest.raises(ResourceInUseError, match="conversion to"):
+        convert_with_beam(data / HOPPER, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parts"]
+
+
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
@@ -285,7 +301,7 @@ def test_every_bundle_may_fail_once(data, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def large_file(tmp_path_factory):
-    """A file with several groups of the usual size, because other processes do not see `_small_groups`."""
+    """Writes a file with several groups of the usual size, because other processes do not see `_small_groups`."""
     path = tmp_path_factory.mktemp("large") / "large.hdf5"
     rng = np.random.default_rng(0)
     num_rows = 60_000
