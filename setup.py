@@ -30,6 +30,9 @@ MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
 # Conversion on Apache Beam. Install it together with the rest: on its own it upgrades protobuf.
 BEAM = ["apache-beam==2.77.0"]
 
+# Training on a Ray cluster. Ray rejects the pydantic 1 that wandb and mlflow require here; use an environment without them.
+RAY = ["ray==2.60.0"]
+
 # Reports with figures, and films of policies.
 REPORT = ["plotly>=6,<7"]
 FILM = [*EVAL, "imageio-ffmpeg>=0.5"]
@@ -69,6 +72,7 @@ setup(
         "rlds2reverb.training",
         "rlds2reverb.training.presets",
         "rlds2reverb.training.reports",
+        "rlds2reverb.training.cluster",
         "rlds2reverb.cli",
     ],
     package_dir={
@@ -80,6 +84,7 @@ setup(
         "rlds2reverb.cli": "cli",
         "rlds2reverb.training.presets": "training/presets",
         "rlds2reverb.training.reports": "training/reports",
+        "rlds2reverb.training.cluster": "training/cluster",
     },
     package_data={
         "rlds2reverb": ["py.typed"],
@@ -116,6 +121,7 @@ setup(
         "minari": MINARI,
         "eval": EVAL,
         "beam": BEAM,
+        "ray": RAY,
         "envpool": ENVPOOL,
         "dm-control": DM_CONTROL,
         "wandb": WANDB,

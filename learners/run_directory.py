@@ -35,6 +35,7 @@ PRIORITIES_FILE, WEIGHTS_FILE = "priorities.csv", "weights.csv"
 DISCOUNTED_RETURN = "discounted_return"
 #: Start of the TensorBoard tags of evaluations.
 _EVALUATION = "evaluation/"
+_SUMMARY = ("mean", "std", "score", DISCOUNTED_RETURN)
 _PACKAGES = ("rlds2reverb", "tensorflow", "tensorflow-cpu", "tf-agents", "dm-reverb", "numpy", "gymnasium", "mujoco")
 
 
@@ -61,6 +62,7 @@ class RunDirectory:
     Attributes:
       path: path of the directory.
       writes_events: whether to write `train/`; True by default.
+      writes_evaluations: whether `evaluations.csv` belongs to this object; set it to False if another process writes it.
     """
 
     def __init__(self, run_dir: str | Path):
@@ -73,7 +75,7 @@ class RunDirectory:
           ResourceInUseError: If another learner uses it; the message names the process.
           CorruptFileError: If a log in it is damaged.
         """
-        self.path, self.writes_events = Path(run_dir), True
+        self.path, self.writes_events, self.writes_evaluations = Path(run_dir), True, True
         self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             advice = "choose a different run_dir, or stop that process"
@@ -131,12 +133,9 @@ class RunDirectory:
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Appends a row to `evaluations.csv`, and mean, std and score to the TensorBoard log."""
         require_count(STEP, step, 0)
-        summary = {"mean": evaluation.mean, "std": evaluation.std, "score": evaluation.score}
-        returns = {f"return_{number}": value for number, value in enumerate(evaluation.returns)}
-        counts = {"num_episodes": len(evaluation.returns), "num_clipped": evaluation.num_clipped}
-        if evaluation.discounted_return is not None:
-            summary[DISCOUNTED_RETURN] = evaluation.discounted_return
-        self._evaluations.append(step, {**summary, **counts, **returns})
+        row = evaluation_row(evaluation)
+        self._evaluations.append(step, row)
+        summary = {name: row.get(name) for name in _SUMMARY}
         self._summarize(step, {f"{_EVALUATION}{name}": value for name, value in summary.items() if value is not None})
 
     def log_priorities(self, step: int, counts: Any) -> None:
@@ -166,7 +165,8 @@ class RunDirectory:
         require_count("evaluation_step", last_evaluation, -1)
         for log in (self._progress, self._priorities, self._weights):
             log.cut_after(step)
-        self._evaluations.cut_after(last_evaluation)
+        if self.writes_evaluations:
+            self._evaluations.cut_after(last_evaluation)
         self._close_writer()
         cut_events_after(self.path / "train", lambda tag: last_evaluation if tag.startswith(_EVALUATION) else step)
 
@@ -186,6 +186,16 @@ class RunDirectory:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def evaluation_row(evaluation: Evaluation) -> dict[str, float | None]:
+    """Returns the columns of an evaluation in `evaluations.csv`, other than its step."""
+    summary = {"mean": evaluation.mean, "std": evaluation.std, "score": evaluation.score}
+    returns = {f"return_{number}": value for number, value in enumerate(evaluation.returns)}
+    counts = {"num_episodes": len(evaluation.returns), "num_clipped": evaluation.num_clipped}
+    if evaluation.discounted_return is not None:
+        summary[DISCOUNTED_RETURN] = evaluation.discounted_return
+    return {**summary, **counts, **returns}
 
 
 def _name_bins(counts: Any) -> dict[str, int]:

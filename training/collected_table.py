@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-import tree
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 
 from rlds2reverb import ReplayServer, TableConfig, packed_signature, sample_dataset
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._encoding.packing import Packing, pack_columns
-from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb._encoding.packing import Packing
 from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest, make_step_spec
+from rlds2reverb.specs import Nest
+
+from .collected_pieces import ItemWriter
 
 TABLE = "collected"
 _PREFETCH = 4
@@ -46,7 +43,7 @@ class CollectedTable(Feed):
         self.server = ReplayServer(
             [TableConfig(TABLE, max_size=capacity)], packed_signature(Packing(item_spec, squeeze))
         )
-        self._writer: BulkWriter | None = None
+        self._writer = ItemWriter(self.server, TABLE)
         samples = sample_dataset(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)
         self._feed = StreamingDataset(samples)
         self.experience_spec = self._feed.experience_spec
@@ -57,19 +54,9 @@ class CollectedTable(Feed):
         Raises:
           ServerUnavailableError: If the server does not answer in time.
         """
-        if not len(items):
-            return
-        columns = [pack_columns(tree.flatten(items.columns))]
-        if self._writer is None:
-            self._writer = BulkWriter(
-                self.server, Encoder(tree.flatten(make_step_spec(columns)), [TABLE], squeeze=items.squeeze)
-            )
-        # Keys are derived from the digest; with a number, equal items are different ones.
-        digest = self.num_added.to_bytes(16, "big")
-        block = ItemBlock.from_episode(columns, items.starts, items.lengths, np.ones(len(items)), digest=digest)
-        self._writer.write([block])
-        self._writer.flush_and_forget()
-        self.num_added += len(items)
+        if len(items):
+            self._writer.write(items, self.num_added)
+            self.num_added += len(items)
 
     def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
         """Implements `Feed.next`."""
@@ -81,8 +68,7 @@ class CollectedTable(Feed):
 
     def stop(self) -> None:
         """Stops the server."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
         self.server.stop()
 
     def save_data(self, folder: Path) -> None:

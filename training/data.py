@@ -75,8 +75,8 @@ class TrainingData:
       num_episodes: number of episodes to train on; None for a table.
       num_transitions: number of transitions, or of the table's items.
       moments: statistics of the observations; None for a table.
-      items: the items in memory for uniform sampling, else None.
-      episodes: the episodes to train on for prioritized sampling, in memory, else None.
+      items: the items of a dataset in memory, else None.
+      episodes: the episodes of a dataset to train on, in memory, in place of the items; else None.
       table: the table with the items, else None.
       reward_transform: transform of the rewards, which was applied to the items; None if they are unchanged.
       owns_server: whether `open_data` started the server of the table.
@@ -148,6 +148,7 @@ def open_data(
     config: TrainingConfig,
     *,
     action_space: Any = None,
+    as_episodes: bool = False,
     progress: Progress = lambda stage, episode: None,
 ) -> TrainingData:
     """Opens the data of a training run, and checks that the algorithm can learn from them.
@@ -162,6 +163,7 @@ def open_data(
         'replay'.
       config: the options of the run.
       action_space: Gymnasium action space of the environment that the agent will act in; None if unknown.
+      as_episodes: whether to return the episodes of a dataset for uniform sampling as well, in place of its items.
       progress: callback for each episode that was read, called with 'read' and the episode.
 
     Returns:
@@ -199,7 +201,8 @@ def open_data(
         notes.append(_describe_kept(contents.returns, is_kept, config.top_percent))
     if config.normalize_observations:
         notes += contents.moments.describe_constants()
-    return _make_data(contents, config, action_spec, is_kept, notes, warnings)
+    as_episodes = as_episodes or config.sampler == "prioritized"
+    return _make_data(contents, config, action_spec, is_kept, notes, warnings, as_episodes=as_episodes)
 
 
 def describe_environment(name: str, observation_spec: Nest, action_space: Any, config: TrainingConfig) -> TrainingData:
@@ -267,14 +270,16 @@ def _make_data(
     is_kept: np.ndarray,
     notes: list[str],
     warnings: list[str],
+    *,
+    as_episodes: bool,
 ) -> TrainingData:
-    """Returns the data of a dataset, with its items or episodes as the sampler requires."""
+    """Returns the data of a dataset, with its items or its episodes."""
     time_step_spec = time_step.time_step_spec(to_tensor_spec(contents.step_spec["observation"]))
     adder, items, episodes = make_adder(config, time_step_spec, action_spec), None, None
     num_steps = np.concatenate([batch.num_steps for batch in contents.batches])
     transform = fit_reward(config, contents.returns, contents.name)
     batches = prepare_batches(contents, config, action_spec, is_kept, transform)
-    if config.sampler == "uniform":
+    if not as_episodes:
         items = convert_batches(batches, adder)
     else:
         episodes = _make_source(contents.name, list(batches))

@@ -16,7 +16,7 @@ from rlds2reverb.locations import server_address
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment
 from rlds2reverb.sources import Source
 
-from .config import AUTO, D4RL, NO_ENVIRONMENT
+from .config import AUTO, D4RL, NO_ENVIRONMENT, TrainingConfig
 
 #: Gymnasium environments by a word in the name of a dataset.
 _ENVIRONMENTS = {
@@ -157,6 +157,21 @@ class _OwnSpec:
             max_episode_steps=steps if isinstance(steps, int) and steps > 0 else None,
             has_wrappers=bool(spec.get("additional_wrappers")),
         )
+
+
+def evaluator_arguments(config: TrainingConfig, environment: Environment) -> dict[str, Any]:
+    """Returns the arguments of the `Evaluator` of a run in an environment that has a `make_env`.
+
+    Raises:
+      ValueError: See `resolve_reference_returns`.
+    """
+    return {
+        "make_env": environment.make_env,
+        "num_episodes": config.eval_episodes,
+        "reference_returns": resolve_reference_returns(config.reference_returns, environment.name),
+        # The evaluations are then comparable to the agent's Q-values.
+        "discount": config.gamma if "discount" in config.resolved_hyperparameters else None,
+    }
 
 
 def resolve_reference_returns(value: Any, environment: str) -> tuple[float, float] | None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-from rlds2reverb.adders import NStep
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.collected_items import CollectedItems
 from rlds2reverb.learners.feeds import Feed, JoinedFeed
 from rlds2reverb.learners.hooks.hook import HookedLearner, LearnerHook, Phase
 
-from rlds2reverb import fields
-from rlds2reverb.items import Items
-from rlds2reverb.specs import ArraySpec, Nest
-from rlds2reverb.trajectory_items import TrajectoryWindows
-
 from .batches import Batches
+from .collected_pieces import PieceConverter, choose_adder
 from .collected_table import CollectedTable
-from .collector import Collector, Piece
+from .collector import Collector
 from .config import TrainingConfig
 from .data import TrainingData
 
@@ -52,20 +45,19 @@ class OnlinePhase:
           policy: the policy that collects.
         """
         self._config, self._data = config, data
-        self._adder = _choose_adder(data)
-        num_kept = self._adder.n - 1 if isinstance(self._adder, NStep) else self._adder.length - 1
-        self._collector = Collector(make_env, policy, num_envs=config.num_envs, seed=config.seed, num_kept=num_kept)
-        self._num_kept = num_kept
+        self._convert = PieceConverter(choose_adder(data), data.reward_transform)
+        self._collector = Collector(
+            make_env, policy, num_envs=config.num_envs, seed=config.seed, num_kept=self._convert.num_kept
+        )
         size = config.batch_size or 1  # A configuration always has one.
         num_online = size if batches is None else max(round(size * config.online_ratio), 1)
         capacity = min(config.replay_size, config.online_steps + config.num_envs)
-        item_spec = self._adder.item_spec(_make_step_spec(data))
+        item_spec = self._convert.item_spec(data.time_step_spec.observation, data.action_spec)
         self._items: CollectedItems | CollectedTable
         if config.online_replay == "memory":
             self._items = CollectedItems(item_spec, capacity, num_online, seed=config.seed)
         else:
-            squeeze = isinstance(self._adder, NStep)
-            self._items = CollectedTable(item_spec, capacity, num_online, squeeze=squeeze)
+            self._items = CollectedTable(item_spec, capacity, num_online, squeeze=self._convert.squeeze)
         self.feed: Feed = self._items
         if batches is not None and num_online < size:
             self.feed = JoinedFeed([batches.resize(size - num_online), self._items])
@@ -116,18 +108,6 @@ class OnlinePhase:
             for piece in collector.collect(min(config.update_every, missing), is_random=is_random):
                 self._items.append(self._convert(piece))
 
-    def _convert(self, piece: Piece) -> Items:
-        """Returns the items of a piece; those that reach beyond its end follow with the next one."""
-        steps = piece.episode.steps
-        if self._data.reward_transform is not None:
-            rewards = self._data.reward_transform.transform(steps)
-            piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.REWARD: rewards}))
-        items: Items = self._adder(piece.episode)
-        if piece.is_complete:
-            return items
-        end = len(piece.episode.steps[fields.REWARD]) - 1 - self._num_kept
-        return Items(items.columns, items.starts[:end], items.lengths[:end], items.squeeze)
-
     def save_data(self, folder: Path) -> None:
         """Writes the collected items, and the states of the environments; see `checkpoints.Replay`."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,28 +135,3 @@ class _LogCollectedHook(LearnerHook):
         if self._collector.returns:
             numbers["collected_return"] = float(np.mean(self._collector.returns))
         learner.log_buffer = {**learner.log_buffer, **numbers}
-
-
-def _choose_adder(data: TrainingData) -> Any:
-    """Returns the adder of the collected items: that of the dataset, or for a table one of the same kind of items."""
-    if data.table is not None and data.table.has_trajectories:
-        return TrajectoryWindows(2)
-    return data.adder
-
-
-def _make_step_spec(data: TrainingData) -> dict[str, Nest]:
-    """Returns the specs of the steps that are collected."""
-
-    def convert(spec: Any) -> ArraySpec:
-        return ArraySpec(tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype))
-
-    number, flag = ArraySpec((), np.dtype(np.float32)), ArraySpec((), np.dtype(bool))
-    return {
-        fields.OBSERVATION: tf.nest.map_structure(convert, data.time_step_spec.observation),
-        fields.ACTION: convert(data.action_spec),
-        fields.REWARD: number,
-        fields.DISCOUNT: number,
-        fields.IS_FIRST: flag,
-        fields.IS_LAST: flag,
-        fields.IS_TERMINAL: flag,
-    }

@@ -49,6 +49,16 @@ class Progress:
         with self._console.status(f"{escape(description)} ..."):
             yield
 
+    @property
+    def is_live(self) -> bool:
+        """Whether each line that `show` prints replaces the one before."""
+        return self._line.is_live
+
+    def show(self, text: str) -> None:
+        """Prints a line about the progress."""
+        if not self._quiet:
+            self._line.show(text)
+
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Prints the numbers logged after `step` iterations: an evaluation, or losses and rates."""
         if self._quiet:

@@ -24,7 +24,7 @@ from rlds2reverb.errors import CheckpointError, SpecMismatchError
 from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
 from .data import TrainingData, describe_environment, open_data, open_source
-from .environment import Environment, resolve_environment, resolve_reference_returns
+from .environment import Environment, evaluator_arguments, resolve_environment
 from .experiments import Experiment, choose_placement, run_plan
 from .online import OnlinePhase
 from .plans import plan_seeds
@@ -98,7 +98,7 @@ class Training:
                 config.algo,
                 self.data.time_step_spec,
                 self.data.action_spec,
-                **self._hyperparameters(),
+                **agent_hyperparameters(config, self.data),
             )
             batches = None if source is None else stack.enter_context(open_batches(self.data, config))
             self._online = self._make_online(batches, stack)
@@ -190,15 +190,9 @@ class Training:
         config, environment = self.config, self.environment
         if environment is None or environment.make_env is None:
             return None
-        references = resolve_reference_returns(config.reference_returns, environment.name)
+        arguments = evaluator_arguments(config, environment)
         try:
-            return Evaluator(
-                environment.make_env,
-                num_episodes=config.eval_episodes,
-                reference_returns=references,
-                # The evaluations are then comparable to the agent's Q-values.
-                discount=config.gamma if "discount" in config.resolved_hyperparameters else None,
-            )
+            return Evaluator(**arguments)
         except ImportError as error:
             if config.online_steps:
                 raise
@@ -256,14 +250,6 @@ class Training:
         with self._progress.activity("reading the data"):
             return open_data(source, self.config, action_space=action_space)
 
-    def _hyperparameters(self) -> dict[str, Any]:
-        """Returns the agent's hyperparameters, with the statistics of the data unless the user has set others."""
-        values, moments = dict(self.config.resolved_hyperparameters), self.data.moments
-        is_set = any(values.get(name) is not None for name in ("observation_mean", "observation_std"))
-        if self.config.normalize_observations and moments is not None and not is_set:
-            values |= {"observation_mean": moments.mean, "observation_std": moments.std}
-        return values
-
     def _require_td_errors(self) -> None:
         """Raises `ValueError` if batches are sampled by priority, but the agent has no TD errors."""
         if self.config.sampler == "prioritized" and not self.learner.has_td_errors:
@@ -306,28 +292,38 @@ class Training:
             )
 
     def _write_config(self, repeat: str | None) -> None:
-        hyperparameters = {
-            # The exported policies contain the statistics.
-            name: describe_reference(value) if callable(value) else value
-            for name, value in self.config.resolved_hyperparameters.items()
-            if not name.startswith("observation_")
-        }
-        data = self.data
-        self.learner.run.write_config(
-            {
-                "configuration": self.config.as_dict(),
-                "hyperparameters": hyperparameters,
-                "identity": self.config.identity(data, self.environment_name),
-                "data": {
-                    "source": data.name,
-                    "fingerprint": data.fingerprint,
-                    "behaviour_return": data.behaviour_return,
-                },
-                "environment": self.environment_name,
-                "reference_returns": self.evaluator.reference_returns if self.evaluator else None,
-            },
-            repeat=repeat,
-        )
+        references = self.evaluator.reference_returns if self.evaluator else None
+        document = describe_run(self.config, self.data, self.environment_name, references)
+        self.learner.run.write_config(document, repeat=repeat)
+
+
+def describe_run(
+    config: TrainingConfig, data: TrainingData, environment: str | None, reference_returns: tuple[float, float] | None
+) -> dict[str, Any]:
+    """Returns the content of `config.json` of a run; see `Run.config`."""
+    hyperparameters = {
+        # The exported policies contain the statistics.
+        name: describe_reference(value) if callable(value) else value
+        for name, value in config.resolved_hyperparameters.items()
+        if not name.startswith("observation_")
+    }
+    return {
+        "configuration": config.as_dict(),
+        "hyperparameters": hyperparameters,
+        "identity": config.identity(data, environment),
+        "data": {"source": data.name, "fingerprint": data.fingerprint, "behaviour_return": data.behaviour_return},
+        "environment": environment,
+        "reference_returns": reference_returns,
+    }
+
+
+def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[str, Any]:
+    """Returns the agent's hyperparameters, with the statistics of the data unless the user has set others."""
+    values, moments = dict(config.resolved_hyperparameters), data.moments
+    is_set = any(values.get(name) is not None for name in ("observation_mean", "observation_std"))
+    if config.normalize_observations and moments is not None and not is_set:
+        values |= {"observation_mean": moments.mean, "observation_std": moments.std}
+    return values
 
 
 @overload

@@ -1,0 +1,203 @@
+"""A learner that gets its tasks and data from other processes, and sends them its policy, after DI-engine's."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .agents import make_agent
+from .feeds import Feed
+from .hooks import LearnerHook, LogShowHook, SaveCkptHook, make_hooks
+from .hooks.hook import HookedLearner, Position
+from .learner import Learner
+from .tasks import read_policy, require_task
+
+
+class BaseCommLearner(abc.ABC):
+    """A learner for one task after another, which communicates with other processes through three functions.
+
+    A subclass defines where batches come from, and where the policy and the learner's progress go. `run` trains one
+    task; a process that serves many calls `start`, then `run` for each task, and `close` at the end. The names are
+    DI-engine's. Its `get_data` returns the items of one batch; here a batch is read inside the graph of the update, so
+    that `get_data` returns their source, and is called once per task.
+
+    Attributes:
+      learner: the `Learner` of the running task; None between two tasks.
+      is_closed: whether no further task is trained: before `start`, and after `close`.
+    """
+
+    def __init__(self) -> None:
+        """Creates a closed learner."""
+        self.learner: Learner | None = None
+        self.is_closed = True
+
+    def start(self) -> None:
+        """Accepts tasks."""
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Accepts no further task; the one that is running saves a checkpoint and ends. Idempotent."""
+        self.is_closed = True
+        if self.learner is not None:
+            self.learner.stop("the learner was closed")
+
+    @abc.abstractmethod
+    def get_data(self, batch_size: int) -> Any:
+        """Returns the source of batches of this size: a feed or a dataset, as for `Learner`."""
+
+    @abc.abstractmethod
+    def send_policy(self, state: dict[str, Any]) -> None:
+        """Sends the policy: `variables`, the list of its variables, and `step`, the number of updates."""
+
+    @abc.abstractmethod
+    def send_learn_info(self, info: dict[str, Any]) -> None:
+        """Sends the progress: see `make_learn_info`."""
+
+    @property
+    def hooks4call(self) -> list[LearnerHook]:
+        """The hooks that call `send_policy` and `send_learn_info`, new ones for each task.
+
+        The policy is sent before the run, every 100 iterations and after the run; the progress every 10 iterations and
+        after the run.
+        """
+        return [
+            SendPolicyHook(self.send_policy, position="before_run"),
+            SendPolicyHook(self.send_policy, every=100),
+            SendPolicyHook(self.send_policy, position="after_run"),
+            SendLearnInfoHook(self.send_learn_info, every=10),
+            SendLearnInfoHook(self.send_learn_info, position="after_run"),
+        ]
+
+    def run(self, task_info: Mapping[str, Any]) -> int:
+        """Trains a task, from its last checkpoint on if there is one, and exports the policy.
+
+        Args:
+          task_info: the task; see `tasks.make_task`.
+
+        Returns:
+          The number of completed iterations, which is lower than the task's if `close` ended it.
+
+        Raises:
+          RuntimeError: If the learner is closed.
+          ValueError: If the task is incomplete.
+          Exception: See `Learner` and `Learner.start`.
+        """
+        if self.is_closed:
+            raise RuntimeError("the learner is closed; call start before run")
+        with self._create_learner(task_info) as learner:
+            self.learner = learner
+            try:
+                learner.load_checkpoint()
+                with learner.running():
+                    self._train(learner, int(task_info["learner"]["num_iterations"]))
+                learner.export_policy(learner.run_dir / "policy")
+            finally:
+                self.learner = None
+            return learner.step
+
+    def _train(self, learner: Learner, num_iterations: int) -> None:
+        """Trains a running learner; to be overridden if its pace depends on other processes."""
+        learner.advance(num_iterations)
+
+    def _create_learner(self, task_info: Mapping[str, Any]) -> Learner:
+        """Creates the learner of a task, with the data of `get_data`, the hooks of `hooks4call` and the task's own."""
+        require_task(task_info)
+        config, policy = task_info["learner"], read_policy(task_info["policy"])
+        agent = make_agent(policy.algo, policy.time_step_spec, policy.action_spec, **policy.hyperparameters)
+        hooks = [
+            LogShowHook(every=config["log_every"]),
+            SaveCkptHook(every=config["checkpoint_every"]),
+            SaveCkptHook(position="after_run"),
+            *make_hooks(config["hooks"]),
+            *self.hooks4call,
+        ]
+        return Learner(
+            config["run_dir"],
+            agent,
+            self.get_data(config["batch_size"]),
+            hooks=hooks,
+            jit_compile=config["jit_compile"],
+            keep_checkpoints=config["keep_checkpoints"],
+            identity=config["identity"],
+        )
+
+
+class SendPolicyHook(LearnerHook):
+    """A hook that sends the variables of the agent's collect policy, named after DI-engine's."""
+
+    def __init__(
+        self,
+        send_policy: Callable[[dict[str, Any]], None],
+        name: str = "send_policy",
+        priority: float = 100,
+        *,
+        position: Position = "after_iter",
+        every: int = 100,
+    ):
+        """Sets the receiver and the interval.
+
+        Args:
+          send_policy: function called with `variables`, a list of arrays, and `step`.
+          name: see `Hook`.
+          priority: see `Hook`.
+          position: see `LearnerHook`.
+          every: interval in iterations.
+        """
+        super().__init__(name, priority, position=position, every=every)
+        self._send_policy = send_policy
+
+    def __call__(self, learner: HookedLearner) -> None:
+        """Sends the policy."""
+        variables = [variable.numpy() for variable in tf.nest.flatten(learner.agent.collect_policy.variables())]
+        self._send_policy({"variables": variables, "step": learner.step})
+
+
+class SendLearnInfoHook(LearnerHook):
+    """A hook that sends the progress of the learner, named after DI-engine's."""
+
+    def __init__(
+        self,
+        send_learn_info: Callable[[dict[str, Any]], None],
+        name: str = "send_learn_info",
+        priority: float = 100,
+        *,
+        position: Position = "after_iter",
+        every: int = 10,
+    ):
+        """Sets the receiver and the interval.
+
+        Args:
+          send_learn_info: function called with the result of `make_learn_info`.
+          name: see `Hook`.
+          priority: see `Hook`.
+          position: see `LearnerHook`.
+          every: interval in iterations.
+        """
+        super().__init__(name, priority, position=position, every=every)
+        self._send_learn_info = send_learn_info
+
+    def __call__(self, learner: HookedLearner) -> None:
+        """Sends the progress."""
+        self._send_learn_info(make_learn_info(learner, is_finished=self.position == "after_run"))
+
+
+def make_learn_info(learner: HookedLearner, *, is_finished: bool) -> dict[str, Any]:
+    """Returns the progress of a learner: plain numbers, by name.
+
+    `step` is the number of completed iterations, `loss` that of the last one, `is_finished` whether the run has ended,
+    and `num_priorities`, `mean_priority` and `max_priority` describe the TD errors of the last call's items; without
+    priorities they are 0.
+    """
+    errors = np.abs(np.asarray(learner.priority_info.get("td_error", ()), np.float64))
+    return {
+        "step": learner.step,
+        "loss": float(learner.learn_info.get("loss", np.nan)),
+        "is_finished": is_finished,
+        "num_priorities": len(errors),
+        "mean_priority": float(errors.mean()) if len(errors) else 0.0,
+        "max_priority": float(errors.max(initial=0.0)),
+    }

@@ -1,0 +1,8 @@
+"""Training on a Ray cluster (extra `ray`): collectors, replay servers, learner and evaluator as processes of their own."""
+
+from .config import ClusterConfig
+from .coordinator import Coordinator
+from .launch import ClusterTraining
+from .reverb_comm_learner import ReplayTables, ReverbCommLearner
+
+__all__ = ["ClusterConfig", "ClusterTraining", "Coordinator", "ReplayTables", "ReverbCommLearner"]

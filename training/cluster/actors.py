@@ -1,0 +1,271 @@
+"""The processes of a run on a cluster: plain classes, which `launch` makes Ray actors of.
+
+Each has a method `run`, which returns once the coordinator has stopped the run. Ray calls it again in a new process if
+the old one is killed, so each of them continues from what is on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+import xxhash
+from rlds2reverb.envs.evaluation import Evaluator
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
+from rlds2reverb.learners.policy_export import export_policy
+from rlds2reverb.learners.run_directory import EVALUATIONS_FILE, evaluation_row
+from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
+from rlds2reverb.learners.tasks import read_policy
+
+from rlds2reverb import ReplayServer, TableConfig
+from rlds2reverb._server.clients import table_infos
+from rlds2reverb._server.sharded_server import shard_path
+from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
+from rlds2reverb.items import Items
+from rlds2reverb.specs import Nest
+
+from ..collected_pieces import ItemWriter, PieceConverter
+from ..collector import Collector
+from .caller import Caller, own_host
+from .channels import VariableClient
+from .reverb_comm_learner import COLLECTED_TABLE, ReplayTables, ReverbCommLearner
+
+_LOG = logging.getLogger(__name__)
+_POLL_SECS, _REPORT_SECS = 0.2, 0.5
+#: Maximum time for which a collector waits for a replay server that accepts items.
+_WRITE_SECS = 600.0
+
+
+class ReplayActor:
+    """A shard of the replay: a server that writes checkpoints, and starts from its newest one."""
+
+    def __init__(
+        self,
+        call: Caller,
+        shard: int,
+        tables: Sequence[TableConfig],
+        signature: Nest,
+        root: str | Path,
+        *,
+        checkpoint_secs: float = 60.0,
+        host: str | None = None,
+    ):
+        """Starts the server.
+
+        Args:
+          call: function that calls the coordinator.
+          shard: index of the shard.
+          tables: configurations of the tables.
+          signature: signature of their items.
+          root: directory of the checkpoints of all shards, which all machines share.
+          checkpoint_secs: seconds between two checkpoints.
+          host: address of this machine for the other processes; None for the one in the Ray cluster.
+        """
+        self._call, self._shard, self._checkpoint_secs = call, shard, checkpoint_secs
+        self._server = ReplayServer(tables, signature, checkpoint_root=shard_path(root, shard))
+        self._address = f"{host or own_host()}:{self._server.port}"
+
+    def run(self) -> None:
+        """Reports the state of the server and writes checkpoints, until the run is stopped."""
+        number, written_secs, written_counts = 0, time.monotonic(), None
+        while True:
+            infos = table_infos(self._server.client)
+            sizes = {name: info.current_size for name, info in infos.items()}
+            order = self._call("report_shard", self._shard, self._address, sizes, number)
+            counts = {name: info.rate_limiter_info.insert_stats.completed for name, info in infos.items()}
+            is_due = time.monotonic() - written_secs > self._checkpoint_secs
+            if order.checkpoint > number or ((is_due or order.is_stopped) and counts != written_counts):
+                self._server.checkpoint()
+                number, written_secs, written_counts = order.checkpoint, time.monotonic(), counts
+            if order.is_stopped:
+                self._server.stop()
+                return
+            time.sleep(_REPORT_SECS)
+
+
+class LearnerActor:
+    """A `ReverbCommLearner` that trains the tasks of the coordinator, one after the other."""
+
+    def __init__(self, call: Caller, name: str, tables: ReplayTables):
+        """Sets the coordinator, the name of the learner, which a restarted one keeps, and the tables of its data."""
+        self._call, self._name, self._tables = call, name, tables
+
+    def run(self) -> None:
+        """Trains tasks until the run is stopped."""
+        learner = ReverbCommLearner(self._call, self._tables)
+        learner.start()
+        while not self._call("status")["stop_reason"]:
+            task = self._call("next_task", self._name)
+            if task is None:
+                time.sleep(_POLL_SECS)
+                continue
+            try:
+                step = learner.run(task)
+            except Exception as error:
+                _LOG.exception("task %s failed", task["name"])
+                self._call("report_task", task["name"], "failed", 0, f"{type(error).__name__}: {error}")
+                continue
+            state = "complete" if step >= task["learner"]["num_iterations"] else "stopped"
+            self._call("report_task", task["name"], state, step)
+        learner.close()
+
+
+class _PolicyCopy:
+    """An agent whose policy follows the one in the coordinator's table."""
+
+    def __init__(self, policy: Mapping[str, Any]):
+        """Creates the agent of a task's policy config."""
+        task = read_policy(policy)
+        self.agent = make_agent(task.algo, task.time_step_spec, task.action_spec, **task.hyperparameters)
+        self.observation_spec, self.action_spec = task.time_step_spec.observation, task.action_spec
+        self._variables = tf.nest.flatten(self.agent.collect_policy.variables())
+        self._client: VariableClient | None = None
+        #: Number of updates of the policy; -1 for random weights.
+        self.step = -1
+
+    def update(self, address: str | None) -> None:
+        """Reads the newest policy from a table; keeps the current one if that fails."""
+        if address is None:
+            return
+        try:
+            if self._client is None or self._client.address != address:
+                self._client = VariableClient(address)
+            values, step = self._client.pull()
+        except (ServerUnavailableError, tf.errors.OpError, RuntimeError) as error:
+            _LOG.warning("keeping the policy of %d updates: %s", self.step, error)
+            self._client = None
+            return
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(value)
+        self.step = step
+
+
+class CollectorActor:
+    """A collector: steps environments with the newest policy, and writes what it collects to the replay servers."""
+
+    def __init__(
+        self,
+        call: Caller,
+        name: str,
+        policy: Mapping[str, Any],
+        make_env: Any,
+        convert: PieceConverter,
+        *,
+        num_envs: int = 1,
+        seed: int = 0,
+    ):
+        """Creates the agent.
+
+        Args:
+          call: function that calls the coordinator.
+          name: name of the collector.
+          policy: policy config of the task; see `rlds2reverb.learners.tasks.make_task`.
+          make_env: see `Collector`.
+          convert: conversion of collected steps to items.
+          num_envs: number of environments.
+          seed: seed of everything random; a restarted collector uses a different one, to collect different episodes.
+        """
+        self._call, self._name, self._life = call, name, uuid.uuid4().hex
+        self._policy, self._convert = _PolicyCopy(policy), convert
+        life_seed = _hash(f"{seed}/{name}/{self._life}")
+        self._collector = Collector(
+            make_env, self._policy.agent.collect_policy, num_envs=num_envs, seed=life_seed, num_kept=convert.num_kept
+        )
+        self._writers: dict[str, ItemWriter] = {}
+        self._num_written = 0
+
+    def run(self) -> None:
+        """Collects until the run is stopped."""
+        try:
+            while True:
+                collector = self._collector
+                arguments = (collector.num_collected, collector.returns, self._policy.step)
+                order = self._call("order_steps", self._name, self._life, *arguments)
+                if order.is_stopped:
+                    return
+                if order.policy_step != self._policy.step:
+                    self._policy.update(order.variables)
+                if not order.num_steps or not order.shards:
+                    time.sleep(_POLL_SECS)
+                    continue
+                for piece in self._collector.collect(order.num_steps, is_random=order.is_random):
+                    self._write(self._convert(piece), order.shards)
+        finally:
+            self._collector.close()
+            for writer in self._writers.values():
+                writer.close()
+
+    def _write(self, items: Items, shards: Mapping[int, str]) -> None:
+        """Writes items to one of the replay servers, which changes with each piece; to another one if that fails."""
+        until, first = time.monotonic() + _WRITE_SECS, self._num_written
+        self._num_written += len(items)
+        turn = _hash(f"{self._name}/{first}")
+        while len(items):
+            addresses = list(shards.values())
+            for number in range(len(addresses)):
+                try:
+                    self._open_writer(addresses[(turn + number) % len(addresses)]).write(items, first)
+                    return
+                except (ServerUnavailableError, ServerRestartedError) as error:
+                    _LOG.warning("trying another replay server: %s", error)
+                    self._writers.pop(addresses[(turn + number) % len(addresses)]).close()
+            if time.monotonic() > until:
+                raise ServerUnavailableError(f"waited {_WRITE_SECS:g} s for a replay server that accepts items")
+            time.sleep(_POLL_SECS)
+            shards = self._call("shards")
+
+    def _open_writer(self, address: str) -> ItemWriter:
+        if address not in self._writers:
+            name = f"{self._name}/{self._life}"
+            self._writers[address] = ItemWriter(address, COLLECTED_TABLE, name=name, timeout_secs=10.0)
+        return self._writers[address]
+
+
+class EvaluatorActor:
+    """An evaluator: evaluates the newest policy at the intervals of the run, and keeps the best one."""
+
+    def __init__(self, call: Caller, policy: Mapping[str, Any], evaluator: Mapping[str, Any], run_dir: str | Path):
+        """Creates the agent and the environments.
+
+        Args:
+          call: function that calls the coordinator.
+          policy: policy config of the task; see `rlds2reverb.learners.tasks.make_task`.
+          evaluator: arguments of `Evaluator`.
+          run_dir: directory of the run, for `evaluations.csv` and the best policy.
+        """
+        self._call, self._policy, self._run_dir = call, _PolicyCopy(policy), Path(run_dir)
+        self._evaluator = Evaluator(**evaluator)
+
+    def run(self) -> None:
+        """Evaluates until the run is stopped."""
+        written = read_csv_log(self._run_dir / EVALUATIONS_FILE)
+        evaluated = int(written["step"][-1]) if written else -1
+        best = float(written["mean"].max()) if written else float("-inf")
+        log = CsvLog(self._run_dir / EVALUATIONS_FILE)
+        while True:
+            order = self._call("order_evaluation", evaluated)
+            if order.is_stopped:
+                return
+            if order.is_due:
+                self._policy.update(order.variables)
+            if not order.is_due or self._policy.step <= evaluated:
+                time.sleep(_POLL_SECS)
+                continue
+            evaluation, step = self._evaluator.evaluate(self._policy.agent.policy), self._policy.step
+            if evaluation.mean > best:
+                best = evaluation.mean
+                export_policy(self._policy.agent.policy, self._run_dir / BEST_POLICY_FOLDER)
+            log.append(step, evaluation_row(evaluation))
+            evaluated = step
+            self._call("report_evaluation", step, evaluation.mean, evaluation.score)
+
+
+def _hash(text: str) -> int:
+    """Returns a number in [0, 2^31) that depends on the text only."""
+    return int(xxhash.xxh32_intdigest(text.encode()) >> 1)

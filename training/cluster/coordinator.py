@@ -1,0 +1,368 @@
+"""The coordinator: it hands out tasks, keeps the pace of collectors and learner, and knows the state of all processes.
+
+It starts and supervises nothing; that is Ray's part. All processes call it, and it calls none of them. What it must
+remember is in a file, so that one that was killed continues where it was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlds2reverb._sealed_files import load_json, save_json
+
+from ..config import TrainingConfig
+from .caller import own_host
+
+_SAVE_SECS, _READ_SECS, _RATE_SECS, _ALIVE_SECS = 1.0, 0.2, 30.0, 20.0
+#: States of a task in which no learner has to train it any more.
+_ENDED = ("complete", "failed", "stopped")
+
+
+class CollectOrder(NamedTuple):
+    """What a collector does next.
+
+    Attributes:
+      num_steps: number of environment steps to collect; 0 to wait and ask again.
+      is_random: whether their actions are uniformly random.
+      shards: addresses of the replay servers by shard.
+      variables: address of the table with the policy; None if there is no policy yet.
+      policy_step: number of updates of the newest policy; -1 if there is none.
+      is_stopped: whether to end.
+    """
+
+    num_steps: int
+    is_random: bool
+    shards: dict[int, str]
+    variables: str | None
+    policy_step: int
+    is_stopped: bool
+
+
+class LearnOrder(NamedTuple):
+    """What a learner does next: train until `until` updates are done in total, on the items of these replay servers."""
+
+    until: int
+    shards: dict[int, str]
+    is_stopped: bool
+
+
+class EvaluateOrder(NamedTuple):
+    """What an evaluator does next: evaluate the policy in the table of this address, if an evaluation is due."""
+
+    is_due: bool
+    variables: str | None
+    is_stopped: bool
+
+
+class ReplayOrder(NamedTuple):
+    """What a replay server does next: write a checkpoint if `checkpoint` is greater than the number of its last one."""
+
+    checkpoint: int
+    is_stopped: bool
+
+
+class Coordinator:
+    """The state of a training run on a cluster, and the orders that follow from it."""
+
+    def __init__(self, state_path: str | Path, config: TrainingConfig, host: str | None = None, lead_steps: int = 1_000):
+        """Restores the state from a file, if there is one.
+
+        Args:
+          state_path: path of the file.
+          config: the options of the run.
+          host: address of this machine for the other processes; None for the one in the Ray cluster.
+          lead_steps: number of environment steps that the collectors may be ahead of the learner.
+        """
+        self._path, self._config, self._lead_steps = Path(state_path), config, lead_steps
+        self._host = host or own_host()
+        state = load_json(self._path) or {}
+        self._tasks: dict[str, dict[str, Any]] = state.get("tasks", {})
+        self._counts: dict[str, int] = state.get("counts", {})
+        self._policy_step: int = state.get("policy_step", -1)
+        self._learner_step: int = state.get("learner_step", 0)
+        self._evaluated: dict[str, float] = state.get("evaluated", {})
+        self._shards: dict[int, _Shard] = {}
+        self._collectors: dict[str, _CollectorState] = {}
+        self._learn_info: dict[str, Any] = {}
+        self._rates = {"learner": _Rate(), "collectors": _Rate()}
+        self._checkpoint, self._stop_reason = 0, ""
+        self._channel: Any = None
+        self._signature: Any = None
+        self._policy_time = self._saved_time = time.monotonic()
+        self._lock = threading.RLock()
+
+    # --- Tasks
+
+    def submit(self, task: Mapping[str, Any]) -> None:
+        """Adds a task, unless there is one of the same name that has not ended.
+
+        Args:
+          task: the task; see `rlds2reverb.learners.tasks.make_task`.
+        """
+        with self._lock:
+            known = self._tasks.get(task["name"])
+            if known is None or known["state"] in _ENDED:
+                self._tasks[task["name"]] = {"task": dict(task), "state": "waiting", "learner": "", "step": 0, "reason": ""}
+                self._save()
+
+    def next_task(self, learner: str) -> dict[str, Any] | None:
+        """Returns the task that a learner was training before it was restarted, or else one that waits, or None."""
+        with self._lock:
+            own = (each for each in self._tasks.values() if each["state"] == "running" and each["learner"] == learner)
+            waiting = (each for each in self._tasks.values() if each["state"] == "waiting")
+            chosen = next(own, None) or next(waiting, None)
+            if chosen is None or self._stop_reason:
+                return None
+            chosen.update(state="running", learner=learner)
+            self._save()
+            return dict(chosen["task"])
+
+    def report_task(self, name: str, state: str, step: int, reason: str = "") -> None:
+        """Records how a task ended: 'complete', 'stopped' or 'failed', after `step` updates."""
+        with self._lock:
+            self._tasks[name].update(state=state, step=step, reason=reason)
+            self._save()
+
+    def task_state(self, name: str) -> dict[str, Any]:
+        """Returns the state of a task: `state` ('waiting', 'running', or how it ended), `learner`, `step`, `reason`."""
+        with self._lock:
+            return {key: value for key, value in self._tasks[name].items() if key != "task"}
+
+    # --- The learner
+
+    def open_channel(self, variables: Sequence[tuple[Sequence[int], str]]) -> tuple[str, str]:
+        """Returns the addresses of the tables for the policy and for learn info, which are started at the first call.
+
+        Args:
+          variables: shape and dtype of each variable of the policy. If they differ from those of the policy before, new
+            tables are started.
+        """
+        from .channels import ChannelServer
+
+        with self._lock:
+            if self._channel is None or self._signature != variables:
+                if self._channel is not None:
+                    self._channel.stop()
+                self._channel, self._signature = ChannelServer(variables), variables
+                threading.Thread(target=self._read_learn_infos, args=(self._channel,), daemon=True).start()
+            policy, infos = (f"{self._host}:{port}" for port in self._channel.ports)
+            return policy, infos
+
+    def _read_learn_infos(self, channel: Any) -> None:
+        """Reads the queue until the channel is replaced. Runs in a thread."""
+        while self._channel is channel and not self._stop_reason:
+            try:
+                infos = channel.read_learn_infos()
+            except ConnectionError:  # The server is busy; it is in this process.
+                infos = []
+            with self._lock:
+                self._learn_info = infos[-1] if infos else self._learn_info
+            time.sleep(_READ_SECS)
+
+    def report_policy(self, step: int) -> None:
+        """Records that the policy of `step` updates is in the table."""
+        with self._lock:
+            self._policy_step, self._policy_time = step, time.monotonic()
+            self._set_learner_step(step)
+            self._save_sometimes()
+
+    def order_updates(self, step: int) -> LearnOrder:
+        """Returns the order for a learner that has completed `step` updates."""
+        with self._lock:
+            self._set_learner_step(step)
+            return LearnOrder(self._config.count_updates(self._num_collected), self._addresses(), bool(self._stop_reason))
+
+    def _set_learner_step(self, step: int) -> None:
+        self._learner_step = step
+        self._rates["learner"].add(step)
+
+    # --- Collectors
+
+    @property
+    def _num_collected(self) -> int:
+        return sum(self._counts.values())
+
+    def order_steps(
+        self, collector: str, life: str, num_collected: int, returns: Sequence[float], policy_step: int
+    ) -> CollectOrder:
+        """Returns the order for a collector.
+
+        Args:
+          collector: name of the collector.
+          life: identifier of this start of its process, after which it counts from 0.
+          num_collected: number of steps that it has collected and written since then.
+          returns: returns of its last episodes.
+          policy_step: number of updates of its policy; -1 before the first.
+        """
+        with self._lock:
+            self._counts[f"{collector}/{life}"] = num_collected
+            self._collectors[collector] = _CollectorState(policy_step, list(returns), time.monotonic())
+            self._rates["collectors"].add(self._num_collected)
+            self._save_sometimes()
+            config, total = self._config, self._num_collected
+            num_steps = min(config.update_every, max(self._max_collected() - total, 0))
+            is_random = not config.steps and total < config.warmup_steps
+            variables = None if self._channel is None else f"{self._host}:{self._channel.ports[0]}"
+            step = self._policy_step if variables else -1
+            return CollectOrder(num_steps, is_random, self._addresses(), variables, step, bool(self._stop_reason))
+
+    def _max_collected(self) -> int:
+        """Returns the number of environment steps that may be collected up to now."""
+        config = self._config
+        if self._learner_step < config.steps:
+            return 0
+        num_used = (self._learner_step - config.steps) / config.updates_per_step
+        return min(config.online_steps, config.warmup_steps + int(num_used) + self._lead_steps)
+
+    # --- The evaluator
+
+    def order_evaluation(self, evaluated_step: int) -> EvaluateOrder:
+        """Returns the order for the evaluator, whose last evaluation was that of the policy of `evaluated_step` updates.
+
+        An evaluation is due for the first policy after each multiple of `eval_every` updates, and for the last one.
+        """
+        with self._lock:
+            every, step = self._config.eval_every, self._policy_step
+            is_last = bool(self._tasks) and all(each["state"] in _ENDED for each in self._tasks.values())
+            is_due = step > 0 and (step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step))
+            variables = None if self._channel is None else f"{self._host}:{self._channel.ports[0]}"
+            return EvaluateOrder(is_due and variables is not None, variables, bool(self._stop_reason))
+
+    def report_evaluation(self, step: int, mean_return: float, score: float | None) -> None:
+        """Records an evaluation of the policy of `step` updates."""
+        with self._lock:
+            self._evaluated = {"step": step, "mean_return": mean_return}
+            if score is not None:
+                self._evaluated["score"] = score
+            self._save()
+
+    # --- Replay servers
+
+    def report_shard(self, shard: int, address: str, sizes: Mapping[str, int], checkpoint: int) -> ReplayOrder:
+        """Records the address of a replay server, the sizes of its tables, and the number of its last checkpoint."""
+        with self._lock:
+            self._shards[shard] = _Shard(address, dict(sizes), checkpoint, time.monotonic())
+            return ReplayOrder(self._checkpoint, bool(self._stop_reason))
+
+    def request_checkpoints(self) -> int:
+        """Makes all replay servers write a checkpoint; returns its number, for `has_checkpoints`."""
+        with self._lock:
+            self._checkpoint += 1
+            return self._checkpoint
+
+    def has_checkpoints(self, number: int) -> bool:
+        """Returns whether all replay servers have written a checkpoint since `request_checkpoints` returned `number`."""
+        with self._lock:
+            return all(each.checkpoint >= number for each in self._shards.values())
+
+    def shards(self) -> dict[int, str]:
+        """Returns the addresses of the replay servers that have reported within the last seconds, by shard."""
+        with self._lock:
+            return self._addresses()
+
+    def _addresses(self) -> dict[int, str]:
+        now = time.monotonic()
+        return {
+            shard: each.address for shard, each in sorted(self._shards.items()) if now - each.secs < _ALIVE_SECS
+        }
+
+    # --- The whole
+
+    def stop(self, reason: str) -> None:
+        """Makes all processes save what they have and end; the first reason is kept."""
+        with self._lock:
+            self._stop_reason = self._stop_reason or reason
+            self._save()
+
+    def status(self) -> dict[str, Any]:
+        """Returns the progress of the run.
+
+        `step`, `steps_per_sec` and `loss` are those of the learner; `num_collectors`, `collected_steps`,
+        `collected_per_sec` and `collected_return` those of the collectors; `policy_age_updates` is the number of updates
+        since the oldest policy with which one collects, and `policy_age_secs` the time since a policy was sent;
+        `replay_size` is the number of items by table, and
+        `updates_per_step` the number of updates per collected step; `evaluation` is the last one.
+        """
+        with self._lock:
+            now, collected = time.monotonic(), self._num_collected
+            collectors = [each for each in self._collectors.values() if now - each.secs < _ALIVE_SECS]
+            returns = [value for each in collectors for value in each.returns]
+            oldest = min((each.policy_step for each in collectors), default=self._policy_step)
+            sizes: dict[str, int] = {}
+            for shard in self._shards.values():
+                for name, size in shard.sizes.items():
+                    sizes[name] = sizes.get(name, 0) + size
+            online_updates = max(self._learner_step - self._config.steps, 0)
+            return {
+                "step": self._learner_step,
+                "steps_per_sec": self._rates["learner"].per_sec(),
+                "loss": self._learn_info.get("loss"),
+                "num_collectors": len(collectors),
+                "collected_steps": collected,
+                "collected_per_sec": self._rates["collectors"].per_sec(),
+                "collected_return": sum(returns) / len(returns) if returns else None,
+                "policy_step": self._policy_step,
+                "policy_age_updates": max(self._learner_step - max(oldest, 0), 0),
+                "policy_age_secs": now - self._policy_time,
+                "num_shards": len(self._addresses()),
+                "replay_size": sizes,
+                "updates_per_step": online_updates / collected if collected else 0.0,
+                "evaluation": dict(self._evaluated),
+                "stop_reason": self._stop_reason,
+            }
+
+    def _save_sometimes(self) -> None:
+        if time.monotonic() - self._saved_time > _SAVE_SECS:
+            self._save()
+
+    def _save(self) -> None:
+        self._saved_time = time.monotonic()
+        state = {
+            "tasks": self._tasks,
+            "counts": self._counts,
+            "policy_step": self._policy_step,
+            "learner_step": self._learner_step,
+            "evaluated": self._evaluated,
+        }
+        save_json(self._path, state)
+
+
+class _CollectorState(NamedTuple):
+    policy_step: int
+    returns: list[float]
+    secs: float
+
+
+class _Shard(NamedTuple):
+    address: str
+    sizes: dict[str, int]
+    checkpoint: int
+    secs: float
+
+
+class _Rate:
+    """The rate of a counter over the last half minute."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, count: int) -> None:
+        """Records the current count."""
+        now = time.monotonic()
+        if self._points and count < self._points[-1][1]:  # The counter was set back.
+            self._points.clear()
+        self._points.append((now, count))
+        while len(self._points) > 2 and now - self._points[0][0] > _RATE_SECS:
+            self._points.popleft()
+
+    def per_sec(self) -> float:
+        """Returns the increase per second."""
+        if len(self._points) < 2:
+            return 0.0
+        (first_secs, first), last = self._points[0], self._points[-1][1]
+        return (last - first) / max(time.monotonic() - first_secs, 1e-9)

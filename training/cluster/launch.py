@@ -1,0 +1,359 @@
+"""Training on a Ray cluster: places the processes, shows their progress, and stops them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb.learners.run_directory import RunDirectory
+from rlds2reverb.learners.runs import Run, load_run
+
+from rlds2reverb import errors, ingest
+from rlds2reverb._signals import stop_on_signal
+from rlds2reverb._writing.report import IngestWarning
+from rlds2reverb.errors import ServerUnavailableError
+
+from ..config import TrainingConfig
+from ..progress import Progress
+from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
+from .caller import RayCaller
+from .config import ClusterConfig
+from .coordinator import Coordinator
+from .preparation import Preparation, prepare
+from .reverb_comm_learner import OFFLINE_TABLE
+from .status import format_status
+
+_START_SECS, _STOP_SECS, _EVALUATION_SECS, _POLL_SECS, _LINE_SECS = 180.0, 120.0, 1800.0, 0.5, 10.0
+_REPLAY, _STATE = "replay", "coordinator.json"
+
+
+class ClusterTraining:
+    """A training run whose parts are processes of a Ray cluster.
+
+        with ClusterTraining(source, config, "runs/sac", ClusterConfig(num_collectors=8)) as training:
+            run = training.run()
+
+    The directory of the run must be on a file system that all machines share. Ray restarts a process that is killed, on
+    another machine if its own is lost, and it continues from what is in the directory: the learner from its last
+    checkpoint, a replay server from its own. The same call continues a run that was stopped.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        config: TrainingConfig,
+        run_dir: str | Path,
+        cluster: ClusterConfig | None = None,
+        *,
+        progress: Progress | None = None,
+        repeat: str | None = None,
+    ):
+        """Reads the data on this machine, and connects to the cluster or starts one.
+
+        Args:
+          source: the data: any dataset of `load`, the addresses of servers, or None to learn only from what is
+            collected.
+          config: the options of training; those of the online phase apply to the collectors.
+          run_dir: directory of the run, created if missing.
+          cluster: how the run is distributed; None for the defaults.
+          progress: prints notes and progress; None prints nothing.
+          repeat: command for `repeat.txt`.
+
+        Raises:
+          ImportError: If Ray cannot be used.
+          ConnectionError: If there is no cluster at the address.
+          ValueError: If an option requires a single process, or there are environment steps to collect, but no
+            collectors.
+          Exception: See `Training`.
+        """
+        ray = import_ray()
+        self.config, self.cluster = config.for_source(source), cluster or ClusterConfig()
+        if self.config.online_steps and not self.cluster.num_collectors:
+            raise ValueError("num_collectors must be at least 1 for a run with online_steps")
+        self.run_dir = Path(run_dir).resolve()
+        self._progress = progress or Progress(self.config.num_updates, quiet=True)
+        self._num_added = 0
+        self._coordinator_name = f"rlds2reverb-{uuid.uuid4().hex}"
+        self._runs: dict[str, Any] = {}
+        self._actors: dict[str, Any] = {}
+        with self._progress.activity("reading the data"):
+            self._parts = prepare(source, self.config, self.run_dir, self.cluster.num_shards)
+        for note in self._parts.notes:
+            self._progress.note(note)
+        for warning in self._parts.warnings:
+            self._progress.warn(warning)
+        with RunDirectory(self.run_dir) as run:
+            run.write_config(self._parts.document, repeat=repeat)
+        with ExitStack() as stack:
+            stack.callback(self._progress.close)
+            if not ray.is_initialized():
+                _connect(ray, self.cluster.address)
+                stack.callback(ray.shutdown)
+            stack.callback(self._kill)
+            self._resources = stack.pop_all()
+
+    def __enter__(self) -> ClusterTraining:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all processes of the run, and the cluster if it was started for the run. Idempotent."""
+        self._resources.close()
+
+    def run(self) -> Run:
+        """Trains until all updates are done, and returns the run; see `Training.run`.
+
+        SIGTERM and SIGINT make all processes save what they have, and end the run early.
+
+        Raises:
+          RuntimeError: If a process fails repeatedly, or the cluster has too few resources.
+          TrainingDivergedError, CheckpointError: As `Training`.
+        """
+        reason = [""]
+        with stop_on_signal(lambda name: reason.__setitem__(0, reason[0] or name)):
+            self._start_replay()
+            self._start_others()
+            self._watch(lambda: reason[0])
+            self._stop(reason[0] or "complete")
+        task = self.task_state()
+        if task["state"] == "failed":
+            raise _make_error(task["reason"])
+        run = load_run(self.run_dir)
+        if run.best_return is not None:
+            run.plot(self.run_dir / "curve.png")
+        if reason[0]:
+            self._progress.note(f"stopped by {reason[0]} after {task['step']:,} updates; run it again to continue")
+        return run
+
+    # --- State
+
+    def status(self) -> dict[str, Any]:
+        """Returns the progress; see `Coordinator.status`."""
+        return dict(self._call("status"))
+
+    def task_state(self) -> dict[str, Any]:
+        """Returns the state of the learner's task; see `Coordinator.task_state`."""
+        return dict(self._call("task_state", self._parts.task["name"]))
+
+    @property
+    def actors(self) -> dict[str, Any]:
+        """The handles of the running Ray actors by name: 'coordinator', 'replay_0', 'learner', 'collector_0', ..."""
+        return dict(self._actors)
+
+    # --- Collectors come and go
+
+    def add_collector(self) -> str:
+        """Starts another collector, and returns its name."""
+        name = f"collector_{self.cluster.num_collectors + self._num_added}"
+        self._num_added += 1
+        self._start_collector(name, None)
+        return name
+
+    def remove_collector(self, name: str) -> None:
+        """Ends a collector; what it has collected stays in the replay.
+
+        Raises:
+          ValueError: If there is no such collector.
+        """
+        if not name.startswith("collector_") or name not in self._actors:
+            raise ValueError(f"there is no collector {name!r}; there are {', '.join(sorted(self._actors))}")
+        import_ray().kill(self._actors.pop(name))
+        del self._runs[name]
+
+    # --- Start
+
+    def _start_replay(self) -> None:
+        """Starts the coordinator and the replay servers, and writes the dataset to them unless they have it."""
+        parts, cluster = self._parts, self.cluster
+        with self._progress.activity("starting the replay servers"):
+            self._place()
+            state = self.run_dir / _STATE
+            self._start("coordinator", 0, Coordinator, state, self.config, lead_steps=cluster.lead_steps, runs=False)
+            self._call = RayCaller(self._coordinator_name)
+            for shard in range(cluster.num_shards):
+                arguments = (self._call, shard, parts.tables, parts.signature, self.run_dir / _REPLAY)
+                self._start(f"replay_{shard}", 1 + shard, ReplayActor, *arguments, checkpoint_secs=cluster.checkpoint_secs)
+            self._wait(lambda: len(self._call("shards")) == cluster.num_shards, "the replay servers to start")
+        if parts.episodes is not None:
+            with self._progress.activity("writing the dataset to the replay servers"):
+                self._fill(parts)
+
+    def _fill(self, parts: Preparation) -> None:
+        """Writes the dataset to the replay servers. Items that they have already are stored once."""
+        num_items = sum(len(parts.adder(episode)) for episode in parts.episodes)  # type: ignore[union-attr]
+        if self.status()["replay_size"].get(OFFLINE_TABLE) == num_items:
+            return
+        servers = list(self._call("shards").values())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", IngestWarning)
+            ingest(parts.episodes, servers, OFFLINE_TABLE, adder=parts.adder, layout="packed", resume=False)
+        number = self._call("request_checkpoints")
+        self._wait(lambda: self._call("has_checkpoints", number), "the replay servers to write checkpoints")
+
+    def _start_others(self) -> None:
+        parts, first = self._parts, 1 + self.cluster.num_shards
+        self._call("submit", parts.task)
+        self._start("learner", first, LearnerActor, self._call, "learner", parts.replay)
+        if parts.evaluator is not None:
+            arguments = (self._call, parts.task["policy"], parts.evaluator, self.run_dir)
+            self._start("evaluator", first + 1, EvaluatorActor, *arguments)
+        if self.config.online_steps:
+            for number in range(self.cluster.num_collectors):
+                self._start_collector(f"collector_{number}", first + 2 + number)
+
+    def _start_collector(self, name: str, bundle: int | None) -> None:
+        parts, environment = self._parts, self._parts.environment
+        assert environment is not None
+        options = {"num_envs": self.config.num_envs, "seed": self.config.seed}
+        arguments = (self._call, name, parts.task["policy"], environment.make_env, parts.convert)
+        self._start(name, bundle, CollectorActor, *arguments, **options)
+
+    def _place(self) -> None:
+        """Reserves resources for all processes, on different machines if possible."""
+        ray = import_ray()
+        cluster = self.cluster
+        num_collectors = cluster.num_collectors if self.config.online_steps else 0
+        num_actors = 3 + cluster.num_shards + num_collectors
+        total = ray.cluster_resources().get("CPU", 1.0)
+        self._num_cpus = cluster.num_cpus if cluster.num_cpus is not None else min(1.0, round(total / num_actors - 0.005, 2))
+        bundles = [{"CPU": self._num_cpus} for _ in range(num_actors)]
+        if cluster.learner_gpus:
+            bundles[1 + cluster.num_shards]["GPU"] = cluster.learner_gpus
+        self._group = ray.util.placement_group([_drop_zeros(bundle) for bundle in bundles], strategy="SPREAD")
+        if not self._group.wait(_START_SECS):
+            raise RuntimeError(
+                f"the cluster has no room for {num_actors} processes with {self._num_cpus:g} CPUs each; it has {total:g} "
+                "CPUs. Use fewer collectors or shards, set num_cpus, or add machines"
+            )
+
+    def _start(self, name: str, bundle: int | None, kind: type, *arguments: Any, runs: bool = True, **options: Any) -> None:
+        ray = import_ray()
+        resources: dict[str, Any] = {"num_cpus": self._num_cpus}
+        if name == "learner" and self.cluster.learner_gpus:
+            resources["num_gpus"] = self.cluster.learner_gpus
+        if bundle is not None:
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
+            resources["scheduling_strategy"] = strategy
+        if name == "coordinator":
+            resources["name"] = self._coordinator_name
+        actor = ray.remote(kind).options(
+            max_restarts=-1,
+            max_task_retries=-1,
+            runtime_env={"env_vars": {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}},
+            **resources,
+        )
+        self._actors[name] = actor.remote(*arguments, **options)
+        if runs:
+            self._runs[name] = self._actors[name].run.remote()
+
+    # --- Watch and stop
+
+    def _watch(self, get_signal: Callable[[], str]) -> None:
+        """Shows the progress until the task has ended and its last policy is evaluated, or a signal arrives."""
+        shown, ended = 0.0, None
+        while not get_signal():
+            self._require_running()
+            status, task = self.status(), self.task_state()
+            if time.monotonic() - shown > (_POLL_SECS if self._progress.is_live else _LINE_SECS):
+                shown = time.monotonic()
+                self._progress.show(format_status(status, self.config))
+            if task["state"] == "failed":
+                return
+            if task["state"] in ("complete", "stopped"):
+                ended = ended or time.monotonic()
+                is_evaluated = status["evaluation"].get("step", -1) >= status["policy_step"]
+                if self._parts.evaluator is None or is_evaluated or time.monotonic() - ended > _EVALUATION_SECS:
+                    self._progress.show(format_status(status, self.config))
+                    return
+            time.sleep(_POLL_SECS)
+
+    def _require_running(self) -> None:
+        """Raises the error of a process that has failed; Ray restarts those that were killed."""
+        ray = import_ray()
+        done, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
+        for name, run in self._runs.items():
+            if run in done:
+                try:
+                    ray.get(run)
+                except ray.exceptions.RayTaskError as error:
+                    raise getattr(error, "cause", None) or error from None
+                except ray.exceptions.RayActorError as error:
+                    reason = str(error).strip().splitlines()[-1]
+                    raise RuntimeError(f"the process {name!r} cannot be started: {reason}") from error
+
+    def _wait(self, is_ready: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + _START_SECS
+        while not is_ready():
+            self._require_running()
+            if time.monotonic() > until:
+                raise ServerUnavailableError(f"waited {_START_SECS:g} s for {what}")
+            time.sleep(_POLL_SECS)
+
+    def _stop(self, reason: str) -> None:
+        """Makes all processes save what they have, and waits until they have ended."""
+        ray, until = import_ray(), time.monotonic() + _STOP_SECS
+        with self._progress.activity("stopping"):
+            while time.monotonic() < until:
+                self._call("stop", reason)  # Again in case that the coordinator was restarted.
+                _, running = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=_POLL_SECS)
+                if not running:
+                    return
+        self._progress.warn("some processes did not end in time and are killed")
+
+    def _kill(self) -> None:
+        """Kills all processes, and releases their resources."""
+        ray = import_ray()
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors.clear()
+        if hasattr(self, "_group"):
+            ray.util.remove_placement_group(self._group)
+
+
+def import_ray() -> Any:
+    """Returns the module; raises `ImportError` with advice if it is missing or cannot be used."""
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+        import ray.util.state.common  # noqa: F401 - fails if Ray's processes would.
+    except ImportError as error:
+        if "ydantic" in str(error):
+            raise ImportError(
+                "Ray requires pydantic 2 or none at all, but pydantic 1 is installed, as wandb and mlflow require here; "
+                "use an environment without them: pip uninstall pydantic wandb mlflow-skinny"
+            ) from error
+        raise ImportError("training on a cluster requires Ray; run pip install '.[ray]' in the checkout") from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        options |= {"address": "local", "include_dashboard": False}
+    else:
+        options["address"] = address
+    try:
+        ray.init(**options)
+    except ConnectionError as error:
+        raise ServerUnavailableError(f"there is no Ray cluster at {address!r}; start one with `ray start --head`") from error
+
+
+def _drop_zeros(bundle: dict[str, float]) -> dict[str, float]:
+    """Returns a bundle without empty resources, but with at least one: Ray rejects others."""
+    return {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
+
+
+def _make_error(reason: str) -> Exception:
+    """Returns the error of a task, with its own type if it is one of this package's."""
+    name, _, message = reason.partition(": ")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.Rlds2ReverbError) and issubclass(kind, (ValueError, ArithmeticError)):
+        return kind(message)
+    return RuntimeError(f"the learner failed: {reason}")

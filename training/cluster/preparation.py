@@ -1,0 +1,183 @@
+"""What a run on a cluster consists of, before anything is started: data, agent, environment and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb.envs.evaluation import Evaluator
+from rlds2reverb.learners.tasks import make_task
+
+from rlds2reverb import Selector, TableConfig, packed_signature
+from rlds2reverb._encoding.packing import Packing
+from rlds2reverb._server.clients import connect_all
+from rlds2reverb.locations import is_table_directory
+from rlds2reverb.sources import Source
+
+from ..collected_pieces import PieceConverter, choose_adder
+from ..config import TrainingConfig
+from ..data import TrainingData, describe_environment, open_data, open_source
+from ..environment import Environment, evaluator_arguments, resolve_environment
+from ..trackers import TENSORBOARD
+from ..training import agent_hyperparameters, describe_run
+from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
+
+_TASK = "train"
+#: Exponent of the priorities; see `rlds2reverb.training.batches`.
+_PRIORITY_EXPONENT = 0.6
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A run that is ready to be started.
+
+    Attributes:
+      task: the task of the learner; see `rlds2reverb.learners.tasks.make_task`.
+      document: content of `config.json`.
+      environment: the environment to evaluate and to collect in; None if there is none.
+      evaluator: arguments of `Evaluator`; None without evaluation.
+      convert: conversion of collected steps to items.
+      tables: configurations of the tables on each replay server.
+      signature: signature of their items.
+      replay: the tables that the learner's batches come from.
+      episodes: the episodes to write to the replay servers; None if there are none.
+      adder: the adder of their items.
+      notes: sentences for the user.
+      warnings: sentences that the user should not miss.
+    """
+
+    task: dict[str, Any]
+    document: dict[str, Any]
+    environment: Environment | None
+    evaluator: dict[str, Any] | None
+    convert: PieceConverter
+    tables: list[TableConfig]
+    signature: Any
+    replay: ReplayTables
+    episodes: Source | None
+    adder: Any
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards: int) -> Preparation:
+    """Reads the data and checks that a run is possible.
+
+    Args:
+      source: as for `Training`, except for a directory that `ingest` wrote and servers in this process, which other
+        machines could not reach.
+      config: the options of the run.
+      run_dir: directory of the run, which all machines share.
+      num_shards: number of replay servers.
+
+    Raises:
+      ValueError: If an option requires a single process.
+      Exception: See `Training`.
+    """
+    _require_options(source, config)
+    source = None if source is None else open_source(source)
+    environment = resolve_environment(config.env, source)
+    has_environment = environment is not None and environment.make_env is not None
+    if config.online_steps and not has_environment:
+        raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
+    notes = [environment.note] if environment is not None and environment.note else []
+    arguments = evaluator_arguments(config, environment) if environment is not None and has_environment else None
+    evaluator = None if arguments is None else Evaluator(**arguments)
+    with ExitStack() as stack:
+        data = stack.enter_context(_open_data(source, config, evaluator))
+        name = None if evaluator is None else evaluator.name
+        convert = PieceConverter(choose_adder(data), data.reward_transform)
+        item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
+        return Preparation(
+            task=_make_task(config, data, name, run_dir),
+            document=describe_run(config, data, name, None if evaluator is None else evaluator.reference_returns),
+            environment=environment if has_environment else None,
+            evaluator=arguments,
+            convert=convert,
+            tables=_make_tables(config, data, num_shards),
+            signature=packed_signature(Packing(item_spec, convert.squeeze)),
+            replay=_describe_replay(config, data),
+            episodes=data.episodes,
+            adder=data.adder,
+            notes=(*notes, *data.notes),
+            warnings=data.warnings,
+        )
+
+
+def _require_options(source: Any, config: TrainingConfig) -> None:
+    if config.deterministic:
+        raise ValueError("deterministic=True requires a single process; use train")
+    if tuple(config.track) != (TENSORBOARD,):
+        raise ValueError(f"track must be ('{TENSORBOARD}',) on a cluster, got {config.track}")
+    if isinstance(source, (str, Path)) and is_table_directory(source):
+        raise ValueError(
+            f"other machines cannot reach the tables in {source}; run `rlds2reverb serve --data {source}`, and pass the "
+            "address of that server"
+        )
+
+
+def _open_data(source: Any, config: TrainingConfig, evaluator: Evaluator | None) -> TrainingData:
+    if source is None:
+        assert evaluator is not None  # TrainingConfig requires an environment.
+        return describe_environment(evaluator.name, evaluator.observation_spec, evaluator.action_space, config)
+    action_space = None if evaluator is None else evaluator.action_space
+    data = open_data(source, config, action_space=action_space, as_episodes=True)
+    if evaluator is not None:
+        evaluator.require_observations(data.time_step_spec.observation)
+    return data
+
+
+def _make_task(config: TrainingConfig, data: TrainingData, environment: str | None, run_dir: str | Path) -> dict[str, Any]:
+    describe = _describe_callable
+    hyperparameters = {name: describe(value) for name, value in agent_hyperparameters(config, data).items()}
+    return make_task(
+        _TASK,
+        config.algo,
+        data.time_step_spec,
+        data.action_spec,
+        hyperparameters=hyperparameters,
+        run_dir=str(Path(run_dir).resolve()),
+        num_iterations=config.num_updates,
+        batch_size=config.batch_size,
+        log_every=config.log_every,
+        checkpoint_every=config.checkpoint_every,
+        keep_checkpoints=config.keep_checkpoints,
+        jit_compile=config.jit_compile,
+        hooks=config.as_dict()["hooks"],
+        identity=config.identity(data, environment),
+    )
+
+
+def _describe_callable(value: Any) -> Any:
+    from rlds2reverb.learners.references import describe_reference
+
+    return describe_reference(value) if callable(value) else value
+
+
+def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) -> list[TableConfig]:
+    tables = []
+    if data.episodes is not None:
+        is_uniform = config.sampler == "uniform"
+        sampler = Selector("uniform") if is_uniform else Selector("prioritized", _PRIORITY_EXPONENT)
+        tables.append(TableConfig(OFFLINE_TABLE, sampler))
+    if config.online_steps or not tables:
+        size = -(-config.replay_size // num_shards)
+        tables.append(TableConfig(COLLECTED_TABLE, Selector("uniform"), max_size=size))
+    return tables
+
+
+def _describe_replay(config: TrainingConfig, data: TrainingData) -> ReplayTables:
+    table = data.table
+    servers = () if table is None else tuple(client.server_address for client in connect_all(table.server))
+    return ReplayTables(
+        has_offline=data.episodes is not None or table is not None,
+        offline_servers=servers,
+        offline_table=OFFLINE_TABLE if table is None else table.table,
+        num_offline_updates=config.steps,
+        collected_ratio=config.online_ratio if config.online_steps else 0.0,
+        is_prioritized=config.sampler == "prioritized",
+        num_updates=config.num_updates,
+    )

@@ -1,0 +1,130 @@
+"""The conversion of collected pieces of episodes into items, and their writer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+import xxhash
+from rlds2reverb.adders import NStep
+
+from rlds2reverb import fields
+from rlds2reverb._encoding.encoder import Encoder
+from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._encoding.packing import pack_columns
+from rlds2reverb._server.clients import Server
+from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb.items import Items
+from rlds2reverb.specs import ArraySpec, Nest, make_step_spec
+from rlds2reverb.trajectory_items import TrajectoryWindows
+
+from .collector import Piece
+from .data import TrainingData
+
+
+def choose_adder(data: TrainingData) -> Any:
+    """Returns the adder of the collected items: that of the dataset, or for a table one of the same kind of items."""
+    if data.table is not None and data.table.has_trajectories:
+        return TrajectoryWindows(2)
+    return data.adder
+
+
+class PieceConverter:
+    """Converts the pieces that a `Collector` returns into items.
+
+    Items that would reach beyond the end of a piece follow with the next one, which repeats the last `num_kept` steps.
+
+    Attributes:
+      num_kept: number of steps that consecutive pieces must share.
+      squeeze: whether items are single rows without a time axis.
+    """
+
+    def __init__(self, adder: Any, reward_transform: Any = None):
+        """Sets the conversion.
+
+        Args:
+          adder: `NStep`, or `TrajectoryWindows`.
+          reward_transform: transform of the rewards, as applied to the dataset; None to leave them unchanged.
+        """
+        self._adder, self._reward_transform = adder, reward_transform
+        self.squeeze = isinstance(adder, NStep)
+        self.num_kept: int = adder.n - 1 if isinstance(adder, NStep) else adder.length - 1
+
+    def item_spec(self, observation_spec: Nest, action_spec: Any) -> Nest:
+        """Returns the spec of an item, a nest of `tf.TensorSpec`, for steps with these TF-Agents specs."""
+        number, flag = ArraySpec((), np.dtype(np.float32)), ArraySpec((), np.dtype(bool))
+        return self._adder.item_spec(
+            {
+                fields.OBSERVATION: tf.nest.map_structure(_make_array_spec, observation_spec),
+                fields.ACTION: _make_array_spec(action_spec),
+                fields.REWARD: number,
+                fields.DISCOUNT: number,
+                fields.IS_FIRST: flag,
+                fields.IS_LAST: flag,
+                fields.IS_TERMINAL: flag,
+            }
+        )
+
+    def __call__(self, piece: Piece) -> Items:
+        """Returns the items of a piece."""
+        steps = piece.episode.steps
+        if self._reward_transform is not None:
+            rewards = self._reward_transform.transform(steps)
+            piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.REWARD: rewards}))
+        items: Items = self._adder(piece.episode)
+        if piece.is_complete:
+            return items
+        end = len(piece.episode.steps[fields.REWARD]) - 1 - self.num_kept
+        return Items(items.columns, items.starts[:end], items.lengths[:end], items.squeeze)
+
+
+class ItemWriter:
+    """Writes items to a table, which stores them in packed form. Close it at the end."""
+
+    def __init__(self, server: Server, table: str, *, name: str = "", timeout_secs: float = 30.0):
+        """Connects nothing yet.
+
+        Args:
+          server: server to write to; see `clients.connect`.
+          table: name of the table.
+          name: name of the writer, different from those of all other writers of the table. The keys of items are
+            derived from it and from their number, so that equal items are different ones.
+          timeout_secs: maximum time to wait for the server.
+        """
+        self._server, self._table, self._timeout_secs = server, table, timeout_secs
+        self._salt = xxhash.xxh3_64_digest(name.encode())
+        self._writer: BulkWriter | None = None
+
+    def write(self, items: Items, first: int) -> None:
+        """Writes items, and waits until the server has all of them.
+
+        Args:
+          items: the items.
+          first: number of items that this writer has written before. Items that are written again with the same number
+            are stored once.
+
+        Raises:
+          ServerUnavailableError: If the server does not answer in time.
+          ServerRestartedError: If the server was restarted.
+        """
+        columns = [pack_columns(tree.flatten(items.columns))]
+        if self._writer is None:
+            encoder = Encoder(tree.flatten(make_step_spec(columns)), [self._table], squeeze=items.squeeze)
+            self._writer = BulkWriter(self._server, encoder, timeout_secs=self._timeout_secs)
+        digest = self._salt + first.to_bytes(8, "big")
+        block = ItemBlock.from_episode(columns, items.starts, items.lengths, np.ones(len(items)), digest=digest)
+        self._writer.write([block])
+        self._writer.flush_and_forget()
+
+    def close(self) -> None:
+        """Closes the connection. Idempotent."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _make_array_spec(spec: Any) -> ArraySpec:
+    return ArraySpec(tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype))
