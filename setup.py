@@ -143,6 +143,9 @@ setup(
             "setuptools>=64,<81",
             "wheel",
             *MINARI,
+            *RAY,
+            "check-jsonschema",  # the schemas of compose files
+            "kubernetes-validate",
             *EVAL,
             *BEAM,
             *WANDB,

@@ -38,6 +38,7 @@ _MODULES = {
     "validate": "validate",
     "train": "train",
     "sweep": "sweep",
+    "cluster": "cluster",
     "agents": "agents",
     "eval": "evaluate",
     "plot": "plot",
@@ -119,9 +120,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _find_command(arguments: Sequence[str]) -> click.Command | None:
     """Returns the command of a command line, or None if it cannot be imported."""
-    name = next((each for each in arguments if not each.startswith("-")), "")
+    command: click.Command | None = cli
+    names = (each for each in arguments if not each.startswith("-"))
     with contextlib.suppress(ImportError):
-        return cli.get_command(click.Context(cli), name)
+        while isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), next(names, ""))
+        return command
     return None
 
 

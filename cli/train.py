@@ -37,7 +37,8 @@ _HEADINGS = {
     "Preprocessing": _GROUPS["Preprocessing"],
 }
 
-_NO_DATA = "none"
+#: Value of --data for training without a dataset.
+NO_DATA = "none"
 
 
 def _require_presets(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,12 +129,12 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     """
     from .main import OK, TEMPORARY_FAILURE
 
-    passed = _read_options(context, options)
+    passed = read_options(context, options)
     _require_seeds(passed, options)
     algo = passed.pop("algo")
     # Checks everything that does not require TensorFlow, which takes seconds to load.
     TrainingConfig(algo, **passed)
-    source = None if options["source"] == _NO_DATA else options["source"]
+    source = None if options["source"] == NO_DATA else options["source"]
     if source is None:
         require_unused(set(parameter_names(reading_options)), "requires a dataset")
     elif server_address(source) is None and not is_table_directory(source):
@@ -162,7 +163,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         return TEMPORARY_FAILURE if training.learner.is_stopped_by_signal else OK
 
 
-def _read_options(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+def read_options(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of `TrainingConfig` on the command line; values of hyperparameters are still texts."""
     passed = passed_options(context)
     passed["hyperparameters"] = _split_settings(options["hyperparameters"])

@@ -91,7 +91,7 @@ class BaseCommLearner(abc.ABC):
         with self._create_learner(task_info) as learner:
             self.learner = learner
             try:
-                learner.load_checkpoint()
+                learner.load_checkpoint(allow_config_mismatch=task_info["learner"]["allow_config_mismatch"])
                 with learner.running():
                     self._train(learner, int(task_info["learner"]["num_iterations"]))
                 learner.export_policy(learner.run_dir / "policy")

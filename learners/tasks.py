@@ -22,6 +22,7 @@ _LEARNER = {
     "jit_compile": False,
     "hooks": (),
     "identity": {},
+    "allow_config_mismatch": False,
 }
 _REQUIRED = {"learner": ("run_dir", "num_iterations", "batch_size"), "policy": ("algo", "specs")}
 _STATISTICS = ("observation_mean", "observation_std")
@@ -57,7 +58,8 @@ def make_task(
       action_spec: bounded spec of the actions.
       hyperparameters: those of the agent; networks as references "my_module:make_network".
       **learner: `run_dir`, `num_iterations` and `batch_size`; optionally `log_every`, `checkpoint_every`,
-        `keep_checkpoints`, `jit_compile`, `hooks` (references such as "my_module:MyHook") and `identity`, see `Learner`.
+        `keep_checkpoints`, `jit_compile`, `hooks` (references such as "my_module:MyHook"), `identity` and
+        `allow_config_mismatch`, see `Learner` and its `load_checkpoint`.
 
     Raises:
       ValueError: If an option is missing or unknown.

@@ -148,6 +148,7 @@ def _make_task(config: TrainingConfig, data: TrainingData, environment: str | No
         jit_compile=config.jit_compile,
         hooks=config.as_dict()["hooks"],
         identity=config.identity(data, environment),
+        allow_config_mismatch=config.allow_config_mismatch,
     )
 
 

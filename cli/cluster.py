@@ -1,0 +1,188 @@
+"""`rlds2reverb cluster train`: trains an agent with the processes of a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rlds2reverb.training.config import TrainingConfig
+
+from rlds2reverb._signals import raise_on_sigterm
+
+from . import checks, output
+from .config_options import config_options, group_names, passed_options
+from .options import GroupedCommand, parameter_names, reference_options
+from .output import json_option
+from .quiet import import_quietly
+from .sweep import format_command
+from .train import NO_DATA, read_options
+
+if TYPE_CHECKING:
+    from rlds2reverb.learners.runs import Run
+
+_GROUPS = group_names()
+#: Options of `TrainingConfig` that are declared here, or that require a single process.
+_OTHERS = ("algo", "reference_returns", "deterministic", "online_replay", "track")
+_OPTIONS = [name for names in _GROUPS.values() for name in names if name not in _OTHERS]
+_HEADINGS = {
+    "Run": ["source", "run_dir", "algo", *(name for name in _GROUPS["Run"] if name not in _OTHERS)],
+    "Cluster": ["address", "num_collectors", "num_shards", "num_cpus", "learner_gpus", "checkpoint_secs"],
+    **{heading: [name for name in names if name not in _OTHERS] for heading, names in _GROUPS.items() if heading != "Run"},
+}
+_HEADINGS["Evaluation"] = [*_HEADINGS["Evaluation"], *parameter_names(reference_options)]
+
+
+@click.group()
+def cluster() -> None:
+    """Train with the processes of a Ray cluster."""
+
+
+@cluster.command(cls=GroupedCommand, headings=_HEADINGS)
+@click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--data",
+    "source",
+    metavar="SRC",
+    help="Dataset, or HOST:PORT of Reverb servers; none to learn only from what is collected.  [default: that of the run "
+    "whose config.json is passed]",
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Directory for checkpoints, logs and the policy, on a file system that all machines share. If it contains a "
+    "run, the run is continued.",
+)
+@click.option("--algo", metavar="NAME", help="Algorithm to train. Required if CONFIG is a gin file.")
+@click.option(
+    "--address",
+    metavar="ADDRESS",
+    help="Address of an existing Ray cluster, or auto for the one that this machine belongs to.  [default: a new one on "
+    "this machine]",
+)
+@click.option(
+    "--collectors",
+    "num_collectors",
+    type=checks.at_least_1,
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Number of processes that collect, each in --num-envs environments; only with --online.",
+)
+@click.option(
+    "--shards",
+    "num_shards",
+    type=checks.at_least_1,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of replay servers.",
+)
+@click.option(
+    "--cpus",
+    "num_cpus",
+    type=click.FloatRange(0),
+    metavar="N",
+    help="CPUs to reserve for each process.  [default: 1, or less if the cluster has too few]",
+)
+@click.option(
+    "--gpus", "learner_gpus", type=click.FloatRange(0), default=0.0, metavar="N", help="GPUs to reserve for the learner."
+)
+@click.option(
+    "--replay-checkpoint-secs",
+    "checkpoint_secs",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    metavar="SECS",
+    help="Seconds between two checkpoints of a replay server. What was collected since then is lost if it is killed.",
+)
+@config_options(*_OPTIONS)
+@reference_options
+@json_option
+@click.pass_context
+def train(context: click.Context, as_json: bool, **options: Any) -> int:
+    """Train an agent with collectors, replay servers, a learner and an evaluator as separate processes.
+
+    \b
+    Examples:
+      rlds2reverb cluster train runs/sac/config.json --run-dir runs/sac-cluster
+      rlds2reverb cluster train sac.gin --algo sac --data none --env Pendulum-v1 --online 20000 \\
+          --run-dir runs/sac --collectors 2
+      rlds2reverb cluster train iql.gin --algo iql --data hopper_medium-v2.hdf5 --online 100000 \\
+          --run-dir /shared/iql --address auto --collectors 16 --shards 4 --gpus 1
+
+    CONFIG is the config.json of a run, or a gin file with bindings such as train.online_steps = 20000; options on the
+    command line take precedence. Ctrl-C or SIGTERM saves everything and stops with exit code 75; the same command then
+    continues the run. The environment and all modules of your own must be installed on every machine.
+    """
+    from .main import OK, TEMPORARY_FAILURE
+
+    passed, source = read_options(context, options), options["source"]
+    texts = passed.pop("hyperparameters")
+    if options["config_file"].suffix == ".json":
+        document = _read_document(options["config_file"])
+        source = document.get("data", {}).get("source") if source is None else source
+        passed = {**document["configuration"], **({"algo": options["algo"]} if options["algo"] else {}), **passed}
+        gin_files = []
+    else:
+        if not options["algo"]:
+            raise click.UsageError("--algo is required, because CONFIG is a gin file")
+        passed, gin_files = {**passed, "algo": options["algo"]}, [options["config_file"]]
+    if source is None:
+        raise click.UsageError("--data is required; pass none to learn only from what is collected")
+    import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
+    from rlds2reverb.learners.agents import parse_hyperparameter
+    from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
+
+    from rlds2reverb.training import Progress
+
+    algo = passed.pop("algo")
+    passed["hyperparameters"] = {
+        **dict(passed.get("hyperparameters") or {}),
+        **{name: parse_hyperparameter(algo, name, text) for name, text in texts.items()},
+    }
+    config = TrainingConfig.from_gin(algo, gin_files=gin_files, **passed)
+    source = None if source in (NO_DATA, "None") else source
+    names = ("num_collectors", "num_shards", "address", "num_cpus", "learner_gpus", "checkpoint_secs")
+    settings = ClusterConfig(**{name: options[name] for name in names})
+    config = config.for_source(source)
+    progress = Progress(config.num_updates, quiet=as_json, translate=output.translate)
+    with (
+        raise_on_sigterm(),
+        ClusterTraining(
+            source, config, options["run_dir"], settings, progress=progress, repeat=format_command()
+        ) as training,
+    ):
+        run, status = training.run(), training.status()
+        _report(config, run, status, as_json=as_json)
+        return OK if status["stop_reason"] == "complete" else TEMPORARY_FAILURE
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise click.UsageError(f"{path} is not a JSON file ({error})") from error
+    if not isinstance(document, dict) or not isinstance(document.get("configuration"), dict):
+        raise click.UsageError(f"{path} must be the config.json of a run, which contains 'configuration'")
+    return document
+
+
+def _report(config: TrainingConfig, run: Run, status: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"run_dir": str(run.path), "best_return": run.best_return, **status})
+        return
+    facts = [("updates", f"{status['step']:,}")]
+    if config.online_steps:
+        facts.append(("collected steps", f"{status['collected_steps']:,}"))
+    if run.best_return is not None:
+        facts += [("last return", f"{run.last_return:,.1f}"), ("best return", f"{run.best_return:,.1f}")]
+        facts.append(("curve", str(run.path / "curve.png")))
+    facts.append(("policy", str(run.path / "policy")))
+    if status["stop_reason"] != "complete":
+        facts.append(("stopped by", f"{status['stop_reason']}; run the same command to continue"))
+    output.print_facts(f"{config.algo} trained in {run.path}", facts)

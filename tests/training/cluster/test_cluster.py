@@ -1,0 +1,121 @@
+"""Training on a Ray cluster, with real processes that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = pytest.mark.slow
+
+TESTS = Path(__file__).parents[2]
+DATA = TESTS / "data/d4rl/pendulum_mixed-v2.hdf5"
+#: Ray does not work with pydantic 1, so that it is hidden from it.
+ENVIRONMENT = {
+    **os.environ, "PYTHONPATH": str(TESTS / "ray_environment"), "RAY_USAGE_STATS_ENABLED": "0",
+    "TF_CPP_MIN_LOG_LEVEL": "3"
+}  # fmt: skip
+SMALL = ["--set", "hidden_sizes=(32,32)", "--eval-episodes", "2", "--eval-every", "500", "--warmup-steps", "300"]
+
+
+def find_ray_processes():
+    """Returns the command lines of all processes of Ray."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if text.startswith("ray::") or "/raylet " in text or "/gcs_server " in text:
+            found.append(text)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    before = len(find_ray_processes())
+    yield
+    until = time.monotonic() + 30
+    while len(find_ray_processes()) > before and time.monotonic() < until:
+        time.sleep(0.5)
+    assert len(find_ray_processes()) <= before
+
+
+def start_training(run_dir, *options, data="none"):
+    gin = run_dir.with_suffix(".gin")
+    gin.write_text("train.online_steps = 1500\n")
+    command = [sys.executable, "-m", "rlds2reverb.cli", "cluster", "train", gin, "--algo", "sac", "--data", data]
+    command += ["--env", "Pendulum-v1", "--run-dir", run_dir, *SMALL, *options]
+    return subprocess.Popen(
+        [*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process, timeout_secs=300):
+    try:
+        out, err = process.communicate(timeout=timeout_secs)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def read_numbers(path):
+    names, *rows = path.read_text().splitlines()
+    return [dict(zip(names.split(","), row.split(","), strict=True)) for row in rows]
+
+
+@pytest.mark.timeout(1200)
+def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
+    command = [sys.executable, Path(__file__).with_name("drive_cluster.py"), DATA, tmp_path / "run", "7000"]
+    process = subprocess.Popen([*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    code, out, _ = finish(process, 1100)
+    report = json.loads(out.splitlines()[-1])
+    assert code == 0 and report["error"] == "" and report["is_broken"]
+    assert set(report["recovery_secs"]) == {"collector_0", "replay_0", "evaluator", "learner", "coordinator", "node"}
+    status = report["status"]
+    assert status["stop_reason"] == "complete" and status["step"] == 7_000
+    assert status["collected_steps"] >= 7_000
+    assert report["steps"] == sorted(set(report["steps"])) and report["steps"][-1] == 7_000
+    assert max(report["means"][1:]) > report["means"][0] + 300
+    assert (tmp_path / "run/best_policy/saved_model.pb").is_file()
+
+
+@pytest.mark.timeout(900)
+def test_interrupted_command_saves_and_continues(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start_training(run_dir, "--collectors", "1", data=DATA)
+    until = time.monotonic() + 200
+    while not (run_dir / "evaluations.csv").exists() and time.monotonic() < until:
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 75 and "stopped by SIGINT" in err
+    checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert checkpoints
+    code, out, err = finish(start_training(run_dir, "--collectors", "1", data=DATA))
+    assert code == 0, err
+    steps = [int(row["step"]) for row in read_numbers(run_dir / "evaluations.csv")]
+    assert steps == sorted(set(steps))
+    logged = [int(row["step"]) for row in read_numbers(run_dir / "progress.csv")]
+    assert logged == sorted(set(logged))
+
+
+@pytest.mark.timeout(300)
+def test_process_that_cannot_start_is_reported(tmp_path):
+    code, _, err = finish(start_training(tmp_path / "run", "--cpus", "50"))
+    assert code == 1 and "the cluster has no room for 6 processes with 50 CPUs each" in err
+
+
+@pytest.mark.timeout(300)
+def test_pydantic_1_is_reported(tmp_path):
+    pydantic = pytest.importorskip("pydantic")
+    if not pydantic.VERSION.startswith("1."):
+        pytest.skip("Ray works with pydantic 2")
+    code = "from rlds2reverb.training.cluster.launch import import_ray; import_ray()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert "ImportError: Ray requires pydantic 2 or none at all" in done.stderr

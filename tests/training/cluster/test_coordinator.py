@@ -1,0 +1,205 @@
+"""The coordinator's tasks, pace and state, without Ray."""
+
+import time
+
+import pytest
+from rlds2reverb.training.cluster import Coordinator
+
+from rlds2reverb.training import TrainingConfig
+
+CONFIG = TrainingConfig(
+    "sac", env="Pendulum-v1", steps=100, online_steps=2_000, warmup_steps=500, updates_per_step=0.5, eval_every=100
+)
+TASK = {"name": "train", "learner": {"num_iterations": 850}, "policy": {}}
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    return make_coordinator(tmp_path)
+
+
+def make_coordinator(folder, config=CONFIG):
+    return Coordinator(folder / "state.json", config, "localhost", lead_steps=200)
+
+
+def order_steps(coordinator, num_collected, collector="a", life="1"):
+    return coordinator.order_steps(collector, life, num_collected, [], -1)
+
+
+# --- Tasks
+
+
+def test_task_is_handed_out_once(coordinator):
+    coordinator.submit(TASK)
+    assert coordinator.next_task("learner") == TASK
+    assert coordinator.next_task("other") is None
+
+
+def test_restarted_learner_gets_its_task_again(coordinator):
+    coordinator.submit(TASK)
+    coordinator.next_task("learner")
+    assert coordinator.next_task("learner") == TASK
+
+
+def test_tasks_are_handed_out_one_after_another(coordinator):
+    coordinator.submit(TASK)
+    coordinator.submit({**TASK, "name": "second"})
+    assert coordinator.next_task("learner")["name"] == "train"
+    coordinator.report_task("train", "complete", 850)
+    assert coordinator.next_task("learner")["name"] == "second"
+
+
+def test_state_of_a_task_follows_the_reports(coordinator):
+    coordinator.submit(TASK)
+    assert coordinator.task_state("train")["state"] == "waiting"
+    coordinator.next_task("learner")
+    assert coordinator.task_state("train")["state"] == "running"
+    coordinator.report_task("train", "failed", 3, "ValueError: no")
+    assert coordinator.task_state("train") == {
+        "state": "failed", "learner": "learner", "step": 3, "reason": "ValueError: no"
+    }  # fmt: skip
+
+
+def test_running_task_is_not_replaced_by_one_of_the_same_name(coordinator):
+    coordinator.submit(TASK)
+    coordinator.next_task("learner")
+    coordinator.submit(TASK)
+    assert coordinator.task_state("train")["state"] == "running"
+
+
+def test_stopped_run_hands_out_no_task(coordinator):
+    coordinator.submit(TASK)
+    coordinator.stop("SIGTERM")
+    assert coordinator.next_task("learner") is None
+
+
+# --- The pace
+
+
+def test_collectors_wait_for_the_updates_on_the_dataset(coordinator):
+    assert order_steps(coordinator, 0).num_steps == 0
+    coordinator.order_updates(100)
+    assert order_steps(coordinator, 0).num_steps == CONFIG.update_every
+
+
+def test_collectors_are_ahead_of_the_learner_by_at_most_the_lead(coordinator):
+    coordinator.order_updates(100)
+    assert order_steps(coordinator, 680).num_steps == 20
+    assert order_steps(coordinator, 700).num_steps == 0
+    coordinator.order_updates(110)  # 10 updates use 20 steps.
+    assert order_steps(coordinator, 700).num_steps == 20
+
+
+def test_collectors_end_with_the_last_step(coordinator):
+    coordinator.order_updates(840)
+    assert order_steps(coordinator, 1_990).num_steps == 10
+    assert order_steps(coordinator, 2_000).num_steps == 0
+
+
+def test_learner_may_make_the_updates_of_the_collected_steps(coordinator):
+    assert coordinator.order_updates(0).until == 100
+    order_steps(coordinator, 500)
+    assert coordinator.order_updates(100).until == 100
+    order_steps(coordinator, 600)
+    assert coordinator.order_updates(100).until == 150
+
+
+def test_steps_of_restarted_collectors_are_added(coordinator):
+    order_steps(coordinator, 300)
+    order_steps(coordinator, 400)
+    order_steps(coordinator, 50, life="2")
+    order_steps(coordinator, 7, collector="b")
+    assert coordinator.status()["collected_steps"] == 457
+
+
+def test_actions_are_random_during_the_warm_up_without_data(tmp_path):
+    coordinator = make_coordinator(tmp_path, CONFIG.replace(steps=0))
+    assert order_steps(coordinator, 0).is_random
+    assert not order_steps(coordinator, 500).is_random
+
+
+# --- Evaluations
+
+
+def test_evaluation_is_due_after_each_multiple_of_the_interval(coordinator):
+    coordinator.open_channel([((2,), "float32")])
+    coordinator.submit(TASK)
+    assert not coordinator.order_evaluation(-1).is_due
+    coordinator.report_policy(99)
+    assert not coordinator.order_evaluation(-1).is_due
+    coordinator.report_policy(130)
+    assert coordinator.order_evaluation(-1).is_due
+    assert not coordinator.order_evaluation(130).is_due
+    coordinator.report_task("train", "complete", 130)
+    assert not coordinator.order_evaluation(130).is_due
+    assert coordinator.order_evaluation(110).is_due  # The last policy is always evaluated.
+    coordinator.stop("complete")
+
+
+# --- The state
+
+
+def test_restarted_coordinator_continues_with_tasks_and_counts(tmp_path):
+    first = make_coordinator(tmp_path)
+    first.submit(TASK)
+    first.next_task("learner")
+    order_steps(first, 300)
+    first.report_evaluation(100, -3.0, None)
+    order_steps(first, 350)  # May be lost, until the collector reports again.
+    second = make_coordinator(tmp_path)
+    assert second.next_task("learner") == TASK
+    order_steps(second, 360)
+    status = second.status()
+    assert status["collected_steps"] == 360 and status["evaluation"] == {"step": 100, "mean_return": -3.0}
+
+
+def test_stopped_run_can_be_started_again(tmp_path):
+    first = make_coordinator(tmp_path)
+    first.submit(TASK)
+    first.next_task("learner")
+    first.report_task("train", "stopped", 40)
+    first.stop("SIGINT")
+    second = make_coordinator(tmp_path)
+    second.submit(TASK)
+    assert second.next_task("learner") == TASK
+
+
+def test_replay_servers_are_known_while_they_report(coordinator, monkeypatch):
+    coordinator.report_shard(1, "b:1", {"offline": 3}, 0)
+    coordinator.report_shard(0, "a:1", {"offline": 4, "collected": 2}, 0)
+    assert coordinator.shards() == {0: "a:1", 1: "b:1"}
+    assert coordinator.status()["replay_size"] == {"offline": 7, "collected": 2}
+    coordinator.report_shard(1, "c:1", {"offline": 3}, 0)
+    assert coordinator.shards() == {0: "a:1", 1: "c:1"}
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    assert coordinator.shards() == {}
+
+
+def test_checkpoint_is_complete_when_all_replay_servers_have_written_one(coordinator):
+    for shard in (0, 1):
+        coordinator.report_shard(shard, "a:1", {}, 0)
+    number = coordinator.request_checkpoints()
+    assert coordinator.report_shard(0, "a:1", {}, 0).checkpoint == number
+    coordinator.report_shard(0, "a:1", {}, number)
+    assert not coordinator.has_checkpoints(number)
+    coordinator.report_shard(1, "a:1", {}, number)
+    assert coordinator.has_checkpoints(number)
+
+
+def test_learn_info_and_policy_reach_the_status(coordinator):
+    from rlds2reverb.training.cluster.channels import LearnInfoClient, VariableClient
+
+    policy, infos = coordinator.open_channel([((2,), "float32")])
+    VariableClient(policy).push([[1.0, 2.0]], 7)
+    values, step = VariableClient(policy).pull()
+    assert values[0].numpy().tolist() == [1, 2] and step == 7
+    info = {"step": 7, "loss": 0.25, "is_finished": False, "num_priorities": 0, "mean_priority": 0, "max_priority": 0}
+    LearnInfoClient(infos).send(info)
+    until = time.monotonic() + 20
+    while coordinator.status()["loss"] != 0.25 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert coordinator.status()["loss"] == 0.25
+    assert coordinator.open_channel([((2,), "float32")]) == (policy, infos)
+    assert coordinator.open_channel([((3,), "float32")]) != (policy, infos)  # Another task may have another network.
+    coordinator.stop("complete")
