@@ -28,7 +28,7 @@ _OTHERS = ("algo", "reference_returns", "deterministic", "online_replay", "track
 _OPTIONS = [name for names in _GROUPS.values() for name in names if name not in _OTHERS]
 _HEADINGS = {
     "Run": ["source", "run_dir", "algo", *(name for name in _GROUPS["Run"] if name not in _OTHERS)],
-    "Cluster": ["address", "num_collectors", "num_shards", "num_cpus", "learner_gpus", "checkpoint_secs"],
+    "Cluster": ["address", "num_collectors", "num_shards", "num_learners", "num_cpus", "learner_gpus", "checkpoint_secs"],
     **{heading: [name for name in names if name not in _OTHERS] for heading, names in _GROUPS.items() if heading != "Run"},
 }
 _HEADINGS["Evaluation"] = [*_HEADINGS["Evaluation"], *parameter_names(reference_options)]
@@ -82,6 +82,15 @@ def cluster() -> None:
     help="Number of replay servers.",
 )
 @click.option(
+    "--learners",
+    "num_learners",
+    type=checks.at_least_1,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of learners that share every batch, and make the same updates.",
+)
+@click.option(
     "--cpus",
     "num_cpus",
     type=click.FloatRange(0),
@@ -89,7 +98,7 @@ def cluster() -> None:
     help="CPUs to reserve for each process.  [default: 1, or less if the cluster has too few]",
 )
 @click.option(
-    "--gpus", "learner_gpus", type=click.FloatRange(0), default=0.0, metavar="N", help="GPUs to reserve for the learner."
+    "--gpus", "learner_gpus", type=click.FloatRange(0), default=0.0, metavar="N", help="GPUs to reserve for each learner."
 )
 @click.option(
     "--replay-checkpoint-secs",
@@ -147,7 +156,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     }
     config = TrainingConfig.from_gin(algo, gin_files=gin_files, **passed)
     source = None if source in (NO_DATA, "None") else source
-    names = ("num_collectors", "num_shards", "address", "num_cpus", "learner_gpus", "checkpoint_secs")
+    names = ("num_collectors", "num_shards", "num_learners", "address", "num_cpus", "learner_gpus", "checkpoint_secs")
     settings = ClusterConfig(**{name: options[name] for name in names})
     config = config.for_source(source)
     progress = Progress(config.num_updates, quiet=as_json, translate=output.translate)

@@ -28,6 +28,7 @@ PACKAGES = (
     "rlds2reverb.envs.suite_envpool",
     "rlds2reverb.training",
     "rlds2reverb.training.reports",
+    "rlds2reverb.training.cluster",
 )
 
 

@@ -10,24 +10,29 @@ from rlds2reverb.errors import TrainingDivergedError
 if TYPE_CHECKING:
     from .algorithms import register_agent
     from .checkpoints import Checkpoint, Checkpoints
+    from .comm_learner import BaseCommLearner
     from .dataloader import Dataloader, setup_dataloader
     from .feeds import Feed, InMemoryDataset, StreamingDataset, collect_items, make_feed, require_experience
     from .learner import Learner
     from .run_directory import RunDirectory
     from .runs import Run, load_run
+    from .tasks import make_task
 
 _EXPORTS = {
     "algorithms": ("register_agent",),
     "checkpoints": ("Checkpoint", "Checkpoints"),
+    "comm_learner": ("BaseCommLearner",),
     "dataloader": ("Dataloader", "setup_dataloader"),
     "feeds": ("Feed", "StreamingDataset", "InMemoryDataset", "collect_items", "make_feed", "require_experience"),
     "learner": ("Learner",),
     "run_directory": ("RunDirectory",),
     "runs": ("Run", "load_run"),
+    "tasks": ("make_task",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
+    "BaseCommLearner",
     "Checkpoint",
     "Checkpoints",
     "Dataloader",
@@ -41,6 +46,7 @@ __all__ = [
     "collect_items",
     "load_run",
     "make_feed",
+    "make_task",
     "register_agent",
     "require_experience",
     "setup_dataloader",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .agents import make_agent
-from .feeds import Feed
+from .checkpoints import open_checkpoint
 from .hooks import LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from .hooks.hook import HookedLearner, Position
 from .learner import Learner
 from .tasks import read_policy, require_task
+from .train_loop import count_workers
 
 
 class BaseCommLearner(abc.ABC):
@@ -25,14 +28,24 @@ class BaseCommLearner(abc.ABC):
     DI-engine's. Its `get_data` returns the items of one batch; here a batch is read inside the graph of the update, so
     that `get_data` returns their source, and is called once per task.
 
+    With a `MultiWorkerMirroredStrategy`, several processes train each task together. The batches of each have its share
+    of the task's batch size; checkpoints and logs are written, and the policy and the progress are sent, by rank 0 only.
+
     Attributes:
       learner: the `Learner` of the running task; None between two tasks.
+      rank: index of this process among those that train together.
       is_closed: whether no further task is trained: before `start`, and after `close`.
     """
 
-    def __init__(self) -> None:
-        """Creates a closed learner."""
+    def __init__(self, *, strategy: tf.distribute.Strategy | None = None, rank: int = 0) -> None:
+        """Creates a closed learner.
+
+        Args:
+          strategy: see `Learner`; agents are created in its scope.
+          rank: index of this process among those that train together.
+        """
         self.learner: Learner | None = None
+        self.rank, self._strategy = rank, strategy
         self.is_closed = True
 
     def start(self) -> None:
@@ -91,13 +104,23 @@ class BaseCommLearner(abc.ABC):
         with self._create_learner(task_info) as learner:
             self.learner = learner
             try:
-                learner.load_checkpoint(allow_config_mismatch=task_info["learner"]["allow_config_mismatch"])
+                self._load_checkpoint(learner, task_info["learner"])
                 with learner.running():
                     self._train(learner, int(task_info["learner"]["num_iterations"]))
-                learner.export_policy(learner.run_dir / "policy")
+                if self.rank == 0:
+                    learner.export_policy(learner.run_dir / "policy")
             finally:
                 self.learner = None
             return learner.step
+
+    def _load_checkpoint(self, learner: Learner, config: Mapping[str, Any]) -> None:
+        """Loads the newest checkpoint of the task, which rank 0 has written, if there is one."""
+        path = None
+        if self.rank:
+            if not any((Path(config["run_dir"]) / "checkpoints").glob("[0-9]*")):
+                return
+            path = open_checkpoint(config["run_dir"]).path
+        learner.load_checkpoint(path, allow_config_mismatch=config["allow_config_mismatch"])
 
     def _train(self, learner: Learner, num_iterations: int) -> None:
         """Trains a running learner; to be overridden if its pace depends on other processes."""
@@ -107,7 +130,8 @@ class BaseCommLearner(abc.ABC):
         """Creates the learner of a task, with the data of `get_data`, the hooks of `hooks4call` and the task's own."""
         require_task(task_info)
         config, policy = task_info["learner"], read_policy(task_info["policy"])
-        agent = make_agent(policy.algo, policy.time_step_spec, policy.action_spec, **policy.hyperparameters)
+        with nullcontext() if self._strategy is None else self._strategy.scope():
+            agent = make_agent(policy.algo, policy.time_step_spec, policy.action_spec, **policy.hyperparameters)
         hooks = [
             LogShowHook(every=config["log_every"]),
             SaveCkptHook(every=config["checkpoint_every"]),
@@ -115,11 +139,19 @@ class BaseCommLearner(abc.ABC):
             *make_hooks(config["hooks"]),
             *self.hooks4call,
         ]
+        num_workers = count_workers(self._strategy)
+        if config["batch_size"] % num_workers:
+            raise ValueError(
+                f"batch_size must be a multiple of the {num_workers} learners, which share every batch, got "
+                f"{config['batch_size']}"
+            )
         return Learner(
-            config["run_dir"],
+            Path(config["run_dir"]) / (f"learner_{self.rank}" if self.rank else ""),
             agent,
-            self.get_data(config["batch_size"]),
+            self.get_data(config["batch_size"] // num_workers),
             hooks=hooks,
+            strategy=self._strategy,
+            rank=self.rank,
             jit_compile=config["jit_compile"],
             keep_checkpoints=config["keep_checkpoints"],
             identity=config["identity"],
@@ -151,7 +183,9 @@ class SendPolicyHook(LearnerHook):
         self._send_policy = send_policy
 
     def __call__(self, learner: HookedLearner) -> None:
-        """Sends the policy."""
+        """Sends the policy, on rank 0 only."""
+        if learner.rank:
+            return
         variables = [variable.numpy() for variable in tf.nest.flatten(learner.agent.collect_policy.variables())]
         self._send_policy({"variables": variables, "step": learner.step})
 
@@ -181,8 +215,9 @@ class SendLearnInfoHook(LearnerHook):
         self._send_learn_info = send_learn_info
 
     def __call__(self, learner: HookedLearner) -> None:
-        """Sends the progress."""
-        self._send_learn_info(make_learn_info(learner, is_finished=self.position == "after_run"))
+        """Sends the progress, on rank 0 only."""
+        if learner.rank == 0:
+            self._send_learn_info(make_learn_info(learner, is_finished=self.position == "after_run"))
 
 
 def make_learn_info(learner: HookedLearner, *, is_finished: bool) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from .train_loop import CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
 
 _EXCEPTION = "exception.txt"
+_STOPPED_BY_OTHER = "another process of the run"
 _LOG_PHASES = (Phase.REDUCE_LOG, Phase.LOG)
 
 
@@ -98,10 +99,12 @@ class Learner:
           hooks: hooks to call around the iterations.
           steps_per_call: maximum number of iterations per call of the graph, at least 1.
           jit_compile: whether to compile an iteration with XLA.
-          strategy: `tf.distribute.MirroredStrategy` or `OneDeviceStrategy` in whose scope the agent was created; None
-            for a single device. The replicas, each on a device of this process, share every batch and make the same
-            update with the mean of their gradients. Statistics that an agent computes over a batch, such as the scale
-            of TD3+BC's critic, are computed over each replica's share.
+          strategy: `tf.distribute.MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy` in whose scope
+            the agent was created; None for a single device. The replicas, each on a device of this process, share every
+            batch and make the same update with the mean of their gradients. With several processes, each has a learner,
+            a dataset of its own with its share of every batch, and a run_dir of its own; all of them must make the same
+            calls, and have hooks with the same intervals. Statistics that an agent computes over a batch, such as the
+            scale of TD3+BC's critic, are computed over each replica's share.
           name: name of the learner, for hooks.
           rank: index of this process among those that train together, each with a different run_dir; hooks save and
             log on rank 0 only.
@@ -136,7 +139,7 @@ class Learner:
         self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})}, addable)
         self.learn_info: dict[str, float] = {}
         self.priority_info: dict[str, Any] = {}
-        self.load_path = self.stop_reason = ""
+        self.load_path = self.stop_reason = self._requested_stop = ""
         self._saved_at: int | None = None
         self._in_iteration = self._is_running = False
         with ExitStack() as resources:
@@ -294,7 +297,7 @@ class Learner:
         """
         if self._is_running:
             raise RuntimeError("the learner is already running; leave the context of running() first")
-        self.stop_reason, self._is_running = "", True
+        self.stop_reason, self._requested_stop, self._is_running = "", "", True
         (self.run_dir / _EXCEPTION).unlink(missing_ok=True)
         try:
             with stop_on_signal(self.stop):
@@ -331,7 +334,7 @@ class Learner:
         require_count("until", until, 0)
         if not self._is_running:
             raise RuntimeError("advance requires a running learner; use `with learner.running():`, or start")
-        while self.step < until and not self.stop_reason:
+        while self.step < until and not self._agree_to_stop():
             self.call_hook("before_iter")
             if self.stop_reason:
                 break
@@ -370,8 +373,28 @@ class Learner:
         return self.learn_info
 
     def stop(self, reason: str) -> None:
-        """Ends the run after the hooks of this iteration; if called again, the first reason is kept."""
-        self.stop_reason = self.stop_reason or reason
+        """Ends the run after the hooks of this iteration; if called again, the first reason is kept.
+
+        If several processes train together, all of them end after the same iteration.
+        """
+        self._requested_stop = self._requested_stop or reason
+        if self._loop.num_workers == 1:
+            self.stop_reason = self._requested_stop
+
+    def sum_over_workers(self, values: Sequence[int]) -> list[int]:
+        """Returns the sums of some integers over all processes that train together; each must call this method."""
+        return self._loop.sum_over_workers(values)
+
+    def _agree_to_stop(self) -> str:
+        """Returns the reason to stop; all processes that train together have one if any of them has."""
+        if self._loop.num_workers > 1 and not self.stop_reason:
+            own = self._requested_stop
+            reasons = (*SIGNAL_NAMES, _STOPPED_BY_OTHER)
+            known = own if own in SIGNAL_NAMES else _STOPPED_BY_OTHER
+            counts = self.sum_over_workers([bool(own) and known == reason for reason in reasons])
+            if any(counts):
+                self.stop_reason = own or next(reason for reason, count in zip(reasons, counts, strict=True) if count)
+        return self.stop_reason
 
     @property
     def has_td_errors(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -83,6 +84,21 @@ def _convert_extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
     return dict(extra) if isinstance(extra, dict) else {}
 
 
+_STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+)
+
+
+def count_workers(strategy: tf.distribute.Strategy | None) -> int:
+    """Returns the number of processes that train together."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 1
+    workers = strategy.cluster_resolver.cluster_spec().as_dict().get("worker", ())
+    return max(len(workers), 1)
+
+
 def require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: bool) -> None:
     """Checks that an agent can be trained with a distribution strategy, or with None.
 
@@ -92,11 +108,9 @@ def require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: boo
     """
     if strategy is None:
         return
-    if not isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)):
-        raise TypeError(
-            f"strategy must be a MirroredStrategy or a OneDeviceStrategy, got a {type(strategy).__name__}; "
-            "replicas in other processes are not supported"
-        )
+    if not isinstance(strategy, _STRATEGIES):
+        names = ", ".join(each.__name__ for each in _STRATEGIES)
+        raise TypeError(f"strategy must be one of {names}, got a {type(strategy).__name__}")
     if not all(strategy.extended.variable_created_in_scope(variable) for variable in agent.variables):
         raise ValueError("the agent was created outside the strategy's scope; use `with strategy.scope():`")
     if jit_compile and strategy.num_replicas_in_sync > 1:
@@ -127,10 +141,13 @@ class TrainLoop:
         """
         self._agent, self._feed, self._strategy = agent, feed, strategy
         self._num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        #: Number of processes that train together. Each reads its own share of a batch, which its own replicas share.
+        self.num_workers = count_workers(strategy)
+        self._num_local = self._num_replicas // self.num_workers
         rows = tf.nest.flatten(feed.experience_spec)[0].shape[0]
-        if rows is not None and rows % self._num_replicas:
+        if rows is not None and rows % self._num_local:
             raise SpecMismatchError(
-                f"batch_size must be a multiple of the {self._num_replicas} replicas, which share each batch equally, "
+                f"batch_size must be a multiple of the {self._num_local} replicas, which share each batch equally, "
                 f"got {rows}"
             )
         self._has_clock = _has_clock()
@@ -163,6 +180,26 @@ class TrainLoop:
     def has_td_errors(self) -> bool:
         """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
         return not isinstance(self._iteration.structured_outputs[-1], tuple)
+
+    def sum_over_workers(self, values: Sequence[int]) -> list[int]:
+        """Returns the sums of some numbers over all processes that train together; each must call this method."""
+        if self.num_workers == 1:
+            return list(values)
+        return [int(total) for total in self._sum(tf.constant(values, tf.int64)).numpy()]
+
+    @cached_property
+    def _sum(self) -> Any:
+        def add(numbers: tf.Tensor) -> tf.Tensor:
+            # Each replica of a process contributes the same numbers. Only a copy is on the replica's device.
+            copies = tf.identity(numbers)
+            total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, copies)
+            return total // self._num_local
+
+        def run(numbers: tf.Tensor) -> tf.Tensor:
+            strategy: Any = self._strategy
+            return strategy.experimental_local_results(strategy.run(add, args=(numbers,)))[0]
+
+        return tf.function(run, autograph=False)
 
     def prepare(self) -> None:
         """Traces the graph, without training, so that all variables of the optimisers exist. Idempotent."""
@@ -257,8 +294,8 @@ class TrainLoop:
             context = tf.distribute.get_replica_context()
 
             def slice_rows(column: tf.Tensor) -> tf.Tensor:
-                rows = tf.shape(column)[0] // self._num_replicas
-                begin = context.replica_id_in_sync_group * rows
+                rows = tf.shape(column)[0] // self._num_local
+                begin = context.replica_id_in_sync_group % self._num_local * rows
                 return column[begin : begin + rows]
 
             own_weights = None if weights is None else slice_rows(weights)

@@ -6,7 +6,9 @@ the old one is killed, so each of them continues from what is on disk.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ from rlds2reverb.learners.tasks import read_policy
 
 from rlds2reverb import ReplayServer, TableConfig
 from rlds2reverb._server.clients import table_infos
+from rlds2reverb._server.ports import pick_port
 from rlds2reverb._server.sharded_server import shard_path
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 from rlds2reverb.items import Items
@@ -92,28 +95,57 @@ class ReplayActor:
 class LearnerActor:
     """A `ReverbCommLearner` that trains the tasks of the coordinator, one after the other."""
 
-    def __init__(self, call: Caller, name: str, tables: ReplayTables):
-        """Sets the coordinator, the name of the learner, which a restarted one keeps, and the tables of its data."""
-        self._call, self._name, self._tables = call, name, tables
+    def __init__(self, call: Caller, tables: ReplayTables, *, rank: int = 0, num_learners: int = 1):
+        """Joins the other learners, if there are several.
+
+        Args:
+          call: function that calls the coordinator.
+          tables: the tables that batches come from.
+          rank: index of this learner among those that train together.
+          num_learners: number of learners that train together.
+        """
+        self._call, self._rank, self._num_learners = call, rank, num_learners
+        self._learner = ReverbCommLearner(call, tables, strategy=self._join(), rank=rank)
+
+    def _join(self) -> tf.distribute.Strategy | None:
+        """Waits for the other learners, and returns the strategy for all of them; None for a single learner."""
+        if self._num_learners == 1:
+            return None
+        life, address = uuid.uuid4().hex, f"{own_host()}:{pick_port()}"
+        while not (workers := self._call("join_learners", self._rank, life, address, self._num_learners)):
+            time.sleep(_POLL_SECS)
+        task = {"type": "worker", "index": self._rank}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+        return tf.distribute.MultiWorkerMirroredStrategy()
 
     def run(self) -> None:
         """Trains tasks until the run is stopped."""
-        learner = ReverbCommLearner(self._call, self._tables)
-        learner.start()
+        self._learner.start()
+        finished = ""
         while not self._call("status")["stop_reason"]:
-            task = self._call("next_task", self._name)
-            if task is None:
+            task = self._call("next_task", "learner") if self._rank == 0 else self._call("running_task")
+            if task is None or task["name"] == finished:
                 time.sleep(_POLL_SECS)
                 continue
-            try:
-                step = learner.run(task)
-            except Exception as error:
-                _LOG.exception("task %s failed", task["name"])
-                self._call("report_task", task["name"], "failed", 0, f"{type(error).__name__}: {error}")
-                continue
-            state = "complete" if step >= task["learner"]["num_iterations"] else "stopped"
-            self._call("report_task", task["name"], state, step)
-        learner.close()
+            self._train(task)
+            finished = task["name"] if self._rank else ""
+        self._learner.close()
+
+    def _train(self, task: Mapping[str, Any]) -> None:
+        try:
+            step = self._learner.run(task)
+        except Exception as error:
+            _LOG.exception("task %s failed", task["name"])
+            if self._num_learners > 1 and isinstance(error, (tf.errors.OpError, ServerUnavailableError)):
+                # TensorFlow cannot form a new group in this process. Ray starts a new one, as it does for the others.
+                os._exit(1)
+            self._report(task, "failed", 0, f"{type(error).__name__}: {error}")
+            return
+        self._report(task, "complete" if step >= task["learner"]["num_iterations"] else "stopped", step)
+
+    def _report(self, task: Mapping[str, Any], state: str, step: int, reason: str = "") -> None:
+        if self._rank == 0:
+            self._call("report_task", task["name"], state, step, reason)
 
 
 class _PolicyCopy:

@@ -200,13 +200,18 @@ class ClusterTraining:
     def _start_others(self) -> None:
         parts, first = self._parts, 1 + self.cluster.num_shards
         self._call("submit", parts.task)
-        self._start("learner", first, LearnerActor, self._call, "learner", parts.replay)
+        num_learners = self.cluster.num_learners
+        for rank in range(num_learners):
+            name = f"learner_{rank}" if rank else "learner"
+            options = {"rank": rank, "num_learners": num_learners}
+            self._start(name, first + rank, LearnerActor, self._call, parts.replay, **options)
+        first += num_learners
         if parts.evaluator is not None:
             arguments = (self._call, parts.task["policy"], parts.evaluator, self.run_dir)
-            self._start("evaluator", first + 1, EvaluatorActor, *arguments)
+            self._start("evaluator", first, EvaluatorActor, *arguments)
         if self.config.online_steps:
             for number in range(self.cluster.num_collectors):
-                self._start_collector(f"collector_{number}", first + 2 + number)
+                self._start_collector(f"collector_{number}", first + 1 + number)
 
     def _start_collector(self, name: str, bundle: int | None) -> None:
         parts, environment = self._parts, self._parts.environment
@@ -220,12 +225,12 @@ class ClusterTraining:
         ray = import_ray()
         cluster = self.cluster
         num_collectors = cluster.num_collectors if self.config.online_steps else 0
-        num_actors = 3 + cluster.num_shards + num_collectors
+        num_actors = 2 + cluster.num_shards + cluster.num_learners + num_collectors
         total = ray.cluster_resources().get("CPU", 1.0)
         self._num_cpus = cluster.num_cpus if cluster.num_cpus is not None else min(1.0, round(total / num_actors - 0.005, 2))
         bundles = [{"CPU": self._num_cpus} for _ in range(num_actors)]
-        if cluster.learner_gpus:
-            bundles[1 + cluster.num_shards]["GPU"] = cluster.learner_gpus
+        for rank in range(cluster.num_learners if cluster.learner_gpus else 0):
+            bundles[1 + cluster.num_shards + rank]["GPU"] = cluster.learner_gpus
         self._group = ray.util.placement_group([_drop_zeros(bundle) for bundle in bundles], strategy="SPREAD")
         if not self._group.wait(_START_SECS):
             raise RuntimeError(
@@ -236,7 +241,7 @@ class ClusterTraining:
     def _start(self, name: str, bundle: int | None, kind: type, *arguments: Any, runs: bool = True, **options: Any) -> None:
         ray = import_ray()
         resources: dict[str, Any] = {"num_cpus": self._num_cpus}
-        if name == "learner" and self.cluster.learner_gpus:
+        if kind is LearnerActor and self.cluster.learner_gpus:
             resources["num_gpus"] = self.cluster.learner_gpus
         if bundle is not None:
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, bundle)

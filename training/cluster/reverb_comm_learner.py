@@ -12,6 +12,7 @@ import tensorflow as tf
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.comm_learner import BaseCommLearner
 from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
+from rlds2reverb.learners.train_loop import count_workers
 from rlds2reverb.sampling import LinearSchedule
 
 from rlds2reverb import PriorityWriter, sample_dataset
@@ -19,6 +20,7 @@ from rlds2reverb.errors import ServerUnavailableError
 
 from .caller import Caller
 from .channels import LearnInfoClient, VariableClient
+from .coordinator import LearnOrder
 
 _LOG = logging.getLogger(__name__)
 OFFLINE_TABLE, COLLECTED_TABLE = "offline", "collected"
@@ -70,15 +72,26 @@ class ReverbCommLearner(BaseCommLearner):
     others, and with the new one once Ray has restarted it.
     """
 
-    def __init__(self, call: Caller, tables: ReplayTables, *, replay_secs: float = _REPLAY_SECS):
+    def __init__(
+        self,
+        call: Caller,
+        tables: ReplayTables,
+        *,
+        strategy: tf.distribute.Strategy | None = None,
+        rank: int = 0,
+        replay_secs: float = _REPLAY_SECS,
+    ):
         """Sets the coordinator and the tables.
 
         Args:
           call: function that calls the coordinator.
           tables: the tables that batches come from.
+          strategy: see `BaseCommLearner`.
+          rank: see `BaseCommLearner`.
           replay_secs: maximum time to wait for a replay server.
         """
-        super().__init__()
+        super().__init__(strategy=strategy, rank=rank)
+        self._num_workers = count_workers(strategy)
         self._call, self._tables, self._replay_secs = call, tables, replay_secs
         self._shards: dict[int, str] = {}
         self._step = self._batch_size = 0
@@ -100,13 +113,18 @@ class ReverbCommLearner(BaseCommLearner):
     def _wait_for_data(self, open_feed: Callable[[], Feed]) -> Feed:
         until = time.monotonic() + self._replay_secs
         while True:
-            self._shards = self._call("shards")
+            self._shards = self._choose_shards(self._call("shards"))
             try:
                 return open_feed()
             except ServerUnavailableError as error:
                 if time.monotonic() > until or self.is_closed:
                     raise ServerUnavailableError(f"waited {self._replay_secs:g} s for replay servers: {error}") from error
             time.sleep(_POLL_SECS)
+
+    def _choose_shards(self, shards: Mapping[int, str]) -> dict[int, str]:
+        """Returns the replay servers of this process: its share of them, or all if there are too few for all processes."""
+        own = {shard: address for shard, address in shards.items() if shard % self._num_workers == self.rank}
+        return own or dict(shards)
 
     def _open_feed(self) -> Feed:
         tables, own = self._tables, list(self._shards.values())
@@ -153,23 +171,29 @@ class ReverbCommLearner(BaseCommLearner):
     def _train(self, learner: Learner, num_iterations: int) -> None:
         split = None
         while learner.step < num_iterations and not learner.stop_reason:
-            order = self._call("order_updates", learner.step)
-            if order.is_stopped:
-                learner.stop("the run was stopped")
-                break
+            order = self._call("order_updates", learner.step) if self.rank == 0 else LearnOrder(0, self._call("shards"), False)
             self._step, until = learner.step, min(order.until, num_iterations, learner.step + _NUM_UPDATES)
             if learner.step < self._tables.num_offline_updates:
                 until = min(until, self._tables.num_offline_updates)
+            new_split = self._tables.split(self._batch_size, learner.step)
+            is_changed = split != new_split or self._choose_shards(order.shards) != self._shards
+            # All processes must do the same: as many updates as rank 0, and a new graph if one of them needs it.
+            own = [until if self.rank == 0 else 0, is_changed, order.is_stopped]
+            until, num_changed, num_stopped = learner.sum_over_workers(own)
+            if num_stopped:
+                learner.stop("the run was stopped")
+                break
             if until <= learner.step:
                 time.sleep(_POLL_SECS)
                 continue
-            new_split = self._tables.split(self._batch_size, learner.step)
-            if split != new_split or order.shards != self._shards:
+            if num_changed:
                 split = new_split
                 self._replace_data(learner)
             try:
                 learner.advance(until)
             except ServerUnavailableError as error:
+                if self._num_workers > 1:
+                    raise  # The others wait for this process in the middle of an update.
                 _LOG.warning("%s; waiting for the replay servers", error)
                 split = None
 

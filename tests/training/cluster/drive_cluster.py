@@ -57,7 +57,7 @@ def read_step(training: ClusterTraining) -> int:
     return -1
 
 
-def break_everything(training: ClusterTraining, cluster: Cluster, node: object, report: dict) -> None:
+def break_everything(training: ClusterTraining, cluster: Cluster, nodes: list, report: dict) -> None:
     """Kills one process of each kind, and then a node; after each, waits until the learner has made progress."""
     try:
         wait_for(lambda: "learner" in training.actors and read_step(training) > 200, "the first updates")
@@ -67,6 +67,8 @@ def break_everything(training: ClusterTraining, cluster: Cluster, node: object, 
             secs = wait_for(lambda: find_processes(kind) - before, f"a new {name}")  # noqa: B023
             secs += wait_for(lambda: read_step(training) > step + 100, f"updates after the kill of {name}")  # noqa: B023
             report["recovery_secs"][name] = round(secs, 1)
+        state = ray._private.state.actors(training.actors["learner"]._actor_id.hex())
+        node = next((each for each in nodes if each.node_id == state["Address"]["NodeID"]), nodes[-1])
         step = read_step(training)
         cluster.remove_node(node, allow_graceful=False)
         report["recovery_secs"]["node"] = round(
@@ -97,7 +99,7 @@ def main(data: str, run_dir: str, num_steps: int) -> None:
     options = ClusterConfig(num_shards=2, num_collectors=2, num_cpus=0.1, checkpoint_secs=5)
     try:
         with ClusterTraining(data, config, run_dir, options) as training:
-            saboteur = threading.Thread(target=break_everything, args=(training, cluster, nodes[-1], report), daemon=True)
+            saboteur = threading.Thread(target=break_everything, args=(training, cluster, nodes, report), daemon=True)
             saboteur.start()
             run = training.run()
             saboteur.join(10)
