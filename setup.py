@@ -30,7 +30,7 @@ MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
 # Conversion on Apache Beam. Install it together with the rest: on its own it upgrades protobuf.
 BEAM = ["apache-beam==2.77.0"]
 
-# Training on a Ray cluster. Ray rejects the pydantic 1 that wandb and mlflow require here; use an environment without them.
+# Training on a Ray cluster. Ray rejects the pydantic 1 that wandb and mlflow require here.
 RAY = ["ray==2.60.0"]
 
 # Reports with figures, and films of policies.

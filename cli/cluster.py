@@ -12,7 +12,7 @@ from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb._signals import raise_on_sigterm
 
 from . import checks, output
-from .config_options import config_options, group_names, passed_options
+from .config_options import config_options, group_names
 from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
@@ -28,8 +28,20 @@ _OTHERS = ("algo", "reference_returns", "deterministic", "online_replay", "track
 _OPTIONS = [name for names in _GROUPS.values() for name in names if name not in _OTHERS]
 _HEADINGS = {
     "Run": ["source", "run_dir", "algo", *(name for name in _GROUPS["Run"] if name not in _OTHERS)],
-    "Cluster": ["address", "num_collectors", "num_shards", "num_learners", "num_cpus", "learner_gpus", "checkpoint_secs"],
-    **{heading: [name for name in names if name not in _OTHERS] for heading, names in _GROUPS.items() if heading != "Run"},
+    "Cluster": [
+        "address",
+        "num_collectors",
+        "num_shards",
+        "num_learners",
+        "num_cpus",
+        "learner_gpus",
+        "checkpoint_secs",
+    ],
+    **{
+        heading: [name for name in names if name not in _OTHERS]
+        for heading, names in _GROUPS.items()
+        if heading != "Run"
+    },
 }
 _HEADINGS["Evaluation"] = [*_HEADINGS["Evaluation"], *parameter_names(reference_options)]
 
@@ -45,8 +57,8 @@ def cluster() -> None:
     "--data",
     "source",
     metavar="SRC",
-    help="Dataset, or HOST:PORT of Reverb servers; none to learn only from what is collected.  [default: that of the run "
-    "whose config.json is passed]",
+    help="Dataset, or HOST:PORT of Reverb servers; none to learn only from what is collected.  [default: that of "
+    "the run whose config.json is passed]",
 )
 @click.option(
     "--run-dir",
@@ -60,8 +72,8 @@ def cluster() -> None:
 @click.option(
     "--address",
     metavar="ADDRESS",
-    help="Address of an existing Ray cluster, or auto for the one that this machine belongs to.  [default: a new one on "
-    "this machine]",
+    help="Address of an existing Ray cluster, or auto for the one that this machine belongs to.  [default: a new one "
+    "on this machine]",
 )
 @click.option(
     "--collectors",
@@ -98,7 +110,12 @@ def cluster() -> None:
     help="CPUs to reserve for each process.  [default: 1, or less if the cluster has too few]",
 )
 @click.option(
-    "--gpus", "learner_gpus", type=click.FloatRange(0), default=0.0, metavar="N", help="GPUs to reserve for each learner."
+    "--gpus",
+    "learner_gpus",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="N",
+    help="GPUs to reserve for each learner.",
 )
 @click.option(
     "--replay-checkpoint-secs",
@@ -145,9 +162,8 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         raise click.UsageError("--data is required; pass none to learn only from what is collected")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     from rlds2reverb.learners.agents import parse_hyperparameter
-    from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
-
     from rlds2reverb.training import Progress
+    from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
 
     algo = passed.pop("algo")
     passed["hyperparameters"] = {

@@ -29,7 +29,7 @@ class BaseCommLearner(abc.ABC):
     that `get_data` returns their source, and is called once per task.
 
     With a `MultiWorkerMirroredStrategy`, several processes train each task together. The batches of each have its share
-    of the task's batch size; checkpoints and logs are written, and the policy and the progress are sent, by rank 0 only.
+    of the task's batch size. Only rank 0 writes checkpoints and logs, and sends the policy and the progress.
 
     Attributes:
       learner: the `Learner` of the running task; None between two tasks.

@@ -62,7 +62,7 @@ class RunDirectory:
     Attributes:
       path: path of the directory.
       writes_events: whether to write `train/`; True by default.
-      writes_evaluations: whether `evaluations.csv` belongs to this object; set it to False if another process writes it.
+      writes_evaluations: whether `evaluations.csv` belongs to this object; False if another process writes it.
     """
 
     def __init__(self, run_dir: str | Path):

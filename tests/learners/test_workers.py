@@ -73,9 +73,7 @@ def work(channel, rank, ports, root, names, num_iterations):
 
 def start_workers(stack, root, names, num_iterations, num_workers=2):
     ports = [portpicker.pick_unused_port() for _ in range(num_workers)]
-    return [
-        stack.enter_context(process(work, rank, ports, root, names, num_iterations)) for rank in range(num_workers)
-    ]
+    return [stack.enter_context(process(work, rank, ports, root, names, num_iterations)) for rank in range(num_workers)]
 
 
 def train_alone(name, num_iterations):
@@ -123,5 +121,7 @@ def test_killed_process_is_reported_to_the_others(tmp_path):
         (_, first), (second, channel) = start_workers(stack, tmp_path, ["bc"], 10_000_000)
         assert receive(first) == receive(channel) == "running"
         second.kill()
-        with pytest.raises((tf.errors.OpError, RuntimeError), match="Collective ops is aborted|UNAVAILABLE|Socket closed"):
+        with pytest.raises(
+            (tf.errors.OpError, RuntimeError), match="Collective ops is aborted|UNAVAILABLE|Socket closed"
+        ):
             receive(first)

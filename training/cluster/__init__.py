@@ -1,4 +1,4 @@
-"""Training on a Ray cluster (extra `ray`): collectors, replay servers, learner and evaluator as processes of their own."""
+"""Training on a Ray cluster (extra `ray`): collectors, replay servers, learners and an evaluator as processes."""
 
 from .config import ClusterConfig
 from .coordinator import Coordinator

@@ -47,7 +47,7 @@ class RayCaller:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_secs)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
             raise ServerUnavailableError(
-                f"the coordinator of the cluster did not answer within {self._timeout_secs:g} s ({type(error).__name__})"
+                f"the coordinator did not answer within {self._timeout_secs:g} s ({type(error).__name__})"
             ) from error
 
 

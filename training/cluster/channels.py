@@ -16,8 +16,8 @@ import tensorflow as tf
 from tf_agents.experimental.distributed import reverb_variable_container
 
 from rlds2reverb import ReplayServer, Selector, TableConfig
-from rlds2reverb._server.native_calls import call_with_deadline
 from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb._server.native_calls import call_with_deadline
 
 VARIABLES_TABLE, LEARN_INFO_TABLE = reverb_variable_container.DEFAULT_TABLE, "learn_info"
 _POLICY, _STEP = reverb_variable_container.POLICY_KEY, reverb_variable_container.TRAIN_STEP_KEY
@@ -110,6 +110,7 @@ class LearnInfoClient:
     def send(self, info: Mapping[str, Any]) -> None:
         """Appends a learn info; raises `ServerUnavailableError` after the timeout."""
         loss = info["loss"] if math.isfinite(info["loss"]) else 0.0
-        data = {name: dtype({**info, "loss": loss}[name]) for name, dtype in _LEARN_INFO.items()}
+        values = {**info, "loss": loss}
+        data = {name: np.array(values[name], dtype) for name, dtype in _LEARN_INFO.items()}
         what = f"{self.address} to accept learn info"
         call_with_deadline(self._timeout_secs, lambda: self._client.insert(data, {LEARN_INFO_TABLE: 1.0}), what)

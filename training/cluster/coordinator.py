@@ -69,7 +69,9 @@ class ReplayOrder(NamedTuple):
 class Coordinator:
     """The state of a training run on a cluster, and the orders that follow from it."""
 
-    def __init__(self, state_path: str | Path, config: TrainingConfig, host: str | None = None, lead_steps: int = 1_000):
+    def __init__(
+        self, state_path: str | Path, config: TrainingConfig, host: str | None = None, lead_steps: int = 1_000
+    ):
         """Restores the state from a file, if there is one.
 
         Args:
@@ -108,7 +110,13 @@ class Coordinator:
         with self._lock:
             known = self._tasks.get(task["name"])
             if known is None or known["state"] in _ENDED:
-                self._tasks[task["name"]] = {"task": dict(task), "state": "waiting", "learner": "", "step": 0, "reason": ""}
+                self._tasks[task["name"]] = {
+                    "task": dict(task),
+                    "state": "waiting",
+                    "learner": "",
+                    "step": 0,
+                    "reason": "",
+                }
                 self._save()
 
     def next_task(self, learner: str) -> dict[str, Any] | None:
@@ -204,7 +212,9 @@ class Coordinator:
         """Returns the order for a learner that has completed `step` updates."""
         with self._lock:
             self._set_learner_step(step)
-            return LearnOrder(self._config.count_updates(self._num_collected), self._addresses(), bool(self._stop_reason))
+            return LearnOrder(
+                self._config.count_updates(self._num_collected), self._addresses(), bool(self._stop_reason)
+            )
 
     def _set_learner_step(self, step: int) -> None:
         self._learner_step = step
@@ -251,14 +261,16 @@ class Coordinator:
     # --- The evaluator
 
     def order_evaluation(self, evaluated_step: int) -> EvaluateOrder:
-        """Returns the order for the evaluator, whose last evaluation was that of the policy of `evaluated_step` updates.
+        """Returns the order for the evaluator, which last evaluated the policy of `evaluated_step` updates.
 
         An evaluation is due for the first policy after each multiple of `eval_every` updates, and for the last one.
         """
         with self._lock:
             every, step = self._config.eval_every, self._policy_step
             is_last = bool(self._tasks) and all(each["state"] in _ENDED for each in self._tasks.values())
-            is_due = step > 0 and (step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step))
+            is_due = step > 0 and (
+                step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
+            )
             variables = None if self._channel is None else f"{self._host}:{self._channel.ports[0]}"
             return EvaluateOrder(is_due and variables is not None, variables, bool(self._stop_reason))
 
@@ -285,7 +297,7 @@ class Coordinator:
             return self._checkpoint
 
     def has_checkpoints(self, number: int) -> bool:
-        """Returns whether all replay servers have written a checkpoint since `request_checkpoints` returned `number`."""
+        """Returns whether all replay servers have written the checkpoint that `request_checkpoints` returned."""
         with self._lock:
             return all(each.checkpoint >= number for each in self._shards.values())
 
@@ -296,9 +308,7 @@ class Coordinator:
 
     def _addresses(self) -> dict[int, str]:
         now = time.monotonic()
-        return {
-            shard: each.address for shard, each in sorted(self._shards.items()) if now - each.secs < _ALIVE_SECS
-        }
+        return {shard: each.address for shard, each in sorted(self._shards.items()) if now - each.secs < _ALIVE_SECS}
 
     # --- The whole
 
@@ -312,9 +322,9 @@ class Coordinator:
         """Returns the progress of the run.
 
         `step`, `steps_per_sec` and `loss` are those of the learner; `num_collectors`, `collected_steps`,
-        `collected_per_sec` and `collected_return` those of the collectors; `policy_age_updates` is the number of updates
-        since the oldest policy with which one collects, and `policy_age_secs` the time since a policy was sent;
-        `replay_size` is the number of items by table, and
+        `collected_per_sec` and `collected_return` those of the collectors; `policy_age_updates` is the number of
+        updates since the oldest policy with which one collects, and `policy_age_secs` the time since a policy was
+        sent; `replay_size` is the number of items by table, and
         `updates_per_step` the number of updates per collected step; `evaluation` is the last one.
         """
         with self._lock:

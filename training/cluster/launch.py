@@ -175,11 +175,13 @@ class ClusterTraining:
         with self._progress.activity("starting the replay servers"):
             self._place()
             state = self.run_dir / _STATE
-            self._start("coordinator", 0, Coordinator, state, self.config, lead_steps=cluster.lead_steps, runs=False)
+            self._start("coordinator", 0, Coordinator, state, self.config, lead_steps=cluster.lead_steps)
             self._call = RayCaller(self._coordinator_name)
             for shard in range(cluster.num_shards):
                 arguments = (self._call, shard, parts.tables, parts.signature, self.run_dir / _REPLAY)
-                self._start(f"replay_{shard}", 1 + shard, ReplayActor, *arguments, checkpoint_secs=cluster.checkpoint_secs)
+                self._start(
+                    f"replay_{shard}", 1 + shard, ReplayActor, *arguments, checkpoint_secs=cluster.checkpoint_secs
+                )
             self._wait(lambda: len(self._call("shards")) == cluster.num_shards, "the replay servers to start")
         if parts.episodes is not None:
             with self._progress.activity("writing the dataset to the replay servers"):
@@ -187,7 +189,8 @@ class ClusterTraining:
 
     def _fill(self, parts: Preparation) -> None:
         """Writes the dataset to the replay servers. Items that they have already are stored once."""
-        num_items = sum(len(parts.adder(episode)) for episode in parts.episodes)  # type: ignore[union-attr]
+        assert parts.episodes is not None
+        num_items = sum(len(parts.adder(episode)) for episode in parts.episodes)
         if self.status()["replay_size"].get(OFFLINE_TABLE) == num_items:
             return
         servers = list(self._call("shards").values())
@@ -227,18 +230,21 @@ class ClusterTraining:
         num_collectors = cluster.num_collectors if self.config.online_steps else 0
         num_actors = 2 + cluster.num_shards + cluster.num_learners + num_collectors
         total = ray.cluster_resources().get("CPU", 1.0)
-        self._num_cpus = cluster.num_cpus if cluster.num_cpus is not None else min(1.0, round(total / num_actors - 0.005, 2))
+        self._num_cpus = (
+            cluster.num_cpus if cluster.num_cpus is not None else min(1.0, round(total / num_actors - 0.005, 2))
+        )
         bundles = [{"CPU": self._num_cpus} for _ in range(num_actors)]
         for rank in range(cluster.num_learners if cluster.learner_gpus else 0):
             bundles[1 + cluster.num_shards + rank]["GPU"] = cluster.learner_gpus
         self._group = ray.util.placement_group([_drop_zeros(bundle) for bundle in bundles], strategy="SPREAD")
         if not self._group.wait(_START_SECS):
             raise RuntimeError(
-                f"the cluster has no room for {num_actors} processes with {self._num_cpus:g} CPUs each; it has {total:g} "
-                "CPUs. Use fewer collectors or shards, set num_cpus, or add machines"
+                f"the cluster has no room for {num_actors} processes with {self._num_cpus:g} CPUs each; it has "
+                f"{total:g} CPUs. Use fewer collectors or shards, set num_cpus, or add machines"
             )
 
-    def _start(self, name: str, bundle: int | None, kind: type, *arguments: Any, runs: bool = True, **options: Any) -> None:
+    def _start(self, name: str, bundle: int | None, kind: type, *arguments: Any, **options: Any) -> None:
+        """Starts an actor, in a bundle of the placement group or anywhere, and its method `run` if it has one."""
         ray = import_ray()
         resources: dict[str, Any] = {"num_cpus": self._num_cpus}
         if kind is LearnerActor and self.cluster.learner_gpus:
@@ -255,7 +261,7 @@ class ClusterTraining:
             **resources,
         )
         self._actors[name] = actor.remote(*arguments, **options)
-        if runs:
+        if hasattr(kind, "run"):
             self._runs[name] = self._actors[name].run.remote()
 
     # --- Watch and stop
@@ -327,11 +333,11 @@ def import_ray() -> Any:
     try:
         import ray
         import ray.util.scheduling_strategies
-        import ray.util.state.common  # noqa: F401 - fails if Ray's processes would.
+        import ray.util.state.common
     except ImportError as error:
         if "ydantic" in str(error):
             raise ImportError(
-                "Ray requires pydantic 2 or none at all, but pydantic 1 is installed, as wandb and mlflow require here; "
+                "Ray requires pydantic 2 or none at all, but pydantic 1 is installed, as wandb and mlflow require; "
                 "use an environment without them: pip uninstall pydantic wandb mlflow-skinny"
             ) from error
         raise ImportError("training on a cluster requires Ray; run pip install '.[ray]' in the checkout") from error
@@ -347,7 +353,9 @@ def _connect(ray: Any, address: str | None) -> None:
     try:
         ray.init(**options)
     except ConnectionError as error:
-        raise ServerUnavailableError(f"there is no Ray cluster at {address!r}; start one with `ray start --head`") from error
+        raise ServerUnavailableError(
+            f"there is no Ray cluster at {address!r}; start one with `ray start --head`"
+        ) from error
 
 
 def _drop_zeros(bundle: dict[str, float]) -> dict[str, float]:
@@ -359,6 +367,10 @@ def _make_error(reason: str) -> Exception:
     """Returns the error of a task, with its own type if it is one of this package's."""
     name, _, message = reason.partition(": ")
     kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, errors.Rlds2ReverbError) and issubclass(kind, (ValueError, ArithmeticError)):
+    if (
+        isinstance(kind, type)
+        and issubclass(kind, errors.Rlds2ReverbError)
+        and issubclass(kind, (ValueError, ArithmeticError))
+    ):
         return kind(message)
     return RuntimeError(f"the learner failed: {reason}")

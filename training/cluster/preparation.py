@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +84,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
     notes = [environment.note] if environment is not None and environment.note else []
     arguments = evaluator_arguments(config, environment) if environment is not None and has_environment else None
     evaluator = None if arguments is None else Evaluator(**arguments)
-    with ExitStack() as stack:
-        data = stack.enter_context(_open_data(source, config, evaluator))
+    with _open_data(source, config, evaluator) as data:
         name = None if evaluator is None else evaluator.name
         convert = PieceConverter(choose_adder(data), data.reward_transform)
         item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
@@ -114,8 +111,8 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
         raise ValueError(f"track must be ('{TENSORBOARD}',) on a cluster, got {config.track}")
     if isinstance(source, (str, Path)) and is_table_directory(source):
         raise ValueError(
-            f"other machines cannot reach the tables in {source}; run `rlds2reverb serve --data {source}`, and pass the "
-            "address of that server"
+            f"other machines cannot reach the tables in {source}; run `rlds2reverb serve --data {source}`, and pass "
+            "the address of that server"
         )
 
 
@@ -130,7 +127,9 @@ def _open_data(source: Any, config: TrainingConfig, evaluator: Evaluator | None)
     return data
 
 
-def _make_task(config: TrainingConfig, data: TrainingData, environment: str | None, run_dir: str | Path) -> dict[str, Any]:
+def _make_task(
+    config: TrainingConfig, data: TrainingData, environment: str | None, run_dir: str | Path
+) -> dict[str, Any]:
     describe = _describe_callable
     hyperparameters = {name: describe(value) for name, value in agent_hyperparameters(config, data).items()}
     return make_task(

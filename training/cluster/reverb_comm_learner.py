@@ -13,10 +13,10 @@ from rlds2reverb.learners import Learner
 from rlds2reverb.learners.comm_learner import BaseCommLearner
 from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
 from rlds2reverb.learners.train_loop import count_workers
-from rlds2reverb.sampling import LinearSchedule
 
 from rlds2reverb import PriorityWriter, sample_dataset
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.sampling import LinearSchedule
 
 from .caller import Caller
 from .channels import LearnInfoClient, VariableClient
@@ -118,11 +118,13 @@ class ReverbCommLearner(BaseCommLearner):
                 return open_feed()
             except ServerUnavailableError as error:
                 if time.monotonic() > until or self.is_closed:
-                    raise ServerUnavailableError(f"waited {self._replay_secs:g} s for replay servers: {error}") from error
+                    raise ServerUnavailableError(
+                        f"waited {self._replay_secs:g} s for replay servers: {error}"
+                    ) from error
             time.sleep(_POLL_SECS)
 
     def _choose_shards(self, shards: Mapping[int, str]) -> dict[int, str]:
-        """Returns the replay servers of this process: its share of them, or all if there are too few for all processes."""
+        """Returns the replay servers of this process: its share of them, or all if there are fewer than processes."""
         own = {shard: address for shard, address in shards.items() if shard % self._num_workers == self.rank}
         return own or dict(shards)
 
@@ -171,7 +173,11 @@ class ReverbCommLearner(BaseCommLearner):
     def _train(self, learner: Learner, num_iterations: int) -> None:
         split = None
         while learner.step < num_iterations and not learner.stop_reason:
-            order = self._call("order_updates", learner.step) if self.rank == 0 else LearnOrder(0, self._call("shards"), False)
+            order = (
+                self._call("order_updates", learner.step)
+                if self.rank == 0
+                else LearnOrder(0, self._call("shards"), False)
+            )
             self._step, until = learner.step, min(order.until, num_iterations, learner.step + _NUM_UPDATES)
             if learner.step < self._tables.num_offline_updates:
                 until = min(until, self._tables.num_offline_updates)

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
-from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
-
 from rlds2reverb.training import TrainingConfig
+from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
 
 _KINDS = {
     "collector_0": "CollectorActor",

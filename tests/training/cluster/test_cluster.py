@@ -97,7 +97,7 @@ def test_interrupted_command_saves_and_continues(tmp_path):
     assert code == 75 and "stopped by SIGINT" in err
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert checkpoints
-    code, out, err = finish(start_training(run_dir, "--collectors", "1", data=DATA))
+    code, _, err = finish(start_training(run_dir, "--collectors", "1", data=DATA))
     assert code == 0, err
     steps = [int(row["step"]) for row in read_numbers(run_dir / "evaluations.csv")]
     assert steps == sorted(set(steps))

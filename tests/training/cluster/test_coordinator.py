@@ -3,9 +3,8 @@
 import time
 
 import pytest
-from rlds2reverb.training.cluster import Coordinator
-
 from rlds2reverb.training import TrainingConfig
+from rlds2reverb.training.cluster import Coordinator
 
 CONFIG = TrainingConfig(
     "sac", env="Pendulum-v1", steps=100, online_steps=2_000, warmup_steps=500, updates_per_step=0.5, eval_every=100
