@@ -15,7 +15,7 @@ TRAIN_DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
 SEED ?= 0
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install demo test test-slow lint types docs wheel-test bench lock clean
+.PHONY: help install demo test test-slow drill lint types docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,6 +52,10 @@ test: install  ## run the fast tests, in random order (SEED=0)
 
 test-slow: install  ## run the slow tests, and the property tests with 25 times as many examples
 	@THOROUGH=1 $(TESTS) --timeout 1200 -m "slow or hypothesis" tests
+
+drill: install  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly --timeout 1200 -m drill \
+	    --drill-trials 20 --drill-table docs/drill.md tests
 
 lint: install  ## check style and format with ruff
 	@$(BIN)/ruff check .

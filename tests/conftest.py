@@ -16,6 +16,13 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 import portpicker
 import properties
 import pytest
+from drill_report import (  # noqa: F401 - hooks and fixtures for pytest
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_generate_tests,
+    recovery,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -349,6 +349,7 @@ def test_convert_on_beam_prepares_an_rlds_dataset(data, capsys, tmp_path):
     assert (tmp_path / "hopper/1.0.0/dataset_info.json").is_file()
 
 
+@pytest.mark.drill("F9")
 def test_convert_exits_with_75_when_the_disk_is_full(data, capsys, tmp_path, monkeypatch):
     from rlds2reverb._writing import directory_destination
 
@@ -371,6 +372,7 @@ def test_convert_writes_invalid_data_only_with_on_invalid(data, capsys, server):
     assert code == 0 and "1 invalid episode skipped" in out and "holds NaN" in out
 
 
+@pytest.mark.drill("F14")
 def test_convert_exits_with_75_when_no_server_answers(data, capsys):
     code, _, err = call(capsys, "convert", data / HOPPER, "--to", "localhost:1", "--timeout", 1)
     assert code == 75 and "no Reverb server answered at localhost:1 within 1 s" in err
@@ -529,6 +531,7 @@ def test_errors_are_printed_as_json(data, capsys):
         assert message in document["error"] and document["error"] in err.replace("\n", " ")
 
 
+@pytest.mark.drill("F10")
 def test_convert_rejects_an_occupied_directory(data, capsys, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     code, _, err = call(capsys, "convert", data / HOPPER, "--out", tmp_path)
@@ -588,6 +591,7 @@ def wait_until_serving(process):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F4")
 def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_path):
     """Runs convert, inspect and serve in subprocesses, and checks that libraries print nothing."""
     root = tmp_path / "root"
@@ -631,6 +635,7 @@ def test_a_terminal_shows_a_status_line_while_tensorflow_loads(data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F4")
 def test_convert_resumes_after_sigterm(data, tmp_path):
     program = """
 import os, signal, sys

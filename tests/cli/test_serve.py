@@ -79,6 +79,7 @@ def test_checkpoint_every_requires_a_root(arguments, capsys):
     assert "--checkpoint-every requires --checkpoint-root" in capsys.readouterr().err
 
 
+@pytest.mark.drill("F4")
 def test_checkpoints_are_written_at_intervals_and_at_the_end(served, monkeypatch, capsys):
     remaining = set_outcomes(monkeypatch, served, "one", "two", signal.SIGTERM, "three", "last", "never")
     command.serve_until_end(served, checkpoint_secs=0.001)
@@ -164,6 +165,7 @@ def test_a_second_signal_stops_the_retries(served, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F9")
 def test_a_server_on_a_full_disk_keeps_its_items_until_there_is_space(tmp_path):
     with process(serve_on_full_disk, list(rlds2reverb.__path__), tmp_path, 64 << 10) as (running, channel):
         skip_unless_mounted(channel)
@@ -198,6 +200,7 @@ def test_convert_serves_on_although_a_checkpoint_failed(data, tmp_path, monkeypa
 # --- damaged checkpoints, and tables without a signature
 
 
+@pytest.mark.drill("F8")
 def test_serve_names_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
     root = tmp_path / "other"
     with ReplayServer([TableConfig()], checkpoint_root=root) as server:

@@ -154,6 +154,7 @@ def test_iql_beats_the_behaviour_policies_and_behaviour_cloning(data, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F5")
 def test_sigterm_saves_and_exits_with_75(hopper, tmp_path):
     command = ["--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path, "--steps", 10_000_000, *SMALL]
     code = (
@@ -259,6 +260,7 @@ def test_the_environment_is_derived_from_the_name_of_the_dataset(hopper, tmp_pat
         assert code == 0 and message in err
 
 
+@pytest.mark.drill("F20")
 def test_a_diverging_run_fails_with_one_sentence(hopper, tmp_path, capsys):
     options = ("--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path, *SMALL, "--steps", 200)
     code, _, err = call(capsys, *options, "--set", "critic_learning_rate=1e30")

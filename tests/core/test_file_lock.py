@@ -39,6 +39,7 @@ def test_lock_raises_while_held_and_removes_its_file(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.drill("F27")
 def test_lock_of_a_killed_process_is_free(tmp_path):
     path = tmp_path / "lock"
     with process(hold, path) as (running, channel):
@@ -63,6 +64,7 @@ def test_lock_leaves_a_file_that_replaced_its_own(tmp_path):
     assert path.exists()
 
 
+@pytest.mark.drill("F27")
 def test_lock_has_one_holder_although_its_file_is_deleted_each_time(tmp_path):
     path = tmp_path / "lock"
     with process(take_turns, path, 2000) as (_, one), process(take_turns, path, 2000) as (_, other):

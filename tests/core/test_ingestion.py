@@ -204,6 +204,7 @@ def test_episode_without_steps_is_skipped_and_counted(data):
         assert (report.episodes, report.skipped_episodes) == (2, 1)
 
 
+@pytest.mark.drill("F11")
 def test_unstorable_episodes_are_skipped_when_problems_are_kept():
     uneven, float64 = episode(3, terminal=True), episode(3, terminal=True)
     uneven["reward"] = uneven["reward"][:2]
@@ -213,6 +214,7 @@ def test_unstorable_episodes_are_skipped_when_problems_are_kept():
     assert [problem.episode for problem in report.problems] == [1, 2]
 
 
+@pytest.mark.drill("F11")
 def test_different_spec_raises_before_anything_is_written():
     float64 = episode(3, terminal=True)
     float64["reward"] = float64["reward"].astype(np.float64)
@@ -225,6 +227,7 @@ def test_different_spec_raises_before_anything_is_written():
 # --- errors before the first item
 
 
+@pytest.mark.drill("F11")
 def test_different_table_signature_raises(data):
     path = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium_replay-v1.hdf5"
     as_float32, _ = apply_transforms(load(path), [CastFloats()])
@@ -272,6 +275,7 @@ def test_strings_raise():
 
 
 @pytest.mark.parametrize("priority", [-1, float("nan"), float("inf"), 1e308, 1.1e12])
+@pytest.mark.drill("F13")
 def test_invalid_priorities_raise_before_they_are_sent(priority):
     message = r"the priority of item 0 of episode 0 must be a finite number in \[0, 1e\+12\]"
     for argument in (priority, lambda episode, items: priority):
@@ -340,11 +344,13 @@ def free_port():
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.drill("F14")
 def test_missing_server_raises_within_the_timeout():
     with pytest.raises(ServerUnavailableError, match="no Reverb server answered at localhost:.* within 1 s; start one"):
         ingest([episode(2, terminal=True)], free_port(), timeout_secs=1)
 
 
+@pytest.mark.drill("F17")
 def test_blocking_rate_limiter_raises():
     limiter = RateLimiter("sample_to_insert_ratio", 3, samples_per_insert=1.0, error_buffer=2.0)
     with make_server([episode(9, terminal=True)], config=TableConfig("items", rate_limiter=limiter)) as server:
@@ -416,6 +422,7 @@ def test_directory_without_items_raises(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.drill("F10")
 def test_failed_calls_do_not_change_a_foreign_directory(tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/note.txt").touch()

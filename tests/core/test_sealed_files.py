@@ -15,6 +15,7 @@ def test_load_json_returns_the_content_saved_last(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["journal.json"]
 
 
+@pytest.mark.drill("fuzzing")
 def test_load_json_raises_for_any_changed_byte(tmp_path):
     path = tmp_path / "journal.json"
     save_json(path, {"seen": 12, "name": "x"})
@@ -91,6 +92,7 @@ def test_failed_write_keeps_complete_folders(tmp_path):
     assert read_manifest(folders.path(1))["note"] == "kept"
 
 
+@pytest.mark.drill("F7")
 def test_folders_of_a_killed_process_are_cleaned_up(tmp_path):
     folders = SealedFolders(tmp_path)
     folders.write(1, make_fill("one"))

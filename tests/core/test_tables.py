@@ -116,6 +116,7 @@ def test_rate_limiters_are_parsed_formatted_and_built(text):
         ),
     ],
 )
+@pytest.mark.drill("F17")
 def test_invalid_configs_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()

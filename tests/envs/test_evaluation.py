@@ -269,6 +269,7 @@ def test_policy_with_mismatched_actions_raises(space, policy, message):
         make_evaluator(action_space=space).require_match(policy)
 
 
+@pytest.mark.drill("F12")
 def test_non_finite_action_raises_with_its_cause():
     """Episode 1 observes 102 before its third action; episode 0 has already ended and is ignored."""
     policy = FunctionPolicy(
@@ -474,6 +475,7 @@ def test_invalid_reference_returns_raise(text, message, tmp_path):
 # --- Environments that hang
 
 
+@pytest.mark.drill("user code")
 def test_hanging_environment_raises_with_its_stack_trace():
     release = threading.Event()
 

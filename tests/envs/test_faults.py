@@ -58,6 +58,7 @@ FAST = {
 
 
 @pytest.mark.parametrize(("place", "kind", "on_failure", "num_spares"), mark_slow_except(FAST, CASES))
+@pytest.mark.drill("F19")
 def test_fault_is_survived_or_raised(place, kind, on_failure, num_spares, tmp_path):
     before = count_resources()
     options = {"num_spares": num_spares} if num_spares else {"num_workers": 2, "caller_steps": False}
@@ -99,6 +100,7 @@ def check_steps(steps, place, kind, num_spares):
 
 
 @pytest.mark.parametrize("kind", mark_slow_except({"exit"}, ["raise", "kill", "hang", "exit"]))
+@pytest.mark.drill("F19")
 def test_environment_that_cannot_be_started_is_named(kind, tmp_path):
     before = count_resources()
     with pytest.raises(EnvironmentFailedError, match=rf"(?s)environments 2 to 3 cannot be created.*{REASONS[kind]}"):
@@ -174,6 +176,7 @@ def test_spares_exclude_shared_processes():
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F19")
 def test_worker_that_is_killed_while_idle_is_started_again():
     def construct():
         return GymnasiumEnvironment(Counting(20))

@@ -113,6 +113,7 @@ def test_action_is_ignored_where_an_episode_starts():
     assert [int(env.step(action).step_type) for action in (None, 0, "anything", 1, 99)] == [0, 2, 0, 2, 0]
 
 
+@pytest.mark.drill("F12")
 def test_actions_are_checked_before_they_reach_the_environment():
     inner = Fixed(action_space=spaces.Dict({"arm": spaces.Box(-1, 1, (2,)), "grip": spaces.Discrete(2)}))
     env = GymnasiumEnvironment(inner)

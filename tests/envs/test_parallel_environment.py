@@ -76,6 +76,7 @@ def make_failing(failure, failing):
         ("hang", 3, "environment 3 did not answer in time\n.*in fail"),
     ],
 )
+@pytest.mark.drill("F19")
 def test_failed_environments_are_truncated_and_the_others_continue(failure, failing, reason):
     lost = [failing] if failure == "raise" else [2, 3]
     timeout_secs = 2 if failure == "hang" else 60
@@ -117,6 +118,7 @@ def test_on_failure_raise_closes_the_batch_and_raises():
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F19")
 def test_environments_that_fail_again_and_again_raise():
     constructors = [functools.partial(lambda: GymnasiumEnvironment(Counting(failure="kill", fails_at=1)))] * 2
     env = ParallelEnvironment(constructors, num_workers=1, caller_steps=False)
@@ -190,6 +192,7 @@ env.step(np.zeros(2, int))
 """
 
 
+@pytest.mark.drill("F19")
 def test_workers_end_with_a_killed_caller_even_if_an_environment_hangs():
     script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent)))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

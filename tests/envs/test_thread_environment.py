@@ -57,6 +57,7 @@ def test_time_steps_equal_those_of_the_environment():
             np.testing.assert_array_equal(step.step_type, expected.step_type)
 
 
+@pytest.mark.drill("user code")
 def test_errors_are_raised_in_the_caller():
     with ThreadEnvironment(lambda: GymnasiumEnvironment(Counting(failure="raise", fails_at=1))) as env:
         env.reset()
@@ -76,6 +77,7 @@ def test_errors_are_raised_in_the_caller():
     assert threading.active_count() == before
 
 
+@pytest.mark.drill("user code")
 def test_hanging_environment_raises_and_is_not_called_again():
     released = threading.Event()
 

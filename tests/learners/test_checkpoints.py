@@ -62,6 +62,7 @@ def test_last_checkpoints_and_the_best_are_kept(tmp_path, value):
 
 
 @pytest.mark.parametrize("name", ["state.index", "state.data-00000-of-00001", "manifest.json"])
+@pytest.mark.drill("F8")
 def test_open_skips_a_damaged_checkpoint_with_a_warning(tmp_path, value, caplog, name):
     store = Checkpoints(tmp_path, {"value": value}, keep_checkpoints=2)
     store.save(1, {})
@@ -99,6 +100,7 @@ def test_best_warns_when_its_file_is_missing(tmp_path, value, caplog):
     assert "the best checkpoint is lost" in caplog.text and "state.index is missing" in caplog.text
 
 
+@pytest.mark.drill("F7")
 def test_partial_checkpoint_is_ignored_and_removed(tmp_path, value):
     store = Checkpoints(tmp_path, {"value": value})
     store.save(1, {})
@@ -108,6 +110,7 @@ def test_partial_checkpoint_is_ignored_and_removed(tmp_path, value):
     assert Checkpoints(tmp_path, {"value": value}).open().step == 1 and steps_in(tmp_path) == [1]
 
 
+@pytest.mark.drill("F7")
 def test_checkpoint_that_was_being_replaced_is_not_lost(tmp_path, value):
     Checkpoints(tmp_path, {"value": value}).save(1, {})
     (tmp_path / "0000000001").rename(tmp_path / "0000000001.replaced")  # killed there
@@ -121,6 +124,7 @@ def test_checkpoint_that_was_being_replaced_is_not_lost(tmp_path, value):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.drill("F20")
 def test_save_raises_when_weights_are_not_finite(tmp_path, value, bad):
     store = Checkpoints(tmp_path, {"parts": tf.train.Checkpoint(inner=[value])})
     value.assign([1.0, bad])
@@ -148,6 +152,7 @@ def save_on_full_disk(channel, folder, num_bytes):
 
 
 @pytest.mark.parametrize("num_bytes", [260_000, 300_000, 404_000])
+@pytest.mark.drill("F9")
 def test_save_on_a_full_disk_keeps_the_previous_checkpoint(tmp_path, num_bytes):
     with faults.process(save_on_full_disk, tmp_path, num_bytes) as (_, channel):
         skip_unless_mounted(channel)
@@ -223,6 +228,7 @@ def test_checkpoint_of_a_different_run_raises_unless_allowed(tmp_path):
             learner.load_checkpoint(allow_config_mismatch=True)
 
 
+@pytest.mark.drill("moved")
 def test_checkpoint_from_another_directory_loads_without_its_best_return(tmp_path):
     with make_learner(tmp_path / "one") as learner:
         learner.start(2)
@@ -288,6 +294,7 @@ def process(folder, how):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F6")
 def test_killed_runs_end_with_the_weights_of_an_undisturbed_run(tmp_path):
     undisturbed = process(tmp_path / "one", "undisturbed")
     undisturbed.communicate(timeout=280)

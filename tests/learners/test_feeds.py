@@ -326,6 +326,7 @@ def test_server_has_the_priorities_of_the_latest_iteration_of_each_key(server, t
 # --- Compatibility with the agent
 
 
+@pytest.mark.drill("F11")
 def test_mismatch_with_the_agent_raises_and_names_each_field(tmp_path):
     good = transitions(np.zeros(4))
     wide = tf.zeros([4, 3])

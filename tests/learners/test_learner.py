@@ -162,6 +162,7 @@ def test_stop_in_a_before_iter_hook_prevents_the_iteration(tmp_path):
         assert learner.last_iter == 0
 
 
+@pytest.mark.drill("user code")
 def test_exception_in_a_hook_is_written_to_a_file_and_raised(tmp_path):
     class Fail(RecordingHook):
         def __call__(self, learner):
@@ -222,6 +223,7 @@ def test_error_of_the_priority_sink_is_raised(tmp_path):
 # --- Invalid arguments
 
 
+@pytest.mark.drill("F27")
 def test_directory_of_a_running_learner_is_locked_until_it_closes(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches()):
         with pytest.raises(ResourceInUseError, match=f"in use by process {os.getpid()}"):
@@ -334,6 +336,7 @@ def make_failing_batches(fail_at, message="row is damaged"):
         (make_failing_batches(25, "ServerUnavailableError: no samples"), ServerUnavailableError, "no samples"),
     ],
 )
+@pytest.mark.drill("user code")
 def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(tmp_path, dataset, error, message):
     agent = MeanAgent()
     with Learner(tmp_path, agent, dataset, hooks=[LogShowHook(every=10)]) as learner:
@@ -387,6 +390,7 @@ class UnfinishedAgent(MeanAgent):
             return tf.nest.map_structure(tf.identity, loss)
 
 
+@pytest.mark.drill("user code")
 def test_error_within_an_update_saves_no_part_of_it(tmp_path):
     hooks = [SaveCkptHook(every=10), LogShowHook(every=10)]
     with Learner(tmp_path, UnfinishedAgent(), batches(), hooks=hooks) as learner:
@@ -419,6 +423,7 @@ def test_unusual_errors_of_an_agent_keep_their_attributes_and_traceback(tmp_path
 # --- Non-finite numbers
 
 
+@pytest.mark.drill("F20")
 def test_nan_loss_raises_at_its_iteration_and_names_the_keys_of_the_batch(tmp_path):
     def batch(n):
         bad = tf.where(n == 4, np.nan, 1.0)
@@ -441,6 +446,7 @@ def test_nan_loss_raises_at_its_iteration_and_names_the_keys_of_the_batch(tmp_pa
 
 
 @pytest.mark.parametrize("batch_size", [2, 12])
+@pytest.mark.drill("F20")
 def test_nan_in_memory_raises_and_names_up_to_ten_items_of_the_batch(tmp_path, batch_size):
     dataset = InMemoryDataset(
         items([1.0, np.nan]), batch_size, to_experience=lambda batch: transitions(batch["reward"])
@@ -549,6 +555,7 @@ def run_signal_script(folder, mode):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F5")
 def test_signal_ends_the_run_after_the_call_and_saves_a_checkpoint(tmp_path):
     done = run_signal_script(tmp_path, "once")
     assert done.stdout.split() == ["5", "SIGTERM", "True", "True"], done.stderr
@@ -556,6 +563,7 @@ def test_signal_ends_the_run_after_the_call_and_saves_a_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F5")
 def test_second_signal_ends_the_process_while_the_graph_waits(tmp_path):
     done = run_signal_script(tmp_path, "twice")
     assert done.returncode == 128 + signal.SIGINT and done.stdout == ""

@@ -205,6 +205,7 @@ def run_until(folder, hooks, num_iterations):
 
 
 @pytest.mark.parametrize("moment", mark_slow_except({"LOG"}, ["EVALUATE", "OTHER", "SAVE", "REDUCE_LOG", "LOG"]))
+@pytest.mark.drill("F6")
 def test_log_has_neither_gaps_nor_duplicates_after_a_kill(tmp_path, moment):
     from rlds2reverb.learners.hooks import Phase
 
@@ -278,6 +279,7 @@ def test_collecting_and_learning_alternate_in_one_run(tmp_path):
         assert learner.step == 6 and learner.stop_reason == "enough"
 
 
+@pytest.mark.drill("user code")
 def test_error_in_the_body_of_running_calls_no_after_run_hooks(tmp_path):
     notes = []
     with Learner(tmp_path, MeanAgent(), batches(), hooks=[CallHook(notes.append, "after_run")]) as learner:
@@ -361,6 +363,7 @@ def find_priorities(server):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F6")
 def test_server_continues_with_the_items_and_priorities_of_the_checkpoint(tmp_path):
     with make_server() as server, PriorityWriter(server, "replay") as writer:
         fill(server)
@@ -385,6 +388,7 @@ def test_server_continues_with_the_items_and_priorities_of_the_checkpoint(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.drill("moved")
 def test_lost_server_is_reported_after_saving_the_iterations_before_it(tmp_path):
     with make_server() as server:
         fill(server)

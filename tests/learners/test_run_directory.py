@@ -68,6 +68,7 @@ def test_csv_log_raises_for_values_that_are_not_numbers(tmp_path):
     assert not (tmp_path / "log.csv").exists()
 
 
+@pytest.mark.drill("fuzzing")
 def test_csv_log_drops_an_unfinished_last_line(tmp_path):
     path = tmp_path / "log.csv"
     log = CsvLog(path)
@@ -93,6 +94,7 @@ def test_cut_after_removes_later_rows_and_the_last_row_of_a_step_wins(tmp_path):
 
 
 @pytest.mark.parametrize("num_bytes", [3, None])
+@pytest.mark.drill("F9")
 def test_full_disk_raises_and_leaves_the_log_unchanged(tmp_path, monkeypatch, num_bytes):
     log = CsvLog(tmp_path / "log.csv")
     log.append(1, {"loss": 0.5})
@@ -141,6 +143,7 @@ def test_damaged_log_raises(text, message, tmp_path):
 # --- Locking and kill -9
 
 
+@pytest.mark.drill("F27")
 def test_run_directory_in_use_raises_and_names_the_process(tmp_path):
     with RunDirectory(tmp_path / "a/run") as run:
         with pytest.raises(
@@ -153,6 +156,7 @@ def test_run_directory_in_use_raises_and_names_the_process(tmp_path):
     assert sorted(path.name for path in (tmp_path / "a/run").iterdir()) == ["priorities.csv"]
 
 
+@pytest.mark.drill("F27")
 def test_killed_learner_leaves_complete_rows_and_a_free_directory(tmp_path):
     program = (
         "import sys, itertools\n"

@@ -101,6 +101,7 @@ def test_two_processes_match_one_with_the_whole_batch(tmp_path):
     assert not any((tmp_path / "bc/1/checkpoints").glob("[0-9]*"))  # Only rank 0 writes checkpoints.
 
 
+@pytest.mark.drill("F5")
 def test_preempted_process_stops_all_after_the_same_iteration_and_they_continue(tmp_path):
     with ExitStack() as stack:
         (_, first), (second, channel) = start_workers(stack, tmp_path, ["bc"], 10_000_000)
@@ -116,6 +117,7 @@ def test_preempted_process_stops_all_after_the_same_iteration_and_they_continue(
         assert [receive(channel)[0] for _, channel in workers] == [step + 2, step + 2]
 
 
+@pytest.mark.drill("cluster")
 def test_killed_process_is_reported_to_the_others(tmp_path):
     with ExitStack() as stack:
         (_, first), (second, channel) = start_workers(stack, tmp_path, ["bc"], 10_000_000)

@@ -316,6 +316,7 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
         ),
     ],
 )
+@pytest.mark.drill("F11")
 def test_data_that_the_algorithm_cannot_learn_from_raise(change, config, space, message):
     with pytest.raises(SpecMismatchError, match=message):
         open_data([{**make_continuous(0, 0), **change}], config, action_space=space)

@@ -221,6 +221,7 @@ def start_command(pendulum, root):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F6")
 def test_a_killed_command_leaves_no_processes_and_continues(pendulum, tmp_path):
     process = start_command(pendulum, tmp_path / "runs")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -114,6 +114,7 @@ def read_rows(run_dir):
         (None, "sac", (3, 57), {"num_envs": 2, "updates_per_step": 0.7}),
     ],
 )
+@pytest.mark.drill("F6")
 def test_killed_run_continues_bit_for_bit(tmp_path, data, source, algo, moments, options):
     source = source and data / "d4rl" / f"{source}-v2.hdf5"
     options = {**SMALL, **options, "env": "Pendulum-v1", "online_steps": 110, "checkpoint_every": 9}
@@ -176,6 +177,7 @@ def test_invalid_arguments_raise(tmp_path, data, source, algo, options, error, m
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F6")
 def test_killed_command_continues_bit_for_bit(tmp_path, data):
     """Kills the command with SIGKILL at several moments of the online phase."""
     command = [

@@ -121,6 +121,7 @@ def read_numbers(path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("run", [run_script, run_command])
+@pytest.mark.drill("F6")
 def test_experiment_of_own_parts_is_killed_and_continued(folder, run):
     name = run.__name__
     whole, killed = folder / f"{name}_whole", folder / f"{name}_killed"

@@ -67,6 +67,7 @@ def count_samples(port):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.drill("moved")
 def test_training_continues_when_a_shard_is_killed_and_returns(data, tmp_path):
     shards = [tmp_path / f"data/shard_{shard}" for shard in range(3)]
     ingest(data / PENDULUM, shards, adder=NStep(1, 0.99))
@@ -115,6 +116,7 @@ def test_training_continues_when_a_shard_is_killed_and_returns(data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F4")
 def test_several_servers_of_one_command_are_inspected_and_saved_together(data, tmp_path):
     def call(*arguments):
         command = [sys.executable, "-m", "rlds2reverb.cli", *map(str, arguments)]

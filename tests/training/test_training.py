@@ -131,6 +131,7 @@ def test_invalid_episodes_are_rejected(few, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.drill("F5")
 def test_an_interrupted_run_is_saved_and_continues(source, tmp_path):
     class Interrupt(LearnerHook):
         def __init__(self):

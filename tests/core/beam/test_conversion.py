@@ -114,6 +114,7 @@ def test_invalid_episodes_can_be_skipped(data, tmp_path):
     assert got.skipped_episodes == 1 and got.episodes == 31
 
 
+@pytest.mark.drill("F29")
 def test_interrupted_run_encodes_only_the_missing_parts(data, tmp_path, monkeypatch):
     from rlds2reverb.beam.storage import WorkFolder
 
@@ -138,6 +139,7 @@ def test_interrupted_run_encodes_only_the_missing_parts(data, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F9")
 def test_full_disk_is_a_typed_error(tmp_path, monkeypatch):
     def fail(descriptor):
         raise OSError(28, "No space left on device")
@@ -164,6 +166,7 @@ def test_complete_directory_is_not_written_again(data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("moved")
 def test_changed_data_do_not_match_a_complete_directory(data, tmp_path):
     shutil.copy(data / HOPPER, tmp_path / "data.hdf5")
     convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **small())
@@ -286,6 +289,7 @@ def fail_once(method, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F29")
 def test_every_bundle_may_fail_once(data, tmp_path, monkeypatch):
     from rlds2reverb.beam import conversion
 

@@ -114,6 +114,7 @@ def test_empty_file_has_no_records(tmp_path):
         (16, 0),
     ],
 )
+@pytest.mark.drill("F22")
 def test_flipped_bit_raises_with_its_position(three_records, position, num_valid):
     path, records = three_records
     content = bytearray(path.read_bytes())
@@ -127,6 +128,7 @@ def test_flipped_bit_raises_with_its_position(three_records, position, num_valid
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 11, 12, 20, 22, 33, 36, 38, 48, 49, 100, 348, 349, 352])
+@pytest.mark.drill("F22")
 def test_file_truncated_within_a_record_raises(three_records, size):
     path, _ = three_records
     path.write_bytes(path.read_bytes()[:size])

@@ -180,6 +180,7 @@ def test_load_data_restores_saved_data(tmp_path):
             other.load_data(tmp_path / "b")
 
 
+@pytest.mark.drill("F10")
 def test_checkpoint_raises_without_a_usable_root(tmp_path):
     with AdvancedReplayBuffer("demo", CONFIG) as buffer:
         buffer.append(item(0))
@@ -198,6 +199,7 @@ def test_checkpoint_raises_without_a_usable_root(tmp_path):
         AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)
 
 
+@pytest.mark.drill("F9")
 def test_full_disk_raises_and_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     with AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path) as buffer:
         buffer.append(item(0))
@@ -242,6 +244,7 @@ def test_checkpoint_of_a_different_configuration_raises(tmp_path, name, change, 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "removed"])
 @pytest.mark.parametrize("file", ["manifest.json", "column_0", "column_1", "priorities", "alive"])
+@pytest.mark.drill("F8")
 def test_damaged_checkpoint_warns_and_the_previous_one_is_used(tmp_path, file, damage):
     outcome = "missing" if damage == "removed" else "damaged"
     with fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=tmp_path)) as buffer:

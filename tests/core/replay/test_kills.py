@@ -48,6 +48,7 @@ def push_and_hold(channel, root, held_at):
         ("never", 9),
     ],
 )
+@pytest.mark.drill("replay")
 def test_killed_buffer_resumes_from_its_last_complete_checkpoint(tmp_path, held_at, num_pushed):
     root = tmp_path / "root"
     with process(push_and_hold, root, held_at) as (program, channel):
@@ -77,6 +78,7 @@ def keep_saving(channel, root):
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.drill("replay")
 def test_repeated_kills_lose_no_checkpoint(tmp_path, rounds):
     rng = np.random.default_rng(rounds)
     push_count = 0

@@ -39,6 +39,7 @@ def test_sample_requires_its_size_times_the_min_limit_ratio(make):
     assert buffer.sample_check(4, 0).allowed
 
 
+@pytest.mark.drill("F13")
 def test_sample_is_refused_if_all_priorities_are_0(make):
     buffer = make()
     buffer.extend([item(0, priority=0.0), item(1, priority=0.0)])
@@ -69,6 +70,7 @@ def test_pushes_and_samples_obey_the_rate_limits(make):
 
 
 @pytest.mark.parametrize("priority", [-1, math.nan, math.inf, -math.inf, 1e308, 1.1e12, "high", "3", [1.0, 2.0]])
+@pytest.mark.drill("F13")
 def test_invalid_priority_raises_and_changes_nothing(make, priority):
     buffer = make()
     (unique_id,) = buffer.extend([item(0)])
@@ -98,6 +100,7 @@ def without(name):
         (item(1) | {"obs": "text"}, r"item 1\['obs'\] is a string, but buffer 'demo' expects float32 \[2\]"),
     ],
 )
+@pytest.mark.drill("F11")
 def test_item_with_a_different_structure_raises_and_stores_nothing(make, wrong, message):
     buffer = make()
     buffer.append(item(0))

@@ -307,6 +307,7 @@ def test_chunks_divide_the_batch_and_cover_all_servers(batch_size, num_servers, 
 
 
 @pytest.mark.parametrize("min_size", [1, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.drill("F17")
 def test_table_without_samples_raises_after_the_timeout(min_size):
     config = TableConfig("items", Selector("uniform"), rate_limiter=RateLimiter("min_size", min_size))
     with ReplayServer([config], SIGNATURE) as server:
@@ -321,6 +322,7 @@ def test_table_without_samples_raises_after_the_timeout(min_size):
 
 
 @pytest.mark.parametrize("layout", ["columns", pytest.param("packed", marks=pytest.mark.slow)])
+@pytest.mark.drill("F17")
 def test_empty_queue_does_not_hang(layout):
     queue = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
     with ReplayServer([queue], make_signature(TrajectoryWindows(), SOURCE, layout)) as server:
@@ -391,6 +393,7 @@ def test_out_of_range_arguments_raise_before_any_query(options, message):
         sample_dataset("localhost:1", "items", 8, **options)
 
 
+@pytest.mark.drill("F11")
 def test_inconsistent_servers_raise(number_server):
     packed = packed_signature(Packing(SIGNATURE, squeeze=False))
     with ReplayServer([CONFIG], tf.TensorSpec((2,), tf.float32)) as other, ReplayServer([CONFIG], packed) as third:

@@ -62,6 +62,7 @@ def read_until_from(server, batches):
 
 
 @pytest.mark.parametrize("failure", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.drill("F15")
 def test_dead_server_is_reported_and_sampling_continues(failure):
     reports = []
     with serve_in_process({1: 1.0, 2: 3.0}) as (first, lost_address), serve_in_process({3: 1.0, 4: 3.0}) as (_, other):
@@ -85,6 +86,7 @@ def test_dead_server_is_reported_and_sampling_continues(failure):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F14")
 def test_server_that_starts_later_joins():
     reports = []
     port = portpicker.pick_unused_port()
@@ -113,6 +115,7 @@ def test_server_that_dies_before_the_first_batch_is_reported():
 
 
 @pytest.mark.slow
+@pytest.mark.drill("moved")
 def test_restarted_server_rejoins_and_its_next_death_is_reported():
     reports = []
     with serve_in_process({3: 1.0}) as (_, other):
@@ -144,6 +147,7 @@ def test_iterating_raises_when_all_servers_are_dead():
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F14")
 def test_unreachable_server_is_reported_immediately():
     reports = []
     with serve_numbers({1: 1.0}) as (server,):
@@ -157,6 +161,7 @@ def test_unreachable_server_is_reported_immediately():
     assert len(reports) == 1
 
 
+@pytest.mark.drill("F14")
 def test_no_reachable_server_at_the_start_raises():
     for servers in (UNREACHABLE, [UNREACHABLE, "localhost:2"]):
         with pytest.raises(ServerUnavailableError, match="no Reverb server answered at localhost:1 within 0.5 s"):
@@ -164,6 +169,7 @@ def test_no_reachable_server_at_the_start_raises():
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F15")
 def test_program_exits_while_its_iterator_waits_for_a_dead_server():
     with (
         serve_in_process({1: 1.0}) as (server, address),

@@ -50,6 +50,7 @@ def test_priority_zero_ends_sampling_and_unknown_keys_are_ignored():
         assert set(read_priorities(server)) == {2, 3}
 
 
+@pytest.mark.drill("F13")
 def test_invalid_priorities_raise_and_none_is_written():
     with serve_numbers({1: 1.0}) as (server,):
         sample = next(iter(sample_dataset(server.address, "items", 2)))
@@ -71,6 +72,7 @@ def test_batch_with_other_servers_or_lengths_raises():
         PriorityWriter("localhost:1", "items", timeout_secs=0)
 
 
+@pytest.mark.drill("F15")
 def test_stopped_server_is_reported_and_the_other_is_updated():
     reports = []
     with serve_numbers({1: 1.0}) as (server,), serve_in_process({2: 1.0}) as (running, other):

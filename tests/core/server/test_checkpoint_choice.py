@@ -90,6 +90,7 @@ def kill_before_manifest(root):
         running.join()
 
 
+@pytest.mark.drill("F7")
 def test_server_killed_before_manifest_starts_from_reverbs_checkpoint(one_checkpoint):
     kill_before_manifest(one_checkpoint)
     assert not (one_checkpoint / "manifests" / f"{find_newest(one_checkpoint).name}.json").exists()
@@ -113,6 +114,7 @@ def test_server_killed_before_the_previous_is_deleted_uses_the_newest(one_checkp
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.drill("F8")
 def test_damaged_checkpoint_without_manifest_is_replaced_by_the_previous(one_checkpoint, name):
     kill_before_manifest(one_checkpoint)
     damage_file(find_newest(one_checkpoint) / f"{name}.tfrecord", "flipped")
@@ -142,6 +144,7 @@ def test_damaged_manifest_is_rewritten(one_checkpoint, content):
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.drill("F8")
 def test_damaged_checkpoint_is_set_aside_and_the_previous_served(two_checkpoints, name, damage):
     file = find_newest(two_checkpoints) / f"{name}.tfrecord"
     file.unlink() if damage == "missing" else damage_file(file, damage)
@@ -159,6 +162,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_previous_served(two_checkpoints
     assert (two_checkpoints / "manifests" / f"{file.parent.name}.json").is_file()
 
 
+@pytest.mark.drill("F8")
 def test_missing_done_file_counts_as_damage(two_checkpoints):
     (find_newest(two_checkpoints) / "DONE").unlink()
     with pytest.warns(RuntimeWarning, match="has no DONE file.*; started from"):

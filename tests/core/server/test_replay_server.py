@@ -83,6 +83,7 @@ def test_tables_that_differ_from_the_stored_ones_raise(root, config, message):
         ReplayServer([config], SIGNATURE, checkpoint_root=root)
 
 
+@pytest.mark.drill("F28")
 def test_signature_that_differs_from_the_stored_one_raises(root):
     with pytest.raises(SpecMismatchError, match="table 'replay' expects"):
         ReplayServer([TableConfig()], item_signature(SIGNATURE, 3), checkpoint_root=root)
@@ -140,6 +141,7 @@ def test_root_whose_creation_was_interrupted_is_accepted(tmp_path):
         assert count_items(server) == 0
 
 
+@pytest.mark.drill("F5")
 def test_signal_is_deferred_until_the_manifest_is_written(tmp_path, monkeypatch):
     arrived = []
     previous = signal.signal(signal.SIGINT, lambda *_: arrived.append(list((tmp_path / "root/manifests").iterdir())))
@@ -155,6 +157,7 @@ def test_signal_is_deferred_until_the_manifest_is_written(tmp_path, monkeypatch)
     assert len(arrived) == 1 and len(arrived[0]) == 1
 
 
+@pytest.mark.drill("F10")
 def test_foreign_directory_raises_and_is_unchanged(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(CheckpointError, match=r"is not a checkpoint root \(it holds thesis.tex\); use a new directory"):
@@ -162,6 +165,7 @@ def test_foreign_directory_raises_and_is_unchanged(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.drill("F10")
 def test_foreign_entry_raises_before_reverb_can_delete_it(root):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=root) as server:
         (root / "checkpoints/zzz").mkdir()
@@ -179,6 +183,7 @@ def test_checkpoint_raises_without_a_checkpoint_root():
             server.checkpoint()
 
 
+@pytest.mark.drill("F18")
 def test_second_server_on_a_port_or_checkpoint_root_raises(tmp_path):
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
         with pytest.raises(ResourceInUseError, match=f"port {server.port} is in use"):
@@ -191,6 +196,7 @@ def test_second_server_on_a_port_or_checkpoint_root_raises(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.drill("F18")
 def test_port_used_by_another_program_raises(host):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as other:

@@ -105,6 +105,7 @@ def test_checkpoint_restores_all_shards(tmp_path):
 
 
 @pytest.mark.parametrize("num_failures", [1, 2])
+@pytest.mark.drill("F7")
 def test_shards_return_to_the_last_commit_after_a_partial_one(tmp_path, monkeypatch, num_failures):
     with open_server(tmp_path) as server:
         ingest(EPISODES[:10], server)
@@ -146,6 +147,7 @@ def damage_newest(root, shard):
     path.write_bytes(path.read_bytes()[:-7])
 
 
+@pytest.mark.drill("F8")
 def test_damaged_checkpoint_returns_all_shards_to_the_commit_before(tmp_path):
     with open_server(tmp_path) as server:
         ingest(EPISODES[:10], server)

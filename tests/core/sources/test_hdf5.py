@@ -30,6 +30,7 @@ def d4rl_file(tmp_path):
     return make
 
 
+@pytest.mark.drill("F21")
 def test_external_raw_storage_raises(d4rl_file, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * 40)
@@ -41,6 +42,7 @@ def test_external_raw_storage_raises(d4rl_file, tmp_path):
         open_d4rl(d4rl_file(write))
 
 
+@pytest.mark.drill("F21")
 def test_virtual_dataset_raises(d4rl_file, tmp_path):
     def write(file):
         layout = h5py.VirtualLayout((10,), "f4")
@@ -51,6 +53,7 @@ def test_virtual_dataset_raises(d4rl_file, tmp_path):
         open_d4rl(d4rl_file(write))
 
 
+@pytest.mark.drill("F21")
 def test_objects_and_links_raise(d4rl_file):
     def strings(file):
         file.create_dataset("rewards", (10,), h5py.string_dtype())
@@ -66,6 +69,7 @@ def test_objects_and_links_raise(d4rl_file):
             open_d4rl(d4rl_file(write))
 
 
+@pytest.mark.drill("F21")
 def test_sizes_above_the_limit_raise(d4rl_file):
     def huge(file):
         file.create_dataset("rewards", (10**15,), "f8", chunks=(1024,), compression="gzip")
@@ -74,6 +78,7 @@ def test_sizes_above_the_limit_raise(d4rl_file):
         open_d4rl(d4rl_file(huge))
 
 
+@pytest.mark.drill("F21")
 def test_compression_bomb_in_an_extra_field_raises(data):
     path = data / "malformed/hdf5/bomb_gzip.hdf5"
     with pytest.raises(
@@ -82,6 +87,7 @@ def test_compression_bomb_in_an_extra_field_raises(data):
         open_d4rl(path, extra_fields=["zeros"])
 
 
+@pytest.mark.drill("F21")
 def test_huge_chunk_raises(d4rl_file):
     def write(file):
         file.create_dataset("rewards", data=np.zeros((10, 1), np.float32), chunks=(10, 1))
@@ -106,6 +112,7 @@ def test_damaged_chunk_raises_an_error_that_names_the_file(d4rl_file):
         list(open_d4rl(path))
 
 
+@pytest.mark.drill("fuzzing")
 def test_flipped_bits_raise_a_source_error_or_are_harmless(tmp_path):
     """Flips one bit per 64 bytes, one at a time: in links, shapes, types, chunk addresses and chunks."""
     path, random = tmp_path / "file.hdf5", np.random.default_rng(0)
@@ -156,6 +163,7 @@ def test_open_column_returns_numbers_or_none(d4rl_file):
         assert hdf5.open_column(file, "nothing/there") is None
 
 
+@pytest.mark.drill("F21")
 def test_columns_that_are_a_compression_bomb_in_total_raise(tmp_path):
     with h5py.File(tmp_path / "bomb.hdf5", "w") as file:
         for name in ("observations", "actions", "rewards"):
@@ -178,6 +186,7 @@ def test_incompletely_written_dataset_raises(d4rl_file, num_written, num_missing
         open_d4rl(d4rl_file(write))
 
 
+@pytest.mark.drill("F21")
 def test_pipe_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "x.hdf5")
     with pytest.raises(SourceError, match="x.hdf5 is not a regular file"):

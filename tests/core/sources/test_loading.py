@@ -135,6 +135,7 @@ def test_builder_is_found_by_name_and_prepares_its_data(data, tmp_path, monkeypa
             np.testing.assert_array_equal(got.steps[name], built[got.num_steps][name])
 
 
+@pytest.mark.drill("F22")
 def test_prepared_dataset_found_by_name_is_checked(data, tmp_path, monkeypatch):
     path = tmp_path / "physics_rlds/hopper_flat/1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
@@ -202,6 +203,7 @@ def test_splits_can_be_sliced_and_must_exist(data):
         ("dataset_info.json", '{\n  "configName"', "[" * 100_000 + '{\n  "configName"', "is not valid JSON"),
     ],
 )
+@pytest.mark.drill("F22")
 def test_hostile_metadata_raises_before_tfds_reads_it(data, tmp_path, monkeypatch, file, old, new, message):
     path = tmp_path / "1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
@@ -244,6 +246,7 @@ def test_legacy_features_are_read(legacy_copy):
         (lambda old: {**old, "content": "{"}, "'content' contains invalid JSON"),
     ],
 )
+@pytest.mark.drill("F22")
 def test_hostile_legacy_features_raise(legacy_copy, monkeypatch, change, message):
     file = legacy_copy / "features.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
@@ -355,6 +358,7 @@ def change_minari_file(path, name, value):
         ("episode_0/rewards", lambda file: None, "is damaged at episode 0"),
     ],
 )
+@pytest.mark.drill("F21")
 def test_hostile_or_damaged_minari_file_raises(minari_copy, name, value, message):
     change_minari_file(minari_copy, name, value)
     with pytest.raises(SourceError, match=message):
@@ -472,6 +476,7 @@ def test_strings_are_kept_and_padded_with_an_empty_one():
         ({"terminated": None}, r"\['terminated'\] must be a flag, got None"),
     ],
 )
+@pytest.mark.drill("F11")
 def test_invalid_logs_raise(change, message):
     with pytest.raises(SourceError, match=message) as caught:
         load([{**LOG, **change}])

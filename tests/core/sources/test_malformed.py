@@ -105,6 +105,7 @@ def test_every_input_in_the_manifests_has_an_expected_result(data):
     [(f"hdf5/{name}", expected) for name, expected in HDF5.items()]
     + [(f"rlds/{name}", expected) for name, expected in RLDS.items()],
 )
+@pytest.mark.drill("F21")
 def test_malformed_input_is_read_or_raises(data, name, expected):
     path = data / "malformed" / name
     if isinstance(expected, Error):
@@ -128,6 +129,7 @@ def test_file_with_a_non_ascii_name_is_read(data, tmp_path):
     assert len(list(load(tmp_path / "not_utf8_\u00ff.hdf5"))) == 4
 
 
+@pytest.mark.drill("F22")
 def test_hostile_names_raise_and_create_no_files(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -144,6 +146,7 @@ def test_hostile_names_raise_and_create_no_files(data, tmp_path, monkeypatch):
     assert [path.exists() for path in outside] == existed
 
 
+@pytest.mark.drill("F23")
 def test_malformed_files_use_little_memory_and_are_not_unpickled(data):
     """Measures, in a separate process, the peak memory over all malformed HDF5 files, including the bomb."""
     program = textwrap.dedent(

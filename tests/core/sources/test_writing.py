@@ -274,6 +274,7 @@ def test_killed_process_leaves_nothing_under_the_path_and_can_be_repeated(tmp_pa
 
 
 @pytest.mark.parametrize("format", PROCESS_FORMATS)
+@pytest.mark.drill("F9")
 def test_full_disk_raises_and_leaves_nothing(tmp_path, format):
     with process(write_on_full_disk, tmp_path, NAMES[format], format) as (_, channel):
         skip_unless_mounted(channel)

@@ -67,6 +67,7 @@ def partial_directory(tmp_path, partial_template):
 
 
 @pytest.mark.parametrize("index", [0, 1, 55, 99])
+@pytest.mark.drill("F2")
 def test_killed_conversion_resumes(tmp_path, expected, index):
     kill_at("write", index, tmp_path / "data")
     assert [path.name for path in tmp_path.iterdir()] == ["data.partial"]
@@ -76,6 +77,7 @@ def test_killed_conversion_resumes(tmp_path, expected, index):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F2")
 def test_conversion_killed_at_20_random_times_resumes(tmp_path, expected):
     durations = []
     for name in "abc":
@@ -99,6 +101,7 @@ def test_conversion_killed_at_20_random_times_resumes(tmp_path, expected):
 @pytest.mark.parametrize(
     "step", [("assemble", 0), ("link", 0), ("manifest", 0), ("manifest", 1), ("rename", 0), ("rename", 1)]
 )
+@pytest.mark.drill("F7")
 def test_conversion_killed_while_finishing_resumes(tmp_path, expected, step):
     kill_at(*step, tmp_path / "data")
     assert (tmp_path / "data").exists() == (step == ("rename", 1))
@@ -152,6 +155,7 @@ def test_next_run_cleans_up_after_a_renamed_directory(renamed_directory, expecte
 
 
 @pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.drill("moved")
 def test_leftover_partial_files_do_not_change_a_moved_directory(renamed_directory, expected, resume):
     moved = renamed_directory.rename(renamed_directory.with_name("moved"))
     run_ingest(renamed_directory, resume=resume)
@@ -173,6 +177,7 @@ def test_longer_dataset_is_not_appended_to_a_moved_directory(tmp_path, monkeypat
     assert hash_files(moved) == before
 
 
+@pytest.mark.drill("F2")
 def test_conversion_killed_repeatedly_resumes(tmp_path, expected):
     for index in (20, 30, 31, 60, 99):
         kill_at("write", index, tmp_path / "data")
@@ -198,6 +203,7 @@ def test_conversion_without_resuming_starts_over(partial_directory, expected):
 # --- the disk is full
 
 
+@pytest.mark.drill("F9")
 def test_conversion_on_a_full_disk_raises_and_resumes(tmp_path, uninterrupted_directory, expected):
     num_bytes = sum(path.stat().st_size for path in uninterrupted_directory.rglob("*"))
     sizes = [int(num_bytes * part) >> 12 << 12 for part in (0.002, 0.1, 0.5, 0.51, 0.9, 1.0)]
@@ -326,6 +332,7 @@ def test_server_raises_for_a_missing_checkpoint(complete_directory):
     ("folder", "match"),
     [(".", r"is not a checkpoint root \(it holds notes.txt\)"), ("checkpoints", "notes.txt is not a checkpoint")],
 )
+@pytest.mark.drill("F10")
 def test_foreign_file_raises_and_is_not_changed(complete_directory, folder, match):
     (complete_directory / folder / "notes.txt").write_text("kept")
     before = hash_files(complete_directory)
@@ -369,6 +376,7 @@ def make_different_episodes():
     return other
 
 
+@pytest.mark.drill("moved")
 def test_resuming_with_different_data_raises_and_changes_nothing(partial_directory, expected):
     with pytest.raises(ResumeError, match=r"its first \d+ episodes differ; write to an empty table or a new directory"):
         ingest(make_different_episodes(), partial_directory.with_name("data"))

@@ -113,6 +113,7 @@ def duration_secs(tmp_path_factory):
         *(pytest.param(moment, marks=pytest.mark.slow) for moment in [("check", 50), ("try", 0), ("write", 99)]),
     ],
 )
+@pytest.mark.drill("F2")
 def test_killed_run_resumes_and_stores_every_item_once(tmp_path, expected, held_at):
     with start_server(tmp_path) as server:
         kill_at(*held_at, server.address, state_home=tmp_path)
@@ -122,6 +123,7 @@ def test_killed_run_resumes_and_stores_every_item_once(tmp_path, expected, held_
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F2")
 def test_run_killed_at_20_random_times_resumes(tmp_path, expected, duration_secs):
     num_killed = num_resumed = 0
     for number, secs in enumerate(random_times(20, duration_secs, seed=1)):
@@ -172,6 +174,7 @@ def test_run_without_resuming_stores_every_item_once(tmp_path, expected):
         assert read_checkpoint(server.checkpoint()) == expected
 
 
+@pytest.mark.drill("moved")
 def test_resuming_with_different_data_raises(tmp_path):
     other = make_episodes()
     other[3] = episode(150, terminal=False, start=7)
@@ -208,6 +211,7 @@ def test_second_process_raises(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("index", [0, 20])
+@pytest.mark.drill("moved")
 def test_changed_dataset_raises_and_is_not_written(tmp_path, index):
     changed = make_episodes()
     changed[index] = {**changed[index], "reward": changed[index]["reward"] + np.float32(0.5)}
@@ -244,6 +248,7 @@ def test_journal_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
         assert (report.items, len(report.warnings)) == (NUM_ITEMS, 1)
 
 
+@pytest.mark.drill("F32")
 def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, stoppable_server):
     server_pid, to_server, port = stoppable_server
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
@@ -267,6 +272,7 @@ def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, s
     ("held_at", "num_restarts"),
     mark_slow_except([(("write", 99), 1)], [(("check", 50), 0), (("write", 0), 1), (("write", 99), 1)]),
 )
+@pytest.mark.drill("F1")
 def test_restarted_server_gets_all_items_again(tmp_path, expected, held_at, num_restarts):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
@@ -283,6 +289,7 @@ def test_restarted_server_gets_all_items_again(tmp_path, expected, held_at, num_
                 assert read_checkpoint(checkpoint(to_second)) == expected
 
 
+@pytest.mark.drill("F1")
 def test_server_that_stays_down_raises_and_the_run_resumes_later(tmp_path, expected):
     options = {"state_home": tmp_path, "timeout_secs": 1.0}
     with process(serve_table, tmp_path / "root") as (first, to_first):
@@ -315,6 +322,7 @@ def test_server_restarted_before_the_first_item_uses_the_bulk_writer(tmp_path, e
                 assert read_checkpoint(checkpoint(to_second)) == expected
 
 
+@pytest.mark.drill("F1")
 def test_trial_item_does_not_reappear_with_a_checkpoint(tmp_path, expected):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
@@ -333,6 +341,7 @@ def test_trial_item_does_not_reappear_with_a_checkpoint(tmp_path, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F7")
 def test_server_killed_during_a_checkpoint_starts_from_the_previous_one(tmp_path):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
@@ -355,6 +364,7 @@ def test_server_killed_during_a_checkpoint_starts_from_the_previous_one(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.drill("F1")
 def test_server_killed_at_20_random_times_gets_every_item_once(tmp_path, expected, duration_secs):
     num_recovered = 0
     for number, secs in enumerate(random_times(20, duration_secs, seed=2)):
@@ -426,6 +436,7 @@ OTHER_SPECS = {
     "held_at", [slow("check", 50), slow("try", 0), slow("write", 0), ("write", 55), slow("write", 99)]
 )
 @pytest.mark.parametrize("field", OTHER_SPECS)
+@pytest.mark.drill("F28")
 def test_restarted_server_with_a_different_signature_raises(tmp_path, held_at, field):
     spec, message = OTHER_SPECS[field]
     new_server = partial(serve_table, signature=make_signature()._replace(**{field: spec}))
@@ -438,6 +449,7 @@ def test_restarted_server_with_a_different_signature_raises(tmp_path, held_at, f
 
 
 @pytest.mark.parametrize("held_at", [("check", 50), ("write", 55)])
+@pytest.mark.drill("F28")
 def test_restarted_server_with_a_matching_signature_gets_the_items(tmp_path, expected, held_at):
     new_server = partial(serve_table, signature=make_signature())
     with replace_server(tmp_path, held_at, new_server) as (_, channel, to_second):
@@ -446,6 +458,7 @@ def test_restarted_server_with_a_matching_signature_gets_the_items(tmp_path, exp
 
 
 @pytest.mark.parametrize("held_at", [("check", 50), ("write", 55)])
+@pytest.mark.drill("F28")
 def test_restarted_server_without_the_table_raises(tmp_path, held_at):
     with replace_server(tmp_path, held_at, partial(serve_table, table="other")) as (_, channel, to_second):
         with pytest.raises(ValueError, match="the server has no table 'replay'; it has other"):
@@ -494,6 +507,7 @@ def stoppable_server(tmp_path):
 
 
 @pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
+@pytest.mark.drill("F15")
 def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expected, stoppable_server, stage):
     pid, to_server, port = stoppable_server
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
@@ -512,6 +526,7 @@ def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expec
 
 @pytest.mark.parametrize("secs", [1, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
+@pytest.mark.drill("F32")
 def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected, stoppable_server, stage, secs):
     pid, to_server, port = stoppable_server
     options = {"state_home": tmp_path, "timeout_secs": 2.0 * secs + 10}
@@ -528,6 +543,7 @@ def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", ["bulk", "reverb"])
+@pytest.mark.drill("F15")
 def test_program_exits_if_its_server_is_stopped(tmp_path, stoppable_server, writer):
     pid, _, port = stoppable_server
     program = textwrap.dedent(
@@ -548,6 +564,7 @@ def test_program_exits_if_its_server_is_stopped(tmp_path, stoppable_server, writ
 
 
 @pytest.mark.parametrize("num_bytes", mark_slow_except({10 << 12}, [6 << 12, 10 << 12, 100 << 12]))
+@pytest.mark.drill("F9")
 def test_checkpoint_on_a_full_disk_raises_and_keeps_the_previous_one(tmp_path, num_bytes):
     with process(checkpoint_on_full_disk, tmp_path, num_bytes) as (_, channel):
         skip_unless_mounted(channel)
@@ -561,6 +578,7 @@ def test_checkpoint_on_a_full_disk_raises_and_keeps_the_previous_one(tmp_path, n
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.drill("F14")
 def test_unavailable_server_raises_within_the_timeout(stoppable_server, end):
     pid, _, port = stoppable_server
     os.kill(pid, end)

@@ -64,6 +64,7 @@ def begin_run(server, number):
         ingest(make_episodes(), server.address, progress=stop_at(number, server))
 
 
+@pytest.mark.drill("cluster")
 def test_batches_lost_with_a_connection_are_sent_again():
     with ReplayServer([TableConfig()]) as server, run_proxy(server.port) as proxy:
 

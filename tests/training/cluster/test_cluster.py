@@ -70,6 +70,7 @@ def read_numbers(path):
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.drill("cluster")
 def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
     command = [sys.executable, Path(__file__).with_name("drive_cluster.py"), DATA, tmp_path / "run", "7000"]
     process = subprocess.Popen([*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
@@ -86,6 +87,7 @@ def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.drill("cluster")
 def test_interrupted_command_saves_and_continues(tmp_path):
     run_dir = tmp_path / "run"
     process = start_training(run_dir, "--collectors", "1", data=DATA)
