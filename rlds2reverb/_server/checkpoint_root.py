@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -82,7 +83,8 @@ class CheckpointRoot:
 
     `rlds2reverb.json` holds the table configurations, `checkpoints/` is Reverb's own root, and `manifests/` has the
     checksum of each file of each checkpoint. Reverb deletes everything else from its root, so a directory with foreign
-    entries is rejected. `previous/` holds the checkpoint before the newest, which Reverb deletes from its own root.
+    entries is rejected. `previous/` holds the checkpoint before the newest, which Reverb deletes from its own root; it
+    is always older than those in `checkpoints/`, whatever its name is, since the clock may have been set back.
     `set_aside/` holds damaged checkpoints that a server did not start from; only the user deletes them.
     """
 
@@ -165,6 +167,7 @@ class CheckpointRoot:
         checkpoint = other.latest()
         if checkpoint is None:
             raise CheckpointError(f"{other.path} has no checkpoint; write it again")
+        self.retire_future_names()
         newest = self.latest()
         is_newer = newest is None or checkpoint.name > newest.name
         copy = self.checkpoints / (checkpoint.name if is_newer else datetime.now(timezone.utc).isoformat())
@@ -186,6 +189,23 @@ class CheckpointRoot:
         """
         paths = list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
         return max([path for path in paths if _is_complete(path)] or paths, default=None)
+
+    def retire_future_names(self, *, keep: bool = True) -> None:
+        """Removes checkpoints whose names are in the future, because the clock was set back, from Reverb's root.
+
+        Reverb names a checkpoint by the current time, and then deletes all but the one with the latest name, which would
+        be an earlier one. Must be called before a checkpoint is written.
+
+        Args:
+          keep: whether to move them to `previous/`, replacing the one that is there, instead of deleting them.
+        """
+        now = datetime.now(timezone.utc).isoformat()
+        for path in sorted(path for path in self.checkpoints.iterdir() if path.name >= now):
+            if keep and _is_complete(path):
+                shutil.rmtree(self._previous, ignore_errors=True)
+                self._move(path, self._previous)
+            else:
+                shutil.rmtree(path)
 
     def keep_newest(self) -> None:
         """Hard-links the newest complete checkpoint into `previous/`, replacing the one that was there.
@@ -254,11 +274,11 @@ class CheckpointRoot:
 
     def _find_candidates(self) -> list[Path]:
         """Returns the checkpoints of both folders that are or once were complete, without duplicates, newest first."""
-        kept = list(self._previous.iterdir()) if self._previous.is_dir() else []
-        paths = {path.name: path for path in kept if _is_complete(path)}
         interrupted = self._find_interrupted()
-        paths.update({path.name: path for path in self.checkpoints.iterdir() if path not in interrupted})
-        return [paths[name] for name in sorted(paths, reverse=True)]
+        own = sorted((path for path in self.checkpoints.iterdir() if path not in interrupted), reverse=True)
+        kept = sorted(self._previous.iterdir(), reverse=True) if self._previous.is_dir() else []
+        names = {path.name for path in own}
+        return own + [path for path in kept if _is_complete(path) and path.name not in names]
 
     def _find_interrupted(self) -> list[Path]:
         """Returns the checkpoints that were never complete, and thus have no manifest."""
@@ -306,8 +326,9 @@ class CheckpointRoot:
           Their new paths.
         """
         folders = (self.checkpoints, self._previous)
-        paths = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
-        return [self._move(path, self._set_aside) for path in sorted(paths) if name is None or path.name > name]
+        newest_first = [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir(), reverse=True)]
+        newer = list(itertools.takewhile(lambda path: path.name != name, newest_first))
+        return [self._move(path, self._set_aside) for path in reversed(newer)]
 
     def delete_interrupted(self) -> None:
         """Deletes incomplete checkpoints. Must not be called while a server writes one."""

@@ -201,6 +201,7 @@ class ReplayServer:
         with defer_signals():  # Without its manifest, the next start would have to read the whole checkpoint.
             if self._keep_previous and keep:
                 self._root.keep_newest()
+            self._root.retire_future_names(keep=keep)
             path = self._write_checkpoint(self._root, timeout_secs)
             with full_disk_as_error(self._root.path):
                 self._root.write_manifest(path)

@@ -328,3 +328,44 @@ def test_require_consistent_reads_highly_compressed_files(one_checkpoint):
     file.write_bytes(zlib.compress(b"".join(map(frame_record, others)) + frame_record(first) * 20_000))
     assert file.stat().st_size < 30_000
     require_consistent(file.parent)
+
+
+# --- the clock is set back
+
+
+def move_to_future(root):
+    """Renames the newest checkpoint as if it had been written before the clock was set back."""
+    newest, future = find_newest(root), "2999-01-01T00:00:00.000+00:00"
+    (root / "manifests" / f"{newest.name}.json").rename(root / "manifests" / f"{future}.json")
+    newest.rename(newest.with_name(future))
+
+
+@pytest.mark.drill("F26")
+def test_checkpoint_written_after_the_clock_was_set_back_is_the_newest(one_checkpoint):
+    move_to_future(one_checkpoint)
+    with ReplayServer([TableConfig()], checkpoint_root=one_checkpoint) as server:
+        assert server.started_from.name.startswith("2999")
+        ingest([episode(4, terminal=True, start=1000)], server.address)
+        newest = server.checkpoint()
+    assert count_items(one_checkpoint) == 4 + 3
+    damage_file(newest / "items.tfrecord", "truncated")
+    with pytest.warns(RuntimeWarning, match="items.tfrecord is damaged"):
+        assert count_items(one_checkpoint) == 4  # That from the future is the previous one.
+
+
+@pytest.mark.drill("F26")
+def test_server_killed_after_the_clock_was_set_back_keeps_its_checkpoint(one_checkpoint):
+    move_to_future(one_checkpoint)
+    CheckpointRoot(one_checkpoint).retire_future_names()  # Where a kill before the next checkpoint leaves it.
+    assert count_items(one_checkpoint) == 4
+
+
+@pytest.mark.drill("F26")
+def test_loaded_data_replace_a_checkpoint_from_the_future(one_checkpoint, tmp_path):
+    with ReplayServer([TableConfig()], checkpoint_root=one_checkpoint) as server:
+        server.save_data(tmp_path / "saved")
+    move_to_future(one_checkpoint)
+    with ReplayServer([TableConfig()], checkpoint_root=one_checkpoint) as server:
+        ingest([episode(4, terminal=True, start=1000)], server.address)
+        server.load_data(tmp_path / "saved")
+        assert server.client.server_info(timeout=10)["replay"].current_size == 4
