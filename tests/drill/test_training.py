@@ -1,0 +1,312 @@
+"""Training commands that are signalled in each phase, killed at random moments, and continued from damaged checkpoints."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import damage_file, process, receive, wrap_calls
+
+pytestmark = pytest.mark.slow
+
+DATA = Path(__file__).parents[1] / "data/d4rl/pendulum_mixed-v2.hdf5"
+NUM_UPDATES = 400
+#: A function that is called in each phase of a training command, by its module and name.
+PHASES = {
+    "start": ("rlds2reverb.training.training", "get_algorithm"),
+    "reading": ("rlds2reverb.training.data", "read_contents"),
+    "tracing": ("rlds2reverb.learners.train_loop:TrainLoop", "prepare"),
+    "update": ("rlds2reverb.learners.train_loop:TrainLoop", "__call__"),
+    "evaluation": ("rlds2reverb.envs.evaluation:Evaluator", "evaluate"),
+    "checkpoint": ("rlds2reverb.learners.checkpoints:Checkpoints", "save"),
+    "server checkpoint": ("rlds2reverb._server.replay_server:ReplayServer", "save_data"),
+    "export": ("rlds2reverb.learners.learner", "export_policy"),
+}
+#: Phases in which the learner runs, so that a signal makes it save a checkpoint before it ends.
+SAVED = ("update", "evaluation", "checkpoint", "server checkpoint")
+
+
+def make_arguments(run_dir, *options):
+    return [
+        *("train", "--algo", "td3_bc", "--data", str(DATA), "--run-dir", str(run_dir), "--steps", str(NUM_UPDATES)),
+        *("--set", "hidden_sizes=(8,8)", "--eval-every", "100", "--eval-episodes", "1", "--log-every", "50"),
+        *("--checkpoint-every", "100", "--seed", "3", *options),
+    ]
+
+
+def find_owner(path):
+    import importlib
+
+    module, _, name = path.partition(":")
+    owner = importlib.import_module(module)
+    return getattr(owner, name) if name else owner
+
+
+def command(channel, arguments, phase=None, hold_secs=0.0):
+    """Runs a command; sends 'held' when it first comes to a phase and waits there, and finally sends its exit code."""
+    from rlds2reverb.cli import run
+
+    if phase is not None:
+        is_held = []
+
+        def hold():
+            if not is_held:
+                is_held.append(True)
+                channel.send("held")
+                until = time.monotonic() + hold_secs
+                while time.monotonic() < until:
+                    time.sleep(0.01)
+
+        owner, name = PHASES[phase]
+        wrap_calls(find_owner(owner), name, before=hold)
+    with open(os.devnull, "w") as sys.stdout:
+        code = run(arguments)
+    channel.send(code)
+
+
+def run_command(arguments):
+    with process(command, arguments) as (_, channel):
+        return receive(channel)
+
+
+def read_rows(run_dir):
+    """Returns the rows of `progress.csv` without the columns of times, and the content of `evaluations.csv`."""
+    names, *rows = (line.split(",") for line in (run_dir / "progress.csv").read_text().splitlines())
+    kept = [number for number, name in enumerate(names) if not name.endswith(("secs", "_ms", "_share", "per_sec"))]
+    return [[row[number] for number in kept] for row in rows], (run_dir / "evaluations.csv").read_text()
+
+
+def read_weights(run_dir):
+    """Returns the content of the last checkpoint's variables, by name."""
+    import tensorflow as tf
+
+    (path,) = (run_dir / "checkpoints").glob(f"{NUM_UPDATES:010d}")
+    prefix = tf.train.latest_checkpoint(str(path)) or str(next(path.glob("**/*.index")).with_suffix(""))
+    reader = tf.train.load_checkpoint(prefix)
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "OBJECT" not in name}
+
+
+def require_equal_runs(one, other):
+    assert read_rows(one) == read_rows(other)
+    first, second = read_weights(one), read_weights(other)
+    assert first.keys() == second.keys() and len(first) > 10
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of a run that nothing disturbs."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    assert run_command(make_arguments(run_dir, "--deterministic")) == 0
+    return run_dir
+
+
+# --- Signals
+
+
+@pytest.mark.drill("F5")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("phase", PHASES)
+def test_signal_in_each_phase_saves_and_the_same_command_continues(tmp_path, phase, number, whole):
+    options = ["--sampler", "prioritized"] if phase == "server checkpoint" else ["--deterministic"]
+    arguments = make_arguments(tmp_path / "run", *options)
+    with process(command, arguments, phase, 1.0) as (running, channel):
+        assert receive(channel) == "held"
+        os.kill(running.pid, number)
+        code = receive(channel)
+    # Before the learner runs, Ctrl-C is the usual KeyboardInterrupt.
+    assert code == (75 if number == signal.SIGTERM or phase in SAVED else 130)
+    if phase in SAVED:
+        assert any((tmp_path / "run/checkpoints").glob("[0-9]*"))
+    assert run_command(arguments) == 0
+    if phase != "server checkpoint":
+        require_equal_runs(whole, tmp_path / "run")
+
+
+@pytest.mark.drill("F5")
+@pytest.mark.parametrize("phase", SAVED)
+def test_second_signal_ends_the_command_within_a_second(tmp_path, phase, recovery):
+    options = ["--sampler", "prioritized"] if phase == "server checkpoint" else []
+    arguments = make_arguments(tmp_path / "run", *options)
+    with process(command, arguments, phase, 30.0) as (running, channel):
+        assert receive(channel) == "held"
+        os.kill(running.pid, signal.SIGTERM)
+        time.sleep(0.3)
+        with recovery():
+            os.kill(running.pid, signal.SIGTERM)
+            running.join(1.0)
+        assert running.exitcode == 128 + signal.SIGTERM
+    assert run_command(arguments) == 0
+
+
+# --- Kills
+
+
+@pytest.mark.drill("F6")
+def test_run_killed_at_a_random_moment_ends_bit_for_bit_like_a_whole_one(tmp_path, whole, drill_seed, recovery):
+    random = np.random.default_rng([6, drill_seed])
+    arguments = make_arguments(tmp_path / "run", "--deterministic")
+    with process(command, arguments, "reading", 0.0) as (running, channel):
+        assert receive(channel) == "held"
+        channel.poll(random.uniform(0, 6))
+        running.kill()
+        running.join()
+    with recovery():
+        assert run_command(arguments) == 0
+    require_equal_runs(whole, tmp_path / "run")
+
+
+@pytest.mark.drill("F6")
+def test_prioritized_run_killed_at_a_random_moment_loses_at_most_one_interval(tmp_path, drill_seed):
+    random = np.random.default_rng([66, drill_seed])
+    arguments = make_arguments(tmp_path / "run", "--sampler", "prioritized")
+    with process(command, arguments, "reading", 0.0) as (running, channel):
+        assert receive(channel) == "held"
+        channel.poll(random.uniform(2, 10))
+        running.kill()
+        running.join()
+    logged = tmp_path / "run/progress.csv"
+    step = int(logged.read_text().splitlines()[-1].split(",")[0]) if logged.exists() else 0
+    saved = max((int(path.name) for path in (tmp_path / "run/checkpoints").glob("[0-9]" * 10)), default=0)
+    assert saved > step - 100 - 50
+    assert run_command(arguments) == 0
+    steps = [int(row[0]) for row in read_rows(tmp_path / "run")[0]]
+    assert steps == list(range(50, NUM_UPDATES + 1, 50))
+
+
+# --- Crashes within a save
+
+
+def save_until_crash(channel, folder, crash_at):
+    """Saves a second checkpoint, and ends at the N-th operation that changes a file; sends the number otherwise."""
+    from rlds2reverb.learners import Learner
+    from small_agents import MeanAgent, batches
+
+    with Learner(folder, MeanAgent(), batches(), keep_checkpoints=2) as learner:
+        learner.start(10)
+        learner.save_checkpoint()
+        channel.send("saved")
+        num_operations = [0]
+
+        def count(event="", arguments=()):
+            is_write = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+            if is_write or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "fsync"):
+                num_operations[0] += 1
+                if num_operations[0] == crash_at:
+                    os._exit(9)
+
+        sys.addaudithook(count)
+        wrap_calls(os, "fsync", before=lambda: count("fsync"), after=lambda: count("fsync"))
+        learner.start(20)
+        learner.save_checkpoint()
+        channel.send(num_operations[0])
+
+
+@pytest.mark.drill("F7")
+def test_crash_at_each_operation_of_a_save_leaves_a_valid_checkpoint(tmp_path):
+    from rlds2reverb.learners import Learner
+    from small_agents import MeanAgent, batches
+
+    steps = []
+    for crash_at in range(1, 200):
+        folder = tmp_path / str(crash_at)
+        with process(save_until_crash, folder, crash_at) as (running, channel):
+            assert receive(channel) == "saved"
+            running.join(60)
+            num_operations = channel.recv() if running.exitcode == 0 else None
+        with Learner(folder, MeanAgent(), batches(), keep_checkpoints=2) as learner:
+            assert learner.load_checkpoint(), f"operation {crash_at}"
+            steps.append(learner.step)
+            learner.start(30)
+            learner.save_checkpoint()
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        assert [name for name in names if not name.isdigit()] == [], f"operation {crash_at}"
+        if num_operations is not None:
+            break
+    assert set(steps) == {10, 20} and steps == sorted(steps)
+    assert len(steps) > 10
+
+
+# --- Damaged checkpoints
+
+
+def flip_bit(file, part):
+    content = bytearray(file.read_bytes())
+    content[int(part * (len(content) - 1))] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    **{f"flipped at {part}": lambda file, part=part: flip_bit(file, part) for part in (0, 0.3, 0.6, 1)},
+    "truncated": lambda file: damage_file(file, "truncated"),
+    "empty": lambda file: damage_file(file, "empty"),
+    "missing": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.drill("F8")
+def test_damaged_checkpoint_of_a_run_is_named_and_the_previous_one_continues(tmp_path, caplog):
+    from rlds2reverb.learners import Learner
+    from small_agents import MeanAgent, batches
+
+    with Learner(tmp_path / "run", MeanAgent(), batches()) as learner:
+        for step in (10, 20):
+            learner.start(step)
+            learner.save_checkpoint()
+    (newest,) = (tmp_path / "run/checkpoints").glob("*20")
+    names = sorted(path.name for path in newest.iterdir())
+    for number, (name, damage) in enumerate((name, damage) for name in names for damage in DAMAGE):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(tmp_path / "run", copy)
+        DAMAGE[damage](copy / "checkpoints" / newest.name / name)
+        caplog.clear()
+        with Learner(copy, MeanAgent(), batches()) as learner:
+            assert learner.load_checkpoint() and learner.step == 10, (name, damage)
+        assert str(copy / "checkpoints" / newest.name) in caplog.text, (name, damage)
+    assert number >= 20
+
+
+# --- Runs and data that change
+
+
+@pytest.mark.drill("moved")
+def test_moved_run_directory_is_continued(tmp_path, whole):
+    arguments = make_arguments(tmp_path / "run", "--deterministic")
+    with process(command, arguments, "evaluation", 0.0) as (running, channel):
+        assert receive(channel) == "held"
+        os.kill(running.pid, signal.SIGTERM)
+        assert receive(channel) == 75
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert run_command(make_arguments(tmp_path / "moved", "--deterministic")) == 0
+    require_equal_runs(whole, tmp_path / "moved")
+
+
+@pytest.mark.drill("moved")
+def test_changed_data_file_is_rejected_and_the_run_is_unharmed(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "run")
+    data = tmp_path / "pendulum_mixed-v2.hdf5"
+    shutil.copyfile(DATA, data)
+    import h5py
+
+    with h5py.File(data, "r+") as file:
+        file["rewards"][0] += 1
+    before = read_rows(tmp_path / "run")
+    arguments = make_arguments(tmp_path / "run", "--deterministic")
+    arguments[arguments.index("--data") + 1] = str(data)
+    assert run_command(arguments) == 2
+    assert read_rows(tmp_path / "run") == before
+
+
+@pytest.mark.drill("F27")
+def test_second_command_in_the_same_directory_fails_and_the_first_is_unharmed(tmp_path, whole):
+    arguments = make_arguments(tmp_path / "run", "--deterministic")
+    with process(command, arguments, "update", 8.0) as (_, channel):
+        assert receive(channel) == "held"
+        assert run_command(arguments) == 1
+        assert receive(channel) == 0
+    require_equal_runs(whole, tmp_path / "run")
