@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[1] / "data/d4rl/pendulum_mixed-v2.hdf5"
 NUM_UPDATES = 400
 #: A function that is called in each phase of a training command, by its module and name.
 PHASES = {
-    "start": ("rlds2reverb.training.training", "get_algorithm"),
+    "start": ("rlds2reverb.training.training", "resolve_environment"),
     "reading": ("rlds2reverb.training.data", "read_contents"),
     "tracing": ("rlds2reverb.learners.train_loop:TrainLoop", "prepare"),
     "update": ("rlds2reverb.learners.train_loop:TrainLoop", "__call__"),
@@ -120,7 +120,7 @@ def test_signal_in_each_phase_saves_and_the_same_command_continues(tmp_path, pha
         os.kill(running.pid, number)
         code = receive(channel)
     # Before the learner runs, Ctrl-C is the usual KeyboardInterrupt.
-    assert code == (75 if number == signal.SIGTERM or phase in SAVED else 130)
+    assert code == (75 if number == signal.SIGTERM or phase in (*SAVED, "tracing") else 130)
     if phase in SAVED:
         assert any((tmp_path / "run/checkpoints").glob("[0-9]*"))
     assert run_command(arguments) == 0
