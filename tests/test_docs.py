@@ -13,7 +13,7 @@ README = ROOT / "README.md"
 PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if path.is_file()]
 NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
-FOREIGN_OPTIONS = {"--help", "--no-deps", "--python", "--require-hashes"}
+FOREIGN_OPTIONS = {"--help", "--no-deps", "--python", "--require-hashes", "--scale"}
 #: Blocks that take more than about a second, by page and number; most pages have others that are fast.
 SLOW_BLOCKS = {
     "README.md-1",
@@ -47,6 +47,13 @@ def commands(page):
     blocks = re.findall(r"^```(?:bash|console|text)\n(.*?)^```", page.read_text(), re.M | re.S)
     lines = [line for block in blocks for line in re.findall(r"^(?:\$ )?(rlds2reverb .*)$", block, re.M)]
     return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def find_commands(group):
+    """Yields all commands of a group, and those of the groups in it."""
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        yield from find_commands(command) if hasattr(command, "list_commands") else [command]
 
 
 @pytest.fixture
@@ -93,7 +100,7 @@ def test_commands_of_a_page_have_valid_arguments(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_mentioned_on_a_page_exist(page):
-    parameters = [each for name in cli.list_commands(None) for each in cli.get_command(None, name).params]
+    parameters = [each for command in find_commands(cli) for each in command.params]
     options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     text = re.sub(r"python[^\n]*benchmarks/[^`\n]*", "", page.read_text())  # Benchmarks have their own options.
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) <= options | FOREIGN_OPTIONS
