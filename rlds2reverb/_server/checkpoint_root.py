@@ -193,8 +193,8 @@ class CheckpointRoot:
     def retire_future_names(self, *, keep: bool = True) -> None:
         """Removes checkpoints whose names are in the future, because the clock was set back, from Reverb's root.
 
-        Reverb names a checkpoint by the current time, and then deletes all but the one with the latest name, which would
-        be an earlier one. Must be called before a checkpoint is written.
+        Reverb names a checkpoint by the current time, and then deletes all but the one with the latest name, which
+        would be an earlier one. Must be called before a checkpoint is written.
 
         Args:
           keep: whether to move them to `previous/`, replacing the one that is there, instead of deleting them.
@@ -326,7 +326,9 @@ class CheckpointRoot:
           Their new paths.
         """
         folders = (self.checkpoints, self._previous)
-        newest_first = [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir(), reverse=True)]
+        newest_first = [
+            path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir(), reverse=True)
+        ]
         newer = list(itertools.takewhile(lambda path: path.name != name, newest_first))
         return [self._move(path, self._set_aside) for path in reversed(newer)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crashes import CrashAt
 from faults import damage_file, process, receive, wrap_calls
 
 pytestmark = pytest.mark.slow
@@ -191,20 +192,10 @@ def save_until_crash(channel, folder, crash_at):
         learner.start(10)
         learner.save_checkpoint()
         channel.send("saved")
-        num_operations = [0]
-
-        def count(event="", arguments=()):
-            is_write = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
-            if is_write or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "fsync"):
-                num_operations[0] += 1
-                if num_operations[0] == crash_at:
-                    os._exit(9)
-
-        sys.addaudithook(count)
-        wrap_calls(os, "fsync", before=lambda: count("fsync"), after=lambda: count("fsync"))
+        crash = CrashAt(crash_at)
         learner.start(20)
         learner.save_checkpoint()
-        channel.send(num_operations[0])
+        channel.send(crash.num_operations)
 
 
 @pytest.mark.drill("F7")
