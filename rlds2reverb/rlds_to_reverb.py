@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
+import reverb
 import tensorflow as tf
 import tree
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_one_of
+from rlds2reverb._server.clients import table_infos
 from rlds2reverb._writing.observer_items import push_episodes
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources.rlds_trajectories import (
@@ -137,10 +139,14 @@ def push_rlds_to_reverb(
         and the cause name the difference.
       ValueError: If validate is unknown; if `fast` is set and the observer's settings are not supported; or as in
         `convert_rlds_to_trajectories`.
-      ServerUnavailableError: If `fast` is set and the server does not accept items in time.
+      ServerUnavailableError: If the server does not answer within 10 s; if `fast` is set and it does not accept items
+        in time.
       tf.errors.InvalidArgumentError: as in `convert_rlds_to_trajectories`.
     """
     require_one_of("validate", validate, VALIDATE_MODES)
+    client = getattr(reverb_observer, "py_client", None)
+    if isinstance(client, reverb.Client):
+        table_infos(client)  # TF-Agents would wait forever for a server that does not answer.
     signature = reverb_observer.get_table_signature()
     spec = create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
     # Reverb returns signatures as named tuples of its own type, so isinstance(signature, Trajectory) is False.

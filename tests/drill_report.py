@@ -124,9 +124,7 @@ class _Table:
         if report.when == "call":
             secs = [value for name, value in properties if name == _RECOVERY]
             self._slowest[fault] = max([self._slowest[fault], *secs])
-
-    def pytest_sessionfinish(self):
-        self._path.write_text(self._format(), encoding="utf-8")
+            self._path.write_text(self._format(), encoding="utf-8")
 
     def _format(self):
         minutes = (time.monotonic() - self._began) / 60

@@ -29,6 +29,8 @@ from .config import TrainingConfig
 _NUM_CHECKED = 32
 #: Maximum time to wait for the servers' information about their tables.
 _INFO_SECS = 10.0
+#: Maximum time to wait for the items that are checked.
+SAMPLE_SECS = 30.0
 _TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
 
 
@@ -96,6 +98,8 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     size = sum(each[name].current_size for each in all_infos)
     if not size:
         raise SourceError(f"table {name!r} at {where} has no items, but training requires them")
+    for client, each in zip(clients, all_infos, strict=True):
+        _require_enough_items(each[name], client.server_address)
     signature = infos[name].signature
     packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec
@@ -110,6 +114,16 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     num_axes = 1 if has_trajectories else 0
     rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
     return ServedTable(server, name, rows, has_trajectories, size)
+
+
+def _require_enough_items(info: Any, address: str) -> None:
+    """Raises `SourceError` if a table's rate limiter returns no samples yet."""
+    minimum = info.rate_limiter_info.min_size_to_sample
+    if 0 < info.current_size < minimum:
+        raise SourceError(
+            f"table {info.name!r} at {address} has {info.current_size:,} items, but its rate limiter waits for "
+            f"{minimum:,} before it returns samples; insert more, or serve it with the rate limiter min_size:1"
+        )
 
 
 def make_table_action_spec(
@@ -155,7 +169,7 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
             f"the items of table {table.table!r} are transitions, but {config.algo} learns from trajectories of two "
             "steps; convert the dataset again with TrajectoryWindows(2)"
         )
-    (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED).take(1)
+    (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)
     has_one_priority = bool((sample.info.priority == sample.info.priority[0]).numpy().all())
     if table.has_trajectories or "value_gamma" not in sample.data:
         return has_one_priority
