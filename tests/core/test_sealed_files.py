@@ -1,5 +1,7 @@
 """Tests that sealed files and folders are complete or absent, and that any damage is detected."""
 
+import os
+
 import pytest
 
 from rlds2reverb._sealed_files import MANIFEST, SealedFolders, load_json, read_manifest, save_json
@@ -39,6 +41,19 @@ def test_load_json_raises_for_any_changed_byte(tmp_path):
         path.write_bytes(content)
         with pytest.raises(CorruptFileError):
             load_json(path)
+
+
+def test_failed_save_keeps_the_previous_content(tmp_path, monkeypatch):
+    path = tmp_path / "journal.json"
+    save_json(path, {"seen": 1})
+
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_json(path, {"seen": 2})
+    assert load_json(path) == {"seen": 1}
 
 
 def make_fill(text):

@@ -124,6 +124,24 @@ def test_environment_of_the_caller_that_cannot_be_created_again_closes_the_batch
         env.reset()
 
 
+def test_environment_that_is_created_again_has_a_different_seed():
+    seeds = []
+
+    class Recorded(Counting):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    construct = functools.partial(lambda: GymnasiumEnvironment(Recorded(failure="raise", fails_at=2)))
+    with ParallelEnvironment([construct], num_workers=0, seed=5) as env:
+        env.reset()
+        env.step(np.zeros(1, int))
+        with pytest.warns(RuntimeWarning, match="environment 0 failed"):
+            env.step(np.zeros(1, int))
+        env.step(np.zeros(1, int))
+    assert len(seeds) == 2 and seeds[0] == 5 and seeds[1] not in (None, 5)
+
+
 def test_interrupted_step_is_followed_by_new_episodes():
     def construct(kind):
         return GymnasiumEnvironment(kind(20))

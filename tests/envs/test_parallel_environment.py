@@ -200,7 +200,8 @@ def test_workers_end_with_a_killed_caller_even_if_an_environment_hangs():
     children = find_children(process.pid)
     assert len(children) == 2
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()  # The workers may still hold its output open.
+    process.stdout.close()
     deadline = time.monotonic() + 10
     while any(map(is_running, children)):
         assert time.monotonic() < deadline, "a worker survived its caller"

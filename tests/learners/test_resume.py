@@ -216,6 +216,9 @@ def test_log_has_neither_gaps_nor_duplicates_after_a_kill(tmp_path, moment):
     expected = read_log(tmp_path / "one")
     assert expected[0]["step"] == [3, 6, 9, 11] and expected[1] == [3, 6, 9] and expected[2] == [3, 6, 9, 11]
     assert read_log(tmp_path / "two") == expected
+    for path in (tmp_path / "one").glob("*.csv"):  # Loading a log drops repeated rows.
+        num_rows = [len((tmp_path / name / path.name).read_text().splitlines()) for name in ("one", "two")]
+        assert num_rows[0] == num_rows[1], path.name
 
 
 @pytest.mark.slow

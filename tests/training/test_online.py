@@ -9,8 +9,13 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import tensorflow as tf
 from counting import Counting
 from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.training.collector import Collector
+from tf_agents.policies.random_tf_policy import RandomTFPolicy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
 
 from rlds2reverb import (
     CheckpointError,
@@ -86,6 +91,19 @@ def test_collected_items_are_those_of_whole_episodes(collected):
     lengths = after - first
     powers = 0.5 ** (lengths - 1)
     np.testing.assert_allclose(items["discount"], powers * np.where(ends & terminates, 0, 1))
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+def test_only_a_termination_is_collected_as_terminal(terminates):
+    policy = RandomTFPolicy(
+        ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
+    )
+    collector = Collector(partial(Counting, 4, terminates=terminates), policy)
+    (piece,) = collector.collect(4, is_random=True)
+    collector.close()
+    steps = piece.episode.steps
+    assert piece.is_complete and steps["is_terminal"].tolist() == [*[False] * 4, terminates]
+    assert steps["discount"].tolist() == [1, 1, 1, *[float(not terminates)] * 2]
 
 
 def test_different_online_options_belong_to_a_different_run(collected):
