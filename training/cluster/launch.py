@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -116,20 +116,20 @@ class ClusterTraining:
           RuntimeError: If a process fails repeatedly, or the cluster has too few resources.
           TrainingDivergedError, CheckpointError: As `Training`.
         """
-        reason = [""]
-        with stop_on_signal(lambda name: reason.__setitem__(0, reason[0] or name)):
+        signals: list[str] = []
+        with stop_on_signal(signals.append):
             self._start_replay()
             self._start_others()
-            self._watch(lambda: reason[0])
-            self._stop(reason[0] or "complete")
+            self._watch(signals)
+            self._stop(signals[0] if signals else "complete")
         task = self.task_state()
         if task["state"] == "failed":
             raise _make_error(task["reason"])
         run = load_run(self.run_dir)
         if run.best_return is not None:
             run.plot(self.run_dir / "curve.png")
-        if reason[0]:
-            self._progress.note(f"stopped by {reason[0]} after {task['step']:,} updates; run it again to continue")
+        if signals:
+            self._progress.note(f"stopped by {signals[0]} after {task['step']:,} updates; run it again to continue")
         return run
 
     # --- State
@@ -266,10 +266,10 @@ class ClusterTraining:
 
     # --- Watch and stop
 
-    def _watch(self, get_signal: Callable[[], str]) -> None:
+    def _watch(self, signals: Sequence[str]) -> None:
         """Shows the progress until the task has ended and its last policy is evaluated, or a signal arrives."""
         shown, ended = 0.0, None
-        while not get_signal():
+        while not signals:
             self._require_running()
             status, task = self.status(), self.task_state()
             if time.monotonic() - shown > (_POLL_SECS if self._progress.is_live else _LINE_SECS):
@@ -289,7 +289,7 @@ class ClusterTraining:
         """Raises the error of a process that has failed; Ray restarts those that were killed."""
         ray = import_ray()
         done, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
-        for name, run in self._runs.items():
+        for name, run in list(self._runs.items()):
             if run in done:
                 try:
                     ray.get(run)
