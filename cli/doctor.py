@@ -246,6 +246,6 @@ def _check_exposure(port: int) -> Iterator[Finding]:
         "exposure",
         "note",
         f"a Reverb server listens on all network interfaces{where} without authentication",
-        f"block port {port} from outside with a firewall, or run the server under systemd with IPAddressDeny=any and "
-        "IPAddressAllow=localhost",
+        "pass --isolate to serve and convert --serve if all clients are on this machine; otherwise, allow only their "
+        f"addresses to reach port {port} with a firewall",
     )

@@ -176,6 +176,12 @@ server_options = _combine(
         show_default="only when the server stops",
         help="Time between checkpoints while serving, such as 600 (seconds) or 10m; requires --checkpoint-root.",
     ),
+    click.option(
+        "--isolate",
+        is_flag=True,
+        help="Accept connections from this machine (or container) only, at localhost, 127.0.0.1 and ::1. Fails if the "
+        "system does not support that; requires Linux 5.7 or root.",
+    ),
     click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest."),
 )
 
@@ -389,6 +395,7 @@ def _start_server(options: dict[str, Any], signature: Any) -> ReplayServer | Sha
         "port": options["port"],
         "checkpoint_root": options["checkpoint_root"],
         "verify": not options["no_verify"],
+        "isolate": options["isolate"],
     }
     if data is None:
         configs = table_configs(options)

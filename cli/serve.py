@@ -83,7 +83,7 @@ def serve(cast_floats: bool, **options: Any) -> None:
 
     \b
     Examples:
-      rlds2reverb serve --data hopper/ --port 8000
+      rlds2reverb serve --data hopper/ --port 8000 --isolate
       rlds2reverb serve --signature-from hopper_medium-v2.hdf5 --port 8000
       rlds2reverb serve --checkpoint-root replay/ --checkpoint-every 10m
       rlds2reverb serve --signature-from hopper_medium-v2.hdf5 --port 8000 --shards 3
@@ -92,7 +92,8 @@ def serve(cast_floats: bool, **options: Any) -> None:
     disk is full at that moment, the server waits for space; a second Ctrl-C or SIGTERM stops it without a checkpoint.
     Items inserted after the last checkpoint are lost if the process is killed; --checkpoint-every limits that loss.
 
-    Reverb listens on all network interfaces without authentication: keep the port behind a firewall.
+    Reverb listens on all network interfaces without authentication: pass --isolate if all clients are on this machine;
+    otherwise keep the port behind a firewall.
     """
     require_server_options(options)
     require_item_options(options)
@@ -163,11 +164,20 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
         shapes = "" if info.signature else ", of any shape (pass --signature-from SRC to check them)"
         shards = f" on {len(all_infos)} servers" if len(all_infos) > 1 else ""
         output.say(f"table {name!r}: {size:,}{limit} items{shards}{shapes}")
-    output.say(f"serving on {server.address} and all network interfaces, without authentication; Ctrl-C stops it")
+    output.say(f"serving on {server.address} {_describe_reach(server)}; Ctrl-C stops it")
     while not _wait_for_signal(signals, checkpoint_secs):
         write_checkpoint(server)
     if server.has_checkpoints:
         _write_last_checkpoint(server, signals)
+
+
+def _describe_reach(server: ReplayServer | ShardedReplayServer) -> str:
+    if server.is_isolated:
+        return "for this machine only"
+    return (
+        "and all network interfaces: other machines can reach the port without authentication, unless a firewall "
+        "blocks it or --isolate is passed"
+    )
 
 
 def _wait_for_signal(signals: list[int], secs: float | None) -> bool:

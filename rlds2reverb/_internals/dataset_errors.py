@@ -26,6 +26,11 @@ _TYPES: dict[str, type[Exception]] = {
 }
 #: The text of an assertion, in which TensorFlow escapes quotes, backslashes and line breaks.
 _REASON = re.compile(rf"({'|'.join(_TYPES)}): (.*?)\]?(?:\n|$)")
+#: Reverb's description of an item that does not match the table's signature.
+_MISMATCH = re.compile(
+    r"Received incompatible tensor at flattened index (\d+) from table '(.*?)'\.\s+Specification has \(dtype, shape\): "
+    r"\((.*?)\)\.\s+Tensor has \(dtype, shape\): \((.*?)\)\."
+)
 
 
 def describe_error(error: Exception) -> str:
@@ -49,13 +54,22 @@ def translate_error(error: Exception) -> Exception | None:
 
     Returns:
       `ServerUnavailableError` if no server returned samples in time; `TimeoutError` if a buffer refused to sample for
-      too long; `SpecMismatchError` if an agent cannot use the data.
+      too long; `SpecMismatchError` if an agent cannot use the data, or an item does not match the table's signature.
     """
-    match = _REASON.search(getattr(error, "message", ""))
+    message = getattr(error, "message", "")
+    match = _REASON.search(message)
     if match is None:
-        return None
+        mismatch = _MISMATCH.search(message)
+        return None if mismatch is None else SpecMismatchError(_describe_mismatch(*mismatch.groups()))
     name, reason = match.groups()
     return _TYPES[name](reason.encode("latin-1", "backslashreplace").decode("unicode_escape"))
+
+
+def _describe_mismatch(column: str, table: str, expected: str, actual: str) -> str:
+    return (
+        f"an item of table {table!r} does not match the table's signature: column {column} must be {expected}, got "
+        f"{actual}; find the writer that inserted it, and accept trusted writers only"
+    )
 
 
 class _Iterator(iterator_ops.OwnedIterator):

@@ -22,6 +22,7 @@ from rlds2reverb.tables import TableConfig
 from .checkpoint_root import CheckpointRoot
 from .clients import require_table, table_infos
 from .connection import ServerConnection
+from .isolation import isolate_port
 from .memory import require_memory
 from .ports import pick_port, reserve_port
 from .scratch import scratch_folder
@@ -34,7 +35,7 @@ class ReplayServer:
     """A running server. Use it as a context manager, or call `stop`.
 
     Reverb listens on all interfaces without authentication: anyone who reaches the port can read, write and reset the
-    tables. Keep it behind a firewall.
+    tables. Pass `isolate=True` if all clients are on this machine; otherwise keep the port behind a firewall.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ReplayServer:
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
         keep_previous: bool = True,
+        isolate: bool = False,
     ):
         """Starts a server with empty tables, or from the newest valid checkpoint in `checkpoint_root` if there is one.
 
@@ -61,13 +63,18 @@ class ReplayServer:
             must be complete in any case.
           keep_previous: whether to keep the checkpoint before the newest, and to start from it if the newest is
             damaged. The root then always takes the space of two checkpoints, instead of only while one is written.
+          isolate: whether to accept connections from this machine only, at localhost, 127.0.0.1 and ::1. In a
+            container, this machine is the container. It requires Linux 5.7 or root. Other machines can connect for some
+            milliseconds while Reverb starts; their connections are cut off before the constructor returns.
 
         Raises:
           ResourceInUseError: If the port or the checkpoint root is in use.
           CheckpointError: If the checkpoint root has foreign files, is damaged, or is for different tables.
           SpecMismatchError: If a restored table has a different signature.
+          OSError: If the port cannot be isolated; the server is stopped in that case.
           ValueError: If there are no tables.
         """
+        self._isolate = isolate
         self._start(tables, signature, None, port, checkpoint_root, verify=verify, keep_previous=keep_previous)
 
     @classmethod
@@ -81,6 +88,7 @@ class ReplayServer:
         verify: bool = True,
         force: bool = False,
         keep_previous: bool = True,
+        isolate: bool = False,
     ) -> ReplayServer:
         """Starts a server with the items in a directory that `ingest` wrote; the directory is not changed.
 
@@ -94,14 +102,16 @@ class ReplayServer:
           verify: as for `ReplayServer`; applies to the directory as well.
           force: whether to start even if the items need more memory than is free.
           keep_previous: as for `ReplayServer`.
+          isolate: as for `ReplayServer`.
 
         Raises:
           CheckpointError: If the directory is missing, damaged, not written by `ingest`, or has different tables; or
             as for `ReplayServer`.
           InsufficientMemoryError: If the items need more memory than is free.
-          ResourceInUseError: As for `ReplayServer`.
+          ResourceInUseError, OSError: As for `ReplayServer`.
         """
         server = cls.__new__(cls)
+        server._isolate = isolate
         path = Path(directory)
         server._start(
             tables, None, path, port, checkpoint_root, verify=verify, keep_previous=keep_previous, force=force
@@ -159,6 +169,12 @@ class ReplayServer:
             if self.started_from is None:
                 raise
             raise CheckpointError(f"Reverb cannot load the checkpoint {self.started_from} ({error})") from error
+        if self._isolate:
+            try:
+                isolate_port(self.port)
+            except BaseException:
+                self._server.stop()
+                raise
         self.client = reverb.Client(self.address)
         infos = table_infos(self.client, timeout_secs=_START_SECS)
         if signature is not None:
@@ -169,6 +185,11 @@ class ReplayServer:
     def address(self) -> str:
         """The address for clients on this machine, 'localhost:PORT'."""
         return f"localhost:{self.port}"
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the server accepts connections from this machine only."""
+        return self._isolate
 
     @property
     def has_checkpoints(self) -> bool:

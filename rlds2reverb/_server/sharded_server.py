@@ -54,6 +54,7 @@ class ShardedReplayServer:
         port: int | None = None,
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
+        isolate: bool = False,
     ):
         """Starts the servers with empty tables, or from the last commit in `checkpoint_root` if there is one.
 
@@ -64,14 +65,15 @@ class ShardedReplayServer:
           port: port of the first server, and those after it for the others; None chooses free ones.
           checkpoint_root: directory for checkpoints; None for no checkpoints.
           verify: as for `ReplayServer`.
+          isolate: as for `ReplayServer`.
 
         Raises:
           CheckpointError: If no commit is intact, or the root has a different number of shards.
-          ResourceInUseError, SpecMismatchError, ValueError: As for `ReplayServer`.
+          ResourceInUseError, SpecMismatchError, OSError, ValueError: As for `ReplayServer`.
         """
 
         def start(shard: int, **options: Any) -> ReplayServer:
-            return ReplayServer(tables, signature, **options)
+            return ReplayServer(tables, signature, isolate=isolate, **options)
 
         self._start(start, num_shards, port, checkpoint_root, verify=verify)
 
@@ -85,6 +87,7 @@ class ShardedReplayServer:
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
         force: bool = False,
+        isolate: bool = False,
     ) -> ShardedReplayServer:
         """Starts a server for each of the directories `shard_0`, `shard_1`, ... in a directory.
 
@@ -95,10 +98,11 @@ class ShardedReplayServer:
           checkpoint_root: see `ShardedReplayServer`; a commit there replaces the data.
           verify: as for `ReplayServer`.
           force: see `ReplayServer.from_directory`.
+          isolate: as for `ReplayServer`.
 
         Raises:
           CheckpointError: If there are no shards, or one is damaged; or as for `ShardedReplayServer`.
-          InsufficientMemoryError, ResourceInUseError: As for `ReplayServer.from_directory`.
+          InsufficientMemoryError, ResourceInUseError, OSError: As for `ReplayServer.from_directory`.
         """
         num_shards = count_shards(directory)
         if not num_shards:
@@ -107,7 +111,7 @@ class ShardedReplayServer:
 
         def start(shard: int, **options: Any) -> ReplayServer:
             path = shard_path(directory, shard)
-            return ReplayServer.from_directory(path, tables=tables, force=force, **options)
+            return ReplayServer.from_directory(path, tables=tables, force=force, isolate=isolate, **options)
 
         server._start(start, num_shards, port, checkpoint_root, verify=verify)
         return server
@@ -144,6 +148,11 @@ class ShardedReplayServer:
     def address(self) -> str:
         """The addresses of the servers for clients on this machine, 'localhost:PORT,localhost:PORT'."""
         return ",".join(server.address for server in self.servers)
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the servers accept connections from this machine only."""
+        return all(server.is_isolated for server in self.servers)
 
     @property
     def has_checkpoints(self) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
-from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.sampling import translate_error
 
 REASON = """it's "gone" [at \\ Zürich]; start\nit]"""
@@ -49,6 +49,16 @@ def test_translate_error_finds_the_error_in_a_graph():
         tf.function(lambda: next(iterator), autograph=False)()
     error = translate_error(caught.value)
     assert type(error) is ServerUnavailableError and str(error) == REASON
+
+
+def test_items_that_do_not_match_the_signature_are_reported():
+    message = (
+        "Received incompatible tensor at flattened index 1 from table 'replay'.  Specification has (dtype, shape): "
+        "(float, [2,4]).  Tensor has (dtype, shape): (int32, [2,40]).\nTable signature: 0: Tensor<...>"
+    )
+    error = translate_error(tf.errors.InvalidArgumentError(None, None, message))
+    assert type(error) is SpecMismatchError
+    assert "table 'replay'" in str(error) and "column 1 must be float, [2,4], got int32, [2,40]; find" in str(error)
 
 
 def test_other_errors_and_the_end_are_unchanged():
