@@ -80,7 +80,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("drill_seed", range(metafunc.config.getoption("--drill-trials")), ids="seed{}".format)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--drill-table") is not None:
+        # These count the descriptors of their process, which the connections of earlier tests would change.
+        items.sort(key=lambda item: "tests/envs/" not in item.nodeid)
     for item in items:
         marker = item.get_closest_marker("drill")
         if marker is not None:
