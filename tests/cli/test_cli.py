@@ -330,6 +330,7 @@ def test_convert_distributes_several_files_over_shards(data, capsys, tmp_path):
     assert sum(sizes) == 1822 and min(sizes) > 0
 
 
+@pytest.mark.slow
 def test_convert_on_beam_writes_the_same_files(data, capsys, tmp_path):
     options = ("--normalize-observations", "--priority", "return", "--n-step", 3)
     call(capsys, "convert", data / HOPPER, "--out", tmp_path / "plain", *options)

@@ -73,6 +73,7 @@ def test_files_are_those_of_ingest(data, tmp_path, name, options):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["beam", "plain"]
 
 
+@pytest.mark.slow
 def test_several_files_become_shards(data, tmp_path):
     for number in range(2):
         shutil.copy(data / HOPPER, tmp_path / f"part-{number}.hdf5")
@@ -115,6 +116,7 @@ def test_invalid_episodes_can_be_skipped(data, tmp_path):
 
 
 @pytest.mark.drill("F29")
+@pytest.mark.slow
 def test_interrupted_run_encodes_only_the_missing_parts(data, tmp_path, monkeypatch):
     from rlds2reverb.beam.storage import WorkFolder
 
