@@ -237,7 +237,9 @@ class ClusterTraining:
         for rank in range(cluster.num_learners if cluster.learner_gpus else 0):
             bundles[1 + cluster.num_shards + rank]["GPU"] = cluster.learner_gpus
         self._group = ray.util.placement_group([_drop_zeros(bundle) for bundle in bundles], strategy="SPREAD")
-        if not self._group.wait(_START_SECS):
+        # A cluster of several machines may still grow.
+        is_too_small = cluster.address is None and self._num_cpus * num_actors > total
+        if is_too_small or not self._group.wait(_START_SECS):
             raise RuntimeError(
                 f"the cluster has no room for {num_actors} processes with {self._num_cpus:g} CPUs each; it has "
                 f"{total:g} CPUs. Use fewer collectors or shards, set num_cpus, or add machines"
