@@ -90,7 +90,7 @@ def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
 @pytest.mark.drill("cluster")
 def test_interrupted_command_saves_and_continues(tmp_path):
     run_dir = tmp_path / "run"
-    process = start_training(run_dir, "--collectors", "1", data=DATA)
+    process = start_training(run_dir, "--collectors", "1", "--steps", "600", data=DATA)
     until = time.monotonic() + 200
     while not (run_dir / "evaluations.csv").exists() and time.monotonic() < until:
         time.sleep(0.5)
@@ -99,7 +99,7 @@ def test_interrupted_command_saves_and_continues(tmp_path):
     assert code == 75 and "stopped by SIGINT" in err
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert checkpoints
-    code, _, err = finish(start_training(run_dir, "--collectors", "1", data=DATA))
+    code, _, err = finish(start_training(run_dir, "--collectors", "1", "--steps", "600", data=DATA))
     assert code == 0, err
     steps = [int(row["step"]) for row in read_numbers(run_dir / "evaluations.csv")]
     assert steps == sorted(set(steps))
