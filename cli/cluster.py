@@ -58,7 +58,7 @@ def cluster() -> None:
     "source",
     metavar="SRC",
     help="Dataset, or HOST:PORT of Reverb servers; none to learn only from what is collected.  [default: that of "
-    "the run whose config.json is passed]",
+    "the run whose config.json is passed, in this directory]",
 )
 @click.option(
     "--run-dir",
@@ -151,9 +151,9 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     texts = passed.pop("hyperparameters")
     if options["config_file"].suffix == ".json":
         document = _read_document(options["config_file"])
-        source = document.get("data", {}).get("source") if source is None else source
+        source = _find_source(document) if source is None else source
         passed = {**document["configuration"], **({"algo": options["algo"]} if options["algo"] else {}), **passed}
-        gin_files = []
+        gin_files: list[Path] = []
     else:
         if not options["algo"]:
             raise click.UsageError("--algo is required, because CONFIG is a gin file")
@@ -171,7 +171,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         **{name: parse_hyperparameter(algo, name, text) for name, text in texts.items()},
     }
     config = TrainingConfig.from_gin(algo, gin_files=gin_files, **passed)
-    source = None if source in (NO_DATA, "None") else source
+    source = None if source == NO_DATA else source
     names = ("num_collectors", "num_shards", "num_learners", "address", "num_cpus", "learner_gpus", "checkpoint_secs")
     settings = ClusterConfig(**{name: options[name] for name in names})
     config = config.for_source(source)
@@ -195,6 +195,12 @@ def _read_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("configuration"), dict):
         raise click.UsageError(f"{path} must be the config.json of a run, which contains 'configuration'")
     return document
+
+
+def _find_source(document: dict[str, Any]) -> str | None:
+    """Returns the data of a run by the name in its `config.json`, or `NO_DATA` if it had none; None if unknown."""
+    data = document.get("data") or {}
+    return NO_DATA if data.get("fingerprint") == "none" else data.get("source")
 
 
 def _report(config: TrainingConfig, run: Run, status: dict[str, Any], *, as_json: bool) -> None:

@@ -23,7 +23,8 @@ def silence_logs() -> None:
     if _logs.library_logs_enabled():
         return
     warnings.simplefilter("ignore")
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    for name in ("urllib3", "matplotlib"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.ERROR)

@@ -16,6 +16,7 @@ from .checkpoints import open_checkpoint
 from .hooks import LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from .hooks.hook import HookedLearner, Position
 from .learner import Learner
+from .runs import POLICY_FOLDER
 from .tasks import read_policy, require_task
 from .train_loop import count_workers
 
@@ -108,7 +109,7 @@ class BaseCommLearner(abc.ABC):
                 with learner.running():
                     self._train(learner, int(task_info["learner"]["num_iterations"]))
                 if self.rank == 0:
-                    learner.export_policy(learner.run_dir / "policy")
+                    learner.export_policy(learner.run_dir / POLICY_FOLDER)
             finally:
                 self.learner = None
             return learner.step

@@ -11,6 +11,7 @@ import hashlib
 import multiprocessing
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -85,6 +86,15 @@ def receive(channel: Connection) -> Any:
     if isinstance(message, BaseException):
         raise message
     return message
+
+
+@contextmanager
+def within(secs: float) -> Iterator[None]:
+    """Fails if the block takes longer."""
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took <= secs, f"took {took:.1f} s instead of at most {secs:g} s"
 
 
 def skip_unless_mounted(channel: Connection) -> None:

@@ -23,10 +23,11 @@ from .data import TrainingData
 
 #: Prioritized replay (Schaul et al. 2016, table 3, proportional): exponent of the priorities, and exponent of the
 #: importance weights at the beginning and at the end of a run.
-_PRIORITY_EXPONENT = 0.6
-_FIRST_BETA, _LAST_BETA = 0.4, 1.0
+PRIORITY_EXPONENT = 0.6
+FIRST_BETA, LAST_BETA = 0.4, 1.0
 _TABLE = "replay"
-_PREFETCH = 4
+#: Number of batches to prepare ahead.
+PREFETCH = 4
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStac
     size = config.batch_size or 1
 
     def open_feed(size: int) -> StreamingDataset:
-        feed = StreamingDataset(sample_dataset(server, table, size, beta=0.0, prefetch=_PREFETCH))
+        feed = StreamingDataset(sample_dataset(server, table, size, beta=0.0, prefetch=PREFETCH))
         stack.callback(feed.close)
         return feed
 
@@ -88,8 +89,8 @@ def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStac
         return Batches(open_feed(size), open_feed)
     lost = _warn_priorities_lost if len(split_servers(server)) > 1 else None
     writer = stack.enter_context(PriorityWriter(server, table, on_server_lost=lost))
-    samples = sample_dataset(server, table, size, beta=1.0, prefetch=_PREFETCH)
-    feed = StreamingDataset(samples, beta=LinearSchedule(_FIRST_BETA, _LAST_BETA, config.steps))
+    samples = sample_dataset(server, table, size, beta=1.0, prefetch=PREFETCH)
+    feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.steps))
     stack.callback(feed.close)
     return Batches(feed, open_feed, writer, server if is_own else None)
 
@@ -105,7 +106,7 @@ def _warn_priorities_lost(address: str, reason: str) -> None:
 def _start_server(episodes: Source, adder: Any) -> ReplayServer:
     """Starts a server with an empty table for the items of some episodes."""
     signature = packed_signature(Packing(adder.item_spec(episodes.step_spec), getattr(adder, "squeeze", False)))
-    return ReplayServer([TableConfig(_TABLE, sampler=Selector("prioritized", _PRIORITY_EXPONENT))], signature)
+    return ReplayServer([TableConfig(_TABLE, sampler=Selector("prioritized", PRIORITY_EXPONENT))], signature)
 
 
 def _fill(server: ReplayServer, episodes: Source, adder: Any) -> None:

@@ -3,14 +3,13 @@
 import os
 import signal
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from faults import convert, process, read_checkpoint, receive, run_ingest, serve_table
+from faults import convert, process, read_checkpoint, receive, run_ingest, serve_table, within
 from numbers_served import serve_in_process
 from reference_impls import episode, rlds_dataset
 from rlds2reverb.adders import NStep
@@ -55,15 +54,6 @@ marked = pytest.mark.parametrize(
         pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.drill("F15")),
     ],
 )
-
-
-@contextmanager
-def within(secs):
-    """Fails if the block takes longer."""
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    assert took <= secs, f"took {took:.1f} s instead of at most {secs:g} s"
 
 
 def serve_with_signature(channel, root):

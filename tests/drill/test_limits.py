@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 import portpicker
 import pytest
-from faults import HANG_SECS, make_episodes, process, receive, serve_table
+from faults import HANG_SECS, make_episodes, process, receive, serve_table, within
 from rlds2reverb.adders import NStep
 from rlds2reverb.training import tables as training_tables
 from rlds2reverb.training.config import TrainingConfig
@@ -40,15 +40,6 @@ pytestmark = pytest.mark.slow
 TIMEOUT_SECS = 5.0
 #: What a call may take in addition to its timeout.
 MARGIN_SECS = 5.0
-
-
-@contextmanager
-def within(secs):
-    """Fails if the block takes longer."""
-    began = time.monotonic()
-    yield
-    took = time.monotonic() - began
-    assert took <= secs, f"took {took:.1f} s instead of at most {secs:g} s"
 
 
 def make_table(limiter, name="replay", **options):

@@ -9,7 +9,7 @@ from rlds2reverb._arguments import require_count, require_number
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """How a training run is distributed over a Ray cluster.
+    """The distribution of a training run over a Ray cluster.
 
     Attributes:
       num_collectors: number of collectors; each steps `TrainingConfig.num_envs` environments. Ignored without an online

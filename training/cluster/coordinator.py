@@ -24,7 +24,7 @@ _ENDED = ("complete", "failed", "stopped")
 
 
 class CollectOrder(NamedTuple):
-    """What a collector does next.
+    """The next step of a collector.
 
     Attributes:
       num_steps: number of environment steps to collect; 0 to wait and ask again.
@@ -44,7 +44,7 @@ class CollectOrder(NamedTuple):
 
 
 class LearnOrder(NamedTuple):
-    """What a learner does next: train until `until` updates are done in total, on the items of these replay servers."""
+    """The next step of a learner: train until `until` updates are done in total, on the items of `shards`."""
 
     until: int
     shards: dict[int, str]
@@ -52,7 +52,7 @@ class LearnOrder(NamedTuple):
 
 
 class EvaluateOrder(NamedTuple):
-    """What an evaluator does next: evaluate the policy in the table of this address, if an evaluation is due."""
+    """The next step of an evaluator: evaluate the policy in the table of this address, if an evaluation is due."""
 
     is_due: bool
     variables: str | None
@@ -60,7 +60,7 @@ class EvaluateOrder(NamedTuple):
 
 
 class ReplayOrder(NamedTuple):
-    """What a replay server does next: write a checkpoint if `checkpoint` is greater than the number of its last one."""
+    """The next step of a replay server: write a checkpoint if the number of its last one is below `checkpoint`."""
 
     checkpoint: int
     is_stopped: bool

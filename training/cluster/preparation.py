@@ -1,4 +1,4 @@
-"""What a run on a cluster consists of, before anything is started: data, agent, environment and tables."""
+"""The parts of a run on a cluster, before anything is started: data, agent, environment and tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.evaluation import Evaluator
+from rlds2reverb.learners.references import describe_reference
 from rlds2reverb.learners.tasks import make_task
 
 from rlds2reverb import Selector, TableConfig, packed_signature
@@ -15,6 +16,7 @@ from rlds2reverb._server.clients import connect_all
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Source
 
+from ..batches import PRIORITY_EXPONENT
 from ..collected_pieces import PieceConverter, choose_adder
 from ..config import TrainingConfig
 from ..data import TrainingData, describe_environment, open_data, open_source
@@ -24,8 +26,6 @@ from ..training import agent_hyperparameters, describe_run
 from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
 
 _TASK = "train"
-#: Exponent of the priorities; see `rlds2reverb.training.batches`.
-_PRIORITY_EXPONENT = 0.6
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
     """Reads the data and checks that a run is possible.
 
     Args:
-      source: as for `Training`, except for a directory that `ingest` wrote and servers in this process, which other
-        machines could not reach.
+      source: the data, see `Training`, except for a directory that `ingest` wrote and servers in this process, which
+        other machines could not reach.
       config: the options of the run.
       run_dir: directory of the run, which all machines share.
       num_shards: number of replay servers.
@@ -130,8 +130,7 @@ def _open_data(source: Any, config: TrainingConfig, evaluator: Evaluator | None)
 def _make_task(
     config: TrainingConfig, data: TrainingData, environment: str | None, run_dir: str | Path
 ) -> dict[str, Any]:
-    describe = _describe_callable
-    hyperparameters = {name: describe(value) for name, value in agent_hyperparameters(config, data).items()}
+    hyperparameters = {name: _describe_callable(value) for name, value in agent_hyperparameters(config, data).items()}
     return make_task(
         _TASK,
         config.algo,
@@ -152,8 +151,6 @@ def _make_task(
 
 
 def _describe_callable(value: Any) -> Any:
-    from rlds2reverb.learners.references import describe_reference
-
     return describe_reference(value) if callable(value) else value
 
 
@@ -161,7 +158,7 @@ def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) ->
     tables = []
     if data.episodes is not None:
         is_uniform = config.sampler == "uniform"
-        sampler = Selector("uniform") if is_uniform else Selector("prioritized", _PRIORITY_EXPONENT)
+        sampler = Selector("uniform") if is_uniform else Selector("prioritized", PRIORITY_EXPONENT)
         tables.append(TableConfig(OFFLINE_TABLE, sampler))
     if config.online_steps or not tables:
         size = -(-config.replay_size // num_shards)

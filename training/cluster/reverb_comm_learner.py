@@ -18,15 +18,15 @@ from rlds2reverb import PriorityWriter, sample_dataset
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sampling import LinearSchedule
 
+from ..batches import FIRST_BETA, LAST_BETA, PREFETCH
+from ..collected_table import TABLE
 from .caller import Caller
 from .channels import LearnInfoClient, VariableClient
 from .coordinator import LearnOrder
 
 _LOG = logging.getLogger(__name__)
-OFFLINE_TABLE, COLLECTED_TABLE = "offline", "collected"
-#: Prioritized replay, as in `rlds2reverb.training.batches`.
-_FIRST_BETA, _LAST_BETA = 0.4, 1.0
-_PREFETCH, _POLL_SECS = 4, 0.2
+OFFLINE_TABLE, COLLECTED_TABLE = "offline", TABLE
+_POLL_SECS = 0.2
 #: Number of updates between two orders.
 _NUM_UPDATES = 100
 #: Maximum time without any replay server: Ray has to place the process on another machine, and load its checkpoint.
@@ -108,14 +108,14 @@ class ReverbCommLearner(BaseCommLearner):
           ServerUnavailableError: If no replay server with items is found in time.
         """
         self._batch_size = batch_size
-        return self._wait_for_data(self._open_feed)
+        return self._wait_for_feed()
 
-    def _wait_for_data(self, open_feed: Callable[[], Feed]) -> Feed:
+    def _wait_for_feed(self) -> Feed:
         until = time.monotonic() + self._replay_secs
         while True:
             self._shards = self._choose_shards(self._call("shards"))
             try:
-                return open_feed()
+                return self._open_feed()
             except ServerUnavailableError as error:
                 if time.monotonic() > until or self.is_closed:
                     raise ServerUnavailableError(
@@ -142,11 +142,11 @@ class ReverbCommLearner(BaseCommLearner):
         if not servers:
             raise ServerUnavailableError("no replay server has reported to the coordinator")
         tables = self._tables
-        options: dict[str, Any] = {"prefetch": _PREFETCH, "on_server_lost": _log_server_lost}
+        options: dict[str, Any] = {"prefetch": PREFETCH, "on_server_lost": _log_server_lost}
         if not (tables.is_prioritized and table == tables.offline_table):
             return StreamingDataset(sample_dataset(list(servers), table, size, beta=0.0, **options))
         samples = sample_dataset(list(servers), table, size, beta=1.0, **options)
-        return StreamingDataset(samples, beta=LinearSchedule(_FIRST_BETA, _LAST_BETA, tables.num_updates))
+        return StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, tables.num_updates))
 
     def _open_writer(self) -> PriorityWriter | None:
         """Returns a new writer of priorities for the replay servers; None if they do not change."""
@@ -173,11 +173,10 @@ class ReverbCommLearner(BaseCommLearner):
     def _train(self, learner: Learner, num_iterations: int) -> None:
         split = None
         while learner.step < num_iterations and not learner.stop_reason:
-            order = (
-                self._call("order_updates", learner.step)
-                if self.rank == 0
-                else LearnOrder(0, self._call("shards"), False)
-            )
+            if self.rank == 0:
+                order = self._call("order_updates", learner.step)
+            else:  # Rank 0 sets the pace.
+                order = LearnOrder(0, self._call("shards"), False)
             self._step, until = learner.step, min(order.until, num_iterations, learner.step + _NUM_UPDATES)
             if learner.step < self._tables.num_offline_updates:
                 until = min(until, self._tables.num_offline_updates)
@@ -194,7 +193,7 @@ class ReverbCommLearner(BaseCommLearner):
                 continue
             if num_changed:
                 split = new_split
-                self._replace_data(learner)
+                learner.replace_dataset(self._wait_for_feed(), priorities=self._open_writer())
             try:
                 learner.advance(until)
             except ServerUnavailableError as error:
@@ -202,10 +201,6 @@ class ReverbCommLearner(BaseCommLearner):
                     raise  # The others wait for this process in the middle of an update.
                 _LOG.warning("%s; waiting for the replay servers", error)
                 split = None
-
-    def _replace_data(self, learner: Learner) -> None:
-        feed = self._wait_for_data(self._open_feed)
-        learner.replace_dataset(feed, priorities=self._open_writer())
 
     # --- The policy and learn info
 
