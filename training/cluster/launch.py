@@ -347,7 +347,7 @@ def import_ray() -> Any:
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         options |= {"address": "local", "include_dashboard": False}
     else:
