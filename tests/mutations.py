@@ -273,7 +273,7 @@ MUTATIONS = [
         "rlds2reverb/_server/pausable_deadline.py",
         "min(now - self._last_read, _MAX_TICKS_PER_GAP * self._tick_secs)",
         "now - self._last_read",
-        "tests/core/writing/test_faults_server.py",
+        "tests/core/server/test_pausable_deadline.py",
     ),
     Mutation(
         "a restored buffer continues with a different generator",

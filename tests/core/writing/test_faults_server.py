@@ -108,9 +108,11 @@ def duration_secs(tmp_path_factory):
 @pytest.mark.parametrize(
     "held_at",
     [
-        ("write", 0),
         ("write", 55),
-        *(pytest.param(moment, marks=pytest.mark.slow) for moment in [("check", 50), ("try", 0), ("write", 99)]),
+        *(
+            pytest.param(moment, marks=pytest.mark.slow)
+            for moment in [("check", 50), ("try", 0), ("write", 0), ("write", 99)]
+        ),
     ],
 )
 @pytest.mark.drill("F2")
@@ -188,7 +190,7 @@ def test_resuming_with_different_data_raises(tmp_path):
         assert count_items(server.address) == before
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty"])
+@pytest.mark.parametrize("damage", mark_slow_except({"flipped"}, ["flipped", "truncated", "empty"]))
 def test_damaged_journal_raises(tmp_path, damage):
     with start_server(tmp_path) as server:
         journal = interrupt_run(server.address, tmp_path)
@@ -210,7 +212,7 @@ def test_second_process_raises(tmp_path, monkeypatch):
             assert receive(channel)["items"] == NUM_ITEMS
 
 
-@pytest.mark.parametrize("index", [0, 20])
+@pytest.mark.parametrize("index", mark_slow_except({20}, [0, 20]))
 @pytest.mark.drill("moved")
 def test_changed_dataset_raises_and_is_not_written(tmp_path, index):
     changed = make_episodes()
@@ -248,6 +250,7 @@ def test_journal_that_cannot_be_written_causes_a_warning(tmp_path, monkeypatch):
         assert (report.items, len(report.warnings)) == (NUM_ITEMS, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F32")
 def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, stoppable_server):
     server_pid, to_server, port = stoppable_server
@@ -306,7 +309,8 @@ def test_server_that_stays_down_raises_and_the_run_resumes_later(tmp_path, expec
         assert read_checkpoint(checkpoint(to_second)) == expected
 
 
-@pytest.mark.parametrize("held_at", [pytest.param(("check", 99), marks=pytest.mark.slow), ("try", 0)])
+@pytest.mark.slow
+@pytest.mark.parametrize("held_at", [("check", 99), ("try", 0)])
 def test_server_restarted_before_the_first_item_uses_the_bulk_writer(tmp_path, expected, held_at):
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
@@ -435,7 +439,7 @@ OTHER_SPECS = {
 @pytest.mark.parametrize(
     "held_at", [slow("check", 50), slow("try", 0), slow("write", 0), ("write", 55), slow("write", 99)]
 )
-@pytest.mark.parametrize("field", OTHER_SPECS)
+@pytest.mark.parametrize("field", mark_slow_except({"action"}, OTHER_SPECS))
 @pytest.mark.drill("F28")
 def test_restarted_server_with_a_different_signature_raises(tmp_path, held_at, field):
     spec, message = OTHER_SPECS[field]
@@ -448,7 +452,7 @@ def test_restarted_server_with_a_different_signature_raises(tmp_path, held_at, f
         assert read_checkpoint(checkpoint(to_second)) == ({}, {})
 
 
-@pytest.mark.parametrize("held_at", [("check", 50), ("write", 55)])
+@pytest.mark.parametrize("held_at", [slow("check", 50), ("write", 55)])
 @pytest.mark.drill("F28")
 def test_restarted_server_with_a_matching_signature_gets_the_items(tmp_path, expected, held_at):
     new_server = partial(serve_table, signature=make_signature())
@@ -457,7 +461,7 @@ def test_restarted_server_with_a_matching_signature_gets_the_items(tmp_path, exp
         assert read_checkpoint(checkpoint(to_second)) == expected
 
 
-@pytest.mark.parametrize("held_at", [("check", 50), ("write", 55)])
+@pytest.mark.parametrize("held_at", [slow("check", 50), ("write", 55)])
 @pytest.mark.drill("F28")
 def test_restarted_server_without_the_table_raises(tmp_path, held_at):
     with replace_server(tmp_path, held_at, partial(serve_table, table="other")) as (_, channel, to_second):
@@ -506,7 +510,8 @@ def stoppable_server(tmp_path):
         yield server.pid, to_server, receive(to_server)
 
 
-@pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["check", "write"])
 @pytest.mark.drill("F15")
 def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expected, stoppable_server, stage):
     pid, to_server, port = stoppable_server
@@ -577,7 +582,7 @@ def test_checkpoint_on_a_full_disk_raises_and_keeps_the_previous_one(tmp_path, n
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("end", mark_slow_except({signal.SIGSTOP}, [signal.SIGKILL, signal.SIGSTOP]))
 @pytest.mark.drill("F14")
 def test_unavailable_server_raises_within_the_timeout(stoppable_server, end):
     pid, _, port = stoppable_server
