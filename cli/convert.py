@@ -421,7 +421,7 @@ def _save_statistics(path: Path | None, statistics: dict[str, Any]) -> None:
 
 
 def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict[str, Any], *, as_json: bool) -> None:
-    from rlds2reverb._server.sharded_server import shard_path
+    from rlds2reverb._server.commits import shard_path
     from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.priorities import ByReturn

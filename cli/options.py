@@ -387,8 +387,9 @@ def start_server(options: dict[str, Any], signature: Any) -> ReplayServer | Shar
 
 
 def _start_server(options: dict[str, Any], signature: Any) -> ReplayServer | ShardedReplayServer:
+    from rlds2reverb._server.commits import count_shards, shard_path
     from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb._server.sharded_server import ShardedReplayServer, count_shards, shard_path
+    from rlds2reverb._server.sharded_server import ShardedReplayServer
 
     data, num_shards = options.get("data"), options.get("num_shards")
     common = {

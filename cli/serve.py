@@ -113,8 +113,8 @@ def serve(cast_floats: bool, **options: Any) -> None:
 def _report_data(data: Path, checkpoint_root: Path | None) -> None:
     """Prints how much memory the data need, and whether a checkpoint is served instead of the data."""
     from rlds2reverb._server.checkpoint_root import CheckpointRoot
+    from rlds2reverb._server.commits import count_shards, shard_path
     from rlds2reverb._server.replay_server import read_tables
-    from rlds2reverb._server.sharded_server import count_shards, shard_path
 
     shards = [shard_path(data, shard) for shard in range(count_shards(data))]
     memory_bytes = 0

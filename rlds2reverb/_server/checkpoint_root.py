@@ -17,6 +17,7 @@ from typing import Any
 import reverb
 
 from rlds2reverb._encoding import tfrecords
+from rlds2reverb._file_lock import FileLock
 from rlds2reverb._internals.reverb import PriorityTableCheckpoint
 from rlds2reverb._sealed_files import file_digest, load_json, save_json, sync, verify_files
 from rlds2reverb.errors import CheckpointError, CorruptFileError
@@ -113,6 +114,10 @@ class CheckpointRoot:
             self._manifests.mkdir(exist_ok=True)
         if self.checkpoints.is_dir():
             self.require_no_foreign_entries()
+
+    def lock(self) -> FileLock:
+        """Returns the lock that a server holds while it uses the root."""
+        return FileLock(self.path / "rlds2reverb.lock", str(self.path))
 
     def require_no_foreign_entries(self) -> None:
         """Raises `CheckpointError` for a foreign entry in Reverb's root, where Reverb would delete it."""

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import reverb
 
-from rlds2reverb._file_lock import FileLock
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._signals import defer_signals
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
@@ -139,7 +138,7 @@ class ReplayServer:
             # Reverb always creates a checkpointer; its default one leaves a directory behind.
             scratch = stack.enter_context(scratch_folder())
             root = self._root or CheckpointRoot(scratch / "root")
-            stack.enter_context(FileLock(root.path / "rlds2reverb.lock", str(root.path)))
+            stack.enter_context(root.lock())
             self._keep_previous = keep_previous
             if verify:
                 _choose_checkpoint(root, fall_back=keep_previous)
@@ -195,6 +194,11 @@ class ReplayServer:
     def has_checkpoints(self) -> bool:
         """Whether the server has a checkpoint root."""
         return self._root is not None
+
+    @property
+    def newest_checkpoint(self) -> Path | None:
+        """The newest checkpoint in the checkpoint root; None if there is none, or no checkpoint root."""
+        return None if self._root is None else self._root.latest()
 
     def __enter__(self) -> ReplayServer:
         return self

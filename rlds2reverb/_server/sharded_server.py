@@ -9,28 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._sealed_files import load_json, save_json
 from rlds2reverb._signals import defer_signals
-from rlds2reverb.errors import CheckpointError, CorruptFileError
+from rlds2reverb.errors import CheckpointError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
-from .checkpoint_root import CheckpointRoot
+from .commits import CommitLog, count_shards, shard_path, write_shard
 from .replay_server import ReplayServer
-
-_COMMIT = "commit.json"
-#: Number of commits to which the servers can return: the newest, and the one before.
-_NUM_COMMITS = 2
-
-
-def shard_name(shard: int) -> str:
-    """Returns the name of a shard's directory."""
-    return f"shard_{shard}"
-
-
-def shard_path(directory: str | Path, shard: int) -> Path:
-    """Returns the directory of a shard in the directory of all shards."""
-    return Path(directory) / shard_name(shard)
 
 
 class ShardedReplayServer:
@@ -126,11 +111,11 @@ class ShardedReplayServer:
         verify: bool,
     ) -> None:
         require_count("num_shards", num_shards)
-        self._root = None if checkpoint_root is None else Path(checkpoint_root)
-        self._commits = [] if self._root is None else _load_commits(self._root, num_shards)
-
-        if self._root is not None:
-            _return_to_commit(self._root, num_shards, self._commits, verify=verify)
+        root = None if checkpoint_root is None else Path(checkpoint_root)
+        self._commits = None if root is None else CommitLog(root, num_shards)
+        if self._commits is not None:
+            for note in self._commits.return_to_newest(verify=verify):
+                warnings.warn(note, RuntimeWarning, stacklevel=3)
         with ExitStack() as stack:
             #: The servers, in the order of the shards.
             self.servers: list[ReplayServer] = []
@@ -138,7 +123,7 @@ class ShardedReplayServer:
                 server = start(
                     shard,
                     port=None if port is None else port + shard,
-                    checkpoint_root=None if self._root is None else shard_path(self._root, shard),
+                    checkpoint_root=None if root is None else shard_path(root, shard),
                     verify=verify,
                 )
                 self.servers.append(stack.enter_context(server))
@@ -157,7 +142,7 @@ class ShardedReplayServer:
     @property
     def has_checkpoints(self) -> bool:
         """Whether the servers have a checkpoint root."""
-        return self._root is not None
+        return self._commits is not None
 
     def __enter__(self) -> ShardedReplayServer:
         return self
@@ -173,71 +158,13 @@ class ShardedReplayServer:
           CheckpointError, ServerUnavailableError, StorageFullError: As `ReplayServer.checkpoint`; the last commit is
             kept.
         """
-        if self._root is None:
+        if self._commits is None:
             raise ValueError("the servers were started without a checkpoint root; pass checkpoint_root=DIRECTORY")
-        committed: list[str | None] = [*self._commits[0]] if self._commits else [None] * len(self.servers)
         with defer_signals():
-            names = []
-            for shard, server in enumerate(self.servers):
-                newest = CheckpointRoot(shard_path(self._root, shard), create=False).latest()
-                # After an attempt that failed for a later shard, the newest checkpoint is not part of a commit.
-                keep = newest is not None and newest.name == committed[shard]
-                names.append(server.checkpoint(timeout_secs=timeout_secs, keep=keep).name)
-            self._commits = [names, *self._commits][:_NUM_COMMITS]
-            save_json(self._root / _COMMIT, {"commits": self._commits})
-        return self._root / _COMMIT
+            pairs = zip(self.servers, self._commits.newest, strict=True)
+            self._commits.add([write_shard(server, name, timeout_secs=timeout_secs) for server, name in pairs])
+        return self._commits.path
 
     def stop(self) -> None:
         """Stops the servers and releases their ports and directories."""
         self._resources.close()
-
-
-def count_shards(directory: str | Path) -> int:
-    """Returns the number of consecutive directories `shard_0`, `shard_1`, ... in a directory."""
-    shard = 0
-    while shard_path(directory, shard).is_dir():
-        shard += 1
-    return shard
-
-
-def _load_commits(root: Path, num_shards: int) -> list[list[str]]:
-    """Returns the names of the checkpoints in each commit, newest first.
-
-    Raises:
-      CheckpointError: If the file is damaged, or the root has a different number of shards.
-    """
-    try:
-        stored = load_json(root / _COMMIT)
-    except CorruptFileError as error:
-        raise CheckpointError(f"{error}; restore it from a copy, or use a new directory") from error
-    commits = [list(names) for names in stored["commits"]] if stored else []
-    found = len(commits[0]) if commits else count_shards(root)
-    if found not in (0, num_shards):
-        raise CheckpointError(
-            f"{root} contains the checkpoints of {found} shards, but {num_shards} were requested; pass "
-            f"num_shards={found}, or a new directory"
-        )
-    return commits
-
-
-def _return_to_commit(root: Path, num_shards: int, commits: list[list[str]], *, verify: bool) -> None:
-    """Makes all shards start from the newest intact commit, and removes newer ones from the list.
-
-    Raises:
-      CheckpointError: If there are commits, but none is intact.
-    """
-    roots = [CheckpointRoot(shard_path(root, shard)) for shard in range(num_shards)]
-    while commits:
-        damaged = [each.find_damage(name) for each, name in zip(roots, commits[0], strict=True)] if verify else []
-        failure = next((error for error in damaged if error is not None), None)
-        if failure is None:
-            break
-        if len(commits) == 1:
-            raise failure
-        warnings.warn(f"{failure}; all shards return to the commit before", RuntimeWarning, stacklevel=4)
-        del commits[0]
-    names: list[str | None] = [*commits[0]] if commits else [None] * num_shards
-    for each, name in zip(roots, names, strict=True):
-        for path in each.return_to(name):
-            message = f"{path.name} of {each.path} is not part of the commit, and was moved to {path}"
-            warnings.warn(message, RuntimeWarning, stacklevel=4)

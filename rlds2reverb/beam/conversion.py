@@ -17,7 +17,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.sharded_server import shard_name
+from rlds2reverb._server.commits import shard_name
 from rlds2reverb._writing.conversion import Layout, OnInvalid, make_conversion
 from rlds2reverb._writing.directory_destination import DirectoryDestination
 from rlds2reverb._writing.parts import ItemParts, Part, Scan, ShardPlan, plan_parts

@@ -27,8 +27,8 @@ from rlds2reverb.learners.tasks import read_policy
 
 from rlds2reverb import ReplayServer, TableConfig
 from rlds2reverb._server.clients import table_infos
+from rlds2reverb._server.commits import shard_path, write_shard
 from rlds2reverb._server.ports import pick_port
-from rlds2reverb._server.sharded_server import shard_path
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
@@ -37,6 +37,7 @@ from ..collected_pieces import ItemWriter, PieceConverter
 from ..collector import Collector
 from .caller import Caller, own_host
 from .channels import VariableClient
+from .replay_shards import ShardCheckpoint, ShardReport
 from .reverb_comm_learner import COLLECTED_TABLE, ReplayTables, ReverbCommLearner
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ _WRITE_SECS = 600.0
 
 
 class ReplayActor:
-    """A shard of the replay: a server that writes checkpoints, and starts from its newest one."""
+    """A shard of the replay: a server that writes the checkpoints which are committed, and starts from its newest."""
 
     def __init__(
         self,
@@ -56,7 +57,6 @@ class ReplayActor:
         signature: Nest,
         root: str | Path,
         *,
-        checkpoint_secs: float = 60.0,
         host: str | None = None,
     ):
         """Starts the server.
@@ -67,29 +67,32 @@ class ReplayActor:
           tables: configurations of the tables.
           signature: signature of their items.
           root: directory of the checkpoints of all shards, which all machines share.
-          checkpoint_secs: seconds between two checkpoints.
           host: address of this machine for the other processes; None for the one in the Ray cluster.
         """
-        self._call, self._shard, self._checkpoint_secs = call, shard, checkpoint_secs
+        self._call, self._shard = call, shard
         self._server = ReplayServer(tables, signature, checkpoint_root=shard_path(root, shard))
         self._address = f"{host or own_host()}:{self._server.port}"
 
     def run(self) -> None:
         """Reports the state of the server and writes checkpoints, until the run is stopped."""
-        number, written_secs, written_counts = 0, time.monotonic(), None
+        start = self._server.started_from
+        checkpoint = ShardCheckpoint("", start.name if start else None, self._read_state()[1])
         while True:
-            infos = table_infos(self._server.client)
-            sizes = {name: info.current_size for name, info in infos.items()}
-            order = self._call("report_shard", self._shard, self._address, sizes, number)
-            counts = {name: info.rate_limiter_info.insert_stats.completed for name, info in infos.items()}
-            is_due = time.monotonic() - written_secs > self._checkpoint_secs
-            if order.checkpoint > number or ((is_due or order.is_stopped) and counts != written_counts):
-                self._server.checkpoint()
-                number, written_secs, written_counts = order.checkpoint, time.monotonic(), counts
+            sizes, num_inserted = self._read_state()
+            order = self._call("report_shard", self._shard, ShardReport(self._address, sizes, num_inserted, checkpoint))
             if order.is_stopped:
                 self._server.stop()
                 return
-            time.sleep(_REPORT_SECS)
+            if order.request and order.request != checkpoint.request:
+                checkpoint = ShardCheckpoint(order.request, write_shard(self._server, order.committed), num_inserted)
+            else:
+                time.sleep(_REPORT_SECS)
+
+    def _read_state(self) -> tuple[dict[str, int], int]:
+        """Returns the number of items by table, and the number of those that were inserted into all tables."""
+        infos = table_infos(self._server.client)
+        inserted = [info.rate_limiter_info.insert_stats.completed for info in infos.values()]
+        return {name: info.current_size for name, info in infos.items()}, sum(inserted)
 
 
 class LearnerActor:
@@ -108,11 +111,16 @@ class LearnerActor:
         self._learner = ReverbCommLearner(call, tables, strategy=self._join(), rank=rank)
 
     def _join(self) -> tf.distribute.Strategy | None:
-        """Waits for the other learners, and returns the strategy for all of them; None for a single learner."""
+        """Waits for the other learners, and returns the strategy for all of them.
+
+        None for a single learner, or if the run is stopped before all have joined.
+        """
         if self._num_learners == 1:
             return None
         life, address = uuid.uuid4().hex, f"{own_host()}:{pick_port()}"
         while not (workers := self._call("join_learners", self._rank, life, address, self._num_learners)):
+            if self._call("status")["stop_reason"]:
+                return None
             time.sleep(_POLL_SECS)
         task = {"type": "worker", "index": self._rank}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})

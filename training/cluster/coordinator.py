@@ -17,8 +17,11 @@ from rlds2reverb._sealed_files import load_json, save_json
 
 from ..config import TrainingConfig
 from .caller import own_host
+from .replay_shards import ALIVE_SECS, ReplayOrder, ReplayShards, ShardReport
 
-_SAVE_SECS, _READ_SECS, _RATE_SECS, _ALIVE_SECS = 1.0, 0.2, 30.0, 20.0
+_SAVE_SECS, _READ_SECS, _RATE_SECS = 1.0, 0.2, 30.0
+#: Maximum time for which the replay servers wait, after a stop, for learners and collectors to end.
+_END_SECS = 60.0
 #: States of a task in which no learner has to train it any more.
 _ENDED = ("complete", "failed", "stopped")
 
@@ -59,18 +62,19 @@ class EvaluateOrder(NamedTuple):
     is_stopped: bool
 
 
-class ReplayOrder(NamedTuple):
-    """The next step of a replay server: write a checkpoint if the number of its last one is below `checkpoint`."""
-
-    checkpoint: int
-    is_stopped: bool
-
-
 class Coordinator:
     """The state of a training run on a cluster, and the orders that follow from it."""
 
     def __init__(
-        self, state_path: str | Path, config: TrainingConfig, host: str | None = None, lead_steps: int = 1_000
+        self,
+        state_path: str | Path,
+        config: TrainingConfig,
+        host: str | None = None,
+        lead_steps: int = 1_000,
+        *,
+        replay_root: str | Path,
+        num_shards: int = 1,
+        checkpoint_secs: float = 60.0,
     ):
         """Restores the state from a file, if there is one.
 
@@ -79,6 +83,12 @@ class Coordinator:
           config: the options of the run.
           host: address of this machine for the other processes; None for the one in the Ray cluster.
           lead_steps: number of environment steps that the collectors may be ahead of the learner.
+          replay_root: directory of the checkpoints of all replay servers.
+          num_shards: number of replay servers.
+          checkpoint_secs: seconds between two checkpoints of the replay servers.
+
+        Raises:
+          CheckpointError: If the commits of the replay servers are damaged, or of a different number of servers.
         """
         self._path, self._config, self._lead_steps = Path(state_path), config, lead_steps
         self._host = host or own_host()
@@ -88,12 +98,12 @@ class Coordinator:
         self._policy_step: int = state.get("policy_step", -1)
         self._learner_step: int = state.get("learner_step", 0)
         self._evaluated: dict[str, float] = state.get("evaluated", {})
-        self._shards: dict[int, _Shard] = {}
+        self._replay = ReplayShards(replay_root, num_shards, checkpoint_secs)
         self._collectors: dict[str, _CollectorState] = {}
         self._learners: dict[int, tuple[str, str]] = {}
         self._learn_info: dict[str, Any] = {}
         self._rates = {"learner": _Rate(), "collectors": _Rate()}
-        self._checkpoint, self._stop_reason = 0, ""
+        self._stop_reason, self._stop_time = "", 0.0
         self._channel: Any = None
         self._signature: Any = None
         self._policy_time = self._saved_time = time.monotonic()
@@ -213,7 +223,7 @@ class Coordinator:
         with self._lock:
             self._set_learner_step(step)
             return LearnOrder(
-                self._config.count_updates(self._num_collected), self._addresses(), bool(self._stop_reason)
+                self._config.count_updates(self._num_collected), self._replay.addresses(), bool(self._stop_reason)
             )
 
     def _set_learner_step(self, step: int) -> None:
@@ -241,6 +251,8 @@ class Coordinator:
         with self._lock:
             self._counts[f"{collector}/{life}"] = num_collected
             self._collectors[collector] = _CollectorState(policy_step, list(returns), time.monotonic())
+            if self._stop_reason:  # The collector ends.
+                del self._collectors[collector]
             self._rates["collectors"].add(self._num_collected)
             self._save_sometimes()
             config, total = self._config, self._num_collected
@@ -248,7 +260,13 @@ class Coordinator:
             is_random = not config.steps and total < config.warmup_steps
             variables = None if self._channel is None else f"{self._host}:{self._channel.ports[0]}"
             step = self._policy_step if variables else -1
-            return CollectOrder(num_steps, is_random, self._addresses(), variables, step, bool(self._stop_reason))
+            return CollectOrder(
+                num_steps, is_random, self._replay.addresses(), variables, step, bool(self._stop_reason)
+            )
+
+    def _alive_collectors(self) -> list[_CollectorState]:
+        now = time.monotonic()
+        return [each for each in self._collectors.values() if now - each.secs < ALIVE_SECS]
 
     def _max_collected(self) -> int:
         """Returns the number of environment steps that may be collected up to now."""
@@ -284,38 +302,40 @@ class Coordinator:
 
     # --- Replay servers
 
-    def report_shard(self, shard: int, address: str, sizes: Mapping[str, int], checkpoint: int) -> ReplayOrder:
-        """Records the address of a replay server, the sizes of its tables, and the number of its last checkpoint."""
+    def report_shard(self, shard: int, report: ShardReport) -> ReplayOrder:
+        """Records the state of a replay server, and returns its order; see `ReplayShards`."""
         with self._lock:
-            self._shards[shard] = _Shard(address, dict(sizes), checkpoint, time.monotonic())
-            return ReplayOrder(self._checkpoint, bool(self._stop_reason))
+            return self._replay.report(shard, report, is_ending=self._is_ending())
 
-    def request_checkpoints(self) -> int:
-        """Makes all replay servers write a checkpoint; returns its number, for `has_checkpoints`."""
-        with self._lock:
-            self._checkpoint += 1
-            return self._checkpoint
+    def _is_ending(self) -> bool:
+        """Returns whether the replay servers may end: all who use them have, or do not in time."""
+        if not self._stop_reason:
+            return False
+        is_training = any(each["state"] == "running" for each in self._tasks.values())
+        is_used = is_training or bool(self._alive_collectors())
+        return not is_used or time.monotonic() - self._stop_time > _END_SECS
 
-    def has_checkpoints(self, number: int) -> bool:
-        """Returns whether all replay servers have written the checkpoint that `request_checkpoints` returned."""
+    def commit_replay(self, request: str) -> bool:
+        """Makes all replay servers write checkpoints that belong together; returns whether they have.
+
+        Args:
+          request: a new name; the same one in repeated calls.
+        """
         with self._lock:
-            return all(each.checkpoint >= number for each in self._shards.values())
+            return self._replay.commit(request)
 
     def shards(self) -> dict[int, str]:
         """Returns the addresses of the replay servers that have reported within the last seconds, by shard."""
         with self._lock:
-            return self._addresses()
-
-    def _addresses(self) -> dict[int, str]:
-        now = time.monotonic()
-        return {shard: each.address for shard, each in sorted(self._shards.items()) if now - each.secs < _ALIVE_SECS}
+            return self._replay.addresses()
 
     # --- The whole
 
     def stop(self, reason: str) -> None:
         """Makes all processes save what they have and end; the first reason is kept."""
         with self._lock:
-            self._stop_reason = self._stop_reason or reason
+            if not self._stop_reason:
+                self._stop_reason, self._stop_time = reason, time.monotonic()
             self._save()
 
     def status(self) -> dict[str, Any]:
@@ -328,14 +348,9 @@ class Coordinator:
         `updates_per_step` the number of updates per collected step; `evaluation` is the last one.
         """
         with self._lock:
-            now, collected = time.monotonic(), self._num_collected
-            collectors = [each for each in self._collectors.values() if now - each.secs < _ALIVE_SECS]
+            collected, collectors = self._num_collected, self._alive_collectors()
             returns = [value for each in collectors for value in each.returns]
             oldest = min((each.policy_step for each in collectors), default=self._policy_step)
-            sizes: dict[str, int] = {}
-            for shard in self._shards.values():
-                for name, size in shard.sizes.items():
-                    sizes[name] = sizes.get(name, 0) + size
             online_updates = max(self._learner_step - self._config.steps, 0)
             return {
                 "step": self._learner_step,
@@ -347,9 +362,9 @@ class Coordinator:
                 "collected_return": sum(returns) / len(returns) if returns else None,
                 "policy_step": self._policy_step,
                 "policy_age_updates": max(self._learner_step - max(oldest, 0), 0),
-                "policy_age_secs": now - self._policy_time,
-                "num_shards": len(self._addresses()),
-                "replay_size": sizes,
+                "policy_age_secs": time.monotonic() - self._policy_time,
+                "num_shards": len(self._replay.addresses()),
+                "replay_size": self._replay.sizes(),
                 "updates_per_step": online_updates / collected if collected else 0.0,
                 "evaluation": dict(self._evaluated),
                 "stop_reason": self._stop_reason,
@@ -374,13 +389,6 @@ class Coordinator:
 class _CollectorState(NamedTuple):
     policy_step: int
     returns: list[float]
-    secs: float
-
-
-class _Shard(NamedTuple):
-    address: str
-    sizes: dict[str, int]
-    checkpoint: int
     secs: float
 
 

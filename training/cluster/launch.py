@@ -14,6 +14,7 @@ from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import Run, load_run
 
 from rlds2reverb import errors, ingest
+from rlds2reverb._server.commits import CommitLog
 from rlds2reverb._signals import stop_on_signal
 from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.errors import ServerUnavailableError
@@ -40,7 +41,8 @@ class ClusterTraining:
 
     The directory of the run must be on a file system that all machines share. Ray restarts a process that is killed, on
     another machine if its own is lost, and it continues from what is in the directory: the learner from its last
-    checkpoint, a replay server from its own. The same call continues a run that was stopped.
+    checkpoint, a replay server from its own. The same call continues a run that was stopped, or killed as a whole: then
+    all replay servers start from the checkpoints that were committed together.
     """
 
     def __init__(
@@ -174,14 +176,24 @@ class ClusterTraining:
         parts, cluster = self._parts, self.cluster
         with self._progress.activity("starting the replay servers"):
             self._place()
-            state = self.run_dir / _STATE
-            self._start("coordinator", 0, Coordinator, state, self.config, lead_steps=cluster.lead_steps)
+            replay_root = self.run_dir / _REPLAY
+            for note in CommitLog(replay_root, cluster.num_shards).return_to_newest(verify=True):
+                self._progress.warn(note)
+            self._start(
+                "coordinator",
+                0,
+                Coordinator,
+                self.run_dir / _STATE,
+                self.config,
+                lead_steps=cluster.lead_steps,
+                replay_root=replay_root,
+                num_shards=cluster.num_shards,
+                checkpoint_secs=cluster.checkpoint_secs,
+            )
             self._call = RayCaller(self._coordinator_name)
             for shard in range(cluster.num_shards):
-                arguments = (self._call, shard, parts.tables, parts.signature, self.run_dir / _REPLAY)
-                self._start(
-                    f"replay_{shard}", 1 + shard, ReplayActor, *arguments, checkpoint_secs=cluster.checkpoint_secs
-                )
+                arguments = (self._call, shard, parts.tables, parts.signature, replay_root)
+                self._start(f"replay_{shard}", 1 + shard, ReplayActor, *arguments)
             self._wait(lambda: len(self._call("shards")) == cluster.num_shards, "the replay servers to start")
         if parts.episodes is not None:
             with self._progress.activity("writing the dataset to the replay servers"):
@@ -197,8 +209,8 @@ class ClusterTraining:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IngestWarning)
             ingest(parts.episodes, servers, OFFLINE_TABLE, adder=parts.adder, layout="packed", resume=False)
-        number = self._call("request_checkpoints")
-        self._wait(lambda: self._call("has_checkpoints", number), "the replay servers to write checkpoints")
+        request = uuid.uuid4().hex
+        self._wait(lambda: self._call("commit_replay", request), "the replay servers to write checkpoints")
 
     def _start_others(self) -> None:
         parts, first = self._parts, 1 + self.cluster.num_shards
@@ -316,6 +328,7 @@ class ClusterTraining:
             while time.monotonic() < until:
                 self._call("stop", reason)  # Again in case that the coordinator was restarted.
                 _, running = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=_POLL_SECS)
+                self._require_running()  # Raises if the last checkpoint failed.
                 if not running:
                     return
         self._progress.warn("some processes did not end in time and are killed")

@@ -1,4 +1,6 @@
-"""Trains on a Ray cluster of three nodes, kills each of its processes and a node, and prints what happened as JSON.
+"""Trains on a Ray cluster of three nodes, kills some of its processes, and prints what happened as JSON.
+
+With the scenario 'everything', one process of each kind is killed, and then a node; with 'learners', each of two learners.
 
 Run by `test_cluster.py` in a process of its own, without pydantic.
 """
@@ -56,31 +58,69 @@ def read_step(training: ClusterTraining) -> int:
     return -1
 
 
+def find_process(actor) -> int:
+    """Returns the id of the process of an actor."""
+    return int(ray._private.state.actors(actor._actor_id.hex())["Pid"])
+
+
 def break_everything(training: ClusterTraining, cluster: Cluster, nodes: list, report: dict) -> None:
     """Kills one process of each kind, and then a node; after each, waits until the learner has made progress."""
+    wait_for(lambda: "learner" in training.actors and read_step(training) > 200, "the first updates")
+    for name, kind in _KINDS.items():
+        before, step = find_processes(kind), read_step(training)
+        os.kill(min(before), signal.SIGKILL)
+        secs = wait_for(lambda: find_processes(kind) - before, f"a new {name}")  # noqa: B023
+        secs += wait_for(lambda: read_step(training) > step + 100, f"updates after the kill of {name}")  # noqa: B023
+        report["recovery_secs"][name] = round(secs, 1)
+    state = ray._private.state.actors(training.actors["learner"]._actor_id.hex())
+    node = next((each for each in nodes if each.node_id == state["Address"]["NodeID"]), nodes[-1])
+    step = read_step(training)
+    cluster.remove_node(node, allow_graceful=False)
+    report["recovery_secs"]["node"] = round(
+        wait_for(lambda: read_step(training) > step + 300, "updates after the loss of a node"), 1
+    )
+
+
+def break_learners(training: ClusterTraining, cluster: Cluster, nodes: list, report: dict) -> None:
+    """Kills each learner in turn; after each, waits until both have been restarted and have made progress."""
+    for name in ("learner_1", "learner"):
+        wait_for(lambda: any(read_checkpoints(training)) and name in training.actors, "a checkpoint")  # noqa: B023
+        step, newest = read_step(training), max(read_checkpoints(training))
+        wait_for(lambda: read_step(training) > step + 20, "updates")  # noqa: B023
+        step, newest, before = read_step(training), max(read_checkpoints(training)), find_processes("LearnerActor")
+        os.kill(find_process(training.actors[name]), signal.SIGKILL)
+        secs = wait_for(lambda: len(find_processes("LearnerActor") - before) == 2, "two new learners")  # noqa: B023
+        policies = []
+
+        def is_training(step=step, policies=policies) -> bool:
+            with contextlib.suppress(Exception):
+                policies.append(training.status()["policy_step"])
+            return read_step(training) > step + 100
+
+        report["killed_at"][name], report["checkpoints"][name] = step, newest
+        secs += wait_for(is_training, f"updates after the kill of {name}")
+        report["recovery_secs"][name], report["resumed_from"][name] = round(secs, 1), min(policies)
+
+
+def read_checkpoints(training: ClusterTraining) -> list[int]:
+    """Returns the numbers of updates of the checkpoints of the learner."""
+    names = [path.name for path in (training.run_dir / "checkpoints").glob("[0-9]*")]
+    return [int(name) for name in names if name.isdigit()]  # Others are being written.
+
+
+def sabotage(scenario, *arguments, report: dict) -> None:
+    """Runs a scenario; an error of its own ends the run."""
     try:
-        wait_for(lambda: "learner" in training.actors and read_step(training) > 200, "the first updates")
-        for name, kind in _KINDS.items():
-            before, step = find_processes(kind), read_step(training)
-            os.kill(min(before), signal.SIGKILL)
-            secs = wait_for(lambda: find_processes(kind) - before, f"a new {name}")  # noqa: B023
-            secs += wait_for(lambda: read_step(training) > step + 100, f"updates after the kill of {name}")  # noqa: B023
-            report["recovery_secs"][name] = round(secs, 1)
-        state = ray._private.state.actors(training.actors["learner"]._actor_id.hex())
-        node = next((each for each in nodes if each.node_id == state["Address"]["NodeID"]), nodes[-1])
-        step = read_step(training)
-        cluster.remove_node(node, allow_graceful=False)
-        report["recovery_secs"]["node"] = round(
-            wait_for(lambda: read_step(training) > step + 300, "updates after the loss of a node"), 1
-        )
+        scenario(*arguments, report)
     except BaseException as error:
         report["error"] = f"{type(error).__name__}: {error}"
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main(data: str, run_dir: str, num_steps: int) -> None:
+def main(scenario: str, data: str, run_dir: str, num_steps: int) -> None:
     """Runs the experiment."""
-    report: dict = {"recovery_secs": {}, "error": ""}
+    report: dict = {"recovery_secs": {}, "killed_at": {}, "checkpoints": {}, "resumed_from": {}, "error": ""}
+    is_learners = scenario == "learners"
     cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False})
     nodes = [cluster.add_node(**_NODE) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -95,15 +135,24 @@ def main(data: str, run_dir: str, num_steps: int) -> None:
         checkpoint_every=250,
         hyperparameters={"hidden_sizes": (64, 64)},
     )
-    options = ClusterConfig(num_shards=2, num_collectors=2, num_cpus=0.1, checkpoint_secs=5)
+    options = ClusterConfig(
+        num_shards=2,
+        num_learners=1 + is_learners,
+        num_collectors=2 - is_learners,
+        num_cpus=0.1,
+        checkpoint_secs=5,
+    )
     try:
         with ClusterTraining(data, config, run_dir, options) as training:
-            saboteur = threading.Thread(target=break_everything, args=(training, cluster, nodes, report), daemon=True)
+            arguments = (break_learners if is_learners else break_everything, training, cluster, nodes)
+            saboteur = threading.Thread(target=sabotage, args=arguments, kwargs={"report": report}, daemon=True)
             saboteur.start()
             run = training.run()
             saboteur.join(10)
             report["is_broken"] = not saboteur.is_alive()
             report["status"] = training.status()
+            if report["error"]:
+                return
             report["means"], report["steps"] = run.evaluations["mean"].tolist(), run.evaluations["step"].tolist()
     finally:
         ray.shutdown()
@@ -112,4 +161,4 @@ def main(data: str, run_dir: str, num_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(*sys.argv[1:4], num_steps=int(sys.argv[4]))

@@ -69,14 +69,20 @@ def read_numbers(path):
     return [dict(zip(names.split(","), row.split(","), strict=True)) for row in rows]
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.drill("cluster")
-def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
-    command = [sys.executable, Path(__file__).with_name("drive_cluster.py"), DATA, tmp_path / "run", "7000"]
+def drive_cluster(scenario, run_dir, num_steps):
+    """Trains on a cluster of three nodes while a scenario breaks it, and returns the report of `drive_cluster.py`."""
+    command = [sys.executable, Path(__file__).with_name("drive_cluster.py"), scenario, DATA, run_dir, num_steps]
     process = subprocess.Popen([*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     code, out, _ = finish(process, 1100)
     report = json.loads(out.splitlines()[-1])
-    assert code == 0 and report["error"] == "" and report["is_broken"]
+    assert code == 0 and report["error"] == "" and report["is_broken"], report
+    return report
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.drill("cluster")
+def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
+    report = drive_cluster("everything", tmp_path / "run", 7_000)
     assert set(report["recovery_secs"]) == {"collector_0", "replay_0", "evaluator", "learner", "coordinator", "node"}
     status = report["status"]
     assert status["stop_reason"] == "complete" and status["step"] == 7_000
@@ -84,6 +90,20 @@ def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
     assert report["steps"] == sorted(set(report["steps"])) and report["steps"][-1] == 7_000
     assert max(report["means"][1:]) > report["means"][0] + 300
     assert (tmp_path / "run/best_policy/saved_model.pb").is_file()
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.drill("cluster")
+def test_two_learners_resume_from_the_last_checkpoint_when_one_is_killed(tmp_path):
+    report = drive_cluster("learners", tmp_path / "run", 2_500)
+    assert set(report["recovery_secs"]) == {"learner_1", "learner"}
+    for name, step in report["resumed_from"].items():
+        # A checkpoint may have been written between its last sight and the kill.
+        assert report["checkpoints"][name] <= step <= report["checkpoints"][name] + 250 and step % 250 == 0
+    assert report["status"]["stop_reason"] == "complete" and report["status"]["step"] == 2_500
+    assert report["steps"] == sorted(set(report["steps"])) and report["steps"][-1] == 2_500
+    logged = [int(row["step"]) for row in read_numbers(tmp_path / "run/progress.csv")]
+    assert logged == sorted(set(logged))
 
 
 @pytest.mark.timeout(900)
@@ -105,6 +125,58 @@ def test_interrupted_command_saves_and_continues(tmp_path):
     assert steps == sorted(set(steps))
     logged = [int(row["step"]) for row in read_numbers(run_dir / "progress.csv")]
     assert logged == sorted(set(logged))
+
+
+def find_replay_processes(run_dir):
+    """Returns the ids of the replay servers of a run by shard, which hold the locks of their checkpoint roots."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if not (path / "cmdline").read_bytes().startswith(b"ray::"):
+                continue
+            names = [os.readlink(descriptor) for descriptor in (path / "fd").iterdir()]
+        except OSError:
+            continue
+        for shard in (0, 1):
+            if str(run_dir / f"replay/shard_{shard}/rlds2reverb.lock") in names:
+                found[shard] = int(path.name)
+    return found
+
+
+def wait_for(is_true, secs=200):
+    until = time.monotonic() + secs
+    while not is_true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def read_newest_commit(path):
+    """Returns the names of the checkpoints in the newest commit."""
+    return json.loads(path.read_text())["content"]["commits"][0]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.drill("F7")
+def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_checkpoints(tmp_path):
+    run_dir = tmp_path / "run"
+    options = ["--shards", "2", "--collectors", "1", "--steps", "300", "--replay-checkpoint-secs", "1"]
+    process = start_training(run_dir, *options, data=DATA)
+    commit, checkpoints = run_dir / "replay/commit.json", run_dir / "replay/shard_0/checkpoints"
+    wait_for(lambda: commit.exists() and (run_dir / "progress.csv").exists())
+    os.kill(find_replay_processes(run_dir)[1], signal.SIGSTOP)  # It cannot answer the next request for a checkpoint.
+    time.sleep(1)  # For a commit that shard 1 has answered already.
+    committed = read_newest_commit(commit)
+    wait_for(lambda: any(path.parent.name > committed[0] for path in checkpoints.glob("*/DONE")))
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not find_ray_processes())
+    assert read_newest_commit(commit) == committed
+
+    code, _, err = finish(start_training(run_dir, *options, data=DATA))
+    assert code == 0, err
+    assert "shard_0 is not part of the commit" in err and any((run_dir / "replay/shard_0/set_aside").iterdir())
+    for shard, name in enumerate(read_newest_commit(commit)):
+        assert [path.name for path in (run_dir / f"replay/shard_{shard}/checkpoints").iterdir()] == [name]
 
 
 @pytest.mark.timeout(300)

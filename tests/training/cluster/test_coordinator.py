@@ -5,6 +5,7 @@ import time
 import pytest
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.cluster import Coordinator
+from rlds2reverb.training.cluster.replay_shards import ShardCheckpoint, ShardReport
 
 CONFIG = TrainingConfig(
     "sac", env="Pendulum-v1", steps=100, online_steps=2_000, warmup_steps=500, updates_per_step=0.5, eval_every=100
@@ -18,7 +19,7 @@ def coordinator(tmp_path):
 
 
 def make_coordinator(folder, config=CONFIG):
-    return Coordinator(folder / "state.json", config, "localhost", lead_steps=200)
+    return Coordinator(folder / "state.json", config, "localhost", lead_steps=200, replay_root=folder, num_shards=2)
 
 
 def order_steps(coordinator, num_collected, collector="a", life="1"):
@@ -163,27 +164,47 @@ def test_stopped_run_can_be_started_again(tmp_path):
     assert second.next_task("learner") == TASK
 
 
+def report_shard(coordinator, shard, address="a:1", **sizes):
+    return coordinator.report_shard(shard, ShardReport(address, sizes, 0, ShardCheckpoint("", None, 0)))
+
+
 def test_replay_servers_are_known_while_they_report(coordinator, monkeypatch):
-    coordinator.report_shard(1, "b:1", {"offline": 3}, 0)
-    coordinator.report_shard(0, "a:1", {"offline": 4, "collected": 2}, 0)
+    report_shard(coordinator, 1, "b:1", offline=3)
+    report_shard(coordinator, 0, "a:1", offline=4, collected=2)
     assert coordinator.shards() == {0: "a:1", 1: "b:1"}
     assert coordinator.status()["replay_size"] == {"offline": 7, "collected": 2}
-    coordinator.report_shard(1, "c:1", {"offline": 3}, 0)
+    report_shard(coordinator, 1, "c:1", offline=3)
     assert coordinator.shards() == {0: "a:1", 1: "c:1"}
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 60)
     assert coordinator.shards() == {}
 
 
-def test_checkpoint_is_complete_when_all_replay_servers_have_written_one(coordinator):
-    for shard in (0, 1):
-        coordinator.report_shard(shard, "a:1", {}, 0)
-    number = coordinator.request_checkpoints()
-    assert coordinator.report_shard(0, "a:1", {}, 0).checkpoint == number
-    coordinator.report_shard(0, "a:1", {}, number)
-    assert not coordinator.has_checkpoints(number)
-    coordinator.report_shard(1, "a:1", {}, number)
-    assert coordinator.has_checkpoints(number)
+def is_stopped(coordinator):
+    return report_shard(coordinator, 0).is_stopped and report_shard(coordinator, 1).is_stopped
+
+
+def test_replay_servers_end_after_the_learner_and_the_collectors(coordinator, monkeypatch):
+    report_shard(coordinator, 1)
+    coordinator.submit(TASK)
+    coordinator.next_task("learner")
+    order_steps(coordinator, 0)
+    coordinator.stop("SIGTERM")
+    assert not is_stopped(coordinator)
+    coordinator.report_task("train", "stopped", 40)
+    assert not is_stopped(coordinator)
+    assert order_steps(coordinator, 10).is_stopped
+    assert is_stopped(coordinator)
+
+
+def test_replay_servers_do_not_wait_long_for_a_lost_learner(coordinator, monkeypatch):
+    report_shard(coordinator, 1)
+    coordinator.submit(TASK)
+    coordinator.next_task("learner")
+    coordinator.stop("SIGTERM")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+    assert is_stopped(coordinator)
 
 
 def test_learn_info_and_policy_reach_the_status(coordinator):
