@@ -359,24 +359,30 @@ MUTATIONS = [
         "the commit is written before all shards have a checkpoint",
         "replay",
         "rlds2reverb/_server/sharded_server.py",
+        "            self._commits.add([write_shard(server, name, timeout_secs=timeout_secs) for server, name in pairs])",
         (
-            "            self._commits = [names, *self._commits][:_NUM_COMMITS]\n"
-            '            save_json(self._root / _COMMIT, {"commits": self._commits})'
-        ),
-        (
-            "                commits = [names, *self._commits][:_NUM_COMMITS]\n"
-            '                save_json(self._root / _COMMIT, {"commits": commits})\n'
-            "            self._commits = commits"
+            "            names = self._commits.newest\n"
+            "            for shard, (server, name) in enumerate(pairs):\n"
+            "                names[shard] = write_shard(server, name, timeout_secs=timeout_secs)\n"
+            "                self._commits.add(names)"
         ),
         "tests/core/server/test_sharded_server.py",
     ),
     Mutation(
         "shards start from checkpoints of different commits",
         "replay",
-        "rlds2reverb/_server/sharded_server.py",
-        "            _return_to_commit(self._root, num_shards, self._commits, verify=verify)",
-        "            pass",
+        "rlds2reverb/_server/commits.py",
+        "            for root, name in zip(roots, self.newest, strict=True):\n                notes += [",
+        "            for root, name in ():\n                notes += [",
         "tests/core/server/test_sharded_server.py",
+    ),
+    Mutation(
+        "the replay servers of a cluster are committed after the first answer",
+        "replay",
+        "training/cluster/replay_shards.py",
+        "        return answers == [self._request] * self._num_shards",
+        "        return self._request in answers",
+        "tests/training/cluster/test_replay_shards.py",
     ),
     Mutation(
         "damaged checkpoints of a server are accepted",

@@ -326,7 +326,7 @@ def test_destination_is_a_directory_unless_it_is_host_and_port(tmp_path, monkeyp
         assert ingest([episode(2, terminal=True)], destination).items == 1
         assert Path(destination).is_dir()
     with pytest.raises(ServerUnavailableError, match="no Reverb server answered"):
-        ingest([episode(2, terminal=True)], f"localhost:{free_port()}", timeout_secs=1)
+        ingest([episode(2, terminal=True)], f"localhost:{free_port()}", timeout_secs=0.3)
 
 
 def test_reverb_writer_raises_when_the_destination_is_a_directory(tmp_path):
@@ -346,17 +346,19 @@ def free_port():
 @pytest.mark.timeout(60)
 @pytest.mark.drill("F14")
 def test_missing_server_raises_within_the_timeout():
-    with pytest.raises(ServerUnavailableError, match="no Reverb server answered at localhost:.* within 1 s; start one"):
-        ingest([episode(2, terminal=True)], free_port(), timeout_secs=1)
+    with pytest.raises(
+        ServerUnavailableError, match="no Reverb server answered at localhost:.* within 0.3 s; start one"
+    ):
+        ingest([episode(2, terminal=True)], free_port(), timeout_secs=0.3)
 
 
 @pytest.mark.drill("F17")
 def test_blocking_rate_limiter_raises():
     limiter = RateLimiter("sample_to_insert_ratio", 3, samples_per_insert=1.0, error_buffer=2.0)
     with make_server([episode(9, terminal=True)], config=TableConfig("items", rate_limiter=limiter)) as server:
-        message = r"waited 1 s for localhost:.* its rate limiter blocks: table 'items' has \d inserted, 0 sampled"
+        message = r"waited 0.5 s for localhost:.* its rate limiter blocks: table 'items' has \d inserted, 0 sampled"
         with pytest.raises(ServerUnavailableError, match=message):
-            ingest([episode(60, terminal=True)], server.address, "items", timeout_secs=1)
+            ingest([episode(60, terminal=True)], server.address, "items", timeout_secs=0.5)
 
 
 def test_source_damaged_in_the_middle_raises(data):

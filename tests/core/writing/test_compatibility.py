@@ -70,7 +70,7 @@ def corrupt_chunks(original):
 
 
 def test_reverb_writer_is_used_if_an_item_is_read_back_differently(unchecked_servers, monkeypatch):
-    monkeypatch.setattr(compatibility, "_TIMEOUT_SECS", 2.0)
+    monkeypatch.setattr(compatibility, "_TIMEOUT_SECS", 0.5)
     with ReplayServer([ONCE], SIGNATURE) as server:
         with monkeypatch.context() as patch:
             patch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
