@@ -112,7 +112,7 @@ def _parse(path: Path) -> tuple[list[str], list[list[str]]]:
     if names and names[0] != STEP:
         raise CorruptFileError(f"the first column of {path} must be {STEP!r}, got {names[0]!r}")
     for number, row in enumerate(rows, 2):
-        if len(row) != len(names) or not row[0].isdigit() or not all(_is_number(cell) for cell in row[1:]):
+        if len(row) != len(names) or not row[0].isdecimal() or not all(_is_number(cell) for cell in row[1:]):
             raise CorruptFileError(
                 f"{path} is damaged: line {number} must contain {len(names)} numbers; fix or remove that line"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -157,6 +158,8 @@ def load_run(path: str | Path) -> Run:
     if not is_run_directory(folder):
         raise ValueError(f"{path} must be the run_dir of a training run, but has none of {', '.join(_RUN_FILES)}")
     progress, evaluations = (read_csv_log(folder / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE))
+    if evaluations and not evaluations.keys() >= {"mean", "std"}:
+        raise CorruptFileError(f"{folder / EVALUATIONS_FILE} must have the columns mean and std")
     priorities, priority_steps = _read_histograms(folder / PRIORITIES_FILE)
     histograms = (priorities, priority_steps, *_read_histograms(folder / WEIGHTS_FILE))
     return Run(folder, read_run_config(folder), progress, evaluations, *histograms)
@@ -189,4 +192,33 @@ def read_run_config(folder: Path) -> dict[str, Any]:
             raise CorruptFileError(f"{folder / CONFIG_FILE} is not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise CorruptFileError(f"{folder / CONFIG_FILE} must contain a JSON object, got a {type(config).__name__}")
+    for name, is_valid, expected in _CONFIG_ENTRIES:
+        if config.get(name) is not None and not is_valid(config[name]):
+            raise CorruptFileError(f"{folder / CONFIG_FILE}: {name!r} must be {expected}, got {config[name]!r}")
     return config
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+#: The entries of `config.json` that are read here: their names, a check, and the phrase for what is expected.
+_CONFIG_ENTRIES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("configuration", _is_object, "an object"),
+    ("identity", _is_object, "an object"),
+    ("environment", lambda value: isinstance(value, str), "a string"),
+    (
+        "reference_returns",
+        lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)),
+        "two numbers",
+    ),
+    (
+        "data",
+        lambda value: _is_object(value) and _is_number(value.get("behaviour_return") or 0),
+        "an object whose 'behaviour_return' is a number",
+    ),
+)

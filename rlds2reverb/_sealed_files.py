@@ -97,7 +97,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = load_json(folder / MANIFEST)
     if manifest is None:
         raise CorruptFileError(f"{folder / MANIFEST} is missing")
-    verify_files(folder, manifest["files"])
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise CorruptFileError(f"{folder / MANIFEST} is damaged: it lists no files")
+    verify_files(folder, files)
     return manifest
 
 

@@ -110,10 +110,10 @@ def skip_unless_mounted(channel: Connection) -> None:
 # --- programs
 
 
-def use_small_groups() -> None:
+def use_small_groups(group_bytes: int = 1 << 15, part_bytes: int = 1 << 18) -> None:
     """Makes this process write many small groups and parts, and save its state after each."""
-    item_blocks._GROUP_BYTES = 1 << 15
-    directory_destination._PART_BYTES = 1 << 18
+    item_blocks._GROUP_BYTES = group_bytes
+    directory_destination._PART_BYTES = part_bytes
     server_destination._SECS_BETWEEN_SAVES = 0
 
 

@@ -184,10 +184,10 @@ def load_experiment(run_dir: str | Path) -> Experiment:
       CorruptFileError: If a file in it is damaged.
     """
     root = Path(run_dir)
-    plan = _read_json(root / PLAN_FILE)
+    plan = _read_plan(root)
     if plan is None:
         raise ValueError(f"{run_dir} must be the run_dir of several runs, but contains no {PLAN_FILE}")
-    status = _read_json(root / STATUS_FILE) or {}
+    status = _read_status(root)
     outcomes = {
         name: Outcome(*(status[name][key] for key in ("state", "step", "reason"))) for name in plan if name in status
     }
@@ -251,11 +251,11 @@ def run_plan(
         stack.enter_context(FileLock(root / ".lock", str(root), "choose a different run_dir, or stop that process"))
         if (root / "config.json").is_file():
             raise CheckpointError(f"{root} contains a single run; use a different run_dir")
-        require_continuation(_read_json(root / PLAN_FILE) or {}, plan, root)
+        require_continuation(_read_plan(root) or {}, plan, root)
         _write_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
         if repeat is not None:
             replace_text(root / REPEAT_FILE, repeat + "\n")
-        status = {name: each for name, each in (_read_json(root / STATUS_FILE) or {}).items() if name in planned}
+        status = {name: each for name, each in _read_status(root).items() if name in planned}
 
         def report(name: str, outcome: Outcome) -> None:
             status[name] = {**outcome.as_dict(), "steps": planned[name].config.num_updates}
@@ -331,6 +331,33 @@ def _format_pair(pair: tuple[float, float] | None) -> str:
 
 def _describe_pair(pair: tuple[float, float] | None) -> dict[str, float] | None:
     return None if pair is None else {"mean": pair[0], "std": pair[1]}
+
+
+def _read_plan(root: Path) -> dict[str, Any] | None:
+    """Returns the descriptions of the planned runs by name, or None if there is no plan."""
+    plan = _read_json(root / PLAN_FILE)
+    for name, run in (plan or {}).items():
+        _require_types(root / PLAN_FILE, name, run, {"source": str, "data": str, "variant": str, "configuration": dict})
+        _require_types(root / PLAN_FILE, name, run["configuration"], {"seed": int})
+    return plan
+
+
+def _read_status(root: Path) -> dict[str, Any]:
+    """Returns how each run ended, by name."""
+    status = _read_json(root / STATUS_FILE) or {}
+    for name, outcome in status.items():
+        _require_types(root / STATUS_FILE, name, outcome, {"state": str, "step": int, "reason": str, "steps": int})
+    return status
+
+
+def _require_types(path: Path, name: str, values: Any, types: Mapping[str, type]) -> None:
+    """Raises `CorruptFileError` unless an entry of a file is a dict with values of the given types."""
+    if not isinstance(values, dict):
+        raise CorruptFileError(f"{path}: the entry of run {name!r} must be an object, got a {type(values).__name__}")
+    for key, expected in types.items():
+        if not isinstance(values.get(key), expected):
+            got = f"{values[key]!r}" if key in values else "nothing"
+            raise CorruptFileError(f"{path}: {key!r} of run {name!r} must be a {expected.__name__}, got {got}")
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

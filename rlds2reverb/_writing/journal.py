@@ -71,14 +71,15 @@ class Journal:
         if not self._is_enabled:
             return None
         try:
-            saved = load_json(self.path)
+            content = load_json(self.path)
+            if content is None:
+                return None
+            saved = SavedState(TransferState.from_dict(content, self.path), str(content.get(_SERVER)))
         except CorruptFileError as error:
             raise CorruptFileError(f"{error}; delete it, or convert with resume=False") from error
-        if saved is None:
-            return None
-        if saved[_EXAMPLE] != self._example:
+        if content.get(_EXAMPLE) != self._example:
             raise changed_data_error("its first episode has different items or priorities")
-        return SavedState(TransferState.from_dict(saved), saved[_SERVER])
+        return saved
 
     def save(self, state: TransferState, server_state_id: str) -> None:
         """Replaces the saved state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -157,8 +158,13 @@ def _write_state(folder: Path, snapshot: Snapshot, prefix: str) -> dict[str, Any
 
 def _read_state(folder: Path, manifest: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Returns the state that `_write_state` wrote; its arrays are read as they are used."""
-    arrays = {name: _map_array(folder / f"{prefix}{name}", **spec) for name, spec in manifest["arrays"].items()}
-    return {"header": manifest["header"], "arrays": arrays}
+    try:
+        arrays = {name: _map_array(folder / f"{prefix}{name}", **spec) for name, spec in manifest["arrays"].items()}
+        return {"header": manifest["header"], "arrays": arrays}
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} is not a valid checkpoint: its manifest does not match its files ({error})"
+        ) from error
 
 
 def _as_bytes(array: np.ndarray) -> memoryview:
@@ -167,7 +173,8 @@ def _as_bytes(array: np.ndarray) -> memoryview:
 
 
 def _map_array(path: Path, *, dtype: str, shape: list[int]) -> np.ndarray:
-    """Returns the array in a file; its content is read as it is used."""
-    if not path.stat().st_size:
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", shape=tuple(shape))
+    """Returns the array in a file; its content is read as it is used. Raises `ValueError` if its size differs."""
+    size, expected = path.stat().st_size, math.prod(shape) * np.dtype(dtype).itemsize
+    if size != expected:
+        raise ValueError(f"{path.name} has {size} bytes instead of {expected}")
+    return np.memmap(path, dtype, "r", shape=tuple(shape)) if size else np.zeros(shape, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import CheckpointError, RateLimitedError
+from rlds2reverb.priorities import require_priorities
 from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import leaves, require_match
 
@@ -275,7 +277,9 @@ class Contents:
             return restored
         except CheckpointError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (AttributeError, KeyError, IndexError, OSError, OverflowError, TypeError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:  # An impossible number of rows.
+                raise
             raise CheckpointError(
                 f"the state of {self.holder} is damaged ({error!r}); pass the result of state_dict, or restore a "
                 "copy of the files"
@@ -305,6 +309,7 @@ class Contents:
             lengths = self.store.get_lengths(np.arange(max_size))
         is_long_enough = (lengths >= self.config.min_length)[: min(push_count, max_size)]
         kept = {**arrays, "alive": arrays["alive"] & is_long_enough}
+        require_priorities(arrays["priorities"][kept["alive"]], lambda index: f"element {index}")
         self.elements.load(push_count, kept, self._count_windows(lengths))
         priorities = self.elements.priorities[self.elements.select_numbers() % max_size]
         validation.require_positive_powers(

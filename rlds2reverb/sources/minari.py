@@ -139,8 +139,9 @@ def _read_metadata(directory: Path) -> dict[str, Any]:
     for key in ("observation_space", "action_space", "data_format"):
         if not isinstance(metadata.get(key), str):
             raise SourceError(f"{path}: {key} must be a string, got {metadata.get(key)!r}")
-    if not isinstance(metadata.get("env_spec"), (str, type(None))):
-        raise SourceError(f"{path}: env_spec must be a string, got {metadata['env_spec']!r}")
+    for key in ("env_spec", "minari_version"):
+        if not isinstance(metadata.get(key), (str, type(None))):
+            raise SourceError(f"{path}: {key} must be a string, got {metadata[key]!r}")
     for key in ("total_episodes", "total_steps"):
         value = metadata.get(key)
         if type(value) is not int or value < 0:

@@ -15,7 +15,7 @@ from rlds2reverb.training.experiments import run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds, plan_sweep
 
-from rlds2reverb import CheckpointError, TrainingConfig, load_experiment, sweep, train
+from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train
 from rlds2reverb.evaluations import Evaluation
 
 SMALL = {"batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "steps": 20, "eval_episodes": 1}
@@ -143,6 +143,28 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
             run_plan(changed, tmp_path, place=place_fake)
     more = plan_sweep({"data": ["a", "b"], "algo": "bc", "gamma": [0.5, 0.9], "seeds": 3})
     assert len(run_plan(more, tmp_path, place=place_fake).runs) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("plan.json", {"seed_0": 3}, r"plan.json: the entry of run 'seed_0' must be an object, got a int"),
+        (
+            "plan.json",
+            {"seed_0": {"source": "a", "data": "a"}},
+            r"'variant' of run 'seed_0' must be a str, got nothing",
+        ),
+        ("status.json", {"seed_0": {"state": None}}, r"status.json: 'state' of run 'seed_0' must be a str, got None"),
+    ],
+)
+def test_damaged_files_of_an_experiment_raise(tmp_path, name, content, message):
+    plan = plan_sweep({"data": "a", "algo": "bc", "seeds": 1})
+    run_plan(plan, tmp_path, place=place_fake)
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(CorruptFileError, match=message):
+        load_experiment(tmp_path)
+    with pytest.raises(CorruptFileError, match=message):
+        run_plan(plan, tmp_path, place=place_fake)
 
 
 @pytest.mark.slow
