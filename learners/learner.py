@@ -590,6 +590,9 @@ def _make_matching_feed(dataset: Any, priorities: PrioritySink | None, agent: tf
 def _add_text(error: Exception, text: str) -> None:
     """Puts a text before the message of an error of this package, and adds it as a note to any other error."""
     if type(error) in (ServerUnavailableError, SpecMismatchError, TimeoutError, ValueError) and len(error.args) == 1:
-        error.args = (f"{text}: {error}",)
+        message = f"{text}: {error}"
+        if isinstance(error, SpecMismatchError) and error.details == str(error):
+            error.details = message
+        error.args = (message,)
     elif hasattr(error, "add_note"):  # Since Python 3.11.
         error.add_note(text)

@@ -191,8 +191,8 @@ MUTATIONS = [
         "priorities are written to the keys of other items",
         "sampling",
         "rlds2reverb/sampling/priority_writer.py",
-        "connection.update_priorities(self._table, keys[rows], values[rows],",
-        "connection.update_priorities(self._table, keys[rows], values[: rows.sum()],",
+        "                    values[rows],\n",
+        "                    values[: rows.sum()],\n",
         "tests/core/sampling/test_priority_writer.py",
     ),
     Mutation(

@@ -106,7 +106,9 @@ class ServerConnection:
                 "start one, or check host and port"
             )
 
-    def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray, *, timeout_secs: float) -> None:
+    def update_priorities(
+        self, table: str, keys: np.ndarray, priorities: np.ndarray, *, timeout_secs: float, may_return: bool = False
+    ) -> None:
         """Changes the priorities of items; ignores keys that are not in the table.
 
         Args:
@@ -114,11 +116,13 @@ class ServerConnection:
           keys: uint64 `[M]`; for a repeated key the last priority wins.
           priorities: float64 `[M]`.
           timeout_secs: seconds to wait for the answer.
+          may_return: whether to wait, within this time, for a server that is gone to return.
 
         Raises:
           ServerUnavailableError: If there is no answer in time.
         """
-        self._mutate(encode_priority_updates(table, keys, priorities), timeout_secs, "update priorities")
+        request = encode_priority_updates(table, keys, priorities)
+        self._mutate(request, timeout_secs, "update priorities", may_return=may_return)
 
     def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
         """Removes items; ignores keys that are not in the table.
@@ -129,15 +133,25 @@ class ServerConnection:
         request = MutatePrioritiesRequest(table=table, delete_keys=keys)
         self._mutate(request.SerializeToString(), timeout_secs, "delete items")
 
-    def _mutate(self, request: bytes, timeout_secs: float, action: str) -> None:
-        try:
-            self._unary("MutatePriorities")(request, timeout=timeout_secs)
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise ServerUnavailableError(f"waited {timeout_secs:g} s for {self.address} to {action}") from None
-            raise ServerUnavailableError(
-                f"{self.address} did not {action} ({error.code().name}: {error.details()}); start the server again"
-            ) from None
+    def _mutate(self, request: bytes, timeout_secs: float, action: str, *, may_return: bool = False) -> None:
+        """Sends a request. It may arrive twice if the server `may_return`, which changes nothing the second time."""
+        until = time.monotonic() + timeout_secs
+        while True:
+            try:
+                self._unary("MutatePriorities")(request, timeout=until - time.monotonic(), wait_for_ready=may_return)
+                return
+            except grpc.RpcError as error:
+                code = error.code()
+                if may_return and code is grpc.StatusCode.UNAVAILABLE and time.monotonic() < until - _RETRY_SECS:
+                    time.sleep(_RETRY_SECS)
+                    continue
+                if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise ServerUnavailableError(
+                        f"waited {timeout_secs:g} s for {self.address} to {action}; if it has ended, start it again"
+                    ) from None
+                raise ServerUnavailableError(
+                    f"{self.address} did not {action} ({code.name}: {error.details()}); start the server again"
+                ) from None
 
     def sample(self, table: str, *, num_samples: int = 1, timeout_secs: float) -> Generator[Any, None, None]:
         """Takes samples and yields their parts; the first of each contains the `info`, and each some chunks (`data`).

@@ -35,7 +35,8 @@ class PriorityWriter:
           servers: the servers passed to `sample_dataset`, in the same order.
           table: the name of the table.
           eps: constant that `update` adds to every TD error so that each item can be sampled; in [1e-12, 1].
-          timeout_secs: maximum time to wait for a server to accept priorities.
+          timeout_secs: maximum time to wait for a server to accept priorities, and for a single server that is gone to
+            return.
           on_server_lost: function called as `on_server_lost(address, reason)` when a server does not accept priorities
             in time while another one does. If None, an error is raised instead.
 
@@ -72,9 +73,12 @@ class PriorityWriter:
     def write(self, info: Any, priorities: Any) -> None:
         """Writes the priorities of a batch. Ignores items that have left the table; for duplicates the last value wins.
 
+        A single server that is gone may return within the timeout; one of several is skipped at once.
+
         Args:
           info: the `SampleInfo` of the batch: uint64 `key` and int32 `server`, `[B]`.
-          priorities: numbers `[B]`, finite and in [0, 1e12]; an item with priority 0 is never sampled again.
+          priorities: numbers `[B]`, finite and in [0, 1e12]; an item with priority 0 is not sampled as long
+            as another one has a higher priority.
 
         Raises:
           TypeError: If the info is not that of a batch, or a priority is not a number.
@@ -92,7 +96,13 @@ class PriorityWriter:
         for server in destinations:
             rows, connection = servers == server, self._connections[server]
             try:
-                connection.update_priorities(self._table, keys[rows], values[rows], timeout_secs=self._timeout_secs)
+                connection.update_priorities(
+                    self._table,
+                    keys[rows],
+                    values[rows],
+                    timeout_secs=self._timeout_secs,
+                    may_return=len(self._connections) == 1,
+                )
             except ServerUnavailableError as error:
                 failures.append((connection.address, error))
         for address, failure in failures:

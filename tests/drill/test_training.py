@@ -5,17 +5,15 @@ import shutil
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from crashes import CrashAt
 from faults import damage_file, process, receive, wrap_calls
+from trained_runs import DATA, NUM_UPDATES, make_arguments, read_rows, require_equal_runs
 
 pytestmark = pytest.mark.slow
 
-DATA = Path(__file__).parents[1] / "data/d4rl/pendulum_mixed-v2.hdf5"
-NUM_UPDATES = 400
 #: A function that is called in each phase of a training command, by its module and name.
 PHASES = {
     "start": ("rlds2reverb.training.training", "resolve_environment"),
@@ -29,14 +27,6 @@ PHASES = {
 }
 #: Phases in which the learner runs, so that a signal makes it save a checkpoint before it ends.
 SAVED = ("update", "evaluation", "checkpoint", "server checkpoint")
-
-
-def make_arguments(run_dir, *options):
-    return [
-        *("train", "--algo", "td3_bc", "--data", str(DATA), "--run-dir", str(run_dir), "--steps", str(NUM_UPDATES)),
-        *("--set", "hidden_sizes=(8,8)", "--eval-every", "100", "--eval-episodes", "1", "--log-every", "50"),
-        *("--checkpoint-every", "100", "--seed", "3", *options),
-    ]
 
 
 def find_owner(path):
@@ -72,31 +62,6 @@ def command(channel, arguments, phase=None, hold_secs=0.0):
 def run_command(arguments):
     with process(command, arguments) as (_, channel):
         return receive(channel)
-
-
-def read_rows(run_dir):
-    """Returns the rows of `progress.csv` without the columns of times, and the content of `evaluations.csv`."""
-    names, *rows = (line.split(",") for line in (run_dir / "progress.csv").read_text().splitlines())
-    kept = [number for number, name in enumerate(names) if not name.endswith(("secs", "_ms", "_share", "per_sec"))]
-    return [[row[number] for number in kept] for row in rows], (run_dir / "evaluations.csv").read_text()
-
-
-def read_weights(run_dir):
-    """Returns the content of the last checkpoint's variables, by name."""
-    import tensorflow as tf
-
-    (path,) = (run_dir / "checkpoints").glob(f"{NUM_UPDATES:010d}")
-    prefix = tf.train.latest_checkpoint(str(path)) or str(next(path.glob("**/*.index")).with_suffix(""))
-    reader = tf.train.load_checkpoint(prefix)
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "OBJECT" not in name}
-
-
-def require_equal_runs(one, other):
-    assert read_rows(one) == read_rows(other)
-    first, second = read_weights(one), read_weights(other)
-    assert first.keys() == second.keys() and len(first) > 10
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
