@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._signals import Terminated
 from rlds2reverb._text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS
 
@@ -91,6 +92,7 @@ def serve(cast_floats: bool, **options: Any) -> None:
     With --checkpoint-root, the server starts from the newest valid checkpoint and writes one when it stops. If the
     disk is full at that moment, the server waits for space; a second Ctrl-C or SIGTERM stops it without a checkpoint.
     Items inserted after the last checkpoint are lost if the process is killed; --checkpoint-every limits that loss.
+    The exit code is 0 after Ctrl-C, and 75 after SIGTERM.
 
     Reverb listens on all network interfaces without authentication: pass --isolate if all clients are on this machine;
     otherwise keep the port behind a firewall.
@@ -150,6 +152,7 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
     Raises:
       StorageFullError: If there was no space for the last checkpoint when a second signal came.
       CheckpointError: If the last checkpoint could not be written for another reason when a second signal came.
+      Terminated: After SIGTERM, once the last checkpoint is written.
     """
     from rlds2reverb._server.clients import connect_all, table_infos
 
@@ -165,10 +168,12 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
         shards = f" on {len(all_infos)} servers" if len(all_infos) > 1 else ""
         output.say(f"table {name!r}: {size:,}{limit} items{shards}{shapes}")
     output.say(f"serving on {server.address} {_describe_reach(server)}; Ctrl-C stops it")
-    while not _wait_for_signal(signals, checkpoint_secs):
+    while (stopped_by := _wait_for_signal(signals, checkpoint_secs)) is None:
         write_checkpoint(server)
     if server.has_checkpoints:
         _write_last_checkpoint(server, signals)
+    if stopped_by == signal.SIGTERM:
+        raise Terminated
 
 
 def _describe_reach(server: ReplayServer | ShardedReplayServer) -> str:
@@ -180,14 +185,14 @@ def _describe_reach(server: ReplayServer | ShardedReplayServer) -> str:
     )
 
 
-def _wait_for_signal(signals: list[int], secs: float | None) -> bool:
-    """Waits for a signal, at most `secs`; returns whether one arrived, and clears the list."""
+def _wait_for_signal(signals: list[int], secs: float | None) -> int | None:
+    """Waits for a signal, at most `secs`; returns the first one that arrived or None, and clears the list."""
     end = math.inf if secs is None else time.monotonic() + secs
     while not signals and (remaining := end - time.monotonic()) > 0:
         time.sleep(min(remaining, _MAX_SLEEP_SECS))
-    has_arrived = bool(signals)
+    first = signals[0] if signals else None
     signals.clear()
-    return has_arrived
+    return first
 
 
 def write_checkpoint(server: ReplayServer | ShardedReplayServer) -> None:
@@ -216,7 +221,7 @@ def _write_last_checkpoint(server: ReplayServer | ShardedReplayServer, signals: 
                     f"{_RETRY_SECS:g} s; Ctrl-C or SIGTERM stops the server without a checkpoint"
                 )
                 is_reported = True
-            if _wait_for_signal(signals, _RETRY_SECS):
+            if _wait_for_signal(signals, _RETRY_SECS) is not None:
                 raise
 
 

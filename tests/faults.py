@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -29,6 +29,7 @@ from rlds2reverb import ingestion
 from rlds2reverb._encoding import item_blocks
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._signals import Terminated
 from rlds2reverb._writing import compatibility, directory_destination, server_destination
 from rlds2reverb.tables import TableConfig
 
@@ -294,7 +295,8 @@ def serve_on_full_disk(channel: Connection, package_path: list[str], folder: Pat
     with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as started:
         ingestion.ingest(make_episodes(20), started.address)
         mount_tmpfs(folder, num_bytes, remount=True)
-        command.serve_until_end(started)
+        with suppress(Terminated):
+            command.serve_until_end(started)
     with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as restarted:
         channel.send(restarted.client.server_info(timeout=10)["replay"].current_size)
 

@@ -604,7 +604,7 @@ def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_pat
     assert (err, table["items"], table["sampler"]) == ("", 911, "prioritized:0.6")
     assert any("observation" in name for name in table["signature"])
     code, out, err = terminate(process)
-    assert code == 0 and "hopper_medium-v2.hdf5 converted" in out and "Traceback" not in err
+    assert code == 75 and "hopper_medium-v2.hdf5 converted" in out and "Traceback" not in err
     assert not [line for line in lines if "reverb/cc" in line or "Gym" in line or "tensorflow" in line.lower()]
 
     code, _, err = wait_for(start("convert", data / HOPPER, "--serve", "--checkpoint-root", root))
@@ -614,7 +614,7 @@ def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_pat
     _, lines = wait_until_serving(process)
     assert "table 'replay': 911 items\n" in "".join(lines)
     code, out, err = terminate(process)
-    assert (code, out) == (0, "") and "checkpoint " in err
+    assert (code, out) == (75, "") and "checkpoint " in err
 
     code, _, err = wait_for(start("serve", "--checkpoint-root", root, "--max-size", 5))
     assert code == 2 and "--max-size of table 'replay' is 2147483647, the requested one 5" in err

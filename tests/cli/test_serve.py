@@ -16,6 +16,7 @@ from rlds2reverb.cli import serve as command
 
 import rlds2reverb
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._signals import Terminated
 from rlds2reverb.errors import CheckpointError, StorageFullError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.tables import TableConfig
@@ -82,7 +83,8 @@ def test_checkpoint_every_requires_a_root(arguments, capsys):
 @pytest.mark.drill("F4")
 def test_checkpoints_are_written_at_intervals_and_at_the_end(served, monkeypatch, capsys):
     remaining = set_outcomes(monkeypatch, served, "one", "two", signal.SIGTERM, "three", "last", "never")
-    command.serve_until_end(served, checkpoint_secs=0.001)
+    with pytest.raises(Terminated):
+        command.serve_until_end(served, checkpoint_secs=0.001)
     names = re.findall("checkpoint (.*)", capsys.readouterr().err)
     assert (names, next(remaining)) == (["one", "two", "three", "last"], "never")
 
@@ -91,7 +93,7 @@ def test_convert_writes_checkpoints_at_intervals_and_at_the_end(data, tmp_path, 
     remaining = set_outcomes(monkeypatch, ReplayServer, "filled", "one", signal.SIGTERM, "two", "last", "never")
     source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
     options = ["--checkpoint-root", str(tmp_path / "root"), "--checkpoint-every", "0.001s"]
-    assert run(["convert", str(source), "--serve", *options]) == 0
+    assert run(["convert", str(source), "--serve", *options]) == 75
     words = re.findall("(?:^checkpoint|^serving) (\\S+)", capsys.readouterr().err, re.M)
     assert (words, next(remaining)) == (["filled", "on", "one", "two", "last"], "never")
 
@@ -136,7 +138,8 @@ def test_a_killed_server_restores_its_last_checkpoint(tmp_path):
 def test_the_last_checkpoint_is_retried_until_there_is_space(served, monkeypatch, capsys, error):
     set_outcomes(monkeypatch, served, error, error, error, "last")
     send_sigterm_once_serving(monkeypatch)
-    command.serve_until_end(served)
+    with pytest.raises(Terminated):
+        command.serve_until_end(served)
     warning, done = capsys.readouterr().err.splitlines()
     assert (
         "All items are still in memory, and rlds2reverb tries again every 0.001 s; Ctrl-C or SIGTERM stops" in warning
@@ -190,7 +193,7 @@ def test_convert_serves_on_although_a_checkpoint_failed(data, tmp_path, monkeypa
     monkeypatch.setattr(ReplayServer, "checkpoint", checkpoint)
     send_sigterm_once_serving(monkeypatch)
     source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
-    assert run(["convert", str(source), "--serve", "--checkpoint-root", str(tmp_path / "root")]) == 0
+    assert run(["convert", str(source), "--serve", "--checkpoint-root", str(tmp_path / "root")]) == 75
     captured = capsys.readouterr()
     assert "warning: no checkpoint: no space left for a checkpoint in root" in captured.err
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
@@ -208,13 +211,13 @@ def test_serve_names_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
         newest = server.checkpoint()
     damage_file(newest / "items.tfrecord", "empty")
     send_sigterm_once_serving(monkeypatch)
-    assert run(["serve", "--checkpoint-root", str(root)]) == 0
+    assert run(["serve", "--checkpoint-root", str(root)]) == 75
     warning = capsys.readouterr().err.splitlines()[0]
     assert warning.startswith("warning: ") and "items.tfrecord is damaged: it is empty" in warning
     assert "started from" in warning
 
 
 def test_serve_names_tables_without_a_signature(served, capsys, monkeypatch):
-    set_outcomes(monkeypatch, served, signal.SIGTERM, "one", "last")
+    set_outcomes(monkeypatch, served, signal.SIGINT, "one", "last")
     command.serve_until_end(served, checkpoint_secs=0.001)
     assert "table 'replay': 0 items, of any shape (pass --signature-from SRC" in capsys.readouterr().err
