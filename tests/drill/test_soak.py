@@ -11,6 +11,7 @@ import pytest
 from faults import convert, process, read_checkpoint, receive, serve_table
 from reverb.cc import schema_pb2
 from rlds2reverb.adders import NStep
+from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.training import train
 from trained_runs import read_rows
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 DURATION = float(os.environ.get("DRILL_SOAK_SECS", "60"))
 PERIOD = min(60.0, DURATION / 12)
 ADDER = NStep(1, 0.99)
-LOG_EVERY, EVAL_EVERY = 250, 1000
+LOG_EVERY, EVAL_EVERY = 100, 500
 
 
 def make_round(number):
@@ -50,12 +51,22 @@ def write_round(port, number, journals):
         receive(channel)
 
 
+class Pause(LearnerHook):
+    """Leaves time for the other processes."""
+
+    def __init__(self):
+        super().__init__("pause", position="after_iter", every=10)
+
+    def __call__(self, learner):
+        time.sleep(0.2)
+
+
 def train_until_stopped(channel, port, run_dir):
     """Trains on a table until a signal, and sends 'stopped'."""
     train(
         f"localhost:{port}", "td3_bc", run_dir, steps=10**8, env="Pendulum-v1", eval_every=EVAL_EVERY, eval_episodes=1,
         log_every=LOG_EVERY, checkpoint_every=EVAL_EVERY, batch_size=32, sampler="prioritized", progress=False,
-        hyperparameters={"hidden_sizes": (8, 8)},
+        hyperparameters={"hidden_sizes": (8, 8)}, hooks=[Pause()],
     )  # fmt: skip
     channel.send("stopped")
 
