@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._sealed_files import MANIFEST, SealedFolders, load_json, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 
@@ -131,7 +131,7 @@ class Checkpoints:
         content = {**manifest, "step": step, "best": best}
 
         def fill(folder: Path) -> Mapping[str, Any]:
-            self._write_state(folder)
+            self._state.write(str(folder / _PREFIX))
             if self._replay is not None:
                 self._replay.save_data(folder / _REPLAY)
             return content
@@ -142,14 +142,6 @@ class Checkpoints:
         kept = {*[earlier for earlier in steps if earlier <= step][-self._num_kept :], best}
         self._folders.delete({*steps} - kept)
         return Checkpoint(path, step, content)
-
-    def _write_state(self, folder: Path) -> None:
-        try:
-            self._state.write(str(folder / _PREFIX))
-        except tf.errors.ResourceExhaustedError as error:  # TensorFlow uses it for a full disk, among other things.
-            if "No space left" not in error.message:
-                raise
-            raise OSError(errno.ENOSPC, error.message) from error
 
     def open(self, path: str | Path | None = None) -> Checkpoint | None:
         """Returns the newest valid checkpoint or None, or the one at `path`. `restore` loads it.
@@ -167,8 +159,9 @@ class Checkpoints:
     def restore_temporarily(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Restores the trackables from a checkpoint for the duration of the context, and then their current values."""
         current = self._folders.root / "current.partial"
-        current.mkdir(exist_ok=True)
-        self._state.write(str(current / _PREFIX))
+        with full_disk_as_error(current):
+            current.mkdir(exist_ok=True)
+            self._state.write(str(current / _PREFIX))
         try:
             self.restore(checkpoint)
             yield

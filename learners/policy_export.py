@@ -13,6 +13,8 @@ import tensorflow as tf
 from tf_agents.policies import tf_policy
 from tf_agents.policies.policy_saver import PolicySaver
 
+from rlds2reverb._full_disk import full_disk_as_error
+
 
 def export_policy(policy: tf_policy.TFPolicy, path: str | Path, *, train_step: tf.Variable | None = None) -> Path:
     """Writes a policy as a SavedModel that loads without this package, and returns its path.
@@ -21,11 +23,14 @@ def export_policy(policy: tf_policy.TFPolicy, path: str | Path, *, train_step: t
       policy: the policy, for batches of any size.
       path: directory of the SavedModel; replaced if it exists.
       train_step: number of train steps, saved with the policy.
+
+    Raises:
+      StorageFullError: If the disk is full; an earlier SavedModel is kept.
     """
     path = Path(path)
     partial = path.with_name(f"{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with _hide_warnings():
+    with full_disk_as_error(path), _hide_warnings():
         PolicySaver(policy, batch_size=None, train_step=train_step).save(str(partial))
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)

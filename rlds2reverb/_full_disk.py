@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ _RESUMABLE = "existing data are kept: free some space and repeat the run to cont
 
 @contextmanager
 def full_disk_as_error(path: Path, *, consequence: str = _RESUMABLE) -> Iterator[None]:
-    """Raises `StorageFullError` if the disk (or the user's quota) is full.
+    """Raises `StorageFullError` if the system or TensorFlow reports that the disk (or the user's quota) is full.
 
     Args:
       path: the file or directory that is written, for the message.
@@ -24,7 +25,17 @@ def full_disk_as_error(path: Path, *, consequence: str = _RESUMABLE) -> Iterator
         yield
     except StorageFullError:
         raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if not _is_full_disk(error):
             raise
-        raise StorageFullError(error.errno, f"no space left for {path}; {consequence}") from error
+        number = error.errno if isinstance(error, OSError) else errno.ENOSPC
+        raise StorageFullError(number, f"no space left for {path}; {consequence}") from error
+
+
+def _is_full_disk(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    tensorflow = sys.modules.get("tensorflow")
+    # TensorFlow uses this error for other resources as well, such as memory.
+    is_exhausted = tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+    return is_exhausted and "No space left" in str(error)

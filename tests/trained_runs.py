@@ -14,7 +14,7 @@ def make_arguments(run_dir, *options):
     return [
         *("train", "--algo", "td3_bc", "--data", str(DATA), "--run-dir", str(run_dir), "--steps", str(NUM_UPDATES)),
         *("--set", "hidden_sizes=(8,8)", "--eval-every", "100", "--eval-episodes", "1", "--log-every", "50"),
-        *("--checkpoint-every", "100", "--seed", "3", *options),
+        *("--checkpoint-every", "100", *(() if "--seeds" in options else ("--seed", "3")), *options),
     ]
 
 
@@ -30,7 +30,7 @@ def read_weights(run_dir):
     """Returns the content of the last checkpoint's variables, by name."""
     import tensorflow as tf
 
-    (path,) = (run_dir / "checkpoints").glob(f"{NUM_UPDATES:010d}")
+    path = max((run_dir / "checkpoints").glob("[0-9]*"))
     prefix = tf.train.latest_checkpoint(str(path)) or str(next(path.glob("**/*.index")).with_suffix(""))
     reader = tf.train.load_checkpoint(prefix)
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "OBJECT" not in name}

@@ -18,6 +18,7 @@ from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, S
 from rlds2reverb.learners.references import describe_reference, is_importable
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 
+from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
 
@@ -82,7 +83,7 @@ class Training:
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
         own_hooks = make_hooks(config.hooks)
-        with ExitStack() as stack:
+        with full_disk_as_error(self.run_dir), ExitStack() as stack:
             stack.callback(self._progress.close)
             if config.deterministic:
                 stack.enter_context(op_determinism())
@@ -157,21 +158,27 @@ class Training:
         Raises:
           TrainingDivergedError: If the loss or a weight is not finite.
           ServerUnavailableError: If a server with the data is lost.
+          StorageFullError: If the disk is full; the same training continues once there is space.
         """
-        with self.learner.running():
-            self.learner.advance(self.config.steps)
-            if self._online is not None:
-                self._online.run(self.learner)
-        with self._progress.activity("exporting the policy"):
-            self.learner.export_policy(self.run_dir / POLICY_FOLDER)
-            if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER) is None:
-                shutil.rmtree(self.run_dir / BEST_POLICY_FOLDER, ignore_errors=True)
-            run = load_run(self.run_dir)
-            if run.best_return is not None:
-                run.plot(self.run_dir / "curve.png")
+        with full_disk_as_error(self.run_dir):
+            with self.learner.running():
+                self.learner.advance(self.config.steps)
+                if self._online is not None:
+                    self._online.run(self.learner)
+            with self._progress.activity("exporting the policy"):
+                run = self._write_results()
         if self.learner.stop_reason:
             self._progress.note(f"stopped by {self.learner.stop_reason} after {self.learner.step:,} updates")
         self._trackers.finish("stopped" if self.learner.is_stopped_by_signal else "complete")
+        return run
+
+    def _write_results(self) -> Run:
+        self.learner.export_policy(self.run_dir / POLICY_FOLDER)
+        if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER) is None:
+            shutil.rmtree(self.run_dir / BEST_POLICY_FOLDER, ignore_errors=True)
+        run = load_run(self.run_dir)
+        if run.best_return is not None:
+            run.plot(self.run_dir / "curve.png")
         return run
 
     def _log(self, step: int, numbers: dict[str, float]) -> None:

@@ -24,6 +24,7 @@ PHASES = {
     "checkpoint": ("rlds2reverb.learners.checkpoints:Checkpoints", "save"),
     "server checkpoint": ("rlds2reverb._server.replay_server:ReplayServer", "save_data"),
     "export": ("rlds2reverb.learners.learner", "export_policy"),
+    "collection": ("rlds2reverb.training.collector:Collector", "collect"),
 }
 #: Phases in which the learner runs, so that a signal makes it save a checkpoint before it ends.
 SAVED = ("update", "evaluation", "checkpoint", "server checkpoint")
@@ -77,7 +78,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.drill("F5")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "collection"])
 def test_signal_in_each_phase_saves_and_the_same_command_continues(tmp_path, phase, number, whole):
     options = ["--sampler", "prioritized"] if phase == "server checkpoint" else ["--deterministic"]
     arguments = make_arguments(tmp_path / "run", *options)
@@ -110,6 +111,48 @@ def test_second_signal_ends_the_command_within_a_second(tmp_path, phase, recover
     assert run_command(arguments) == 0
 
 
+ONLINE = ("--deterministic", "--online", "100", "--warmup-steps", "20", "--num-envs", "2")
+
+
+@pytest.fixture(scope="module")
+def whole_online(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("online") / "run"
+    assert run_command(make_arguments(run_dir, *ONLINE)) == 0
+    return run_dir
+
+
+@pytest.mark.drill("F5")
+@pytest.mark.parametrize("phase", ["collection", "checkpoint", "evaluation"])
+def test_signal_in_an_online_run_saves_and_the_same_command_continues(tmp_path, phase, whole_online):
+    arguments = make_arguments(tmp_path / "run", *ONLINE)
+    with process(command, arguments, phase, 1.0) as (running, channel):
+        assert receive(channel) == "held"
+        os.kill(running.pid, signal.SIGTERM)
+        assert receive(channel) == 75
+    assert run_command(arguments) == 0
+    require_equal_runs(whole_online, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole_seeds(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("seeds") / "run"
+    assert run_command(make_arguments(run_dir, "--deterministic", "--seeds", "2")) == 0
+    return run_dir
+
+
+@pytest.mark.drill("F5")
+@pytest.mark.parametrize("phase", ["tracing", "update", "evaluation", "export"])
+def test_signal_in_a_run_of_several_seeds_saves_and_the_same_command_continues(tmp_path, phase, whole_seeds):
+    arguments = make_arguments(tmp_path / "run", "--deterministic", "--seeds", "2")
+    with process(command, arguments, phase, 1.0) as (running, channel):
+        assert receive(channel) == "held"
+        os.kill(running.pid, signal.SIGTERM)
+        assert receive(channel) == 75
+    assert run_command(arguments) == 0
+    for seed in ("seed_0", "seed_1"):
+        require_equal_runs(whole_seeds / seed, tmp_path / "run" / seed)
+
+
 # --- Kills
 
 
@@ -125,6 +168,37 @@ def test_run_killed_at_a_random_moment_ends_bit_for_bit_like_a_whole_one(tmp_pat
     with recovery():
         assert run_command(arguments) == 0
     require_equal_runs(whole, tmp_path / "run")
+
+
+@pytest.mark.drill("F6")
+def test_run_of_several_seeds_killed_at_a_random_moment_ends_like_a_whole_one(
+    tmp_path, whole_seeds, drill_seed, recovery
+):
+    random = np.random.default_rng([67, drill_seed])
+    arguments = make_arguments(tmp_path / "run", "--deterministic", "--seeds", "2")
+    with process(command, arguments, "reading", 0.0) as (running, channel):
+        assert receive(channel) == "held"
+        channel.poll(random.uniform(0, 10))
+        running.kill()
+        running.join()
+    with recovery():
+        assert run_command(arguments) == 0
+    for seed in ("seed_0", "seed_1"):
+        require_equal_runs(whole_seeds / seed, tmp_path / "run" / seed)
+
+
+@pytest.mark.drill("F6")
+def test_online_run_killed_at_a_random_moment_ends_like_a_whole_one(tmp_path, whole_online, drill_seed, recovery):
+    random = np.random.default_rng([68, drill_seed])
+    arguments = make_arguments(tmp_path / "run", *ONLINE)
+    with process(command, arguments, "collection", 0.0) as (running, channel):
+        assert receive(channel) == "held"
+        channel.poll(random.uniform(0, 3))
+        running.kill()
+        running.join()
+    with recovery():
+        assert run_command(arguments) == 0
+    require_equal_runs(whole_online, tmp_path / "run")
 
 
 @pytest.mark.drill("F6")
