@@ -46,9 +46,9 @@ def no_process_is_left():
     assert len(find_ray_processes()) <= before
 
 
-def start_training(run_dir, *options, data="none"):
+def start_training(run_dir, *options, data="none", online_steps=1500):
     gin = run_dir.with_suffix(".gin")
-    gin.write_text("train.online_steps = 1500\n")
+    gin.write_text(f"train.online_steps = {online_steps}\n")
     command = [sys.executable, "-m", "rlds2reverb.cli", "cluster", "train", gin, "--algo", "sac", "--data", data]
     command += ["--env", "Pendulum-v1", "--run-dir", run_dir, *SMALL, *options]
     return subprocess.Popen(
@@ -177,6 +177,32 @@ def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_c
     assert "shard_0 is not part of the commit" in err and any((run_dir / "replay/shard_0/set_aside").iterdir())
     for shard, name in enumerate(read_newest_commit(commit)):
         assert [path.name for path in (run_dir / f"replay/shard_{shard}/checkpoints").iterdir()] == [name]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.drill("cluster")
+def test_training_continues_while_a_replay_server_cannot_be_reached_for_a_minute(tmp_path):
+    """A stopped process answers nothing, as behind a network that is cut, and its connections stay open."""
+    run_dir = tmp_path / "run"
+    options = ["--shards", "2", "--collectors", "1", "--log-every", "100", "--replay-checkpoint-secs", "1"]
+    process = start_training(run_dir, *options, online_steps=100_000)
+
+    def count_updates():
+        path = run_dir / "progress.csv"
+        return int(path.read_text().splitlines()[-1].split(",")[0]) if path.exists() else 0
+
+    wait_for(lambda: count_updates() >= 200)
+    pid = find_replay_processes(run_dir)[1]
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(60)
+    before, commit = count_updates(), read_newest_commit(run_dir / "replay/commit.json")
+    assert before > 400
+    wait_for(lambda: count_updates() > before)
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: not set(read_newest_commit(run_dir / "replay/commit.json")) & set(commit))
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 75, err
 
 
 @pytest.mark.timeout(300)
