@@ -104,9 +104,13 @@ def _warn_priorities_lost(address: str, reason: str) -> None:
 
 
 def _start_server(episodes: Source, adder: Any) -> ReplayServer:
-    """Starts a server with an empty table for the items of some episodes."""
+    """Starts a server with an empty table for the items of some episodes; for this machine only if that is possible."""
     signature = packed_signature(Packing(adder.item_spec(episodes.step_spec), getattr(adder, "squeeze", False)))
-    return ReplayServer([TableConfig(_TABLE, sampler=Selector("prioritized", PRIORITY_EXPONENT))], signature)
+    tables = [TableConfig(_TABLE, sampler=Selector("prioritized", PRIORITY_EXPONENT))]
+    try:
+        return ReplayServer(tables, signature, isolate=True)
+    except OSError:
+        return ReplayServer(tables, signature)
 
 
 def _fill(server: ReplayServer, episodes: Source, adder: Any) -> None:

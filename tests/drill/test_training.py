@@ -301,6 +301,33 @@ def test_damaged_checkpoint_of_a_run_is_named_and_the_previous_one_continues(tmp
     assert number >= 20
 
 
+# --- Foreign files
+
+
+@pytest.mark.drill("F10")
+@pytest.mark.parametrize("options", [("--deterministic",), ("--deterministic", "--seeds", "2")])
+def test_foreign_files_in_the_directories_of_a_run_are_kept(tmp_path, options, whole, whole_seeds):
+    run_dir = tmp_path / "run"
+    arguments = make_arguments(run_dir, *options)
+    with process(command, arguments, "evaluation", 1.0) as (running, channel):
+        assert receive(channel) == "held"
+        os.kill(running.pid, signal.SIGTERM)
+        assert receive(channel) == 75
+    first = run_dir / "seed_0" if "--seeds" in options else run_dir
+    foreign = [
+        run_dir / "notes.txt",
+        first / "notes.txt",
+        first / "checkpoints/notes.txt",
+        first / "checkpoints/mine/a",
+    ]
+    foreign[-1].parent.mkdir()
+    for path in foreign:
+        path.write_text("mine")
+    assert run_command(arguments) == 0
+    assert [path.read_text() for path in foreign] == ["mine"] * len(foreign)
+    require_equal_runs(whole_seeds / "seed_0" if "--seeds" in options else whole, first)
+
+
 # --- Runs and data that change
 
 

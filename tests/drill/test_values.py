@@ -19,6 +19,7 @@ from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
 from rlds2reverb.learners.hooks import SaveCkptHook
+from rlds2reverb.training import train
 from rlds2reverb.training.collector import Collector
 from saved_buffers import CONFIG, fill, get_content, item
 from tf_agents.specs import tensor_spec
@@ -279,6 +280,19 @@ def test_runs_are_read_without_loading_saved_models(tmp_path, monkeypatch, capsy
     assert run_command(["plot", str(path), "--out", str(tmp_path / "plot.png")]) == 0, capsys.readouterr().err
     with pytest.raises(AssertionError, match="a SavedModel was loaded"):
         _ = load_run(path).policy
+
+
+@pytest.mark.drill("F24")
+def test_training_is_resumed_without_loading_saved_models(tmp_path, data, monkeypatch):
+    options = {"env": None, "progress": False, "hyperparameters": {"hidden_sizes": (4,)}}
+    train(data / "d4rl/pendulum_mixed-v2.hdf5", "bc", tmp_path / "run", steps=5, **options)
+    assert (tmp_path / "run/policy/saved_model.pb").is_file()
+
+    def fail(*arguments, **options):
+        raise AssertionError("a SavedModel was loaded")
+
+    monkeypatch.setattr(tf.saved_model, "load", fail)
+    train(data / "d4rl/pendulum_mixed-v2.hdf5", "bc", tmp_path / "run", steps=10, **options)
 
 
 @pytest.mark.drill("F24")
