@@ -233,7 +233,7 @@ class _SingleEpisode(Wrapper):
 
     def reset(self) -> TimeStep:
         """Starts the episode."""
-        with self._located():
+        with self._locate_errors():
             return super().reset()
 
     def advance(self, action: Nest) -> TimeStep:
@@ -241,13 +241,13 @@ class _SingleEpisode(Wrapper):
         time_step = self._current_time_step
         if time_step is not None and time_step.step_type == LAST:
             return time_step
-        with self._located():
+        with self._locate_errors():
             self._current_time_step = self.env.advance(action)
         self._num_steps += 1
         return self._current_time_step
 
     @contextlib.contextmanager
-    def _located(self) -> Any:
+    def _locate_errors(self) -> Any:
         try:
             yield
         except (SpecMismatchError, ValueError) as error:

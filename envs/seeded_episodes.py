@@ -16,7 +16,7 @@ from .time_steps import LAST, TimeStep
 
 
 class EpisodeProgress(NamedTuple):
-    """What determines the state of an environment with `SeededEpisodes`.
+    """The values that determine the state of an environment with `SeededEpisodes`.
 
     Attributes:
       episode: number of the episode, from 0.

@@ -19,7 +19,7 @@ def describe_divergence(iteration: int, loss: float, kind: str, keys: np.ndarray
     Args:
       iteration: index of the iteration.
       loss: its loss.
-      kind: what the keys are: 'keys', or 'items' for indices of items in memory.
+      kind: kind of the keys: 'keys', or 'items' for indices of items in memory.
       keys: keys of the items in its batch; empty if unknown.
     """
     cause = "a weight is not finite" if np.isfinite(loss) else f"the loss is {loss}"

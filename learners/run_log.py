@@ -1,4 +1,4 @@
-"""What a run logs: the numbers collected since the last log entry, evaluations, and the latest value of each number."""
+"""The log of a run: the numbers collected since the last log entry, evaluations, and the latest value of each number."""
 
 from __future__ import annotations
 

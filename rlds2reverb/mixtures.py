@@ -39,7 +39,7 @@ def allocate_items(batch_size: int, weights: Mapping[str, float], *, kind: str =
     Args:
       batch_size: number of items per batch.
       weights: fraction of each part, above 0; they sum to 1.
-      kind: what a part is, for messages.
+      kind: name for a part in messages.
 
     Raises:
       ValueError: If a part gets no item, or the batch size is not an integer of at least 1.
@@ -61,7 +61,7 @@ def require_same_items(item_specs: Mapping[str, Nest], has_mask: Mapping[str, bo
     Args:
       item_specs: spec of one item of each part.
       has_mask: whether the batches of each part have a mask.
-      kind: what a part is, for messages.
+      kind: name for a part in messages.
     """
     advice = f"mix {kind}s whose items have the same spec"
     for name, other in permutations(item_specs, 2):  # Both orders, since the match is one-sided: None allows any size.

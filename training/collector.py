@@ -254,7 +254,7 @@ class _Track:
 
     @property
     def progress(self) -> EpisodeProgress | None:
-        """What brings a new environment to the current state; None before the first episode."""
+        """The values that bring a new environment to the current state; None before the first episode."""
         return None if self.episode < 0 else EpisodeProgress(self.episode, tuple(self._executed))
 
     def begin(self, observation: list[np.ndarray]) -> None:

@@ -99,7 +99,7 @@ class Experiment:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all planned runs are complete."""
+        """True if all planned runs are complete."""
         return all(name in self.outcomes and self.outcomes[name].state == "complete" for name in self.plan)
 
     @property

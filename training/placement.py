@@ -1,4 +1,4 @@
-"""How planned runs are run: one after the other in this process, or several at a time in worker processes.
+"""Runs of a plan: one after the other in this process, or several at a time in worker processes.
 
 A *placement* is a function `(runs, root, report)` that runs all of them and returns the name of the signal that stopped
 it, or ''. It calls `report(name, outcome)` in the calling thread whenever a run ends. Placements know nothing of plans
@@ -36,7 +36,7 @@ _CODE = "import sys; sys.path[:] = sys.argv[2:]; from rlds2reverb.training.worke
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
       state: 'complete', 'stopped' by a signal, or 'failed'.

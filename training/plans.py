@@ -1,4 +1,4 @@
-"""What to run: the runs of an experiment, planned from several seeds or from a sweep over data and options."""
+"""Plans of experiments: the runs for several seeds, or for a sweep over data and options."""
 
 from __future__ import annotations
 

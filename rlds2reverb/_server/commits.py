@@ -130,7 +130,7 @@ def write_shard(server: ReplayServer, committed: str | None, *, timeout_secs: fl
 
     Args:
       server: server of the shard.
-      committed: name of its checkpoint in the last commit; None if there is none.
+      committed: name of its checkpoint in the last commit; None before the first commit.
       timeout_secs: maximum time to wait for the checkpoint.
 
     Raises:

@@ -73,7 +73,7 @@ class ContinuityCheck:
     Attributes:
       name: name of the source.
       num_rows: number of rows in the source, or None if it is not known.
-      advice: what the user can do about too many discontinuities.
+      advice: advice for the user if there are too many discontinuities.
     """
 
     name: str

@@ -51,7 +51,7 @@ class Source:
       num_rows: number of stored rows, or None if it is not known; used to show progress.
       warnings: sentences that the user should see.
       metadata: the dataset's description of itself, such as D4RL's `metadata/algorithm`: names and plain values.
-      statistics: what transforms changed; see `transforms.apply_transforms`.
+      statistics: changes made by transforms; see `transforms.apply_transforms`.
       env_spec: the dataset's description of its environment, Gymnasium's `EnvSpec` as JSON, or None. It is not checked,
         and may name any module to import.
       action_space: the dataset's own action space, a `gymnasium.Space`, or None.

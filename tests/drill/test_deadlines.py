@@ -279,7 +279,7 @@ def test_training_is_complete_when_a_process_was_stopped(tmp_path, data, stopped
             assert receive(channel) == "begun"
             time.sleep(2)
             assert not channel.poll(0), "training ended before the stop; increase TRAINING_STEPS"
-            # A learner gives up after 30 s without a sample.
+            # A learner ends after 30 s without a sample.
             secs = STOP_SECS if stopped == "learner" else STOP_SECS - 10
             pid = learner.pid if stopped == "learner" else server.pid
             os.kill(pid, signal.SIGSTOP)

@@ -29,7 +29,7 @@ def episodes():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, episodes):
-    """The items and chunks of an undisturbed run, and its duration."""
+    """Returns the items and chunks of an undisturbed run, and its duration."""
     folder = tmp_path_factory.mktemp("whole")
     with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as server:
         began = time.monotonic()

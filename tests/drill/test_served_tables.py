@@ -69,7 +69,7 @@ def call(tmp_path, tables, restarted, recovery):
         assert receive(channel) == "updates"
         server.kill()
         server.join()
-        channel.send("go on")
+        channel.send("continue")
         with ExitStack() as stack:
             if restarted is not None:
                 time.sleep(1)

@@ -67,7 +67,7 @@ def run_command(arguments):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The directory of a run that nothing disturbs."""
+    """Returns the directory of a run that nothing disturbs."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     assert run_command(make_arguments(run_dir, "--deterministic")) == 0
     return run_dir

@@ -56,7 +56,7 @@ TIMEOUT_SECS = 5.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A directory with a module of a user, and a run that nothing disturbs."""
+    """Writes the module of a user into a directory, and trains a run there that nothing disturbs."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "user_module.py").write_text(MODULE)
     assert run_command(folder, folder / "whole") == 0

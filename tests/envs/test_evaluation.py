@@ -486,7 +486,7 @@ def test_hanging_environment_raises_with_its_stack_trace():
             return super().step(action)
 
         def close(self):
-            """Is not called, because the environment hangs."""
+            """Does nothing; it is not called, because the environment hangs."""
 
     with pytest.raises(TimeoutError, match=r"(?s)environments of Hanging did not answer within 0.5 s.*release.wait"):
         Evaluator(Hanging, seeds=[0, 3], timeout_secs=0.5).evaluate(constant_policy(0.5))

@@ -49,7 +49,7 @@ class ReplayOrder(NamedTuple):
 
     Attributes:
       request: the checkpoint to write, unless its last one answers this request already; '' for none.
-      committed: name of its checkpoint in the last commit, which it must keep; None if there is none.
+      committed: name of its checkpoint in the last commit, which it must keep; None before the first commit.
       is_stopped: whether to end.
     """
 
