@@ -1,4 +1,4 @@
-"""The log of a run: the numbers collected since the last log entry, evaluations, and the latest value of each number."""
+"""The log of a run: numbers collected since the last log entry, evaluations, and the latest value of each number."""
 
 from __future__ import annotations
 
