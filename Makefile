@@ -15,10 +15,10 @@ TRAIN_DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
 SEED ?= 0
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install demo test test-slow drill lint types docs wheel-test bench lock clean
+.PHONY: help install demo test test-slow test-environments drill lint types docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 # The file's name depends on the set of Python files, so that the links of the editable install are updated when files
 # are added or removed.
@@ -53,6 +53,15 @@ test: install  ## run the fast tests, in random order (SEED=0)
 test-slow: install  ## run the slow tests, and the property tests with 25 times as many examples
 	@THOROUGH=1 $(TESTS) --timeout 1200 -m "slow or hypothesis" tests
 
+# These packages take 1 GB, so that only this target installs them, beside the other ones.
+test-environments: install  ## test environments of EnvPool and dm_control (Python 3.11; installs them)
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+		echo "skipped, because EnvPool requires Python 3.11"; exit; fi; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+	    --target build/environments -r requirements/environments.lock; \
+	PYTHONPATH=build/environments $(BIN)/python -m pytest -q -p no:cacheprovider tests/envs/test_envpool.py \
+	    tests/envs/test_dm_control.py
+
 drill: install  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly --timeout 1200 -m drill \
 	    --drill-trials 20 --drill-table docs/drill.md tests
@@ -83,6 +92,8 @@ lock: install  ## regenerate the lock files with the newest versions (requires u
 	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari --extra eval \
 		--override requirements/overrides.txt --python-version $$v --python-platform x86_64-manylinux_2_28 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade -o requirements/py$${v/./}.lock; done
+	@uv pip compile requirements/environments.in --no-deps --python-version 3.11 --generate-hashes --no-header \
+		--python-platform x86_64-manylinux_2_28 --no-annotate --quiet --upgrade -o requirements/environments.lock
 
 clean:  ## remove .venv and all build files
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
