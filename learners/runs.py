@@ -218,7 +218,9 @@ _CONFIG_ENTRIES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     (
         "data",
-        lambda value: _is_object(value) and _is_number(value.get("behaviour_return") or 0),
+        lambda value: (
+            _is_object(value) and (value.get("behaviour_return") is None or _is_number(value["behaviour_return"]))
+        ),
         "an object whose 'behaviour_return' is a number",
     ),
 )

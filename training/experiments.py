@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -191,7 +192,7 @@ def load_experiment(run_dir: str | Path) -> Experiment:
     outcomes = {
         name: Outcome(*(status[name][key] for key in ("state", "step", "reason"))) for name in plan if name in status
     }
-    runs = {name: load_run(root / name) for name in plan if (root / name / "config.json").is_file()}
+    runs = {name: load_run(root / name) for name in plan if _is_run(root / name)}
     return Experiment(root, plan, outcomes, runs)
 
 
@@ -283,7 +284,12 @@ def choose_placement(jobs: int, *, quiet: bool = False, translate: Callable[[str
 def _is_complete(status: Mapping[str, Any] | None, run: PlannedRun, root: Path) -> bool:
     """Returns whether a run needs no more updates; one that a hook ended early is complete as well."""
     is_complete = status is not None and status["state"] == "complete" and status["steps"] >= run.config.num_updates
-    return is_complete and (root / run.name / "config.json").is_file()
+    return is_complete and _is_run(root / run.name)
+
+
+def _is_run(path: Path) -> bool:
+    """Returns whether a path is the directory of a run; False for a name that the file system does not accept."""
+    return os.path.isfile(path / "config.json")
 
 
 def _write_results(experiment: Experiment) -> None:

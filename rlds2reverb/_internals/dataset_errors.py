@@ -31,6 +31,8 @@ _MISMATCH = re.compile(
     r"Received incompatible tensor at flattened index (\d+) from table '(.*?)'\.\s+Specification has \(dtype, shape\): "
     r"\((.*?)\)\.\s+Tensor has \(dtype, shape\): \((.*?)\)\."
 )
+#: The reasons for which Reverb cannot open a stream of samples, after its server was restarted.
+_BROKEN = re.compile("Broken pipe|Socket closed|Connection reset by peer|Connection refused")
 
 
 def describe_error(error: Exception) -> str:
@@ -53,14 +55,19 @@ def translate_error(error: Exception) -> Exception | None:
         `dataset`, or by a graph that reads one.
 
     Returns:
-      `ServerUnavailableError` if no server returned samples in time; `TimeoutError` if a buffer refused to sample for
-      too long; `SpecMismatchError` if an agent cannot use the data, or an item does not match the table's signature.
+      `ServerUnavailableError` if no server returned samples in time, or a connection broke; `TimeoutError` if a buffer
+      refused to sample for too long; `SpecMismatchError` if an agent cannot use the data, or an item does not match the
+      table's signature.
     """
     message = getattr(error, "message", "")
     match = _REASON.search(message)
     if match is None:
-        mismatch = _MISMATCH.search(message)
-        return None if mismatch is None else SpecMismatchError(_describe_mismatch(*mismatch.groups()))
+        if (mismatch := _MISMATCH.search(message)) is not None:
+            return SpecMismatchError(_describe_mismatch(*mismatch.groups()))
+        is_unavailable = isinstance(error, tf.errors.UnavailableError) or "returned UnavailableError" in message
+        if is_unavailable and (broken := _BROKEN.search(message)) is not None:
+            return ServerUnavailableError(f"the connection to a Reverb server broke ({broken[0]}); run it again")
+        return None
     name, reason = match.groups()
     return _TYPES[name](reason.encode("latin-1", "backslashreplace").decode("unicode_escape"))
 

@@ -42,6 +42,7 @@ def command(channel, arguments, phase=None, hold_secs=0.0):
     """Runs a command; sends 'held' when it first comes to a phase and waits there, and finally sends its exit code."""
     from rlds2reverb.cli import run
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell in the background ignores it.
     if phase is not None:
         is_held = []
 

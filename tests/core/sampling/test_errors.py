@@ -86,3 +86,13 @@ def test_failed_dataset_logs_nothing():
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.startswith("waited 0.1 s for a batch: buffer 'demo' has 0 elements")
     assert "op_kernel" not in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("reason", ["Broken pipe", "Socket closed"])
+def test_broken_connection_is_a_server_that_is_unavailable(reason):
+    error = tf.errors.UnavailableError(None, None, reason)
+    translated = translate_error(error)
+    assert type(translated) is ServerUnavailableError and str(translated) == (
+        f"the connection to a Reverb server broke ({reason}); run it again"
+    )
+    assert translate_error(tf.errors.UnavailableError(None, None, "no worker")) is None
