@@ -59,6 +59,8 @@ FAULTS = {
     "cluster": "a process or a node of a cluster killed, a network cut",
     "fuzzing": "random bytes in every file that is parsed",
 }
+#: The line after the table; what follows it is kept when the table is written again.
+_END = "<!-- `make drill` writes everything above this line. -->"
 _FAULT, _RECOVERY = "drill_fault", "drill_recovery_secs"
 
 
@@ -112,6 +114,7 @@ class _Table:
         self._path, self._began = path, time.monotonic()
         self._trials, self._failures, self._skips = defaultdict(int), defaultdict(list), defaultdict(set)
         self._slowest = defaultdict(float)
+        self._notes = path.read_text(encoding="utf-8").partition(_END)[2] if path.exists() else "\n"
 
     def pytest_runtest_logreport(self, report):
         properties = report.user_properties
@@ -127,7 +130,7 @@ class _Table:
         if report.when == "call":
             secs = [value for name, value in properties if name == _RECOVERY]
             self._slowest[fault] = max([self._slowest[fault], *secs])
-            self._path.write_text(self._format(), encoding="utf-8")
+            self._path.write_text(f"{self._format()}\n{_END}{self._notes}", encoding="utf-8")
 
     def _format(self):
         minutes = (time.monotonic() - self._began) / 60
