@@ -66,7 +66,7 @@ def translate_error(error: Exception) -> Exception | None:
             return SpecMismatchError(_describe_mismatch(*mismatch.groups()))
         is_unavailable = isinstance(error, tf.errors.UnavailableError) or "returned UnavailableError" in message
         if is_unavailable and (broken := _BROKEN.search(message)) is not None:
-            return ServerUnavailableError(f"the connection to a Reverb server broke ({broken[0]}); run it again")
+            return ServerUnavailableError(f"the connection to a Reverb server broke ({broken[0]}); repeat the call")
         return None
     name, reason = match.groups()
     return _TYPES[name](reason.encode("latin-1", "backslashreplace").decode("unicode_escape"))

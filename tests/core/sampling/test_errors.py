@@ -93,6 +93,6 @@ def test_broken_connection_is_a_server_that_is_unavailable(reason):
     error = tf.errors.UnavailableError(None, None, reason)
     translated = translate_error(error)
     assert type(translated) is ServerUnavailableError and str(translated) == (
-        f"the connection to a Reverb server broke ({reason}); run it again"
+        f"the connection to a Reverb server broke ({reason}); repeat the call"
     )
     assert translate_error(tf.errors.UnavailableError(None, None, "no worker")) is None
