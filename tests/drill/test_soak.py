@@ -167,8 +167,8 @@ def test_random_faults_for_a_long_time_lose_and_repeat_nothing(tmp_path, recover
     check_logs(tmp_path / "run")
     print(f"{number} rounds; growth in MB per minute and descriptors: {slopes[-4:]}")
     assert {path.name for path in tmp_path.iterdir()} <= {"root", "run", "rlds2reverb", "expected"}
-    if DURATION >= 600:
-        assert slopes and all(mb < 1.0 for _, mb, _ in slopes[len(slopes) // 2 :]), slopes
+    if DURATION >= 3600:  # In less time, the start of a learner hides its growth.
+        assert np.median([mb for is_own, mb, _ in slopes if not is_own]) < 1.0, slopes
     assert all(opened <= 10 for _, _, opened in slopes), slopes
 
 
