@@ -83,7 +83,7 @@ class Training:
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
         own_hooks = make_hooks(config.hooks)
-        with full_disk_as_error(self.run_dir), ExitStack() as stack:
+        with ExitStack() as stack:
             stack.callback(self._progress.close)
             if config.deterministic:
                 stack.enter_context(op_determinism())
@@ -103,25 +103,26 @@ class Training:
             )
             batches = None if source is None else stack.enter_context(open_batches(self.data, config))
             self._online = self._make_online(batches, stack)
-            self.learner = stack.enter_context(
-                Learner(
-                    self.run_dir,
-                    self.agent,
-                    self._online.feed if batches is None else batches.feed,  # type: ignore[union-attr]
-                    priorities=None if batches is None else batches.priorities,
-                    replay=self._online or (None if batches is None else batches.replay),
-                    hooks=[*self._make_hooks(), *own_hooks],
-                    jit_compile=config.jit_compile,
-                    identity=config.identity(self.data, self.environment_name),
-                    addable=config.online_settings(),
-                    keep_checkpoints=config.keep_checkpoints,
-                    on_log=self._log,
+            with full_disk_as_error(self.run_dir):
+                self.learner = stack.enter_context(
+                    Learner(
+                        self.run_dir,
+                        self.agent,
+                        self._online.feed if batches is None else batches.feed,  # type: ignore[union-attr]
+                        priorities=None if batches is None else batches.priorities,
+                        replay=self._online or (None if batches is None else batches.replay),
+                        hooks=[*self._make_hooks(), *own_hooks],
+                        jit_compile=config.jit_compile,
+                        identity=config.identity(self.data, self.environment_name),
+                        addable=config.online_settings(),
+                        keep_checkpoints=config.keep_checkpoints,
+                        on_log=self._log,
+                    )
                 )
-            )
-            self._restore(batches.fill if batches else lambda: None)
-            self._write_config(repeat)
-            self.learner.run.writes_events = TENSORBOARD in config.track
-            self._trackers.start(read_run_config(self.run_dir))
+                self._restore(batches.fill if batches else lambda: None)
+                self._write_config(repeat)
+                self.learner.run.writes_events = TENSORBOARD in config.track
+                self._trackers.start(read_run_config(self.run_dir))
             self._resources = stack.pop_all()
 
     def __enter__(self) -> Training:

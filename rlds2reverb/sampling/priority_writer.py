@@ -77,8 +77,8 @@ class PriorityWriter:
 
         Args:
           info: the `SampleInfo` of the batch: uint64 `key` and int32 `server`, `[B]`.
-          priorities: numbers `[B]`, finite and in [0, 1e12]; an item with priority 0 is not sampled as long
-            as another one has a higher priority.
+          priorities: numbers `[B]`, finite and in [0, 1e12]; an item with priority 0 is not sampled while
+            another one has a higher priority.
 
         Raises:
           TypeError: If the info is not that of a batch, or a priority is not a number.

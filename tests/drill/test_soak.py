@@ -151,20 +151,23 @@ def test_random_faults_for_a_long_time_lose_and_repeat_nothing(tmp_path, recover
             while time.monotonic() < min(began + PERIOD, ends):
                 assert learner.process.is_alive(), receive(learner.channel)
                 time.sleep(0.2)
-            if number == 3:
-                growths.clear()  # By then, TensorFlow and gRPC have started everything in this process.
+            if number == 2:  # TensorFlow and gRPC have started everything by then.
+                growths.clear()
+                own_memory_mb = read_memory_mb()
             for pid in (os.getpid(), learner.process.pid):  # A learner that was killed has a new id.
                 if pid not in growths and pid != os.getpid() and time.monotonic() < learner.started_secs + PERIOD:
                     continue
                 slope = growths.setdefault(pid, Growth(pid)).measure()
                 if slope is not None:
                     slopes.append((pid == os.getpid(), *slope))
+        own_growth_mb = read_memory_mb() - own_memory_mb
         learner.process.terminate()
         assert receive(learner.channel) == "stopped"
         server.channel.send("checkpoint")
         found = read_checkpoint(receive(server.channel))[0]
     check_items(found, number, signature, tmp_path / "expected")
     check_logs(tmp_path / "run")
+    assert own_growth_mb < 50 + DURATION / 60, "the process that samples grows"
     print(f"{number} rounds; growth in MB per minute and descriptors: {slopes[-4:]}")
     assert {path.name for path in tmp_path.iterdir()} <= {"root", "run", "rlds2reverb", "expected"}
     if DURATION >= 3600:  # In less time, the start of a learner hides its growth.

@@ -66,6 +66,23 @@ def run_command(arguments):
         return receive(channel)
 
 
+def stop_in_phase(arguments, phase):
+    """Sends SIGTERM to a command that has just come to a phase; it must save and exit with 75."""
+    with process(command, arguments, phase, 1.0) as (running, channel):
+        assert receive(channel) == "held"
+        os.kill(running.pid, signal.SIGTERM)
+        assert receive(channel) == 75
+
+
+def kill_after_phase(arguments, phase, secs):
+    """Kills a command some seconds after it has come to a phase, unless it has ended."""
+    with process(command, arguments, phase) as (running, channel):
+        assert receive(channel) == "held"
+        channel.poll(secs)
+        running.kill()
+        running.join()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Returns the directory of a run that nothing disturbs."""
@@ -126,10 +143,7 @@ def whole_online(tmp_path_factory):
 @pytest.mark.parametrize("phase", ["collection", "checkpoint", "evaluation"])
 def test_signal_in_an_online_run_saves_and_the_same_command_continues(tmp_path, phase, whole_online):
     arguments = make_arguments(tmp_path / "run", *ONLINE)
-    with process(command, arguments, phase, 1.0) as (running, channel):
-        assert receive(channel) == "held"
-        os.kill(running.pid, signal.SIGTERM)
-        assert receive(channel) == 75
+    stop_in_phase(arguments, phase)
     assert run_command(arguments) == 0
     require_equal_runs(whole_online, tmp_path / "run")
 
@@ -145,10 +159,7 @@ def whole_seeds(tmp_path_factory):
 @pytest.mark.parametrize("phase", ["tracing", "update", "evaluation", "export"])
 def test_signal_in_a_run_of_several_seeds_saves_and_the_same_command_continues(tmp_path, phase, whole_seeds):
     arguments = make_arguments(tmp_path / "run", "--deterministic", "--seeds", "2")
-    with process(command, arguments, phase, 1.0) as (running, channel):
-        assert receive(channel) == "held"
-        os.kill(running.pid, signal.SIGTERM)
-        assert receive(channel) == 75
+    stop_in_phase(arguments, phase)
     assert run_command(arguments) == 0
     for seed in ("seed_0", "seed_1"):
         require_equal_runs(whole_seeds / seed, tmp_path / "run" / seed)
@@ -161,11 +172,7 @@ def test_signal_in_a_run_of_several_seeds_saves_and_the_same_command_continues(t
 def test_run_killed_at_a_random_moment_ends_bit_for_bit_like_a_whole_one(tmp_path, whole, drill_seed, recovery):
     random = np.random.default_rng([6, drill_seed])
     arguments = make_arguments(tmp_path / "run", "--deterministic")
-    with process(command, arguments, "reading", 0.0) as (running, channel):
-        assert receive(channel) == "held"
-        channel.poll(random.uniform(0, 6))
-        running.kill()
-        running.join()
+    kill_after_phase(arguments, "reading", random.uniform(0, 6))
     with recovery():
         assert run_command(arguments) == 0
     require_equal_runs(whole, tmp_path / "run")
@@ -177,11 +184,7 @@ def test_run_of_several_seeds_killed_at_a_random_moment_ends_like_a_whole_one(
 ):
     random = np.random.default_rng([67, drill_seed])
     arguments = make_arguments(tmp_path / "run", "--deterministic", "--seeds", "2")
-    with process(command, arguments, "reading", 0.0) as (running, channel):
-        assert receive(channel) == "held"
-        channel.poll(random.uniform(0, 10))
-        running.kill()
-        running.join()
+    kill_after_phase(arguments, "reading", random.uniform(0, 10))
     with recovery():
         assert run_command(arguments) == 0
     for seed in ("seed_0", "seed_1"):
@@ -192,11 +195,7 @@ def test_run_of_several_seeds_killed_at_a_random_moment_ends_like_a_whole_one(
 def test_online_run_killed_at_a_random_moment_ends_like_a_whole_one(tmp_path, whole_online, drill_seed, recovery):
     random = np.random.default_rng([68, drill_seed])
     arguments = make_arguments(tmp_path / "run", *ONLINE)
-    with process(command, arguments, "collection", 0.0) as (running, channel):
-        assert receive(channel) == "held"
-        channel.poll(random.uniform(0, 3))
-        running.kill()
-        running.join()
+    kill_after_phase(arguments, "collection", random.uniform(0, 3))
     with recovery():
         assert run_command(arguments) == 0
     require_equal_runs(whole_online, tmp_path / "run")
@@ -206,11 +205,7 @@ def test_online_run_killed_at_a_random_moment_ends_like_a_whole_one(tmp_path, wh
 def test_prioritized_run_killed_at_a_random_moment_loses_at_most_one_interval(tmp_path, drill_seed):
     random = np.random.default_rng([66, drill_seed])
     arguments = make_arguments(tmp_path / "run", "--sampler", "prioritized")
-    with process(command, arguments, "reading", 0.0) as (running, channel):
-        assert receive(channel) == "held"
-        channel.poll(random.uniform(2, 10))
-        running.kill()
-        running.join()
+    kill_after_phase(arguments, "reading", random.uniform(2, 10))
     logged = tmp_path / "run/progress.csv"
     step = int(logged.read_text().splitlines()[-1].split(",")[0]) if logged.exists() else 0
     saved = max((int(path.name) for path in (tmp_path / "run/checkpoints").glob("[0-9]" * 10)), default=0)
@@ -310,10 +305,7 @@ def test_damaged_checkpoint_of_a_run_is_named_and_the_previous_one_continues(tmp
 def test_foreign_files_in_the_directories_of_a_run_are_kept(tmp_path, options, whole, whole_seeds):
     run_dir = tmp_path / "run"
     arguments = make_arguments(run_dir, *options)
-    with process(command, arguments, "evaluation", 1.0) as (running, channel):
-        assert receive(channel) == "held"
-        os.kill(running.pid, signal.SIGTERM)
-        assert receive(channel) == 75
+    stop_in_phase(arguments, "evaluation")
     first = run_dir / "seed_0" if "--seeds" in options else run_dir
     foreign = [
         run_dir / "notes.txt",

@@ -47,7 +47,7 @@ _WRITE_SECS = 600.0
 
 
 class ReplayActor:
-    """A shard of the replay: a server that writes the checkpoints which are committed, and starts from its newest."""
+    """A shard of the replay: a server that writes checkpoints when it is asked to, and starts from its newest one."""
 
     def __init__(
         self,
