@@ -1,4 +1,4 @@
-"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs of datasets, a clock as a dataset, determinism."""
+"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs of datasets, datasets that TensorFlow lacks, determinism."""
 
 from __future__ import annotations
 
@@ -89,6 +89,15 @@ def make_clock(tick_secs: float) -> tf.data.Dataset:
         output_shapes=[()],
     )
     return tf.data.experimental.from_variant(delayed, numbers.element_spec)
+
+
+def scan(dataset: tf.data.Dataset, initial_state: Any, step: Callable[..., Any]) -> tf.data.Dataset:
+    """`Dataset.scan`, with graphs that are released together with the dataset.
+
+    In eager mode, TensorFlow's own method adds the graph of `step` to the default graph of the process, where it stays.
+    Here it belongs to the graph of a function of the dataset. The cardinality is not known.
+    """
+    return tf.data.Dataset.from_tensors(0).flat_map(without_autograph(lambda _: dataset.scan(initial_state, step)))
 
 
 @contextmanager

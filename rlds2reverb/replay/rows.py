@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb.specs import ArraySpec
 
 #: Linux's MAP_NORESERVE, which does not reserve swap space; `mmap` exports it only from Python 3.13 on.
@@ -34,7 +35,7 @@ class RowRing:
           mmap_dir: directory of the files; None for memory.
 
         Raises:
-          OSError: If there is not enough space in the directory.
+          StorageFullError: If there is not enough space in the directory.
         """
         self.capacity, self._mmap_dir = capacity, mmap_dir
         #: Number of rows ever written, including those skipped because later rows of the same push replace them.
@@ -54,11 +55,13 @@ class RowRing:
             if num_bytes >= _HUGE_PAGES:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         else:
-            self._mmap_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._mmap_dir) as file:
-                # Without reserved space, a full disk would be a SIGBUS on a later write.
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
-                memory = mmap.mmap(file.fileno(), num_bytes)
+            advice = f"{capacity} rows take {num_bytes / 1e6:.1f} MB: free some space, or use another mmap_dir"
+            with full_disk_as_error(self._mmap_dir, consequence=advice):
+                self._mmap_dir.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self._mmap_dir) as file:
+                    # Without reserved space, a full disk would be a SIGBUS on a later write.
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+                    memory = mmap.mmap(file.fileno(), num_bytes)
         return np.frombuffer(memory, spec.dtype, num_bytes // spec.dtype.itemsize).reshape(shape)
 
     @property

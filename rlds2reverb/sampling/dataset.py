@@ -18,7 +18,7 @@ import tree
 from rlds2reverb._arguments import require_count, require_timeout
 from rlds2reverb._encoding.packing import Packing, unpack
 from rlds2reverb._internals.dataset_errors import TranslatedDataset
-from rlds2reverb._internals.tensorflow import with_autograph, without_autograph
+from rlds2reverb._internals.tensorflow import scan, with_autograph, without_autograph
 from rlds2reverb._server.clients import Server
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sample_info import SampleInfo
@@ -224,7 +224,7 @@ def _balance_servers(chunks: tf.data.Dataset, exponents: Sequence[float]) -> tf.
         kept_counts = counts * _COUNT_DECAY + tf.cast(is_own, tf.float64)
         return (totals, tf.where(is_kept, kept_counts, counts), last, number + 1), (is_kept, chunk)
 
-    chosen = chunks.scan(initial, choose).filter(lambda is_kept, chunk: is_kept)
+    chosen = scan(chunks, initial, choose).filter(lambda is_kept, chunk: is_kept)
     return chosen.map(lambda is_kept, chunk: chunk)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from rlds2reverb._internals.dataset_errors import describe_error, require_no_reason
-from rlds2reverb._internals.tensorflow import make_clock, without_autograph
+from rlds2reverb._internals.tensorflow import make_clock, scan, without_autograph
 from rlds2reverb.errors import ServerUnavailableError
 
 #: Called with the indices of the streams that have just stalled, and whether all are stalled now; it may raise
@@ -84,7 +84,7 @@ def interleave_streams(
     initial_ticks = np.zeros(num_streams, np.int32)
     initial_ticks[list(stalled_at_start)] = max_ticks + 1
     watch = _make_watcher(num_streams, max_ticks, on_stalled)
-    return mixture.scan(tf.constant(initial_ticks), watch).filter(lambda index, element: index >= 0)
+    return scan(mixture, tf.constant(initial_ticks), watch).filter(lambda index, element: index >= 0)
 
 
 def _make_watcher(num_streams: int, max_ticks: int, on_stalled: OnStalled) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import tree
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
-from rlds2reverb._internals.tensorflow import with_autograph, without_autograph
+from rlds2reverb._internals.tensorflow import scan, with_autograph, without_autograph
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
     DiscountSource,
@@ -99,7 +99,7 @@ def episode_trajectories(
     closing_step = _make_closing_step(episodes.element_spec[1])
     episodes = episodes.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing_step)))
     no_rows = tree.map_structure(lambda column: column[:0], closing_step)
-    pairs = episodes.scan((np.int64(-1), no_rows), _pair_with_next)
+    pairs = scan(episodes, (np.int64(-1), no_rows), _pair_with_next)
     trajectories = pairs.skip(1).map(
         lambda index, current, following: _to_trajectories(
             index, current, following, policy_info_fn, policy_info_spec, discount_source

@@ -123,7 +123,7 @@ class Source:
         """
         import tensorflow as tf
 
-        from rlds2reverb._internals.tensorflow import without_autograph
+        from rlds2reverb._internals.tensorflow import scan, without_autograph
 
         spec = self.step_spec
         signature = to_tensor_spec(spec, leading=(None,))
@@ -152,7 +152,7 @@ class Source:
 
         # `scan` keeps the order; `tf.data` would call the stateless function of a `map` from several threads at once.
         indices = tf.data.Dataset.range(np.iinfo(np.int64).max)
-        dataset = indices.scan(np.int64(0), read_episode)
+        dataset = scan(indices, np.int64(0), read_episode)
         weakref.finalize(dataset, episodes.close)  # TensorFlow references `read_columns` until the process exits.
         return dataset.take_while(without_autograph(lambda exists, _: exists)).map(make_episode)
 

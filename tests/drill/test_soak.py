@@ -167,7 +167,8 @@ def test_random_faults_for_a_long_time_lose_and_repeat_nothing(tmp_path, recover
         found = read_checkpoint(receive(server.channel))[0]
     check_items(found, number, signature, tmp_path / "expected")
     check_logs(tmp_path / "run")
-    assert own_growth_mb < 50 + DURATION / 60, "the process that samples grows"
+    # The allocator's arenas grow by up to 40 MB during the first 100 iterations of a dataset: each starts new threads.
+    assert own_growth_mb < max(50, DURATION / 60), "the process that samples grows"
     print(f"{number} rounds; growth in MB per minute and descriptors: {slopes[-4:]}")
     assert {path.name for path in tmp_path.iterdir()} <= {"root", "run", "rlds2reverb", "expected"}
     if DURATION >= 3600:  # In less time, the start of a learner hides its growth.

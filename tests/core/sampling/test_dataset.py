@@ -13,6 +13,7 @@ import tree
 from numbers_served import NUMBER, addresses, serve_numbers, write_numbers
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode
+from tensorflow.python.framework.func_graph import FuncGraph
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb._encoding.packing import Packing, packed_signature
@@ -21,6 +22,7 @@ from rlds2reverb._server.sharded_server import ShardedReplayServer
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
+from rlds2reverb.rlds_to_reverb import convert_rlds_to_trajectories
 from rlds2reverb.sampling import SampleInfo, sample_dataset, to_experience
 from rlds2reverb.sampling.dataset import choose_num_chunks
 from rlds2reverb.sampling.importance import LinearSchedule
@@ -356,7 +358,7 @@ def test_empty_shard_is_reported_and_sampling_continues():
             pass
 
 
-# --- invalid arguments
+# --- memory
 
 
 @pytest.fixture(scope="module")
@@ -366,6 +368,28 @@ def number_server():
         write_numbers(server.client, {1: 1.0})
         yield server
         gc.collect()  # An iterator that outlives its server blocks until its timeout when it is deleted.
+
+
+def count_graphs():
+    gc.collect()
+    return sum(isinstance(each, FuncGraph) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("make", ["samples", "trajectories"])
+def test_graphs_are_released_with_their_dataset(make, number_server):
+    def make_dataset():
+        if make == "samples":
+            return sample_dataset(number_server.address, "items", 2)
+        return convert_rlds_to_trajectories(SOURCE.to_rlds())
+
+    make_dataset()
+    before = count_graphs()
+    for _ in range(3):
+        make_dataset()
+    assert count_graphs() == before
+
+
+# --- invalid arguments
 
 
 def test_invalid_tables_and_counts_raise():

@@ -1,7 +1,6 @@
 """Tests of isolated ports: reachable from this machine, and not from another one (a network namespace)."""
 
 import errno
-import shutil
 import socket
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import portpicker
 import pytest
+from machines import end, execute, two_machines
 from rlds2reverb.cli import run
 
 from rlds2reverb._server import isolation
@@ -104,55 +104,6 @@ def test_all_shards_are_isolated():
 
 
 @contextmanager
-def two_machines():
-    """Yields the command prefixes that run a program on either of two machines in one network, NEAR and FAR.
-
-    The machines are network namespaces. They exist as long as this context.
-    """
-    if not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
-        pytest.skip("requires the programs ip, unshare and nsenter")
-    with ExitStack() as stack:
-
-        def start(*command):
-            program = [*command, "sh", "-c", "echo started; exec sleep 600"]
-            running = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            stack.callback(end, running)
-            if running.stdout.readline() != "started\n":
-                pytest.skip(f"network namespaces are not permitted here ({running.stderr.read().strip()})")
-            return running.pid
-
-        def enter(pid):
-            return ["nsenter", f"--target={pid}", "--user", "--net", "--preserve-credentials"]
-
-        near_pid = start("unshare", "--user", "--map-root-user", "--net")
-        near = enter(near_pid)
-        far_pid = start(*near, "unshare", "--net")
-        far = enter(far_pid)
-        try:
-            execute(*near, "ip", "link", "add", "inner", "type", "veth", "peer", "name", "outer", "netns", str(far_pid))
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"virtual networks are not permitted here ({error.stderr.strip()})")
-        for prefix, device, address in ((near, "inner", NEAR), (far, "outer", FAR)):
-            execute(*prefix, "ip", "address", "add", f"{address}/24", "dev", device)
-            for each in ("lo", device):
-                execute(*prefix, "ip", "link", "set", each, "up")
-        yield near, far
-
-
-def end(running):
-    running.kill()
-    running.wait()
-    for stream in (running.stdin, running.stdout, running.stderr):
-        if stream is not None:
-            stream.close()
-
-
-def execute(*command):
-    """Returns the output of a program."""
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.strip()
-
-
-@contextmanager
 def running_program(command, announcement):
     """Runs a program until the end of the context; yields once it has printed a line that starts with a word."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -198,7 +149,7 @@ def test_served_port_is_reachable_from_other_machines_unless_isolated(is_isolate
     monkeypatch.chdir(tmp_path)
     options = ["--table", "replay", "--sampler", "lifo", "--port", str(PORT), *(["--isolate"] if is_isolated else [])]
     python = sys.executable
-    with two_machines() as (near, far):
+    with two_machines(NEAR, FAR) as (near, far):
         with running_program([*near, python, "-m", "rlds2reverb.cli", "serve", *options], "serving on") as (_, line):
             assert ("for this machine only" in line) is is_isolated
             assert ("other machines can reach the port without authentication" in line) is not is_isolated
@@ -245,7 +196,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as co
 @pytest.mark.drill("F25")
 def test_connections_of_other_machines_from_before_are_cut_off():
     python = sys.executable
-    with two_machines() as (near, far), running_program([*near, python, "-c", LISTEN], "listening") as (listener, _):
+    with two_machines(NEAR, FAR) as (near, far), running_program([*near, python, "-c", LISTEN], "listening") as (listener, _):
         senders = []
         with ExitStack() as stack:
             for prefix, host in ((far, NEAR), (near, "127.0.0.1")):

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from machines import execute, machine, network_cut
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
@@ -46,10 +48,10 @@ def no_process_is_left():
     assert len(find_ray_processes()) <= before
 
 
-def start_training(run_dir, *options, data="none", online_steps=1500):
+def start_training(run_dir, *options, data="none", online_steps=1500, prefix=()):
     gin = run_dir.with_suffix(".gin")
     gin.write_text(f"train.online_steps = {online_steps}\n")
-    command = [sys.executable, "-m", "rlds2reverb.cli", "cluster", "train", gin, "--algo", "sac", "--data", data]
+    command = [*prefix, sys.executable, "-m", "rlds2reverb.cli", "cluster", "train", gin, "--algo", "sac", "--data", data]
     command += ["--env", "Pendulum-v1", "--run-dir", run_dir, *SMALL, *options]
     return subprocess.Popen(
         [*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -179,29 +181,74 @@ def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_c
         assert [path.name for path in (run_dir / f"replay/shard_{shard}/checkpoints").iterdir()] == [name]
 
 
+@contextmanager
+def stopped(prefix, pid, ports):
+    """Stops a process, which then answers nothing while its connections stay open."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def cut(prefix, pid, ports):
+    """Cuts the network to the ports of a process, whose own calls still reach the coordinator."""
+    with network_cut(prefix, ports):
+        yield
+
+
+def find_ports(prefix, pid):
+    """Returns the ports at which a process of a machine listens."""
+    sockets = execute(*prefix, "ss", "--tcp", "--listening", "--numeric", "--processes", "--no-header").splitlines()
+    return [int(line.split()[3].rpartition(":")[2]) for line in sockets if f"pid={pid}," in line]
+
+
+COUNT_INSERTED = """
+import sys, reverb
+for port in sys.argv[1:]:
+    try:
+        tables = reverb.Client(f"localhost:{port}").server_info(timeout=5)
+        print(tables["collected"].rate_limiter_info.insert_stats.completed)
+    except Exception:  # The port is not Reverb's.
+        pass
+"""
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.drill("cluster")
-def test_training_continues_while_a_replay_server_cannot_be_reached_for_a_minute(tmp_path):
-    """A stopped process answers nothing, as behind a network that is cut, and its connections stay open."""
+@pytest.mark.parametrize("fault", [stopped, cut])
+def test_training_continues_while_a_replay_server_cannot_be_reached_for_a_minute(fault, tmp_path):
     run_dir = tmp_path / "run"
     options = ["--shards", "2", "--collectors", "1", "--log-every", "100", "--replay-checkpoint-secs", "1"]
-    process = start_training(run_dir, *options, online_steps=100_000)
+    with machine() as prefix:
+        process = start_training(run_dir, *options, online_steps=100_000, prefix=prefix)
 
-    def count_updates():
-        path = run_dir / "progress.csv"
-        return int(path.read_text().splitlines()[-1].split(",")[0]) if path.exists() else 0
+        def count_updates():
+            path = run_dir / "progress.csv"
+            return int(path.read_text().splitlines()[-1].split(",")[0]) if path.exists() else 0
 
-    wait_for(lambda: count_updates() >= 200)
-    pid = find_replay_processes(run_dir)[1]
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(60)
-    before, commit = count_updates(), read_newest_commit(run_dir / "replay/commit.json")
-    assert before > 400
-    wait_for(lambda: count_updates() > before)
-    os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: not set(read_newest_commit(run_dir / "replay/commit.json")) & set(commit))
-    process.send_signal(signal.SIGTERM)
-    code, _, err = finish(process)
+        def count_inserted():
+            return [*map(int, execute(*prefix, sys.executable, "-c", COUNT_INSERTED, *map(str, ports)).split())]
+
+        def read_commit():
+            return read_newest_commit(run_dir / "replay/commit.json")
+
+        wait_for(lambda: count_updates() >= 200)
+        pid = find_replay_processes(run_dir)[1]
+        ports = find_ports(prefix, pid)
+        assert len(count_inserted()) == 1
+        with fault(prefix, pid, ports):
+            time.sleep(60)
+            assert not count_inserted()
+            before, commit = count_updates(), read_commit()
+            assert before > 400
+            wait_for(lambda: count_updates() > before)
+        (inserted,) = count_inserted()
+        wait_for(lambda: count_inserted() > [inserted])
+        wait_for(lambda: not set(read_commit()) & set(commit))
+        process.send_signal(signal.SIGTERM)
+        code, _, err = finish(process)
     assert code == 75, err
 
 
