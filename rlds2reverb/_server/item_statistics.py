@@ -29,7 +29,7 @@ _MAX_SAMPLE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class ItemStatistics:
-    """Statistics of the items of a table, with one entry per item or sample.
+    """Statistics of items of a table, with one entry per item.
 
     Attributes:
       table: name of the table.
@@ -41,8 +41,8 @@ class ItemStatistics:
       order: int64 [N], number of each item in the order of insertion; -1 if unknown.
       probabilities: float64 [N], the probability that the next sample is the item; None if the sampler has an order.
       weights: float64 [N], with sum 1, the share of the table's items that each entry represents. They are equal for
-        all items of a table, and inversely proportional to the probabilities for a sample.
-      is_sample: whether these are sampled items rather than all items.
+        all items of a table, and for sampled ones inversely proportional to the probability that the item is among them.
+      num_samples: number of samples that contained these items; 0 for all items of a table.
       note: sentence about items that are missing; '' if there is nothing to say.
     """
 
@@ -55,8 +55,13 @@ class ItemStatistics:
     order: np.ndarray
     probabilities: np.ndarray | None
     weights: np.ndarray
-    is_sample: bool
+    num_samples: int = 0
     note: str = ""
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether these are sampled items rather than all items."""
+        return self.num_samples > 0
 
 
 def read_item_statistics(directory: str | Path) -> list[ItemStatistics]:
@@ -89,19 +94,29 @@ def sample_item_statistics(address: str, info: TableInfo, *, timeout_secs: float
         with ServerConnection(address) as connection:
             entries = _sample(connection, info.name, timeout_secs)
         reason = None if entries else "it returned no sample in time"
-    probabilities = np.array([entry.probability for entry in entries])
+    newest = {entry.item.key: entry for entry in entries}.values()
+    probabilities = np.array([entry.probability for entry in newest])
     is_random = not info.sampler_options.is_deterministic
-    weights = 1 / np.maximum(probabilities, 1e-300) if is_random else np.ones(len(entries))
+    weights = 1 / _compute_inclusion(probabilities, len(entries)) if is_random else np.ones(len(newest))
     return ItemStatistics(
         info.name,
         info.current_size,
         format_selector(info.sampler_options),
-        **_make_columns([_read_item(entry.item) for entry in entries]),
+        **_make_columns([_read_item(entry.item) for entry in newest]),
         probabilities=probabilities if is_random else None,
         weights=weights / max(weights.sum(), 1e-300),
-        is_sample=True,
+        num_samples=len(entries),
         note="" if reason is None else f"No items were sampled, because {reason}.",
     )
+
+
+def _compute_inclusion(probabilities: np.ndarray, num_samples: int) -> np.ndarray:
+    """Returns the probability that each item is in at least one of the samples: 1 - (1 - p)^n.
+
+    Weights inverse to it are unbiased (Horvitz and Thompson, 1952), and exact if every item was sampled.
+    """
+    with np.errstate(divide="ignore"):
+        return np.maximum(-np.expm1(num_samples * np.log1p(-probabilities)), 1e-300)
 
 
 def _sample(connection: ServerConnection, table: str, timeout_secs: float) -> list[Any]:
@@ -141,7 +156,6 @@ def _describe_all(config: TableConfig, items: list[tuple[float, int, float]]) ->
         **columns,
         probabilities=_compute_probabilities(config.sampler, columns["priorities"]),
         weights=np.full(len(items), 1 / max(len(items), 1)),
-        is_sample=False,
         note="" if items else "The table is empty.",
     )
 

@@ -106,8 +106,8 @@ def _add_table(page: Page, items: ItemStatistics, facts: list[tuple[str, str]]) 
         return
     if items.is_sample:
         page.add_text(
-            f"{known:,} samples were drawn for this report. Shares of the items are estimated: each sample is weighted "
-            "by the inverse of its probability."
+            f"{items.num_samples:,} samples were drawn for this report, of {known:,} different items. Shares of the "
+            "items are estimated: each one is weighted by the inverse of the probability that it was drawn."
         )
     page.add_figure("Priorities", *_draw_priorities(items), caption="Priorities of 0 are shown at the left end.")
     page.add_figure("Sample counts", *_draw_counts(items), caption=_explain_counts(items))
@@ -165,7 +165,6 @@ def _draw_frequencies(items: ItemStatistics) -> Figure:
     if items.probabilities is None:
         raise ValueError("items must have probabilities")
     edges, bins = _bin_priorities(items.priorities, _NUM_GROUPS)
-    # In a sample, weights times probabilities are equal: each sample represents the same share of the probability.
     expected = np.bincount(bins, items.weights * items.probabilities, minlength=_NUM_GROUPS)
     empirical = np.bincount(bins, items.weights * items.times_sampled, minlength=_NUM_GROUPS)
     data = [

@@ -71,12 +71,24 @@ def test_report_on_a_directory_shows_all_items(directory, tmp_path):
 def test_report_on_a_server_estimates_from_samples(server):
     page = report_tables(server).html
     figures = read_figures(page)
-    np.testing.assert_allclose(heights_by_priority(figures["Priorities"]["data"][0]), [50, 50], atol=5)
+    # All eight items are in the 4,000 samples, so that shares of the items are exact.
+    np.testing.assert_allclose(heights_by_priority(figures["Priorities"]["data"][0]), [50, 50], rtol=1e-6)
     expected, empirical = figures["Expected and empirical sampling frequency"]["data"]
+    np.testing.assert_allclose(heights_by_priority(expected), [25, 75], rtol=1e-6)
     # Four standard errors of 4,000 samples with probability 1/4 are 2.7 %.
-    np.testing.assert_allclose(heights_by_priority(expected), [25, 75], atol=3)
     np.testing.assert_allclose(heights_by_priority(empirical), [25, 75], atol=3)
+    assert "4,000 samples were drawn for this report, of 8 different items." in page
     assert read_findings(page) == [("note", "No items were sampled, because samples use up its items.")]
+
+
+def test_shares_of_a_table_are_estimated_from_samples_of_some_of_its_items(tmp_path):
+    ingest([{**make_log(20_000), "terminated": False}], tmp_path / "many", tables=TABLES, priority=prioritize)
+    with ReplayServer.from_directory(tmp_path / "many") as server:
+        infos = reverb.Client(server.address).server_info()
+        items = sample_item_statistics(server.address, infos["first"])
+    assert items.num_samples == 4000 and 3_000 < len(items.priorities) < 4_000
+    # The standard deviation of such estimates is 0.9 %.
+    assert items.weights[items.priorities == 1].sum() == pytest.approx(0.5, abs=0.04)
 
 
 def test_counts_of_samples_are_shown_by_a_checkpoint_of_the_server(directory, tmp_path):
@@ -100,7 +112,7 @@ def test_items_written_to_a_server_have_times():
         items = sample_item_statistics(server.address, info)
         page = report_tables(server).html
     assert (items.inserted_at > before - 60).all() and (items.order == -1).all()
-    np.testing.assert_allclose(items.probabilities, 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(items.probabilities, [1 / 3] * 3, rtol=1e-6)
     assert read_figures(page)["Item age"]["layout"]["xaxis"]["title"]["text"] == "age (seconds)"
 
 
