@@ -63,8 +63,8 @@ test-environments: install  ## test environments of EnvPool and dm_control (Pyth
 	    tests/envs/test_dm_control.py
 
 drill: install  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly --timeout 1200 -m drill \
-	    --drill-trials 20 --drill-table docs/drill.md tests
+	@DRILL_CONSUMER_SECS=300 $(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly \
+	    --timeout 1200 -m drill --drill-trials 20 --drill-table docs/drill.md tests
 
 lint: install  ## check style and format with ruff
 	@$(BIN)/ruff check .

@@ -56,6 +56,7 @@ FAULTS = {
     "user code": "exceptions and hangs in hooks, environments and datasets",
     "moved": "data changed, run directory moved, served table restarted",
     "replay": "in-process replay killed in a checkpoint, and used by many threads",
+    "network": "network between a server and its clients cut for some seconds",
     "cluster": "a process or a node of a cluster killed, a network cut",
     "fuzzing": "random bytes in every file that is parsed",
 }

@@ -1,9 +1,13 @@
 """Machines of a test's own: network namespaces, in which programs run and connections are cut."""
 
+import ctypes
+import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 
@@ -51,20 +55,31 @@ def two_machines(near_address: str, far_address: str) -> Iterator[tuple[list[str
 @contextmanager
 def network_cut(prefix: Sequence[str], ports: Sequence[int]) -> Iterator[None]:
     """Drops every packet from and to the ports of a machine, as when a cable is pulled: connections remain open."""
-    # The rule for addresses of the machine itself comes first by default, and would let the packets pass.
-    local = ["ip", "rule", "{}", "pref", "100", "lookup", "local"]
-    drop = [["ip", "rule", "{}", "pref", "10", end, str(port), "blackhole"] for port in ports for end in ("sport", "dport")]
-    execute(*prefix, *[word.format("add") for word in local])
-    execute(*prefix, "ip", "rule", "del", "pref", "0")
-    for each in drop:
-        execute(*prefix, *[word.format("add") for word in each])
+    ends = [(version, end, str(port)) for version in ("-4", "-6") for end in ("sport", "dport") for port in ports]
+    for version in ("-4", "-6"):
+        # The rule for the machine's own addresses comes first by default, and would let the packets pass.
+        execute(*prefix, "ip", version, "rule", "add", "pref", "100", "lookup", "local")
+        execute(*prefix, "ip", version, "rule", "del", "pref", "0")
+    for version, end, port in ends:
+        execute(*prefix, "ip", version, "rule", "add", "pref", "10", end, port, "blackhole")
     try:
         yield
     finally:
-        for each in drop:
-            execute(*prefix, *[word.format("del") for word in each])
-        execute(*prefix, "ip", "rule", "add", "pref", "0", "lookup", "local")
-        execute(*prefix, *[word.format("del") for word in local])
+        for version, end, port in ends:
+            execute(*prefix, "ip", version, "rule", "del", "pref", "10", end, port, "blackhole")
+        for version in ("-4", "-6"):
+            execute(*prefix, "ip", version, "rule", "add", "pref", "0", "lookup", "local")
+            execute(*prefix, "ip", version, "rule", "del", "pref", "100")
+
+
+def run_on(channel: Connection, prefix: Sequence[str], program: Callable[..., None], *arguments: Any) -> None:
+    """Runs a program of `faults.process` on a machine."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in ("user", "net"):
+        with open(f"/proc/{prefix[2]}/ns/{name}") as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    program(channel, *arguments)
 
 
 def execute(*command: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
+
+from rlds2reverb import ReplayServer
 
 DATA = Path(__file__).parent / "data/d4rl/pendulum_mixed-v2.hdf5"
 NUM_UPDATES = 400
@@ -16,6 +20,35 @@ def make_arguments(run_dir, *options):
         *("--set", "hidden_sizes=(8,8)", "--eval-every", "100", "--eval-episodes", "1", "--log-every", "50"),
         *("--checkpoint-every", "100", *(() if "--seeds" in options else ("--seed", "3")), *options),
     ]
+
+
+def serve_directory(channel, directory, port):
+    """Serves a directory until the test ends; sends the port."""
+    with ReplayServer.from_directory(directory, port=port) as server:
+        channel.send(server.port)
+        channel.recv()
+
+
+def train_by_command(channel, arguments, log):
+    """Runs a command; sends 'updates' after some updates, and finally its exit code."""
+    from rlds2reverb.cli import run
+    from rlds2reverb.learners.train_loop import TrainLoop
+
+    call = TrainLoop.__call__
+
+    def call_and_report(loop, *inputs, **options):
+        result = call(loop, *inputs, **options)
+        if loop.step == 100:
+            channel.send("updates")
+            channel.recv()
+        return result
+
+    TrainLoop.__call__ = call_and_report
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
+    code = run(arguments)
+    sys.stderr.flush()
+    channel.send(code)
 
 
 def read_rows(run_dir):

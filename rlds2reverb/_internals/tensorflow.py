@@ -1,4 +1,4 @@
-"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs of datasets, datasets that TensorFlow lacks, determinism."""
+"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs and options of datasets, a clock, determinism."""
 
 from __future__ import annotations
 
@@ -98,6 +98,17 @@ def scan(dataset: tf.data.Dataset, initial_state: Any, step: Callable[..., Any])
     Here it belongs to the graph of a function of the dataset. The cardinality is not known.
     """
     return tf.data.Dataset.from_tensors(0).flat_map(without_autograph(lambda _: dataset.scan(initial_state, step)))
+
+
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Turns off autotuning for a dataset whose parallelism is fixed, and for those derived from it.
+
+    The thread that tunes waits up to a minute between two rounds. Sometimes it misses the signal to end, and then
+    closing the iterator takes as long. Measuring each element takes time, too.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 @contextmanager

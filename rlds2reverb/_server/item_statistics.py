@@ -41,7 +41,7 @@ class ItemStatistics:
       order: int64 [N], number of each item in the order of insertion; -1 if unknown.
       probabilities: float64 [N], the probability that the next sample is the item; None if the sampler has an order.
       weights: float64 [N], with sum 1, the share of the table's items that each entry represents. They are equal for
-        all items of a table, and for sampled ones inversely proportional to the probability that the item is among them.
+        all items of a table, and for sampled ones inversely proportional to the probability of being among them.
       num_samples: number of samples that contained these items; 0 for all items of a table.
       note: sentence about items that are missing; '' if there is nothing to say.
     """

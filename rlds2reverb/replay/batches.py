@@ -133,7 +133,7 @@ def stream_batches(
     import tensorflow as tf
 
     from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
-    from rlds2reverb._internals.tensorflow import without_autograph
+    from rlds2reverb._internals.tensorflow import without_autograph, without_autotuning
 
     nothing = tf.nest.flatten(empty_batch)
     dtypes = [tf.as_dtype(leaf.dtype) for leaf in nothing]
@@ -161,4 +161,4 @@ def stream_batches(
         return tf.nest.pack_sequence_as(empty_batch, shaped)
 
     numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
-    return TranslatedDataset(numbers.map(make_batch).prefetch(prefetch))
+    return TranslatedDataset(without_autotuning(numbers.map(make_batch).prefetch(prefetch)))

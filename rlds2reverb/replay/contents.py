@@ -301,6 +301,8 @@ class Contents:
         lengths = np.ones(max_size, np.int64)
         if header["spec"] is not None:
             rows = parse_nest(header["spec"])
+            if not leaves(rows):
+                raise ValueError("an item must have at least one field")
             if previous_spec is not None and leaves(previous_spec.rows) == leaves(rows):
                 rows = previous_spec.rows
             widening = frozenset(header["widening"])

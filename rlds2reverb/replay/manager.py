@@ -347,12 +347,11 @@ class BufferManager:
         """Replaces the states of all buffers, or of none, by the result of `state_dict`.
 
         Raises:
-          CheckpointError: If a state is damaged, or belongs to a different buffer or configuration; nothing is changed
-            then.
-          ValueError: If the names of the buffers differ; nothing is changed then.
+          CheckpointError: If a state is damaged, belongs to a different buffer or configuration, or the names of the
+            buffers differ; nothing is changed then.
         """
         if set(state) != set(self.names):
-            raise ValueError(f"the state must have the buffers {_join(self.names)}, got {_join(state)}")
+            raise CheckpointError(f"the state must have the buffers {_join(self.names)}, got {_join(state)}")
         restored = {}
         for name, buffer in self._buffers.items():
             try:

@@ -18,7 +18,7 @@ import tree
 from rlds2reverb._arguments import require_count, require_timeout
 from rlds2reverb._encoding.packing import Packing, unpack
 from rlds2reverb._internals.dataset_errors import TranslatedDataset
-from rlds2reverb._internals.tensorflow import scan, with_autograph, without_autograph
+from rlds2reverb._internals.tensorflow import scan, with_autograph, without_autograph, without_autotuning
 from rlds2reverb._server.clients import Server
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sample_info import SampleInfo
@@ -153,7 +153,7 @@ def sample_dataset(
     def finish(number: tf.Tensor, batch: tuple[tf.Tensor, reverb.ReplaySample]) -> reverb.ReplaySample:
         return _finish_batch(number, *batch, batch_size, tables.packing, compute_weights)
 
-    return TranslatedDataset(batches.map(finish).prefetch(prefetch))
+    return TranslatedDataset(without_autotuning(batches.map(finish).prefetch(prefetch)))
 
 
 def _sample_chunks(

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb._internals.tensorflow import extract_sliced_arrays, without_autograph
+from rlds2reverb._internals.tensorflow import extract_sliced_arrays, without_autograph, without_autotuning
 
 _PARALLEL_EPISODES = 2
 _ALL_STEPS = np.iinfo(np.int64).max
@@ -62,15 +62,14 @@ def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) ->
       tf.errors.OpError: if a record is damaged.
     """
     read = _make_reader(dataset.element_spec[fields.STEPS])
-    options = tf.data.Options()
-    options.autotune.enabled = False  # Autotuning measures every step, which takes a fifth of the time.
 
     @without_autograph
     def select(episode: Any) -> tuple[tf.Tensor, dict[str, Any]]:
         steps = tf.data.experimental.to_variant(episode[fields.STEPS])
         return steps, {name: episode[name] for name in other_fields}
 
-    episodes = iter(dataset.map(select).prefetch(_PARALLEL_EPISODES).with_options(options))
+    # Autotuning would take a fifth of the time.
+    episodes = iter(without_autotuning(dataset.map(select).prefetch(_PARALLEL_EPISODES)))
 
     def read_episode(steps: tf.Tensor, others: dict[str, tf.Tensor]) -> tuple[Any, dict[str, Any]]:
         return read(steps), {name: value.numpy() for name, value in others.items()}

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import hash_files, mount_tmpfs, process, receive, skip_unless_mounted, unshare_mounts
+from trained_runs import make_arguments, read_rows, read_weights
+
 from rlds2reverb.errors import StorageFullError
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
-from trained_runs import make_arguments, read_rows, read_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.drill("F9")]
 
@@ -180,5 +181,7 @@ def test_memory_mapped_buffer_reports_a_full_disk_and_continues_once_there_is_sp
         skip_unless_mounted(channel)
         error, num_elements = receive(channel)
         assert isinstance(error, StorageFullError) and num_elements == 0
-        assert re.search(r"no space left for \S+data; 1000 rows take 0\.2 MB: free some space, or use another", str(error))
+        assert re.search(
+            r"no space left for \S+data; 1000 rows take 0\.2 MB: free some space, or use another", str(error)
+        )
         assert receive(channel) == (None, 10)

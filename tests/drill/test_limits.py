@@ -52,6 +52,8 @@ def make_table(limiter, name="replay", **options):
 # --- F16: slow consumers
 
 _BIG = 1 << 17
+#: How long a consumer is slow; `make drill` makes it five minutes.
+CONSUMER_SECS = int(os.environ.get("DRILL_CONSUMER_SECS", "60"))
 
 
 def write_big_episodes(channel, address, num_episodes, timeout_secs):
@@ -88,10 +90,10 @@ def sample_one(address):
 
 
 @pytest.mark.drill("F16")
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(90 + CONSUMER_SECS)
 @pytest.mark.parametrize("limiter", ["queue:4", "sample_to_insert_ratio:1:1:2"])
 def test_writer_for_a_slow_consumer_keeps_its_memory_and_says_what_it_waits_for(limiter):
-    consumed_secs = 60 if limiter.startswith("queue") else 20
+    consumed_secs = CONSUMER_SECS if limiter.startswith("queue") else 20
     table = make_table(limiter, sampler=Selector("fifo"), max_times_sampled=1)
     with ReplayServer([table]) as server:
         with process(write_big_episodes, server.address, 1000, TIMEOUT_SECS) as (writer, channel):

@@ -1,8 +1,6 @@
 """Drill: training on a table of a server that is killed, and then restarted in different ways."""
 
-import os
 import re
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +9,9 @@ import portpicker
 import pytest
 from faults import process, receive, within
 from rlds2reverb.adders import NStep
-from trained_runs import DATA, NUM_UPDATES, make_arguments, read_rows
+from trained_runs import DATA, NUM_UPDATES, make_arguments, read_rows, serve_directory, train_by_command
 
-from rlds2reverb import ReplayServer, ingest
+from rlds2reverb import ingest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,35 +25,6 @@ def tables(tmp_path_factory):
     return folder
 
 
-def serve(channel, directory, port):
-    """Serves a directory until the test ends; sends the port."""
-    with ReplayServer.from_directory(directory, port=port) as server:
-        channel.send(server.port)
-        channel.recv()
-
-
-def train(channel, arguments, log):
-    """Runs a command; sends 'updates' after some updates, and finally its exit code."""
-    from rlds2reverb.cli import run
-    from rlds2reverb.learners.train_loop import TrainLoop
-
-    call = TrainLoop.__call__
-
-    def call_and_report(loop, *inputs, **options):
-        result = call(loop, *inputs, **options)
-        if loop.step == 100:
-            channel.send("updates")
-            channel.recv()
-        return result
-
-    TrainLoop.__call__ = call_and_report
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
-    code = run(arguments)
-    sys.stderr.flush()
-    channel.send(code)
-
-
 def call(tmp_path, tables, restarted, recovery):
     """Trains on a table whose server is killed, and restarted with another directory unless `restarted` is None.
 
@@ -64,7 +33,10 @@ def call(tmp_path, tables, restarted, recovery):
     port, log = portpicker.pick_unused_port(), tmp_path / "log"
     arguments = make_arguments(tmp_path / "run", "--env", "Pendulum-v1", "--sampler", "prioritized")
     arguments[arguments.index("--data") + 1] = f"localhost:{port}"
-    with process(serve, tables / "same", port) as (server, to_server), process(train, arguments, log) as (_, channel):
+    with (
+        process(serve_directory, tables / "same", port) as (server, to_server),
+        process(train_by_command, arguments, log) as (_, channel),
+    ):
         receive(to_server)
         assert receive(channel) == "updates"
         server.kill()
@@ -73,7 +45,7 @@ def call(tmp_path, tables, restarted, recovery):
         with ExitStack() as stack:
             if restarted is not None:
                 time.sleep(1)
-                _, to_restarted = stack.enter_context(process(serve, tables / restarted, port))
+                _, to_restarted = stack.enter_context(process(serve_directory, tables / restarted, port))
                 receive(to_restarted)
             with recovery(), within(60):
                 code = receive(channel)

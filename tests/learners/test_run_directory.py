@@ -124,6 +124,7 @@ def test_full_disk_raises_and_leaves_the_log_unchanged(tmp_path, monkeypatch, nu
         ("step,loss\n1,2\n3\n", "is damaged: line 3 must contain 2 numbers"),
         ("step,loss\n1,x\n", "is damaged: line 2 must contain"),
         ("step,loss\n-1,2\n", "is damaged: line 2 must contain"),
+        (f"step,loss\n{'9' * 400},2\n", "is damaged: line 2 must contain"),
         ("step,loss\n\0,2\n", "is damaged"),
         (b"step,\xff\n", "is damaged"),
         ('step,"lo\n1,2\n', "is damaged"),

@@ -150,6 +150,7 @@ STATE_DAMAGES = {
     "missing column": lambda s: {**s, "arrays": {k: v for k, v in s["arrays"].items() if k != "column_1"}},
     "beta is not a number": lambda s: {**s, "header": {**s["header"], "beta": "x"}},
     "missing generator": lambda s: {**s, "header": {**s["header"], "generator": {}}},
+    "no fields": lambda s: {**s, "header": {**s["header"], "spec": {"dict": {}}}},
     "empty header": lambda s: {**s, "header": {}},
     "subnormal priorities": lambda s: replace_arrays(s, priorities=s["arrays"]["priorities"] * 1e-320),
 }

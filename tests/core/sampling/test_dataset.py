@@ -389,6 +389,11 @@ def test_graphs_are_released_with_their_dataset(make, number_server):
     assert count_graphs() == before
 
 
+def test_samples_are_not_autotuned(number_server):
+    """Closing an autotuned iterator can take a minute, because TensorFlow's thread may miss the signal to end."""
+    assert sample_dataset(number_server.address, "items", 2).options().autotune.enabled is False
+
+
 # --- invalid arguments
 
 

@@ -196,7 +196,10 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as co
 @pytest.mark.drill("F25")
 def test_connections_of_other_machines_from_before_are_cut_off():
     python = sys.executable
-    with two_machines(NEAR, FAR) as (near, far), running_program([*near, python, "-c", LISTEN], "listening") as (listener, _):
+    with (
+        two_machines(NEAR, FAR) as (near, far),
+        running_program([*near, python, "-c", LISTEN], "listening") as (listener, _),
+    ):
         senders = []
         with ExitStack() as stack:
             for prefix, host in ((far, NEAR), (near, "127.0.0.1")):
