@@ -92,7 +92,7 @@ def make_clock(tick_secs: float) -> tf.data.Dataset:
 
 
 def scan(dataset: tf.data.Dataset, initial_state: Any, step: Callable[..., Any]) -> tf.data.Dataset:
-    """`Dataset.scan`, with graphs that are released together with the dataset.
+    """Applies `Dataset.scan`, with graphs that are released together with the dataset.
 
     In eager mode, TensorFlow's own method adds the graph of `step` to the default graph of the process, where it stays.
     Here it belongs to the graph of a function of the dataset. The cardinality is not known.

@@ -47,7 +47,8 @@ def call_whole(channel, arguments, log):
 def test_training_on_a_full_disk_says_so_and_continues_once_there_is_space(tmp_path):
     for name in ("whole", "disk"):
         (tmp_path / name).mkdir()
-    with process(train_whole, tmp_path / "whole") as (_, channel):
+    arguments = make_arguments(tmp_path / "whole/run", *OPTIONS)
+    with process(call_whole, arguments, tmp_path / "log") as (_, channel):
         assert receive(channel)[0] == 0
     num_bytes = sum(path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file())
     sizes = [*(int(num_bytes * part / NUM_SIZES) for part in range(1, NUM_SIZES + 1)), 64 << 20]
@@ -151,7 +152,7 @@ def catch(function, *arguments):
     return None
 
 
-def test_buffer_on_a_full_disk_keeps_its_checkpoint_and_saves_once_there_is_space(tmp_path):
+def test_buffer_keeps_its_checkpoint_while_the_disk_is_full(tmp_path):
     sizes = [60_000, 100_000, 150_000, 64 << 20]  # The first checkpoint has 22 kB, and the second one 220 kB.
     with process(save_on_small_disks, tmp_path, sizes) as (_, channel):
         skip_unless_mounted(channel)
@@ -176,7 +177,7 @@ def use_memory_mapped_files(channel, folder):
         channel.send((catch(buffer.extend, make_elements(0, 10)), len(buffer)))
 
 
-def test_memory_mapped_buffer_reports_a_full_disk_and_continues_once_there_is_space(tmp_path):
+def test_memory_mapped_buffer_reports_a_full_disk(tmp_path):
     with process(use_memory_mapped_files, tmp_path) as (_, channel):
         skip_unless_mounted(channel)
         error, num_elements = receive(channel)

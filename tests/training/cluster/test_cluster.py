@@ -194,7 +194,7 @@ def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_c
 
 
 @contextmanager
-def stopped(prefix, pid, ports):
+def stop_process(prefix, pid, ports):
     """Stops a process, which then answers nothing while its connections stay open."""
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -204,7 +204,7 @@ def stopped(prefix, pid, ports):
 
 
 @contextmanager
-def cut(prefix, pid, ports):
+def cut_network(prefix, pid, ports):
     """Cuts the network to the ports of a process, whose own calls still reach the coordinator."""
     with network_cut(prefix, ports):
         yield
@@ -229,8 +229,8 @@ for port in sys.argv[1:]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.drill("cluster")
-@pytest.mark.parametrize("fault", [stopped, cut])
-def test_training_continues_while_a_replay_server_cannot_be_reached_for_a_minute(fault, tmp_path):
+@pytest.mark.parametrize("fault", [stop_process, cut_network])
+def test_training_continues_without_one_of_its_replay_servers(fault, tmp_path):
     run_dir = tmp_path / "run"
     options = ["--shards", "2", "--collectors", "1", "--log-every", "100", "--replay-checkpoint-secs", "1"]
     with machine() as prefix:
