@@ -107,7 +107,10 @@ class CheckpointFolder:
         folder, manifest = newest
         if "buffers" not in manifest:
             raise CheckpointError(f"{folder} holds a single buffer; load it by ReplayBuffer.load_data")
-        return {name: _read_state(folder, state, f"{name}.") for name, state in manifest["buffers"].items()}
+        buffers = manifest["buffers"]
+        if not isinstance(buffers, dict):
+            raise CheckpointError(f"{folder} is not a valid checkpoint: its manifest lists no buffers")
+        return {name: _read_state(folder, state, f"{name}.") for name, state in buffers.items()}
 
     def _find_newest(self) -> tuple[Path, dict[str, Any]] | None:
         """Returns the newest valid checkpoint and its manifest."""
