@@ -53,10 +53,16 @@ def two_machines(near_address: str, far_address: str) -> Iterator[tuple[list[str
 
 
 @contextmanager
-def network_cut(prefix: Sequence[str], ports: Sequence[int]) -> Iterator[None]:
-    """Drops every packet from and to the ports of a machine, as when a cable is pulled: connections remain open."""
-    ends = [(version, end, str(port)) for version in ("-4", "-6") for end in ("sport", "dport") for port in ports]
-    for version in ("-4", "-6"):
+def network_cut(prefix: Sequence[str], ports: Sequence[int], versions: Sequence[str] = ("-4", "-6")) -> Iterator[None]:
+    """Drops every packet from and to the ports of a machine, as when a cable is pulled: connections remain open.
+
+    Args:
+      prefix: prefix of the machine.
+      ports: the ports.
+      versions: options of `ip` for the protocols, IPv4 and IPv6.
+    """
+    ends = [(version, end, str(port)) for version in versions for end in ("sport", "dport") for port in ports]
+    for version in versions:
         # The rule for the machine's own addresses comes first by default, and would let the packets pass.
         execute(*prefix, "ip", version, "rule", "add", "pref", "100", "lookup", "local")
         execute(*prefix, "ip", version, "rule", "del", "pref", "0")
@@ -67,7 +73,7 @@ def network_cut(prefix: Sequence[str], ports: Sequence[int]) -> Iterator[None]:
     finally:
         for version, end, port in ends:
             execute(*prefix, "ip", version, "rule", "del", "pref", "10", end, port, "blackhole")
-        for version in ("-4", "-6"):
+        for version in versions:
             execute(*prefix, "ip", version, "rule", "add", "pref", "0", "lookup", "local")
             execute(*prefix, "ip", version, "rule", "del", "pref", "100")
 

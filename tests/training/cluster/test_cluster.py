@@ -205,8 +205,12 @@ def stop_process(prefix, pid, ports):
 
 @contextmanager
 def cut_network(prefix, pid, ports):
-    """Cuts the network to the ports of a process, whose own calls still reach the coordinator."""
-    with network_cut(prefix, ports):
+    """Cuts the network to the ports of a process, whose own calls still reach the coordinator.
+
+    Other processes connect by IPv4, to the address of the machine. The server's own client connects by IPv6, to
+    `localhost`, and continues, as it does if the network between two machines is cut.
+    """
+    with network_cut(prefix, ports, ["-4"]):
         yield
 
 
