@@ -51,19 +51,8 @@ def no_process_is_left():
 def start_training(run_dir, *options, data="none", online_steps=1500, prefix=()):
     gin = run_dir.with_suffix(".gin")
     gin.write_text(f"train.online_steps = {online_steps}\n")
-    command = [
-        *prefix,
-        sys.executable,
-        "-m",
-        "rlds2reverb.cli",
-        "cluster",
-        "train",
-        gin,
-        "--algo",
-        "sac",
-        "--data",
-        data,
-    ]
+    command = [*prefix, sys.executable, "-m", "rlds2reverb.cli", "cluster", "train", gin]
+    command += ["--algo", "sac", "--data", data]
     command += ["--env", "Pendulum-v1", "--run-dir", run_dir, *SMALL, *options]
     return subprocess.Popen(
         [*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
