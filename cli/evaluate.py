@@ -126,9 +126,13 @@ def _film(film: Path, environment: str, policy_path: Path, options: dict[str, An
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:
     """Returns the run, or None for a directory with only a policy, and the paths of the policies by name."""
     from rlds2reverb.learners.runs import load_run
+    from rlds2reverb.training.experiments import is_experiment, load_experiment
 
     if (folder / "saved_model.pb").is_file():
         return None, {"policy": folder}
+    if is_experiment(folder):
+        name = next(iter(load_experiment(folder).plan))
+        raise click.UsageError(f"{folder} contains several runs; pass the directory of one, such as {folder / name}")
     run = load_run(folder)
     paths = {name: folder / subfolder for name, subfolder in _FOLDERS.items() if policy in (None, name)}
     existing = {name: path for name, path in paths.items() if (path / "saved_model.pb").is_file()}

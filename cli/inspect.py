@@ -154,10 +154,10 @@ def inspect(
 def _is_run(location: str) -> bool:
     """Returns whether a location is the directory of a training run or of several."""
     from rlds2reverb.learners.runs import is_run_directory
-    from rlds2reverb.training.experiments import PLAN_FILE
+    from rlds2reverb.training.experiments import is_experiment
 
     try:
-        return is_run_directory(location) or Path(location, PLAN_FILE).is_file()
+        return is_run_directory(location) or is_experiment(location)
     except (OSError, ValueError):  # The text cannot be a path, for example because it is too long.
         return False
 

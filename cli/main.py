@@ -20,6 +20,7 @@ from rlds2reverb.errors import (
     SourceError,
     SpecMismatchError,
     StorageFullError,
+    TrackerError,
     TrainingDivergedError,
 )
 
@@ -151,7 +152,7 @@ def _explain(error: BaseException) -> tuple[int | None, str]:
         return USER_ERROR, f"{error} {error.details}"
     if isinstance(error, ImportError):
         return USER_ERROR, f"{error}; run 'rlds2reverb doctor' to check the installation"
-    return (USER_ERROR if isinstance(error, (ValueError, OSError, MemoryError)) else None), str(error)
+    return (USER_ERROR if isinstance(error, (ValueError, OSError, MemoryError, TrackerError)) else None), str(error)
 
 
 def main() -> None:

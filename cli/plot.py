@@ -49,9 +49,9 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
       rlds2reverb plot runs/iql --out iql.png
       rlds2reverb plot runs/iql-* runs/bc-* --out curves.png --metric score
 
-    RUN is the --run-dir of rlds2reverb train. Runs that differ only in their seed become one curve with a band of one
-    standard deviation. Panels below the curves show the share of time spent waiting for data and, if they were
-    logged, the priorities.
+    RUN is the --run-dir of rlds2reverb train or sweep; of several runs, all are drawn. Runs that differ only in their
+    seed become one curve with a band of one standard deviation. Panels below the curves show the share of time spent
+    waiting for data and, if they were logged, the priorities.
 
     The printed table shows, for each curve, the mean ± standard deviation of the last five evaluations of its runs,
     and the mean of the best evaluation of each run.
@@ -62,9 +62,9 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
         raise click.BadParameter(f"the directory '{out.parent}' does not exist", param_hint="'--out'")
     with status("drawing"), quiet_imports():
         from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
-        from rlds2reverb.learners.runs import load_run
+        from rlds2reverb.training.experiments import list_runs
 
-        curves = learning_curves([load_run(folder) for folder in dict.fromkeys(folders)], metric=metric)
+        curves = learning_curves([run for folder in dict.fromkeys(folders) for run in list_runs(folder)], metric=metric)
         save_png(draw_curves(curves, title=title), out)
     if as_json:
         output.print_json({"out": str(out), "curves": [_as_dict(curve) for curve in curves]})

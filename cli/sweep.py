@@ -55,15 +55,20 @@ def sweep(file: Path, run_dir: Path, jobs: int, as_json: bool) -> int:
        "algo": ["bc", "iql", "td3_bc"], "steps": 20000, "seeds": 3}
 
     Option names contain underscores instead of hyphens. A value that is itself a list is written as a list in a list,
-    such as "hidden_sizes": [[64, 64]]. Hyperparameters are listed under "hyperparameters". Files ending with .gin
-    contain the same as bindings: sweep.algo = ["bc", "iql"].
+    such as "hidden_sizes": [[64, 64]]. Hyperparameters are listed under "hyperparameters"; input options, such as
+    "max_episode_steps", apply to all data. Files ending with .gin contain the same as bindings:
+    sweep.algo = ["bc", "iql"].
 
     The command prints one table over all runs, and draws the learning curves of each dataset. Ctrl-C or SIGTERM saves
     checkpoints and stops with exit code 75; the same command then continues. Runs that fail do not stop the others,
     and lead to exit code 2.
     """
     add_current_directory()  # The file may name modules of the user's own.
-    return run_and_report(plan_sweep(file), run_dir, jobs=jobs, as_json=as_json)
+    try:
+        plan = plan_sweep(file)
+    except TypeError as error:  # A value in the file has the wrong type.
+        raise click.UsageError(f"{file}: {error}") from error
+    return run_and_report(plan, run_dir, jobs=jobs, as_json=as_json)
 
 
 def run_and_report(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_json: bool) -> int:
@@ -72,8 +77,7 @@ def run_and_report(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_j
 
     from .main import INVALID_DATA, OK, TEMPORARY_FAILURE
 
-    if jobs == 1:
-        import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
+    import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     with raise_on_sigterm():
         place = choose_placement(jobs, quiet=as_json, translate=output.translate)
         experiment = run_plan(plan, run_dir, place=place, repeat=format_command())

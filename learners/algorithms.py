@@ -185,15 +185,15 @@ def register_agent(
     normalizes_observations: bool = False,
     summary: str = "",
 ) -> None:
-    """Registers an agent of your own, so that `train` and the command line accept its name.
+    """Registers an agent of your own, so that `train` accepts its name in this process.
 
         def make_agent(time_step_spec, action_spec, *, learning_rate=1e-3, discount=0.99):
             return DdpgAgent(time_step_spec, action_spec, ...)
 
         register_agent("my_ddpg", make_agent, actions="continuous")
 
-    Registration is optional: `train` also accepts the function itself, and "my_module:make_agent". What was registered
-    for a function applies in these cases as well.
+    Registration is optional: `train` also accepts the function itself, and "my_module:make_agent", as the command line
+    does. What was registered for a function applies in these cases as well.
 
     Args:
       name: name of the algorithm, without a colon.

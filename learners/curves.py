@@ -69,7 +69,8 @@ class Curve:
 def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]:
     """Computes a curve for each group of runs whose identities differ only in their seeds.
 
-    Runs of a group that were evaluated at different steps are interpolated linearly between their evaluations.
+    Runs of a group that were evaluated at different steps are interpolated linearly between their evaluations. If they
+    have no steps in common, for example because hooks ended them early, each run is a curve of its own.
 
     Args:
       runs: runs, in the order of the curves.
@@ -83,7 +84,7 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
         raise ValueError("runs must contain at least one run")
     evaluated = _require_evaluated(runs)
     metric = _resolve_metric(evaluated, metric)
-    return [_make_curve(label, group, metric) for label, group in label_runs(evaluated).items()]
+    return _make_curves(label_runs(evaluated), metric)
 
 
 def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -109,13 +110,13 @@ def make_curves(groups: Mapping[str, Sequence[Run]], *, metric: str = "auto") ->
       metric: see `learning_curves`.
 
     Raises:
-      ValueError: As `learning_curves`, or if the runs of a group have no steps in common.
+      ValueError: As `learning_curves`.
     """
     require_one_of("metric", metric, _METRICS)
     evaluated = _require_evaluated([run for group in groups.values() for run in group])
     metric = _resolve_metric(evaluated, metric)
     kept = {label: [run for run in group if _is_evaluated(run)] for label, group in groups.items()}
-    return [_make_curve(label, group, metric) for label, group in kept.items() if group]
+    return _make_curves({label: group for label, group in kept.items() if group}, metric)
 
 
 def _is_evaluated(run: Run) -> bool:
@@ -316,13 +317,27 @@ def _resolve_metric(runs: Sequence[Run], metric: str) -> str:
     return ("return" if without_scores else "score") if metric == "auto" else metric
 
 
-def _make_curve(label: str, runs: Sequence[Run], metric: str) -> Curve:
+def _make_curves(groups: Mapping[str, Sequence[Run]], metric: str) -> list[Curve]:
+    """Returns one curve for each group, or one for each run of a group whose runs have no steps in common."""
+    curves = []
+    for label, runs in groups.items():
+        if len(_find_common_steps(runs)):
+            curves.append(_make_curve(label, runs, metric))
+        else:
+            curves += [_make_curve(f"{label}, seed {run.identity.get('seed', '?')}", [run], metric) for run in runs]
+    return curves
+
+
+def _find_common_steps(runs: Sequence[Run]) -> np.ndarray:
+    """Returns the steps of all evaluations from the first to the last step that all runs have in common."""
     all_steps = [run.evaluations[STEP] for run in runs]
     first, last = max(steps[0] for steps in all_steps), min(steps[-1] for steps in all_steps)
     grid = np.unique(np.concatenate(all_steps))
-    grid = grid[(grid >= first) & (grid <= last)]
-    if not len(grid):
-        raise ValueError(f"the runs of {label} have no steps in common; plot them separately")
+    return grid[(grid >= first) & (grid <= last)]
+
+
+def _make_curve(label: str, runs: Sequence[Run], metric: str) -> Curve:
+    grid = _find_common_steps(runs)
     values = np.stack([np.interp(grid, run.evaluations[STEP], _get_values(run, metric)) for run in runs])
     std = values.std(0)
     if len(runs) == 1:

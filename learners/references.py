@@ -27,19 +27,21 @@ def resolve_reference(argument: str, reference: str) -> Any:
       reference: the reference.
 
     Raises:
-      ValueError: If it is malformed, if there is no such module or no such name in it, or if the object does not accept
-        the arguments.
+      ValueError: If it is malformed, if there is no such module or no such name in it, if the module cannot be
+        imported, or if the object does not accept the arguments.
     """
     module_name, path, arguments = _parse(argument, reference)
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # The module exists, but not one that it imports.
+            raise ValueError(f"{argument} is {reference!r}, but {module_name} cannot be imported: {error}") from error
         raise ValueError(
             f"{argument} is {reference!r}, but there is no module {error.name!r}; install it, or add its folder to "
             "PYTHONPATH"
         ) from None
+    except (ImportError, SyntaxError) as error:
+        raise ValueError(f"{argument} is {reference!r}, but {module_name} cannot be imported: {error}") from error
     for name in path.split("."):
         if not hasattr(found, name):
             raise ValueError(

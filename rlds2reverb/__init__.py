@@ -27,6 +27,7 @@ from rlds2reverb.errors import (
     SourceError,
     SpecMismatchError,
     StorageFullError,
+    TrackerError,
     TrainingDivergedError,
 )
 
@@ -164,6 +165,7 @@ __all__ = [
     "StorageFullError",
     "Summary",
     "TableConfig",
+    "TrackerError",
     "Training",
     "TrainingConfig",
     "TrainingDivergedError",

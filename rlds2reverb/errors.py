@@ -96,5 +96,9 @@ class RateLimitedError(Rlds2ReverbError, RuntimeError):
     """A push was refused because too much was pushed relative to what was sampled. Sample, then push again."""
 
 
+class TrackerError(Rlds2ReverbError, RuntimeError):
+    """An experiment tracker, such as Weights & Biases, cannot be started."""
+
+
 class TrainingDivergedError(Rlds2ReverbError, ArithmeticError):
     """A loss, gradient or weight is no longer finite."""

@@ -30,6 +30,7 @@ from .config import TrainingConfig
 from .dataset import (
     Contents,
     Progress,
+    cast_spec,
     convert_batches,
     find_best,
     fit_reward,
@@ -218,8 +219,8 @@ def describe_environment(name: str, observation_spec: Nest, action_space: Any, c
       SpecMismatchError: If the algorithm cannot learn from such observations or actions.
       ValueError: If the actions have no bounds, or `reward` depends on the returns of a dataset.
     """
-    observations = map_structure(_make_float32, observation_spec)
-    action = _make_float32(ArraySpec(tuple(action_space.shape), np.dtype(action_space.dtype)))
+    observations = map_structure(cast_spec, observation_spec)
+    action = cast_spec(ArraySpec(tuple(action_space.shape), np.dtype(action_space.dtype)))
     step_spec = {
         fields.OBSERVATION: observations, fields.ACTION: action, fields.REWARD: ArraySpec((), np.dtype(np.float32))
     }  # fmt: skip
@@ -244,10 +245,6 @@ def describe_environment(name: str, observation_spec: Nest, action_space: Any, c
         table=None,
         reward_transform=fit_reward(config, np.zeros(0), name),
     )
-
-
-def _make_float32(spec: ArraySpec) -> ArraySpec:
-    return ArraySpec(spec.shape, np.dtype(np.float32)) if spec.dtype.kind == "f" else spec
 
 
 def _env_advice(config: TrainingConfig, action_space: Any) -> str:

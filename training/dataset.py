@@ -139,7 +139,7 @@ class _Reader:
         self.returns: list[float] = []
         self.fingerprint = Fingerprint()
         self.moments = ObservationMoments(step_spec[fields.OBSERVATION])
-        self.actions = ActionStatistics(step_spec[fields.ACTION])
+        self.actions = ActionStatistics(cast_spec(step_spec[fields.ACTION]))
         self.num_dropped = self.num_discontinuities = 0
         self.first_discontinuity = ""
 
@@ -260,6 +260,11 @@ def convert_batches(batches: Iterator[EpisodeBatch], adder: Any) -> Items:
 def _convert_batch(batch: EpisodeBatch, adder: Any) -> list[Items]:
     converted = adder.convert_batch(batch)
     return [adder(episode) for episode in batch.episodes] if converted is None else [converted.items]
+
+
+def cast_spec(spec: ArraySpec) -> ArraySpec:
+    """Returns the spec of an array after its floats are cast to float32."""
+    return ArraySpec(spec.shape, np.dtype(np.float32)) if spec.dtype.kind == "f" else spec
 
 
 def _as_float(column: np.ndarray) -> np.ndarray:

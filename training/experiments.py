@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.run_directory import REPEAT_FILE
-from rlds2reverb.learners.runs import Run, load_run
+from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
@@ -44,7 +44,7 @@ class Row:
     Attributes:
       data: name of the data.
       variant: name of the algorithm and of the options that the experiment varies.
-      seeds: seeds of the runs with results.
+      seeds: seeds of the runs with evaluations or, if there are none, with logged updates.
       planned: number of planned runs.
       updates: number of updates of the run with the fewest; 0 if nothing is logged.
       behaviour: mean return of the data, or None if unknown.
@@ -146,13 +146,7 @@ class Experiment:
         }
 
     def __str__(self) -> str:
-        lines = [_format_table(self.rows)]
-        for name, reason in self.failures.items():
-            first, *more = reason.strip().splitlines()
-            # TensorFlow's errors begin with a traceback.
-            text = f"{more[-1].strip()}; see {self.path / name / 'exception.txt'}" if more else first
-            lines.append(f"{name} failed: {text}")
-        return "\n".join(lines)
+        return "\n".join([_format_table(self.rows), *(f"{name} failed: {why}" for name, why in self.failures.items())])
 
     def _group_names(self) -> dict[tuple[str, str], list[str]]:
         groups: dict[tuple[str, str], list[str]] = {}
@@ -167,8 +161,11 @@ class Experiment:
         row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in begun)
         row["updates"] = min((int(run.progress[STEP][-1]) for run in runs), default=0)
         row["behaviour"] = next((run.behaviour_return for run in runs if run.behaviour_return is not None), None)
-        if not runs or not all(len(run.evaluations.get(STEP, ())) for run in runs):
+        evaluated = [name for name in begun if len(self.runs[name].evaluations.get(STEP, ()))]
+        if not evaluated:
             return Row(**row)
+        runs = [self.runs[name] for name in evaluated]
+        row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated)
         returns = [run.evaluations["mean"] for run in runs]
         row["swing"] = float(np.mean([np.std(each[-_NUM_LAST:]) for each in returns]))
         scores = [run.evaluations.get("score", np.array([np.nan])) for run in runs]
@@ -194,6 +191,23 @@ def load_experiment(run_dir: str | Path) -> Experiment:
     }
     runs = {name: load_run(root / name) for name in plan if _is_run(root / name)}
     return Experiment(root, plan, outcomes, runs)
+
+
+def list_runs(path: str | Path) -> list[Run]:
+    """Loads the run in a directory, or all runs of an experiment that have begun.
+
+    Raises:
+      ValueError: If it is neither.
+      CorruptFileError: If a file in it is damaged.
+    """
+    if is_experiment(path) and not is_run_directory(path):
+        return list(load_experiment(path).runs.values())
+    return [load_run(path)]
+
+
+def is_experiment(path: str | Path) -> bool:
+    """Returns whether a path is the directory of an experiment."""
+    return Path(path, PLAN_FILE).is_file()
 
 
 def sweep(
@@ -242,7 +256,9 @@ def run_plan(
     Raises:
       CheckpointError: If the directory contains a different plan, or a single run.
       ResourceInUseError: If another process uses the directory.
-      ValueError: If there are no runs, or two of them have the same name.
+      ValueError: If there are no runs, if two of them have the same name, or if a hyperparameter or a hook of a run is
+        invalid; then nothing is written.
+      FileNotFoundError, SourceError: If data do not exist or cannot be opened; then nothing is written.
     """
     planned, root = {run.name: run for run in plan}, Path(run_dir)
     if not plan or len(planned) < len(plan):
@@ -252,18 +268,20 @@ def run_plan(
         stack.enter_context(FileLock(root / ".lock", str(root), "choose a different run_dir, or stop that process"))
         if (root / "config.json").is_file():
             raise CheckpointError(f"{root} contains a single run; use a different run_dir")
-        require_continuation(_read_plan(root) or {}, plan, root)
+        saved = {name: each for name, each in (_read_plan(root) or {}).items() if _is_run(root / name)}
+        require_continuation(saved, plan, root)
+        status = {name: each for name, each in _read_status(root).items() if name in planned}
+        waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
+        _require_valid(waiting)
         _write_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
         if repeat is not None:
             replace_text(root / REPEAT_FILE, repeat + "\n")
-        status = {name: each for name, each in _read_status(root).items() if name in planned}
 
         def report(name: str, outcome: Outcome) -> None:
             status[name] = {**outcome.as_dict(), "steps": planned[name].config.num_updates}
             _write_json(root / STATUS_FILE, status)
 
-        waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
-        stop_reason = place(waiting, root, report) if waiting else ""
+        stop_reason = place(_set_fingerprints(waiting, planned, root), root, report) if waiting else ""
         experiment = replace(load_experiment(root), stop_reason=stop_reason)
         _write_results(experiment)
     return experiment
@@ -279,6 +297,32 @@ def choose_placement(jobs: int, *, quiet: bool = False, translate: Callable[[str
     if jobs == 1:
         return functools.partial(run_here, quiet=quiet, translate=translate)
     return functools.partial(run_in_processes, jobs=jobs, quiet=quiet, translate=translate)
+
+
+def _require_valid(runs: Sequence[PlannedRun]) -> None:
+    """Raises the error of a run that could not be trained, as far as that is known before its data are read."""
+    from rlds2reverb.learners.hooks import make_hooks
+
+    from .data import open_source
+
+    for run in runs:
+        try:
+            run.config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones
+            make_hooks(each for each in run.config.hooks if isinstance(each, (str, Mapping)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{run.name}: {error}") from error
+    for source in {str(run.source): run.source for run in runs if isinstance(run.source, (str, Path))}.values():
+        open_source(source)
+
+
+def _set_fingerprints(waiting: Sequence[PlannedRun], planned: Mapping[str, PlannedRun], root: Path) -> list[PlannedRun]:
+    """Returns runs with the fingerprint of the data that other seeds have been trained on."""
+    known: dict[tuple[str, str], str | None] = {}
+    for name, run in planned.items():
+        if _is_run(root / name):
+            data = read_run_config(root / name).get("data") or {}
+            known.setdefault((run.data, run.variant), data.get("fingerprint"))
+    return [replace(run, fingerprint=known.get((run.data, run.variant))) for run in waiting]
 
 
 def _is_complete(status: Mapping[str, Any] | None, run: PlannedRun, root: Path) -> bool:

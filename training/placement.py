@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlds2reverb._signals import Terminated, stop_on_signal
+from rlds2reverb.errors import Rlds2ReverbError
 
 from .plans import PlannedRun
 from .progress import Progress
@@ -134,7 +135,9 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
     with contextlib.suppress(OSError):
         report.unlink()
     try:
-        with Training(run.source, run.config, run_dir, progress=progress) as training:
+        with Training(
+            run.source, run.config, run_dir, progress=progress, expected_fingerprint=run.fingerprint
+        ) as training:
             learner = training.learner
             training.run()
             if learner.is_stopped_by_signal:
@@ -143,10 +146,20 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
     except (KeyboardInterrupt, Terminated) as stop:
         return Outcome("stopped", 0, "SIGTERM" if isinstance(stop, Terminated) else "SIGINT")
     except Exception as error:
-        if run_dir.is_dir() and not report.exists():  # The learner reports errors in its loop itself.
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            if not report.exists():  # The learner reports errors in its loop itself.
                 report.write_text(traceback.format_exc(), encoding="utf-8")
-        return Outcome("failed", learner.step if learner else 0, str(error) or type(error).__name__)
+        return Outcome("failed", learner.step if learner else 0, _explain(error, report))
+
+
+def _explain(error: Exception, report: Path) -> str:
+    """Returns a sentence about an error, and the path of its traceback if it may come from the user's own code."""
+    message = "".join(str(error).strip().splitlines()[-1:]).strip()  # TensorFlow's errors begin with a traceback.
+    if isinstance(error, (Rlds2ReverbError, OSError, ImportError)) and message:
+        return message
+    reason = message if isinstance(error, ValueError) and message else f"{type(error).__name__}: {message}".rstrip(": ")
+    return f"{reason}; see {report}" if report.exists() else reason
 
 
 class _Worker:

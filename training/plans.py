@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
 import json
 import re
@@ -11,14 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb.learners.references import describe_reference
+
 from rlds2reverb._arguments import require_count
 from rlds2reverb._text import suggest
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.sources import load
 
 from .config import TrainingConfig, declared_options
 
 #: Names in a sweep that are no options of `TrainingConfig`.
 _DATA, _SEEDS, _VARIANTS, _PRESETS = "data", "seeds", "variants", "presets"
+#: Options whose value is a list, which therefore has to be in a list to be one of several values.
+_LISTS = ("hooks", "track", "drop_fields")
 _NESTED = "a list is one run per value; write a value that is itself a list as a list in the list, such as [[64, 64]]"
 
 
@@ -33,6 +40,8 @@ class PlannedRun:
       data: name of the data in tables and figures.
       variant: name of the algorithm and of the options that the plan varies, such as 'iql, gamma=0.9'. Runs with the
         same data and variant differ only in their seeds.
+      fingerprint: fingerprint of the data that other seeds of the same data and variant were trained on, which those of
+        this run must have; None if no other has begun.
     """
 
     name: str
@@ -40,6 +49,7 @@ class PlannedRun:
     config: TrainingConfig = field(repr=False)
     data: str
     variant: str
+    fingerprint: str | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns a description as JSON values; data in memory are described by their name."""
@@ -53,15 +63,15 @@ def plan_seeds(source: Any, config: TrainingConfig, seeds: int | Iterable[int]) 
 
     Args:
       source: the data; see `Training`.
-      config: the options; its seed is ignored.
+      config: the options; its seed is ignored. Each run receives a copy of a hook that is an object.
       seeds: the seeds, or their number.
 
     Raises:
-      ValueError, TypeError: If the seeds are not distinct integers >= 0, or there are none.
+      ValueError, TypeError: If the seeds are not distinct integers >= 0, or there are none; if a hook cannot be copied.
     """
     name, config = name_source(source), config.for_source(source)
     return tuple(
-        PlannedRun(f"seed_{seed}", source, config.replace(seed=seed), name, config.algo) for seed in list_seeds(seeds)
+        PlannedRun(f"seed_{seed}", source, _set_seed(config, seed), name, config.algo) for seed in list_seeds(seeds)
     )
 
 
@@ -73,37 +83,42 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     Args:
       sweep: options of `TrainingConfig` by name, or the path of a JSON or gin file with them. A list stands for one
         run per value; a value that is itself a list is a list in the list, or in Python a tuple: `[[64, 64]]`,
-        `(64, 64)`. The same holds for the values in `hyperparameters`. In addition:
+        `(64, 64)`. The same holds for the values in `hyperparameters`. A list of `hooks`, `track` or `drop_fields` is
+        the value itself. In addition:
 
         - data: a source, a list of sources, or a dict of sources by name; required.
         - seeds: the number of seeds, or a list of seeds; 1 by default.
         - variants: a dict of options by name, for options that belong together: `{"bc_10": {"algo": "bc",
           "top_percent": 10}}`. They take precedence over the other options, and may contain lists as well.
         - presets: the name of published settings, or a list of names of which each is one run.
+        - split, max_episode_steps and the other arguments of `load`, which apply to all data.
 
     Raises:
-      ValueError, TypeError: If a name or a value is invalid, two runs are the same, or the file cannot be read.
+      ValueError, TypeError: If a name or a value is invalid, if two runs are the same, if a hook cannot be copied, or
+        if the file cannot be read.
+      Exception: As `load`, if its arguments are given.
     """
     if isinstance(sweep, (str, Path)):
         sweep = _read_sweep(Path(sweep))
-    valid = {_DATA, _SEEDS, _VARIANTS, _PRESETS, *declared_options()} - {"seed"}
-    for name in sweep:
-        if name not in valid:
-            advice = "; use 'seeds'" if name == "seed" else suggest(name, valid)
-            raise ValueError(f"a sweep cannot contain {name!r}{advice}")
+    parameters = inspect.signature(load).parameters.values()
+    reading_options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    _require_names("a sweep", sweep, {_DATA, _SEEDS, _VARIANTS, _PRESETS, *reading_options, *declared_options()})
     if _DATA not in sweep:
         raise ValueError("a sweep must contain 'data': a path, a list of paths, or a dict of paths by name")
-    options = {name: value for name, value in sweep.items() if name not in (_DATA, _SEEDS, _VARIANTS)}
+    reading = {name: sweep[name] for name in reading_options if name in sweep}
+    options = {name: value for name, value in sweep.items() if name not in (_DATA, _SEEDS, _VARIANTS, *reading)}
     seeds = list_seeds(sweep.get(_SEEDS, 1))
     sources, variants = _name_sources(sweep[_DATA]), list(_expand_variants(options, sweep.get(_VARIANTS)))
-    repeated = [name for name, count in Counter(name for name, _ in variants).items() if count > 1]
+    if reading:
+        sources = {name: load(source, **reading) for name, source in sources.items()}
+    repeated = [name for name, count in Counter(_name_directory(name) for name, _ in variants).items() if count > 1]
     if repeated:
-        raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}")
+        raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}, or name the options in 'variants'")
     return tuple(
         PlannedRun(
-            f"{data}/{variant.replace(', ', ',')}/seed_{seed}",
+            f"{data}/{_name_directory(variant)}/seed_{seed}",
             source,
-            config.for_source(source).replace(seed=seed),
+            _set_seed(config.for_source(source), seed),
             data,
             variant,
         )
@@ -150,7 +165,7 @@ def require_continuation(saved: Mapping[str, Any], plan: Sequence[PlannedRun], r
     More runs, more updates, and options that do not change what is learned are accepted.
 
     Args:
-      saved: descriptions of the planned runs in the directory, by name.
+      saved: descriptions of the planned runs in the directory that have begun, by name.
       plan: the runs of this call.
       root: path of the directory, for the message.
     """
@@ -209,12 +224,17 @@ def _name_sources(data: Any) -> dict[str, Any]:
 
 def _expand_variants(options: Mapping[str, Any], variants: Any) -> Iterator[tuple[str, TrainingConfig]]:
     """Yields the name and the configuration of every combination of values, for each of the variants."""
+    _require_hyperparameters("a sweep", options)
     if variants is None:
         yield from _expand("", options)
         return
     if not isinstance(variants, Mapping) or not all(isinstance(each, Mapping) for each in variants.values()):
         raise TypeError(f"the 'variants' of a sweep must be a dict of options by name, got {variants!r}")
+    if not variants:
+        raise ValueError("the 'variants' of a sweep must contain at least one")
     for name, own in variants.items():
+        _require_names(f"variant {name!r}", own, {_PRESETS, *declared_options()})
+        _require_hyperparameters(f"variant {name!r}", own)
         nested = {**options.get("hyperparameters", {}), **own.get("hyperparameters", {})}
         merged = {**options, **own, **({"hyperparameters": nested} if nested else {})}
         yield from _expand(str(name), merged)
@@ -223,7 +243,11 @@ def _expand_variants(options: Mapping[str, Any], variants: Any) -> Iterator[tupl
 def _expand(variant: str, options: Mapping[str, Any]) -> Iterator[tuple[str, TrainingConfig]]:
     flat: dict[tuple[str, ...], Any] = {(name,): value for name, value in options.items() if name != "hyperparameters"}
     flat |= {("hyperparameters", name): value for name, value in options.get("hyperparameters", {}).items()}
+    flat |= {(name,): _read_list(flat[name,]) for name in _LISTS if (name,) in flat}
     swept = [path for path, value in flat.items() if isinstance(value, list)]
+    for path in swept:
+        if not flat[path]:
+            raise ValueError(f"{path[-1]!r} of a sweep must contain at least one value; leave it out for the default")
     varied = [path for path in swept if len(flat[path]) > 1]
     for values in itertools.product(*[flat[path] for path in swept]):
         chosen: dict[str, Any] = {"hyperparameters": {}}
@@ -238,8 +262,6 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
     if "algo" not in options:
         raise ValueError("a sweep must contain 'algo', or 'variants' of which each one contains 'algo'")
     presets = options.pop(_PRESETS, ())
-    if isinstance(options.get("drop_fields", ()), str):
-        raise ValueError(f"{name}: drop_fields must be a list of paths; {_NESTED}")
     try:
         algo = options.pop("algo")
         return TrainingConfig.from_gin(algo, presets=[presets] if isinstance(presets, str) else presets, **options)
@@ -251,16 +273,58 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
 
 
 def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:
-    """Returns a name such as 'iql, gamma=0.9'; without the spaces it is the name of a directory."""
-    name = variant or str(algo)
+    """Returns a name such as 'iql, gamma=0.9'."""
+    name = variant or _format_value(algo)
     words = [f"{path[-1]}={_format_value(value)}" for path, value in swept.items() if path != ("algo",)]
     if variant and ("algo",) in swept:
-        words.insert(0, str(algo))
-    return re.sub(r"[^\w.+=, -]+", "_", ", ".join([name, *words]))
+        words.insert(0, _format_value(algo))
+    return ", ".join([name, *words])
+
+
+def _name_directory(variant: str) -> str:
+    """Returns the name of the directory of a variant."""
+    return re.sub(r"[^\w.+=,-]+", "_", variant.replace(", ", ","))
 
 
 def _format_value(value: Any) -> str:
-    return "x".join(map(_format_value, value)) if isinstance(value, (list, tuple)) else str(value)
+    if isinstance(value, (list, tuple)):
+        return "x".join(map(_format_value, value))
+    return describe_reference(value) if callable(value) else str(value)
+
+
+def _read_list(value: Any) -> Any:
+    """Returns the value of an option that is a list: a tuple, or a list of tuples for several values."""
+    if isinstance(value, list) and value and all(isinstance(each, (list, tuple)) for each in value):
+        return [tuple(each) for each in value]
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _set_seed(config: TrainingConfig, seed: int) -> TrainingConfig:
+    """Returns the configuration of one of several runs, with its own copies of hooks, which have a state."""
+    hooks = []
+    for hook in config.hooks:
+        try:
+            hooks.append(copy.deepcopy(hook))
+        except Exception as error:  # Objects raise errors of any type.
+            raise TypeError(
+                f"hook {describe_reference(hook)} cannot be copied for each run ({error}); pass a class without "
+                "arguments, or text such as 'my_module:MyHook(every=10)'"
+            ) from error
+    return config.replace(seed=seed, hooks=hooks)
+
+
+def _require_names(owner: str, options: Mapping[str, Any], valid: set[str]) -> None:
+    """Raises `ValueError` if a sweep or a variant contains an option that does not exist there."""
+    for name in options:
+        if name == "seed" or name not in valid:
+            advice = "; use 'seeds'" if name == "seed" else suggest(str(name), valid)
+            raise ValueError(f"{owner} cannot contain {name!r}{advice}")
+
+
+def _require_hyperparameters(owner: str, options: Mapping[str, Any]) -> None:
+    values = options.get("hyperparameters", {})
+    if not isinstance(values, Mapping):
+        raise TypeError(f"the 'hyperparameters' of {owner} must be a dict by name, got {values!r}")
 
 
 def _freeze(value: Any) -> Any:

@@ -20,7 +20,7 @@ from rlds2reverb._server.clients import connect_all, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sampling.server_tables import ServerTables
-from rlds2reverb.specs import ArraySpec
+from rlds2reverb.specs import ArraySpec, Nest, path_name
 
 from .actions import require_trainable_actions
 from .config import TrainingConfig
@@ -113,7 +113,18 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     fields = spec._asdict() if has_trajectories else spec
     num_axes = 1 if has_trajectories else 0
     rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
+    _require_float32({each: rows[each] for each in ("observation", "action", "reward")}, f"table {name!r} at {where}")
     return ServedTable(server, name, rows, has_trajectories, size)
+
+
+def _require_float32(rows: Nest, table: str) -> None:
+    """Raises `SpecMismatchError` if a field that agents use contains floats other than float32."""
+    for path, leaf in tree.flatten_with_path(rows):
+        if leaf.dtype.is_floating and leaf.dtype != tf.float32:
+            raise SpecMismatchError(
+                f"{path_name(path)} of {table} must be float32, got {leaf.dtype.name}; convert the dataset again with "
+                "--cast-floats, or in Python with apply_transforms(source, [CastFloats()])"
+            )
 
 
 def _require_enough_items(info: Any, address: str) -> None:
@@ -197,8 +208,6 @@ def require_table_options(config: TrainingConfig) -> None:
         "normalize_observations": bool(config.normalize_observations)
         and not get_algorithm(config.algo).normalizes_observations,
     }
-    if config.deterministic:
-        raise ValueError("deterministic=True requires a dataset; servers sample nondeterministically")
     for name, value in is_set.items():
         if value:
             raise ValueError(f"{name} requires a dataset; the items of a table are already converted")

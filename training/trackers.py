@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlds2reverb._sealed_files import replace_text
 from rlds2reverb._text import suggest
+from rlds2reverb.errors import TrackerError
 
 #: The tracker that the run directory itself writes.
 TENSORBOARD = "tensorboard"
@@ -191,17 +192,24 @@ class RunTrackers:
           config: content of the run's `config.json`.
 
         Raises:
-          Exception: Any error of a tracker, such as a missing login.
+          TrackerError: If a tracker cannot be started, for example because of a missing login. The others are ended.
         """
         if not self._trackers:
             return
         with suppress(FileNotFoundError, ValueError):
             self._state |= json.loads((self._run_dir / _STATE_FILE).read_text(encoding="utf-8"))
         self._save()
-        name, group = _find_names(self._run_dir)
-        run = TrackedRun(self._state["id"], name, group, self._run_dir, config)
-        for tracker in self._trackers.values():
-            tracker.start(run)
+        run_name, group = _find_names(self._run_dir)
+        run = TrackedRun(self._state["id"], run_name, group, self._run_dir, config)
+        started: dict[str, Tracker] = {}
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.start(run)
+            except Exception as error:  # Trackers raise errors of any type.
+                self._trackers = started
+                self.finish("failed")
+                raise TrackerError(f"the tracker {name} cannot be started: {_last_line(error)}") from error
+            started[name] = tracker
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Logs numbers after `step` updates, unless they were logged before the run was continued."""
@@ -232,6 +240,11 @@ class RunTrackers:
 
     def _save(self) -> None:
         replace_text(self._run_dir / _STATE_FILE, json.dumps(self._state, indent=1) + "\n")
+
+
+def _last_line(error: Exception) -> str:
+    """Returns the last line of an error's message: in some, it follows a traceback."""
+    return "".join(str(error).strip().splitlines()[-1:]).strip() or type(error).__name__
 
 
 def _find_names(run_dir: Path) -> tuple[str, str | None]:

@@ -26,7 +26,7 @@ from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
 from .data import TrainingData, describe_environment, open_data, open_source
 from .environment import Environment, evaluator_arguments, resolve_environment
-from .experiments import Experiment, choose_placement, run_plan
+from .experiments import Experiment, choose_placement, is_experiment, run_plan
 from .online import OnlinePhase
 from .plans import plan_seeds
 from .progress import Progress
@@ -59,6 +59,7 @@ class Training:
         *,
         progress: Progress | None = None,
         repeat: str | None = None,
+        expected_fingerprint: str | None = None,
     ):
         """Prepares the run.
 
@@ -70,15 +71,21 @@ class Training:
           run_dir: directory of the run, created if missing. If it contains a run, that run is continued.
           progress: prints notes and progress; None prints nothing.
           repeat: command for `repeat.txt`; None for a Python command, if the source is a path or a name.
+          expected_fingerprint: fingerprint that the data must have; None for any.
 
         Raises:
-          CheckpointError: If the directory contains a different run, and the configuration does not allow that.
+          CheckpointError: If the directory contains a different run, or the data have a different fingerprint, and the
+            configuration does not allow that; or if the directory contains several runs.
           ResourceInUseError: If another process trains in the directory.
           SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
             cannot learn from; as `Evaluator`, for an environment that does not match the data.
         """
         self.config = config = config.for_source(source)
         self.run_dir = Path(run_dir)
+        if is_experiment(self.run_dir):
+            raise CheckpointError(
+                f"{self.run_dir} contains several runs; repeat the call that started them, or use a different run_dir"
+            )
         self._progress = progress or Progress(config.num_updates, quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
@@ -95,6 +102,7 @@ class Training:
             self.evaluator = self._make_evaluator()
             self._require_same_settings()
             self.data = stack.enter_context(self._open_data(source))
+            self._require_fingerprint(expected_fingerprint)
             self.agent = make_agent(
                 config.algo,
                 self.data.time_step_spec,
@@ -229,6 +237,13 @@ class Training:
         if differences:
             raise CheckpointError(
                 f"{self.run_dir} contains a different run: {'; '.join(differences)}; use a different run_dir, or "
+                "continue with allow_config_mismatch=True"
+            )
+
+    def _require_fingerprint(self, expected: str | None) -> None:
+        if expected is not None and self.data.fingerprint != expected and not self.config.allow_config_mismatch:
+            raise CheckpointError(
+                f"the other seeds were trained on different data than {self.data.name}; use a different run_dir, or "
                 "continue with allow_config_mismatch=True"
             )
 

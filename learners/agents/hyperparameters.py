@@ -13,6 +13,7 @@ or `bool` are checked in the same way, and others are passed on as they are.
 """
 
 import ast
+import contextlib
 import functools
 import inspect
 import math
@@ -138,7 +139,7 @@ class Hyperparameter:
             "boolean": "True or False",
             "string": self.range,
             "array": "an array or a nest of arrays",
-            "network": "a function that creates a network (my_module:name)",
+            "network": "a function (input_spec, output_size, seed) that creates a network (my_module:name)",
         }[self.type].rstrip()
         return f"{words} or None" if self.is_optional else words
 
@@ -349,6 +350,8 @@ def _to_network(value: Any) -> Any:
     """Returns a function that creates a network; a network itself is callable as well, but must not be shared."""
     if not callable(value) or hasattr(type(value), "trainable_variables"):
         raise TypeError
+    with contextlib.suppress(ValueError):  # The signature of some built-in functions is not known.
+        inspect.signature(value).bind(None, 1, 0)
     return value
 
 

@@ -34,14 +34,20 @@ def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparamete
       **hyperparameters: values that replace gin's and the published defaults; see `get_hyperparameters`.
 
     Raises:
-      ValueError: If there is no such algorithm, if a hyperparameter is of the wrong type or out of its range, or if a
-        required one is missing.
-      TypeError: If the algorithm has no such hyperparameter, or if the class or function does not return a `TFAgent`.
+      ValueError: If there is no such algorithm, if a hyperparameter is of the wrong type or out of its range, if a
+        required one is missing, or if an agent of your own raises one or is not a `TFAgent`.
+      TypeError: If the algorithm has no such hyperparameter.
     """
     resolved = resolve_hyperparameters(algo, **hyperparameters)
-    agent = get_agent_class(algo)(time_step_spec, action_spec, **resolved)
+    algorithm = get_algorithm(algo)
+    try:
+        agent = get_agent_class(algo)(time_step_spec, action_spec, **resolved)
+    except ValueError as error:
+        if algorithm.factory is None or type(error) is not ValueError:
+            raise
+        raise ValueError(f"{algorithm.name} raised an error: {error}") from error
     if not isinstance(agent, tf_agent.TFAgent):
-        raise TypeError(f"{get_algorithm(algo).name} must return a TFAgent, got {agent!r}")
+        raise ValueError(f"{algorithm.name} must return a TFAgent, got {agent!r}")
     if not isinstance(agent, OfflineAgent):
         agent.initialize()  # TF-Agents' agents copy their weights to the target networks here.
     return agent

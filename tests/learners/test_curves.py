@@ -60,8 +60,12 @@ def test_runs_evaluated_at_different_steps_are_interpolated():
     runs = [make_run(steps=(0, 10, 20), means=(0, 1, 2), stds=(0,) * 3), make_run(seed=1, steps=(5, 25), means=(0, 4))]
     (curve,) = learning_curves(runs, metric="return")
     assert curve.steps.tolist() == [5, 10, 20] and curve.mean.tolist() == [0.25, 1, 2.5]
-    with pytest.raises(ValueError, match="the runs of iql have no steps in common"):
-        learning_curves([make_run(), make_run(seed=1, steps=(20, 30))])
+    separate = learning_curves([make_run(), make_run(seed=1, steps=(20, 30)), make_run("bc")])
+    assert [(curve.label, curve.steps.tolist()) for curve in separate] == [
+        ("iql, seed 0", [0, 10]),
+        ("iql, seed 1", [20, 30]),
+        ("bc", [0, 10]),
+    ]
 
 
 def test_labels_contain_the_settings_that_differ():

@@ -62,6 +62,17 @@ def test_items_are_those_of_the_adder_for_each_episode(hopper):
         assert got.num_transitions == 10_202 and got.num_episodes == 32 and got.adder == adder
 
 
+def test_float64_logs_are_cast_to_float32():
+    wide = make_log(np.array([[0.5], [-0.25], [1.0]]), rewards=np.array([1.0, 2.0, 3.0]))
+    wide["observations"] = wide["observations"].astype(np.float64)
+    narrow = {name: np.float32(wide[name]) for name in ("observations", "actions", "rewards")}
+    for config in (IQL, TrainingConfig("rebrac", clip_actions=True)):
+        got, expected = open_data([wide], config), open_data([{**wide, **narrow}], config)
+        assert got.action_spec == expected.action_spec and got.time_step_spec == expected.time_step_spec
+        assert got.identity() == expected.identity()
+        assert_equal_nests(got.items.columns, expected.items.columns)
+
+
 def test_dataset_is_read_once_and_reports_each_episode(hopper):
     num_reads, seen = 0, []
     episodes = list(itertools.islice(load(hopper), 3))

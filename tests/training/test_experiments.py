@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from rlds2reverb.cli import run as run_command
 from rlds2reverb.learners import RunDirectory
+from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.training.experiments import run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds, plan_sweep
@@ -52,6 +54,35 @@ def test_sweep_keeps_values_that_are_lists():
     assert plan[-1].config.hyperparameters == {"expectile": 0.9, "hidden_sizes": (32,)}
 
 
+def test_lists_of_hooks_trackers_and_fields_are_values():
+    options = {"data": "a", "algo": "bc", "hooks": "my_module:MyHook", "track": ["tensorboard", "wandb"]}
+    (run,) = plan_sweep({**options, "drop_fields": ["observation/x", "observation/y"]})
+    assert (run.name, run.config.hooks) == ("a/bc/seed_0", ("my_module:MyHook",))
+    assert run.config.track == ("tensorboard", "wandb") and len(run.config.drop_fields) == 2
+    plan = plan_sweep({**options, "track": [["wandb"], []]})
+    assert [run.config.track for run in plan] == [("wandb",), ()]
+
+
+def make_agent(time_step_spec, action_spec, *, network=None):
+    raise KeyError("missing")
+
+
+def test_names_of_functions_are_the_same_in_each_process():
+    networks = {"network": [make_agent, "other"]}
+    plan = plan_sweep({"data": "a", "algo": [make_agent, "bc"], "steps": 5})
+    assert [run.name for run in plan] == [f"a/{__name__}_make_agent/seed_0", "a/bc/seed_0"]
+    assert [run.variant for run in plan] == [f"{__name__}:make_agent", "bc"]
+    plan = plan_sweep({"data": "a", "algo": make_agent, "hyperparameters": networks})
+    assert [run.variant.split("network=")[1] for run in plan] == [f"{__name__}:make_agent", "other"]
+    with pytest.raises(ValueError, match="contains .*_lambda_.* twice"):
+        plan_sweep({"data": "a", "algo": make_agent, "hyperparameters": {"network": [lambda: 1, lambda: 2]}})
+
+
+def test_sweep_passes_the_arguments_of_load(data, pendulum):
+    (run,) = plan_sweep({"data": str(pendulum), "algo": "bc", "max_episode_steps": 50})
+    assert max(episode.num_steps for episode in run.source) == 51 and run.data == "pendulum_mixed-v2"
+
+
 def test_sweep_combines_variants_with_other_options():
     variants = {
         "bc_10": {"algo": "bc", "top_percent": 10},
@@ -91,7 +122,18 @@ def test_invalid_sweeps_raise():
             {"data": "a", "algo": "bc", "hyperparameters": {"hidden_sizes": [64, 64]}},
             r"twice; .* such as \[\[64, 64\]\]",
         ),
-        ({"data": "a", "algo": "bc", "drop_fields": ["observation/x"]}, "drop_fields must be a list of paths"),
+        ({"data": "a", "algo": []}, "'algo' of a sweep must contain at least one value"),
+        ({"data": "a", "algo": "bc", "hyperparameters": {"alpha": []}}, "'alpha' of a sweep must contain at least one"),
+        ({"data": "a", "algo": "bc", "hyperparameters": ["a"]}, r"'hyperparameters' of a sweep must be a dict"),
+        ({"data": "a", "variants": {}}, "'variants' of a sweep must contain at least one"),
+        ({"data": "a", "variants": ["bc"]}, "'variants' of a sweep must be a dict of options by name"),
+        (
+            {"data": "a", "variants": {"v": {"algo": "bc", "gama": 1}}},
+            "variant 'v' cannot contain 'gama'; did you mean",
+        ),
+        ({"data": "a", "variants": {"v": {"algo": "bc", "seeds": 3}}}, "variant 'v' cannot contain 'seeds'"),
+        ({"data": "a", "variants": {"v": {"algo": "bc", "hyperparameters": [1]}}}, "of variant 'v' must be a dict"),
+        ({"data": "a", "algo": "bc", "deterministic": 1}, "bc: deterministic must be True or False"),
         ({"data": "a", "algo": "bc", "gamma": [0.9, 2]}, "bc, gamma=2: gamma must be a number"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
@@ -99,6 +141,29 @@ def test_invalid_sweeps_raise():
     for seeds in (0, [], [1, 1], [-1], "3"):
         with pytest.raises((ValueError, TypeError), match="seeds must be"):
             plan_seeds("a", TrainingConfig("bc"), seeds)
+
+
+class Count(LearnerHook):
+    """A hook that remembers how often it was called."""
+
+    def __init__(self, num_calls=2):
+        super().__init__("count", position="after_iter", every=1)
+        self.num_calls, self.lock = num_calls, None
+
+    def __call__(self, learner):
+        self.num_calls -= 1
+        if not self.num_calls:
+            learner.stop("counted")
+
+
+def test_each_run_has_its_own_copy_of_a_hook():
+    hook = Count()
+    plan = plan_seeds("a", TrainingConfig("bc", hooks=[hook, "my_module:MyHook"]), 2)
+    copies = [run.config.hooks[0] for run in plan]
+    assert hook not in copies and copies[0] is not copies[1] and plan[0].config.hooks[1] == "my_module:MyHook"
+    hook.lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"hook .*:Count cannot be copied for each run .*; pass a class"):
+        plan_seeds("a", TrainingConfig("bc", hooks=[hook]), 2)
 
 
 # --- experiments
@@ -120,8 +185,9 @@ def place_fake(runs, root, report):
     return ""
 
 
-def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplete(tmp_path):
-    plan = plan_sweep({"data": ["a", "b"], "algo": "bc", "gamma": [0.5, 0.9], "seeds": 2})
+def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplete(pendulum, tmp_path):
+    options = {"data": {"a": pendulum, "b": str(pendulum)}, "algo": "bc", "gamma": [0.5, 0.9], "seeds": 2}
+    plan = plan_sweep(options)
     result = run_plan(plan, tmp_path, place=place_fake, repeat="again")
     assert [(row.data, row.variant, row.last, row.best) for row in result.rows if row.last] == [
         ("a", "bc, gamma=0.9", (21.0, 1.0), (21.0, 1.0)),
@@ -138,11 +204,56 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
     assert started == [run.name for run in plan if run.config.gamma == 0.5]
     assert str(load_experiment(tmp_path)) == str(result)
     for changes, message in (({"seeds": 1}, "seed_1 is missing"), ({"n_step": 3}, "n_step was 1, is now 3")):
-        changed = plan_sweep({"data": ["a", "b"], "algo": "bc", "gamma": [0.5, 0.9], "seeds": 2, **changes})
+        changed = plan_sweep({**options, **changes})
         with pytest.raises(CheckpointError, match=f"contains a different plan: .*{message}"):
             run_plan(changed, tmp_path, place=place_fake)
-    more = plan_sweep({"data": ["a", "b"], "algo": "bc", "gamma": [0.5, 0.9], "seeds": 3})
-    assert len(run_plan(more, tmp_path, place=place_fake).runs) == 6
+    more = plan_sweep({**options, "gamma": [0.6, 0.9], "seeds": 3})  # No run with a gamma of 0.5 has begun.
+    assert len(run_plan(more, tmp_path, place=place_fake).runs) == 12
+
+
+def test_invalid_runs_raise_before_anything_is_written(pendulum, tmp_path):
+    root = tmp_path / "runs"
+    for options, error, message in (
+        ({"data": [str(pendulum), "missing.hdf5"]}, FileNotFoundError, "no file 'missing.hdf5'"),
+        ({"hyperparameters": {"learning_rat": 1}}, ValueError, "bc/seed_0: bc has no hyperparameter 'learning_rat'"),
+        ({"hooks": "math:pi"}, ValueError, "bc/seed_0: hooks must contain instances or subclasses of LearnerHook"),
+    ):
+        with pytest.raises(error, match=message):
+            run_plan(plan_sweep({"data": str(pendulum), "algo": "bc", **options}), root, place=place_fake)
+        assert not (root / "plan.json").exists()
+
+
+def test_rows_contain_the_seeds_with_evaluations(pendulum, tmp_path):
+    def place(runs, root, report):
+        place_fake(runs[:2], root, report)
+        with RunDirectory(root / runs[2].name) as directory:
+            directory.write_config({})
+            directory.log(10, {"loss": 1.0})
+        report(runs[2].name, Outcome("failed", 10, "no luck"))
+        return ""
+
+    result = run_plan(plan_seeds(pendulum, TrainingConfig("bc"), 3), tmp_path, place=place)
+    (row,) = result.rows
+    assert (row.seeds, row.planned, row.last) == ((0, 1), 3, (21.0, 1.0)) and " 2 of 3 " in str(result)
+
+
+def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    episodes, others = ([{"observations": random.normal(size=(9, 3)), "actions": random.uniform(-1, 1, (8, 1)),
+                          "rewards": np.ones(8), "terminated": False}] for _ in range(2))  # fmt: skip
+    options = {**SMALL, "env": None, "progress": False}
+    first = train(episodes, "bc", tmp_path / "runs", seeds=2, hooks=[Count(2)], **options)
+    assert first.failures == {}
+    assert [run.progress["step"].tolist() for run in first.runs.values()] == [[2], [2]]
+    second = train(others, "bc", tmp_path / "runs", seeds=3, hooks=[Count(2)], **options)
+    assert list(second.failures) == ["seed_2"]
+    assert "seed_2 failed: the other seeds were trained on different data than episodes in memory" in str(second)
+    with pytest.raises(CheckpointError, match="contains several runs; repeat the call that started them"):
+        train(episodes, "bc", tmp_path / "runs", **options)
+    failed = train(episodes, make_agent, tmp_path / "own", seeds=1, **{**options, "hyperparameters": {}})
+    report = tmp_path / "own" / "seed_0" / "exception.txt"
+    assert failed.failures == {"seed_0": f"KeyError: 'missing'; see {report}"}
+    assert "in make_agent" in report.read_text()
 
 
 @pytest.mark.parametrize(
@@ -157,8 +268,8 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
         ("status.json", {"seed_0": {"state": None}}, r"status.json: 'state' of run 'seed_0' must be a str, got None"),
     ],
 )
-def test_damaged_files_of_an_experiment_raise(tmp_path, name, content, message):
-    plan = plan_sweep({"data": "a", "algo": "bc", "seeds": 1})
+def test_damaged_files_of_an_experiment_raise(pendulum, tmp_path, name, content, message):
+    plan = plan_seeds(pendulum, TrainingConfig("bc"), 1)
     run_plan(plan, tmp_path, place=place_fake)
     (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(CorruptFileError, match=message):
@@ -204,15 +315,10 @@ def test_arguments_that_contradict_seeds_raise(tmp_path):
 @pytest.mark.slow
 def test_sweep_trains_data_in_worker_processes_and_reports_failures(pendulum, tmp_path, capfd):
     few = {name: SMALL[name] for name in ("batch_size", "steps", "log_every")}
-    options = {
-        "data": [str(pendulum), "missing.hdf5"],
-        "algo": ["bc", "td3_bc"],
-        "env": "Pendulum-v1",
-        "eval_episodes": 1,
-    }
+    options = {"data": str(pendulum), "algo": ["bc", "td3_bc", "dqn"], "env": "Pendulum-v1", "eval_episodes": 1}
     result = sweep({**options, **few}, tmp_path / "runs", jobs=2)
-    assert len(result.failures) == 2 and "no file 'missing.hdf5'" in str(result)
-    assert [row.updates for row in result.rows] == [20, 20, 0, 0]
+    assert list(result.failures) == ["pendulum_mixed-v2/dqn/seed_0"] and "dqn requires discrete actions" in str(result)
+    assert [row.updates for row in result.rows] == [20, 20, 0]
     assert (tmp_path / "runs/pendulum_mixed-v2/curves.png").is_file()
     assert "pendulum_mixed-v2/bc/seed_0:        20 of 20   return" in capfd.readouterr().err
 

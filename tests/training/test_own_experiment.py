@@ -95,12 +95,12 @@ def run_command(folder, root, **environment):
     own = ["--algo", "my_parts:CautiousIQL", "--hook", "my_parts:Count(every=100)",
            "--set", "actor_network=my_parts:make_network"]  # fmt: skip
     command = [sys.executable, "-m", "rlds2reverb.cli", "train", "--data", "pendulum_mixed-v2.hdf5", "--run-dir", root,
-               "--seeds", 3, "--jobs", 2, "--track", "tensorboard", *own, *options]  # fmt: skip
+               "--seeds", 3, "--jobs", 2, "--track", "tensorboard", "--track", "wandb", *own, *options]  # fmt: skip
     return start(folder, command, environment)
 
 
 def start(folder, command, environment):
-    environment = {**os.environ, **environment}
+    environment = {**os.environ, "WANDB_MODE": "offline", **environment}
     return subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, env=environment)
 
 
@@ -142,6 +142,12 @@ def test_experiment_of_own_parts_is_killed_and_continued(folder, run):
     figure = "figure.png" if run is run_script else "curves.png"
     assert np.ptp(matplotlib.image.imread(killed / figure)) > 0
     for seed in experiment.runs:
+        if run is run_script:
+            assert '["complete", []]' in (killed / seed / "tracked.txt").read_text()
+        else:
+            tracked = json.loads((killed / seed / "trackers.json").read_text())
+            assert tracked["logged"] == {"wandb": {"progress": 300, "evaluation": 300}}
+            assert list((killed / seed / "wandb").glob(f"offline-run-*-{tracked['id']}"))
         # Means over intervals that a kill has split are rounded differently.
         for log, tolerance in (("evaluations.csv", 0), ("progress.csv", 1e-12)):
             rows = read_numbers(killed / seed / log)

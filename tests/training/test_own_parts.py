@@ -240,8 +240,13 @@ def test_object_that_is_no_agent_is_rejected(pendulum, tmp_path):
     def make_nothing(time_step_spec, action_spec):
         return None
 
-    with pytest.raises(TypeError, match="make_nothing must return a TFAgent, got None"):
+    def make_error(time_step_spec, action_spec):
+        raise ValueError("bad size")
+
+    with pytest.raises(ValueError, match="make_nothing must return a TFAgent, got None"):
         train(pendulum, make_nothing, tmp_path, **SMALL)
+    with pytest.raises(ValueError, match="make_error raised an error: bad size"):
+        train(pendulum, make_error, tmp_path, **SMALL)
 
 
 class Steps(LearnerHook):

@@ -140,6 +140,17 @@ def test_tables_without_items_for_training_raise(server, source):
             open_data((other, "a"), IQL)
 
 
+def test_tables_with_float64_raise():
+    source = load(
+        [{"observations": np.zeros((4, 2)), "actions": np.zeros((3, 1)), "rewards": np.ones(3), "terminated": True}]
+    )
+    with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
+        ingest(source, server, adder=NStep(1, 0.99))
+        message = r"step\['action'\] of table 'replay' at .* must be float32, got float64; .* with --cast-floats"
+        with pytest.raises(SpecMismatchError, match=message):
+            open_data(server, IQL)
+
+
 def test_discrete_actions_of_a_table_require_an_environment():
     log = {"observations": np.zeros((4, 2), np.float32), "actions": np.arange(3), "rewards": np.ones(3, np.float32)}
     source = load([{**log, "terminated": True}])

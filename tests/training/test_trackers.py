@@ -5,7 +5,7 @@ import json
 import pytest
 from rlds2reverb.training.trackers import RunTrackers
 
-from rlds2reverb import TrainingConfig
+from rlds2reverb import TrackerError, TrainingConfig
 
 
 class Recorder:
@@ -67,6 +67,19 @@ def test_a_tracker_that_fails_is_left_out(tmp_path):
     assert [call[1] for call in recorder.calls[1:]] == [1, 2]
 
 
+def test_a_tracker_that_cannot_be_started_ends_the_others(tmp_path):
+    class Offline(Recorder):
+        def start(self, run):
+            raise ConnectionError("Traceback ...\nno network")
+
+    recorder = Recorder()
+    trackers = RunTrackers([recorder, Offline()], tmp_path, pytest.fail)
+    with pytest.raises(TrackerError, match="the tracker Offline cannot be started: no network"):
+        trackers.start({})
+    trackers.finish("stopped")
+    assert [call[0] for call in recorder.calls] == ["start", "finish"] and recorder.calls[1][1] == "failed"
+
+
 def test_invalid_trackers_raise(tmp_path, monkeypatch):
     for value, error, message in (
         ("wandb", TypeError, "track must be a list of trackers"),
@@ -103,9 +116,11 @@ def test_wandb_writes_parts_of_one_run_offline_when_a_run_is_continued(tmp_path,
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for step in (20, 40):
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path / f"part_{step}"))
+        (tmp_path / f"part_{step}").mkdir()
         trackers = RunTrackers(["wandb"], tmp_path, pytest.fail)
         trackers.start({"configuration": {"algo": "bc"}})
         trackers.log(step, {"loss": 1.0})
         trackers.finish("stopped")
     run_id = json.loads((tmp_path / "trackers.json").read_text())["id"]
-    assert len(list((tmp_path / "wandb").glob(f"offline-run-*-{run_id}"))) >= 1
+    assert len(list(tmp_path.glob(f"part_*/wandb/offline-run-*-{run_id}"))) == 2

@@ -11,9 +11,9 @@ import numpy as np
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import Curve, data_wait_shares, label_runs, learning_curves
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN, PRIORITY_BINS
-from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, is_run_directory, load_run
+from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
 
-from ..experiments import PLAN_FILE, load_experiment
+from ..experiments import list_runs
 from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar, make_log_axis
 from .page import Page, Report, escape_label, require_plotly
 
@@ -84,19 +84,13 @@ def load_runs(runs: Any) -> list[Run]:
     is_one = isinstance(runs, (str, Path, Run)) or hasattr(runs, "outcomes")
     for each in [runs] if is_one else runs:
         if isinstance(each, (str, Path)):
-            loaded: Iterable[Run] = _load(Path(each).expanduser())
+            loaded: Iterable[Run] = list_runs(Path(each).expanduser())
         else:
             loaded = [each] if isinstance(each, Run) else each.runs.values()
         found |= {run.path.resolve(): run for run in loaded}
     if not found:
         raise ValueError("runs must contain at least one run that has begun")
     return list(found.values())
-
-
-def _load(folder: Path) -> list[Run]:
-    if (folder / PLAN_FILE).is_file() and not is_run_directory(folder):
-        return list(load_experiment(folder).runs.values())
-    return [load_run(folder)]
 
 
 def _add_summary(page: Page, runs: Sequence[Run]) -> None:
