@@ -71,6 +71,8 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
     if not is_discrete and not np.issubdtype(spec.dtype, np.floating):
         raise SpecMismatchError(f"the actions must be floats or integers, got {got}; encode them as numbers")
     _require_same_actions(spec, action_space)
+    if is_discrete and spec.shape == (1,):
+        raise SpecMismatchError(f"discrete actions must be single integers, got {got}; remove the last axis")
     if is_discrete and spec.shape != ():
         raise SpecMismatchError(
             f"discrete actions must be single integers, got {got}: MultiDiscrete actions are not supported; encode "

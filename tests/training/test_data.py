@@ -312,6 +312,7 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
             None,
             r"iql requires continuous actions.*discrete.*use one of discrete_bc",
         ),
+        ({"actions": np.zeros((2, 1), int)}, DQN, None, r"must be single integers, got int64 \[1\]; remove the last"),
         ({"actions": np.zeros((2, 3), int)}, DQN, None, "MultiDiscrete actions are not supported; encode each"),
         ({"actions": np.zeros((2, 3), int)}, IQL, None, "MultiDiscrete actions are not supported; encode each"),
         ({"actions": {"a": np.zeros(2)}}, IQL, None, "actions must be one array, got a nest; drop parts"),
