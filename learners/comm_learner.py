@@ -20,6 +20,8 @@ from .runs import POLICY_FOLDER
 from .tasks import read_policy, require_task
 from .train_loop import count_workers
 
+_CLOSED = "the learner was closed"
+
 
 class BaseCommLearner(abc.ABC):
     """A learner for one task after another, which communicates with other processes through three functions.
@@ -57,7 +59,7 @@ class BaseCommLearner(abc.ABC):
         """Accepts no further task; the one that is running saves a checkpoint and ends. Idempotent."""
         self.is_closed = True
         if self.learner is not None:
-            self.learner.stop("the learner was closed")
+            self.learner.stop(_CLOSED)
 
     @abc.abstractmethod
     def get_data(self, batch_size: int) -> Any:
@@ -107,6 +109,8 @@ class BaseCommLearner(abc.ABC):
             try:
                 self._load_checkpoint(learner, task_info["learner"])
                 with learner.running():
+                    if self.is_closed:  # While the task was being set up.
+                        learner.stop(_CLOSED)
                     self._train(learner, int(task_info["learner"]["num_iterations"]))
                 if self.rank == 0:
                     learner.export_policy(learner.run_dir / POLICY_FOLDER)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 STEP = "step"
@@ -51,12 +52,14 @@ class CsvLog:
           StorageFullError: If the disk is full; the file is left unchanged.
         """
         row = {STEP: str(int(step)), **{name: _format(name, value) for name, value in values.items()}}
-        new = [name for name in row if name not in self._columns]
-        if new:
+        columns = [*self._columns, *(name for name in row if name not in self._columns)]
+        cells = [row.get(name, "") for name in columns]
+        if columns != self._columns:
             _, rows = _parse(self._path)
-            self._columns = [*self._columns, *new]
-            self._replace(rows)
-        line = _format_row([row.get(name, "") for name in self._columns]).encode()
+            with full_disk_as_error(self._path):
+                self._replace([*rows, cells], columns)
+            return
+        line = _format_row(cells).encode()
         with open(self._path, "ab", buffering=0) as stream:
             size = stream.seek(0, os.SEEK_END)
             if _write_if_space(stream, line) < len(line):
@@ -71,17 +74,20 @@ class CsvLog:
         if len(kept) < len(rows):
             self._replace(kept)
 
-    def _replace(self, rows: Sequence[Sequence[str]]) -> None:
-        if not self._columns:
+    def _replace(self, rows: Sequence[Sequence[str]], columns: Sequence[str] | None = None) -> None:
+        """Writes the file again, with other columns if they are given."""
+        columns = self._columns if columns is None else list(columns)
+        if not columns:
             self._path.unlink()  # The process died before the header was complete.
             return
         temporary = self._path.with_suffix(".tmp")
-        padded = ([*row, *[""] * (len(self._columns) - len(row))] for row in rows)
+        padded = ([*row, *[""] * (len(columns) - len(row))] for row in rows)
         with temporary.open("w", encoding="utf-8") as stream:
-            stream.writelines(map(_format_row, [self._columns, *padded]))
+            stream.writelines(map(_format_row, [columns, *padded]))
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(self._path)
+        self._columns = columns
 
 
 def read_csv_log(path: Path) -> dict[str, np.ndarray]:

@@ -455,8 +455,11 @@ class Learner:
     # --- Logs and evaluations
 
     def show_log(self) -> None:
-        """Logs the log buffer and the training speed, and empties the buffer."""
-        self._log.show(self.step)
+        """Logs the log buffer and the training speed, on rank 0 only, and empties the buffer."""
+        if self.rank == 0:
+            self._log.show(self.step)
+        else:
+            self._log.buffer.clear()
 
     def record_evaluation(self, evaluation: Any) -> None:
         """Logs an evaluation: an `Evaluation` or a mean return.

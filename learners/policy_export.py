@@ -15,6 +15,8 @@ from tf_agents.policies.policy_saver import PolicySaver
 
 from rlds2reverb._full_disk import full_disk_as_error
 
+_PREVIOUS = "previous"
+
 
 def export_policy(policy: tf_policy.TFPolicy, path: str | Path, *, train_step: tf.Variable | None = None) -> Path:
     """Writes a policy as a SavedModel that loads without this package, and returns its path.
@@ -28,13 +30,24 @@ def export_policy(policy: tf_policy.TFPolicy, path: str | Path, *, train_step: t
       StorageFullError: If the disk is full; an earlier SavedModel is kept.
     """
     path = Path(path)
-    partial = path.with_name(f"{path.name}.partial")
+    restore_policy(path)
+    partial, previous = (path.with_name(f"{path.name}.{suffix}") for suffix in ("partial", _PREVIOUS))
     shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(previous, ignore_errors=True)
     with full_disk_as_error(path), _hide_warnings():
         PolicySaver(policy, batch_size=None, train_step=train_step).save(str(partial))
-    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        path.rename(previous)
     partial.rename(path)
+    shutil.rmtree(previous, ignore_errors=True)
     return path
+
+
+def restore_policy(path: Path) -> None:
+    """Restores the SavedModel that a killed process was about to replace."""
+    previous = path.with_name(f"{path.name}.{_PREVIOUS}")
+    if not path.exists() and previous.exists():
+        previous.rename(path)
 
 
 @contextmanager

@@ -86,7 +86,9 @@ def _parse(argument: str, reference: str) -> tuple[str, str, tuple[list[Any], di
         node = ast.parse(expression.strip(), mode="eval").body
         arguments = None
         if isinstance(node, ast.Call):
-            named = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords if each.arg}
+            if any(each.arg is None for each in node.keywords):
+                raise ValueError("** is not supported")
+            named = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
             arguments = [ast.literal_eval(each) for each in node.args], named
             node = node.func
         path = ast.unparse(node)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
+from rlds2reverb._internals.dataset_errors import describe_error, require_no_reason
 from rlds2reverb._logs import hide_native_stderr
 from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
 from rlds2reverb.sampling.errors import translate_error
@@ -59,6 +60,14 @@ def extract_td_errors(loss: tf_agent.LossInfo) -> tf.Tensor | None:
         return None
     errors = tf.abs(tf.cast(td_error, tf.float32))
     return tf.reduce_mean(tf.reshape(errors, [tf.shape(errors)[0], -1]), 1)
+
+
+def _translate(error: tf.errors.OpError) -> Exception:
+    """Returns the exception for an error of a graph: the one that made its dataset or its agent fail, if known."""
+    translated = translate_error(error)
+    if translated is None and isinstance(error, tf.errors.OutOfRangeError):
+        return ValueError("the dataset ended; use an endless dataset, such as dataset.repeat()")
+    return error if translated is None else translated
 
 
 @cache
@@ -144,12 +153,7 @@ class TrainLoop:
         #: Number of processes that train together. Each reads its own share of a batch, which its own replicas share.
         self.num_workers = count_workers(strategy)
         self._num_local = self._num_replicas // self.num_workers
-        rows = tf.nest.flatten(feed.experience_spec)[0].shape[0]
-        if rows is not None and rows % self._num_local:
-            raise SpecMismatchError(
-                f"batch_size must be a multiple of the {self._num_local} replicas, which share each batch equally, "
-                f"got {rows}"
-            )
+        self._require_divisible(feed.experience_spec)
         self._has_clock = _has_clock()
         with tf.device("CPU"):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -214,7 +218,12 @@ class TrainLoop:
             gc.collect()  # Graphs are in cycles; the iterators in them must end while their servers still run.
 
     def replace_feed(self, feed: Feed) -> None:
-        """Reads the batches of a different feed from the next call on; the graph is traced again."""
+        """Reads the batches of a different feed from the next call on; the graph is traced again.
+
+        Raises:
+          SpecMismatchError: If the batches cannot be split equally between the replicas.
+        """
+        self._require_divisible(feed.experience_spec)
         self.release_feed()
         self._feed = feed
 
@@ -234,12 +243,7 @@ class TrainLoop:
         except tf.errors.OpError as error:
             if is_check_numerics_error(error):
                 raise self._describe_divergence(self.step, float("nan")) from None
-            translated = translate_error(error)
-            if translated is None and isinstance(error, tf.errors.OutOfRangeError):
-                translated = ValueError("the dataset ended; use an endless dataset, such as dataset.repeat()")
-            if translated is None:
-                raise
-            raise translated from None
+            raise _translate(error) from None
         num, scalars = self.step - first, {name: float(value) for name, value in last.items()}
         if not finite:
             raise self._describe_divergence(self.step - 1, scalars["loss"])
@@ -256,18 +260,28 @@ class TrainLoop:
         """Runs one iteration on the given batch, whose info is a `SampleInfo` of arrays or (); raises as a call."""
         batch = (experience,) if weights is None else (experience, weights)
         batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        self._require_divisible(batch[0])
         keys = np.ravel(getattr(info, "key", ()))
         try:
             metrics, errors = self._train_given_batch.get_concrete_function(*batch)(*batch)
-        except tf.errors.InvalidArgumentError as error:
-            if not is_check_numerics_error(error):
-                raise
-            raise TrainingDivergedError(describe_divergence(self.step, float("nan"), "keys", keys)) from None
+        except tf.errors.OpError as error:
+            if is_check_numerics_error(error):
+                raise TrainingDivergedError(describe_divergence(self.step, float("nan"), "keys", keys)) from None
+            raise _translate(error) from None
         self._step.assign_add(1)
         scalars = {name: float(value) for name, value in metrics.items()}
         if not self._is_finite(metrics["loss"]):
             raise TrainingDivergedError(describe_divergence(self.step - 1, scalars["loss"], "keys", keys))
         return CallResult(1, scalars, scalars, info, None if isinstance(errors, tuple) else errors.numpy(), 0.0)
+
+    def _require_divisible(self, experience: Any) -> None:
+        """Raises `SpecMismatchError` if a batch, or the spec of one, cannot be split equally between the replicas."""
+        rows = tf.nest.flatten(experience)[0].shape[0]
+        if rows is not None and rows % self._num_local:
+            raise SpecMismatchError(f"{self._describe_indivisible()}, got {rows}")
+
+    def _describe_indivisible(self) -> str:
+        return f"batch_size must be a multiple of the {self._num_local} replicas, which share each batch equally"
 
     def _describe_divergence(self, iteration: int, loss: float) -> TrainingDivergedError:
         """Returns an error that names the items in the batch of an iteration of the loop."""
@@ -289,6 +303,11 @@ class TrainLoop:
 
         if self._strategy is None or self._num_replicas == 1:
             return train(experience, weights)
+
+        # The size of a batch may be known only now.
+        is_divisible = tf.shape(tf.nest.flatten(experience)[0])[0] % self._num_local == 0
+        reason = describe_error(SpecMismatchError(self._describe_indivisible()))
+        require_no_reason(tf.where(is_divisible, "", reason))
 
         def train_replica() -> Any:
             context = tf.distribute.get_replica_context()

@@ -149,9 +149,8 @@ class LogShowHook(LearnerHook):
         super().__init__(name, priority, position=position, **resolve_ext_args(name, ext_args, every=every))
 
     def __call__(self, learner: HookedLearner) -> None:
-        """Logs the learner's log buffer, and empties it."""
-        if learner.rank == 0:
-            learner.show_log()
+        """Logs the learner's log buffer, on rank 0 only, and empties it."""
+        learner.show_log()
 
 
 class EvaluateHook(LearnerHook):
@@ -237,7 +236,7 @@ class EarlyStopHook(LearnerHook):
         if self.metric not in learner.latest:
             return
         value = self._sign * learner.latest[self.metric]
-        if value > self._best + self._min_delta or self._best == -math.inf:
+        if value > self._best + self._min_delta:  # False for NaN.
             self._best, self._num_without_gain = value, 0
             return
         self._num_without_gain += 1

@@ -15,6 +15,7 @@ from properties import mark_slow_except
 from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError
 from rlds2reverb.learners import learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
+from rlds2reverb.learners.policy_export import restore_policy
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, items, transitions
 from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
 from tf_agents.agents.ddpg.actor_network import ActorNetwork
@@ -571,6 +572,18 @@ def test_second_signal_ends_the_process_while_the_graph_waits(tmp_path):
 
 
 # --- Evaluations
+
+
+def test_policy_that_was_being_replaced_is_restored(tmp_path):
+    path, previous = tmp_path / "policy", tmp_path / "policy.previous"
+    previous.mkdir()
+    (previous / "saved_model.pb").write_text("old")
+    restore_policy(path)
+    assert (path / "saved_model.pb").read_text() == "old" and not previous.exists()
+    with Learner(tmp_path / "run", MeanAgent(), batches()) as learner:
+        learner.export_policy(path)
+    assert len((path / "saved_model.pb").read_bytes()) > 10
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["policy", "run"]
 
 
 def test_best_checkpoint_is_saved_with_hook_states_and_exported(tmp_path):

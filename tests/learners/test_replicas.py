@@ -114,6 +114,18 @@ def make_invalid_learners(channel, root):
             Learner(root, agent, tf.data.Dataset.from_tensors(batch), strategy=strategy, jit_compile=jit_compile)
         except (SpecMismatchError, ValueError) as error:
             channel.send((type(error).__name__, str(error)))
+    four, five = (tf.data.Dataset.from_tensors(to_trajectory(make_columns(size))) for size in (4, 5))
+    unknown = tf.data.Dataset.from_tensor_slices(to_trajectory(make_columns(5))).batch(5)
+    with Learner(root / "run", agent, four, strategy=strategy) as learner:
+        for attempt in (
+            lambda: learner.replace_dataset(five),
+            lambda: learner.train(to_trajectory(make_columns(5))),
+            lambda: [learner.replace_dataset(unknown.repeat()), learner.start(1)],
+        ):
+            try:
+                attempt()
+            except Exception as error:
+                channel.send((type(error).__name__, str(error)))
 
 
 @pytest.mark.slow
@@ -124,3 +136,7 @@ def test_indivisible_batch_and_jit_compile_raise_with_two_replicas(tmp_path):
             "batch_size must be a multiple of the 2 replicas, which share each batch equally, got 5",
         )
         assert receive(channel) == ("ValueError", "jit_compile requires a single replica, got 2")
+        expected = "batch_size must be a multiple of the 2 replicas, which share each batch equally"
+        assert [receive(channel) for _ in range(2)] == [("SpecMismatchError", f"{expected}, got 5")] * 2
+        kind, message = receive(channel)
+        assert kind == "SpecMismatchError" and message.endswith(expected)

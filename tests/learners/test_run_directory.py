@@ -93,6 +93,30 @@ def test_cut_after_removes_later_rows_and_the_last_row_of_a_step_wins(tmp_path):
     assert read_csv_log(tmp_path / "log.csv")["loss"].tolist() == [10, 7]
 
 
+@pytest.mark.drill("F9")
+def test_full_disk_leaves_the_log_unchanged_when_a_column_is_added(tmp_path, monkeypatch):
+    path = tmp_path / "log.csv"
+    log = CsvLog(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(csv_log.os, "fsync", raise_no_space)
+        with pytest.raises(StorageFullError, match="no space left for .*log.csv"):
+            log.append(1, {"loss": 0.5})
+    assert not path.exists()  # A header without a row would look like a log.
+    log.append(1, {"loss": 0.5})
+    with monkeypatch.context() as patch:
+        patch.setattr(csv_log.os, "fsync", raise_no_space)
+        with pytest.raises(StorageFullError):
+            log.append(2, {"loss": 1.5, "q": 3.0})
+    log.append(2, {"loss": 1.5})
+    log.append(3, {"q": 4.0})
+    columns = {name: np.nan_to_num(column).tolist() for name, column in read_csv_log(path).items()}
+    assert columns == {"step": [1, 2, 3], "loss": [0.5, 1.5, 0], "q": [0, 0, 4]}
+
+
+def raise_no_space(_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.mark.parametrize("num_bytes", [3, None])
 @pytest.mark.drill("F9")
 def test_full_disk_raises_and_leaves_the_log_unchanged(tmp_path, monkeypatch, num_bytes):

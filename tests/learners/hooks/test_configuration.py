@@ -257,11 +257,20 @@ def test_log_reduce_hook_applies_its_function():
     assert owner.log_buffer == {"loss": 1.0}
 
 
-def test_hooks_on_other_ranks_neither_save_nor_log():
+def test_save_hook_does_not_save_on_other_ranks():
     owner = Owner()
-    owner.rank = 1  # The owner has neither save_checkpoint nor show_log.
+    owner.rank = 1  # The owner has no save_checkpoint.
     SaveCkptHook()(owner)
-    LogShowHook()(owner)
+
+
+def test_early_stop_counts_nan_as_no_improvement():
+    owner = Owner()
+    hook, stopped = EarlyStopHook(metric="loss", patience=2), []
+    owner.latest, owner.stop = {}, lambda reason: stopped.append(owner.latest["loss"])
+    for value in (float("nan"), 1.0, 2.0, 3.0, float("nan"), 3.0):
+        owner.latest = {"loss": value}
+        hook(owner)
+    assert stopped == [3.0]
 
 
 def test_trigger_hook_passes_the_number_of_iterations():
