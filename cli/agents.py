@@ -44,8 +44,8 @@ def agents(as_json: bool, name: str | None) -> None:
     Every algorithm has the hyperparameters, batch size and normalisation of its paper by default. Hyperparameters are
     set with train --set NAME=VALUE.
 
-    Networks are fully connected, with convolutions in front for images; integers are numbers to them. Continuous
-    actions must be vectors, discrete actions single integers.
+    Networks are fully connected; images pass through convolutions first, and integer observations are treated as
+    numbers. Continuous actions must be vectors, discrete actions single integers.
     """
     if name is None:
         _list_algorithms(as_json=as_json)

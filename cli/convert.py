@@ -216,7 +216,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     help="Maximum wait for each answer of the server.",
 )
 @click.option(
-    "--allow-eviction", is_flag=True, help="Allow more items than the table can hold; the oldest are removed."
+    "--allow-eviction", is_flag=True, help="Allow more items than the table can hold; the remover then evicts items."
 )
 @click.option(
     "--force", is_flag=True, help="Write to a server on this machine even if it has too little memory for the data."

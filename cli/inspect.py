@@ -77,8 +77,8 @@ def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None)
     "--d4rl-score",
     "is_d4rl",
     is_flag=True,
-    help="Add the D4RL score, for files from D4RL itself: their reference returns do not hold for other versions of "
-    "the environment.",
+    help="Add the D4RL score; only for D4RL's own files, because its reference returns do not apply to other versions "
+    "of the environment.",
 )
 @click.option(
     "--timeout",

@@ -49,9 +49,9 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
       rlds2reverb plot runs/iql --out iql.png
       rlds2reverb plot runs/iql-* runs/bc-* --out curves.png --metric score
 
-    RUN is the --run-dir of rlds2reverb train or sweep; of several runs, all are drawn. Runs that differ only in their
-    seed become one curve with a band of one standard deviation. Panels below the curves show the share of time spent
-    waiting for data and, if they were logged, the priorities.
+    RUN is the --run-dir of rlds2reverb train or sweep; if it contains several runs, all are drawn. Runs that differ
+    only in their seed become one curve with a band of one standard deviation. Panels below the curves show the share of
+    time spent waiting for data and, if they were logged, the priorities.
 
     The printed table shows, for each curve, the mean ± standard deviation of the last five evaluations of its runs,
     and the mean of the best evaluation of each run.

@@ -43,7 +43,7 @@ _DEFAULT_EPISODES = 10
     type=click.Choice(["last", "best"]),
     default="last",
     show_default=True,
-    help="Policy of a training run: the last policy, or the best one during training.",
+    help="Policy of a training run: the last policy, or the one with the best evaluation.",
 )
 @click.option(
     "--out",

@@ -103,7 +103,8 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Read hyperparameters from a gin file; it overrides presets, and the command line overrides both. Repeatable.",
+    help="Read hyperparameters and options of the run from a gin file; it overrides presets, and the command line "
+    "overrides both. Repeatable.",
 )
 @config_options(*[name for names in _GROUPS.values() for name in names if name != "reference_returns"])
 @reference_options

@@ -36,9 +36,9 @@ class Piece(NamedTuple):
     """Consecutive steps of one episode.
 
     Attributes:
-      episode: the steps, in the fields of RLDS. The last one has an observation only, and is marked as the last one
-        even if the episode continues with the next piece.
-      is_complete: whether the episode really ends there.
+      episode: the steps, in the fields of RLDS. The last one has an observation only. First and last steps are marked
+        as in the environment's episode, so that a piece from the middle of one has neither.
+      is_complete: whether the episode ends with the piece.
     """
 
     episode: Episode
@@ -222,9 +222,11 @@ class Collector:
                 prefix = f"{index}/"
                 columns = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
                 self._tracks[index] = _Track.from_state(numbers, columns)
-            initial = self._policy.get_initial_state(self._num_envs)
-            state_leaves = [arrays[f"policy/{number}"] for number in range(len(tf.nest.flatten(initial)))]
-            self._policy_state = tf.nest.pack_sequence_as(initial, state_leaves)
+            names = [name for name in arrays if name.startswith("policy/")]
+            if names:  # Otherwise the collector had not started.
+                initial = self._policy.get_initial_state(self._num_envs)
+                state_leaves = [arrays[f"policy/{number}"] for number in range(len(names))]
+                self._policy_state = tf.nest.pack_sequence_as(initial, state_leaves)
 
 
 class _Steps(NamedTuple):
@@ -234,11 +236,13 @@ class _Steps(NamedTuple):
     actions: list[np.ndarray]
     rewards: list[float]
     discounts: list[float]
+    begins_episode: bool
 
     def drop(self, num_steps: int) -> _Steps:
         """Returns the steps without the first `num_steps`."""
-        observations, actions, rewards, discounts = self
-        return _Steps(observations[num_steps:], actions[num_steps:], rewards[num_steps:], discounts[num_steps:])
+        observations, actions, rewards, discounts, begins = self
+        columns = (observations[num_steps:], actions[num_steps:], rewards[num_steps:], discounts[num_steps:])
+        return _Steps(*columns, begins and not num_steps)
 
 
 class _Track:
@@ -249,7 +253,7 @@ class _Track:
         self.is_ended = True
         self.total_reward = 0.0
         self._executed: list[np.ndarray] = []  # All actions of the running episode, to repeat it.
-        self._steps = _Steps([], [], [], [])
+        self._steps = _Steps([], [], [], [], True)
         self._finished: list[_Steps] = []
 
     @property
@@ -263,7 +267,7 @@ class _Track:
             self._finished.append(self._steps)
         self.episode += 1
         self.total_reward, self._executed = 0.0, []
-        self._steps = _Steps([observation], [], [], [])
+        self._steps = _Steps([observation], [], [], [], True)
 
     def add(self, action: np.ndarray, reward: float, discount: float, observation: list[np.ndarray]) -> None:
         """Adds a step."""
@@ -295,8 +299,9 @@ class _Track:
 
     def get_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Returns the state as JSON values, and arrays. All finished episodes must have been taken."""
-        numbers = {"episode": self.episode, "is_ended": self.is_ended, "total_reward": self.total_reward}
-        observations, actions, rewards, discounts = self._steps
+        observations, actions, rewards, discounts, begins = self._steps
+        numbers = {"episode": self.episode, "is_ended": self.is_ended, "total_reward": self.total_reward,
+                   "begins_episode": begins}  # fmt: skip
         arrays = {"executed": self._executed, "actions": actions, "rewards": rewards, "discounts": discounts}
         arrays |= {f"observation{number}": rows for number, rows in enumerate(zip(*observations, strict=True))}
         return numbers, {name: np.array(values) for name, values in arrays.items()}
@@ -311,21 +316,21 @@ class _Track:
         columns = [arrays[f"observation{number}"] for number in range(num_leaves)]
         observations = [list(row) for row in zip(*columns, strict=True)]
         rewards, discounts = (arrays[name].tolist() for name in ("rewards", "discounts"))
-        track._steps = _Steps(observations, list(arrays["actions"]), rewards, discounts)
+        track._steps = _Steps(observations, list(arrays["actions"]), rewards, discounts, numbers["begins_episode"])
         return track
 
 
 def _make_piece(steps: _Steps, is_complete: bool, observation_spec: Nest) -> Piece:
     num_rows = len(steps.observations)
-    is_last = np.arange(num_rows) == num_rows - 1
-    is_terminal = is_last & (is_complete and steps.discounts[-1] == 0)
+    is_last = (np.arange(num_rows) == num_rows - 1) & is_complete
+    is_terminal = is_last & (steps.discounts[-1] == 0)
     observations = [np.stack(rows) for rows in zip(*steps.observations, strict=True)]
     columns = {
         fields.OBSERVATION: tf.nest.pack_sequence_as(observation_spec, observations),
         fields.ACTION: np.stack([*steps.actions, np.zeros_like(steps.actions[0])]),
         fields.REWARD: np.array([*steps.rewards, 0], np.float32),
         fields.DISCOUNT: np.array([*steps.discounts, 1 - is_terminal[-1]], np.float32),
-        fields.IS_FIRST: np.arange(num_rows) == 0,
+        fields.IS_FIRST: (np.arange(num_rows) == 0) & steps.begins_episode,
         fields.IS_LAST: is_last,
         fields.IS_TERMINAL: is_terminal,
     }

@@ -67,7 +67,7 @@ class Option:
         elif kind is bool and not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
         elif kind is int:
-            require_count(name, value, int(self.minimum or 0))
+            require_count(name, value, int(self.minimum or 0), None if self.maximum is None else int(self.maximum))
         elif kind is float:
             low, high = self.minimum, self.maximum
             require_number(name, value, -math.inf if low is None else low, math.inf if high is None else high)
@@ -100,7 +100,7 @@ class TrainingConfig:
         identifies=True,
     )
     steps: int = _option(
-        "Number of gradient updates on the dataset; those of the online phase follow.",
+        "Number of gradient updates on the dataset, before the online phase if there is one.",
         "Run",
         default=100_000,
         minimum=0,
@@ -110,6 +110,7 @@ class TrainingConfig:
         "Run",
         default=0,
         minimum=0,
+        maximum=2**31 - 1,
         identifies=True,
     )
     deterministic: bool = _option(
@@ -193,8 +194,8 @@ class TrainingConfig:
         identifies=True,
     )
     warmup_steps: int = _option(
-        "Number of environment steps before the first update of the online phase; without earlier updates their "
-        "actions are uniformly random.",
+        "Number of environment steps collected before the first update of the online phase; without updates on a "
+        "dataset, their actions are uniformly random.",
         _ONLINE,
         default=1_000,
         minimum=1,
@@ -248,7 +249,10 @@ class TrainingConfig:
         "Number of checkpoints to keep; older ones are deleted.", "Checkpoints and logs", default=3, minimum=1
     )
     log_every: int = _option(
-        "Number of updates between progress lines.", "Checkpoints and logs", default=500, minimum=1
+        "Number of updates between log entries: progress lines, rows of progress.csv, and what trackers receive.",
+        "Checkpoints and logs",
+        default=500,
+        minimum=1,
     )
     hooks: tuple[Any, ...] = _option(
         "Hook to call during training, such as my_module:MyHook or 'my_module:MyHook(every=10)'.",
@@ -285,8 +289,8 @@ class TrainingConfig:
         identifies=True,
     )
     clip_actions: bool = _option(
-        "Clip actions to their bounds, less a margin of 1e-5 of the half width; the bounds are the environment's, or "
-        "[-1, 1] if unknown.",
+        "Clip actions to just inside their bounds (by 1e-5 of half the range): those of the environment, else of the "
+        "dataset's own action space, else [-1, 1].",
         "Preprocessing",
         default=False,
         identifies=True,
@@ -487,7 +491,7 @@ class TrainingConfig:
         hyperparameters = {
             f"hyperparameter {name}": value
             for name, value in _describe_callables(self.resolved_hyperparameters).items()
-            if name not in derived and not name.startswith("observation_")
+            if name not in derived and (name in self.hyperparameters or not name.startswith("observation_"))
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters, "environment": environment}
         if self.online_steps:  # Otherwise the updates on the dataset may still continue.
@@ -562,7 +566,7 @@ def values_text(name: str) -> str:
     if kind is bool:
         text = "True or False"
     elif kind is int:
-        text = f"integer >= {option.minimum:g}"
+        text = f"integer >= {option.minimum:g}" + (f" and <= {option.maximum:,}" if option.maximum is not None else "")
     elif kind is float:
         text = f"number in {'(' if option.excludes_minimum else '['}{option.minimum:g}, {option.maximum:g}]"
     else:

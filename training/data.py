@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rlds2reverb.adders import NStep
+from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.envs.policy_actions import action_bounds
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
@@ -20,13 +21,14 @@ from rlds2reverb import ReplayServer, TrajectoryWindows, fields
 from rlds2reverb._server.clients import connect_all
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.items import Items
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name, to_tensor_spec
 
 from .actions import ENV_ADVICE, describe_bounds, make_action_spec
-from .config import TrainingConfig
+from .config import AUTO, TrainingConfig
 from .dataset import (
     Contents,
     Progress,
@@ -204,6 +206,48 @@ def open_data(
         notes += contents.moments.describe_constants()
     as_episodes = as_episodes or config.sampler == "prioritized"
     return _make_data(contents, config, action_spec, is_kept, notes, warnings, as_episodes=as_episodes)
+
+
+def open_evaluated_data(
+    source: Any,
+    config: TrainingConfig,
+    evaluator: Evaluator | None,
+    warn: Callable[[str], None],
+    *,
+    as_episodes: bool = False,
+) -> tuple[TrainingData, Evaluator | None]:
+    """Opens the data of a run, and checks that they match the environment of the evaluations.
+
+    If that environment was derived from the name of the dataset and does not match, `warn` is called, and there is no
+    evaluation.
+
+    Args:
+      source: see `open_data`; None for a run that only collects in the environment.
+      config: the options of the run.
+      evaluator: the evaluator; None without evaluation.
+      warn: function called with a sentence.
+      as_episodes: see `open_data`.
+
+    Returns:
+      The data, and the evaluator or None.
+
+    Raises:
+      Exception: See `open_data`.
+    """
+    if source is None and evaluator is not None:
+        name, spec, space = evaluator.name, evaluator.observation_spec, evaluator.action_space
+        return describe_environment(name, spec, space, config), evaluator
+    action_space = None if evaluator is None else evaluator.action_space
+    try:
+        data = open_data(source, config, action_space=action_space, as_episodes=as_episodes)
+        if evaluator is not None:
+            evaluator.require_observations(data.time_step_spec.observation)
+        return data, evaluator
+    except SpecMismatchError as error:
+        if evaluator is None or config.env != AUTO or config.online_steps:
+            raise
+        warn(f"no evaluation, pass env= to choose an environment: {error}")
+    return open_data(source, config, as_episodes=as_episodes), None
 
 
 def describe_environment(name: str, observation_spec: Nest, action_space: Any, config: TrainingConfig) -> TrainingData:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.envs.evaluation import name_environment
+from rlds2reverb.envs.evaluation import Evaluator, name_environment
 
 from rlds2reverb.evaluations import read_reference_returns
 from rlds2reverb.locations import server_address
@@ -172,6 +172,29 @@ def evaluator_arguments(config: TrainingConfig, environment: Environment) -> dic
         # The evaluations are then comparable to the agent's Q-values.
         "discount": config.gamma if "discount" in config.resolved_hyperparameters else None,
     }
+
+
+def make_evaluator(
+    config: TrainingConfig, environment: Environment | None, warn: Callable[[str], None]
+) -> Evaluator | None:
+    """Returns the evaluator of a run; None without evaluation.
+
+    If the environment cannot be created because a package is missing, `warn` is called, unless the run has an online
+    phase.
+
+    Raises:
+      ImportError: If the environment of an online phase requires a package that is missing.
+      Exception: See `Evaluator`.
+    """
+    if environment is None or environment.make_env is None:
+        return None
+    try:
+        return Evaluator(**evaluator_arguments(config, environment))
+    except ImportError as error:
+        if config.online_steps:
+            raise
+        warn(f"no evaluation: {error}")
+        return None
 
 
 def resolve_reference_returns(value: Any, environment: str) -> tuple[float, float] | None:

@@ -60,7 +60,11 @@ class OnlinePhase:
             self._items = CollectedTable(item_spec, capacity, num_online, squeeze=self._convert.squeeze)
         self.feed: Feed = self._items
         if batches is not None and num_online < size:
-            self.feed = JoinedFeed([batches.resize(size - num_online), self._items])
+            try:
+                self.feed = JoinedFeed([batches.resize(size - num_online), self._items])
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def address(self) -> str | None:

@@ -195,13 +195,13 @@ class _Worker:
         self._last_line = lines[-1] if lines else self._last_line
         return lines if chunk else None
 
-    def find_outcome(self, stopped_by: str) -> Outcome | None:
+    def find_outcome(self, code: int | None, stopped_by: str) -> Outcome | None:
         """Returns the outcome if the process has ended; ends one that hangs after its run has ended.
 
         Args:
+          code: exit code of the process, whose output has been read; None if it has not ended.
           stopped_by: name of the signal that was passed on to the process; '' if none was.
         """
-        code = self.process.poll()
         if code is None:
             if self._result and self._ended_secs is None:
                 self._ended_secs = time.monotonic()
@@ -270,9 +270,10 @@ class _WorkerPool:
             self._read(key.data, key.fileobj)
         ended = []
         for worker in list(self.workers):
-            if worker.process.poll() is not None:
+            code = worker.process.poll()
+            if code is not None:
                 self._read_rest(worker)
-            outcome = worker.find_outcome(self.stopped_by)
+            outcome = worker.find_outcome(code, self.stopped_by)
             if outcome is not None:
                 self.workers.remove(worker)
                 ended.append((worker.name, outcome))

@@ -31,6 +31,7 @@ _NUM_CHECKED = 32
 _INFO_SECS = 10.0
 #: Maximum time to wait for the items that are checked.
 SAMPLE_SECS = 30.0
+_DEFAULT_TABLE = "replay"
 _TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
 
 
@@ -89,7 +90,7 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     clients = connect_all(server)
     all_infos = [table_infos(client) for client in clients]
     infos, where = all_infos[0], ", ".join(client.server_address for client in clients)
-    name = table or (next(iter(infos)) if len(infos) == 1 else "replay")
+    name = table or (next(iter(infos)) if len(infos) == 1 else _DEFAULT_TABLE)
     if name not in infos:
         expected = f"there is no table {table!r}" if table else "training requires one table, or one named 'replay'"
         raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; {expected}")
@@ -214,13 +215,16 @@ def require_table_options(config: TrainingConfig) -> None:
 
 
 def identify_table(source: Any, table: str) -> str:
-    """Returns an identifier of the data: a hash of a directory's content, addresses of servers, or the table's name.
+    """Returns an identifier of the data: a hash of a directory or addresses of servers, and the name of the table.
 
     A server in this process usually has a different port each time, so that its address does not identify it.
     """
+    # The default name is left out, as it was before tables of other names were told apart.
+    suffix = "" if table == _DEFAULT_TABLE else f", table {table!r}"
     if isinstance(source, (str, Path)) and is_table_directory(source):
         manifests = sorted((Path(source).expanduser() / "manifests").glob("*"))
-        return xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(source)
+        content = xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(source)
+        return content + suffix
     if isinstance(source, (list, tuple)) and all(map(_is_address, source)):
-        return ",".join(source)
-    return source if isinstance(source, str) else f"table {table!r}"
+        return ",".join(source) + suffix
+    return source + suffix if isinstance(source, str) else f"table {table!r}"

@@ -185,19 +185,25 @@ class RunTrackers:
                 self._trackers[type(tracker).__name__] = tracker
         self._state: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "logged": {}}
 
-    def start(self, config: Mapping[str, Any]) -> None:
+    def start(self, config: Mapping[str, Any], *, is_continued: bool = True) -> None:
         """Starts the trackers.
 
         Args:
           config: content of the run's `config.json`.
+          is_continued: whether the run continues from a checkpoint. Otherwise it may be a different run in the
+            directory of one that failed early, and then gets a new id.
 
         Raises:
           TrackerError: If a tracker cannot be started, for example because of a missing login. The others are ended.
         """
         if not self._trackers:
             return
+        identity = config.get("identity")
         with suppress(FileNotFoundError, ValueError):
-            self._state |= json.loads((self._run_dir / _STATE_FILE).read_text(encoding="utf-8"))
+            saved = json.loads((self._run_dir / _STATE_FILE).read_text(encoding="utf-8"))
+            if is_continued or saved.get("identity") == identity:
+                self._state |= saved
+        self._state["identity"] = identity
         self._save()
         run_name, group = _find_names(self._run_dir)
         run = TrackedRun(self._state["id"], run_name, group, self._run_dir, config)

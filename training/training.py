@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import shutil
 import sys
@@ -10,7 +11,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, overload
 
-from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
@@ -20,12 +20,12 @@ from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, lo
 
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._internals.tensorflow import op_determinism
-from rlds2reverb.errors import CheckpointError, SpecMismatchError
+from rlds2reverb.errors import CheckpointError
 
 from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
-from .data import TrainingData, describe_environment, open_data, open_source
-from .environment import Environment, evaluator_arguments, resolve_environment
+from .data import TrainingData, open_evaluated_data, open_source
+from .environment import Environment, make_evaluator, resolve_environment
 from .experiments import Experiment, choose_placement, is_experiment, run_plan
 from .online import OnlinePhase
 from .plans import plan_seeds
@@ -82,10 +82,7 @@ class Training:
         """
         self.config = config = config.for_source(source)
         self.run_dir = Path(run_dir)
-        if is_experiment(self.run_dir):
-            raise CheckpointError(
-                f"{self.run_dir} contains several runs; repeat the call that started them, or use a different run_dir"
-            )
+        require_single_run(self.run_dir)
         self._progress = progress or Progress(config.num_updates, quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
@@ -99,7 +96,7 @@ class Training:
                 with self._progress.activity("opening the data"):
                     source = open_source(source)
             self.environment = self._find_environment(source)
-            self.evaluator = self._make_evaluator()
+            self.evaluator = make_evaluator(config, self.environment, self._progress.warn)
             self._require_same_settings()
             self.data = stack.enter_context(self._open_data(source))
             self._require_fingerprint(expected_fingerprint)
@@ -127,10 +124,10 @@ class Training:
                         on_log=self._log,
                     )
                 )
-                self._restore(batches.fill if batches else lambda: None)
+                is_continued = self._restore(batches.fill if batches else lambda: None)
                 self._write_config(repeat)
                 self.learner.run.writes_events = TENSORBOARD in config.track
-                self._trackers.start(read_run_config(self.run_dir))
+                self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
             self._resources = stack.pop_all()
 
     def __enter__(self) -> Training:
@@ -202,19 +199,6 @@ class Training:
             self._progress.note(environment.note)
         return environment
 
-    def _make_evaluator(self) -> Evaluator | None:
-        config, environment = self.config, self.environment
-        if environment is None or environment.make_env is None:
-            return None
-        arguments = evaluator_arguments(config, environment)
-        try:
-            return Evaluator(**arguments)
-        except ImportError as error:
-            if config.online_steps:
-                raise
-            self._progress.warn(f"no evaluation: {error}")
-            return None
-
     def _make_online(self, batches: Batches | None, stack: ExitStack) -> OnlinePhase | None:
         if not self.config.online_steps or self.environment is None:
             return None
@@ -226,19 +210,10 @@ class Training:
 
     def _require_same_settings(self) -> None:
         """Raises `CheckpointError` before the data are read if the directory contains a run with other settings."""
-        saved = read_run_config(self.run_dir).get("identity") if self.run_dir.is_dir() else None
-        if not saved or self.config.allow_config_mismatch or not any(self.run_dir.glob("checkpoints/*")):
-            return
         settings = self.config.settings(self.environment_name)
         if self.config.env == AUTO:  # The data may turn out not to match the environment.
             settings.pop("environment")
-        differences = [f"{name} was {saved.get(name)}, is now {value}" for name, value in settings.items()
-                       if name in saved and saved[name] != value]  # fmt: skip
-        if differences:
-            raise CheckpointError(
-                f"{self.run_dir} contains a different run: {'; '.join(differences)}; use a different run_dir, or "
-                "continue with allow_config_mismatch=True"
-            )
+        require_same_run(self.run_dir, self.config, settings)
 
     def _require_fingerprint(self, expected: str | None) -> None:
         if expected is not None and self.data.fingerprint != expected and not self.config.allow_config_mismatch:
@@ -249,29 +224,15 @@ class Training:
 
     def _open_data(self, source: Any) -> TrainingData:
         """Returns the data; without evaluation if the environment of the dataset's name does not match them."""
-        try:
-            data = self._read(source)
-            if self.evaluator is not None:
-                self.evaluator.require_observations(data.time_step_spec.observation)
-        except SpecMismatchError as error:
-            if self.evaluator is None or self.config.env != AUTO or self.config.online_steps:
-                raise
-            self._progress.warn(f"no evaluation, pass env= to choose an environment: {error}")
+        with self._progress.activity("reading the data"):
+            data, evaluator = open_evaluated_data(source, self.config, self.evaluator, self._progress.warn)
+        if evaluator is None:
             self.environment = self.evaluator = None
-            data = self._read(source)
         for note in data.notes:
             self._progress.note(note)
         for warning in data.warnings:
             self._progress.warn(warning)
         return data
-
-    def _read(self, source: Any) -> TrainingData:
-        if source is None and self.evaluator is not None:
-            evaluator = self.evaluator
-            return describe_environment(evaluator.name, evaluator.observation_spec, evaluator.action_space, self.config)
-        action_space = None if self.evaluator is None else self.evaluator.action_space
-        with self._progress.activity("reading the data"):
-            return open_data(source, self.config, action_space=action_space)
 
     def _require_td_errors(self) -> None:
         """Raises `ValueError` if batches are sampled by priority, but the agent has no TD errors."""
@@ -296,13 +257,13 @@ class Training:
             hooks.append(self._online.make_hook())
         return hooks
 
-    def _restore(self, fill: Callable[[], None]) -> None:
-        """Continues the run in the directory, or fills the table of a new one."""
+    def _restore(self, fill: Callable[[], None]) -> bool:
+        """Continues the run in the directory, or fills the table of a new one; returns whether it is continued."""
         with self._progress.activity("preparing the update"):
             self._require_td_errors()
             if not self.learner.load_checkpoint(allow_config_mismatch=self.config.allow_config_mismatch):
                 fill()
-                return
+                return False
         if self._online is not None:
             self._online.require_reachable(self.learner.step)
         self._progress.note(f"continuing from iteration {self.learner.step:,}")
@@ -313,11 +274,40 @@ class Training:
             self._progress.note(
                 f"the actor's learning rate schedule now ends after {now:,} updates instead of {before:,}"
             )
+        return True
 
     def _write_config(self, repeat: str | None) -> None:
         references = self.evaluator.reference_returns if self.evaluator else None
         document = describe_run(self.config, self.data, self.environment_name, references)
         self.learner.run.write_config(document, repeat=repeat)
+
+
+def require_single_run(run_dir: Path) -> None:
+    """Raises `CheckpointError` if a directory contains several runs."""
+    if is_experiment(run_dir):
+        raise CheckpointError(
+            f"{run_dir} contains several runs; repeat the call that started them, or use a different run_dir"
+        )
+
+
+def require_same_run(run_dir: Path, config: TrainingConfig, settings: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` if a directory contains checkpoints of a run with other settings.
+
+    Args:
+      run_dir: the directory, which need not exist.
+      config: the options of the run, which may allow that.
+      settings: the settings, or the whole identity, of the run.
+    """
+    saved = read_run_config(run_dir).get("identity") if run_dir.is_dir() else None
+    if not saved or config.allow_config_mismatch or not any(run_dir.glob("checkpoints/*")):
+        return
+    differences = [f"{name} was {saved.get(name)}, is now {value}" for name, value in settings.items()
+                   if name in saved and saved[name] != value]  # fmt: skip
+    if differences:
+        raise CheckpointError(
+            f"{run_dir} contains a different run: {'; '.join(differences)}; use a different run_dir, or continue with "
+            "allow_config_mismatch=True"
+        )
 
 
 def describe_run(
@@ -334,7 +324,12 @@ def describe_run(
         "configuration": config.as_dict(),
         "hyperparameters": hyperparameters,
         "identity": config.identity(data, environment),
-        "data": {"source": data.name, "fingerprint": data.fingerprint, "behaviour_return": data.behaviour_return},
+        "data": {
+            "source": data.name,
+            "fingerprint": data.fingerprint,
+            "behaviour_return": data.behaviour_return,
+            "reward_transform": None if data.reward_transform is None else dataclasses.asdict(data.reward_transform),
+        },
         "environment": environment,
         "reference_returns": reference_returns,
     }

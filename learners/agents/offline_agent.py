@@ -26,7 +26,8 @@ class Batch(NamedTuple):
       discount: float32 [B], 0 where the transition ends in a terminal state; for n-step transitions the product of the
         discounts, without the agent's own gamma for the bootstrap.
       next_observation: float32 [B, D], normalised.
-      weights: float32 [B], factors of each item's loss.
+      weights: float32 [B], factors of each item's loss: of critics and value functions, and of the actor in
+        behavioural cloning. Actors that maximise or weight Q-values learn from unweighted batches.
       next_action: like `action`, the data's action at `next_observation`; None if the experience does not contain it.
       next_action_mask: float32 [B], 0 where the episode ends at `next_observation` and `next_action` is meaningless;
         None if `next_action` is.

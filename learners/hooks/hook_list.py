@@ -22,9 +22,6 @@ class HookList:
         for hook in hooks:
             self.register(hook)
 
-    def __iter__(self) -> Iterator[LearnerHook]:
-        return iter(self._hooks)
-
     def register(self, hook: LearnerHook) -> None:
         """Adds a hook.
 

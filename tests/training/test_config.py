@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import gin
+import numpy as np
 import pytest
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.training import TrainingConfig
@@ -24,7 +25,8 @@ def test_defaults_are_those_of_the_algorithm():
         ({"algo": "iqll"}, ValueError, "algo must be one of awac, .*, got 'iqll'; did you mean 'iql'?"),
         ({"steps": 0}, ValueError, "steps must be an integer >= 1, got 0"),
         ({"steps": 2.5}, ValueError, "steps must be an integer >= 0, got 2.5"),
-        ({"seed": -1}, ValueError, "seed must be an integer >= 0, got -1"),
+        ({"seed": -1}, ValueError, "seed must be an integer from 0 to 2,147,483,647, got -1"),
+        ({"seed": 2**31}, ValueError, "seed must be an integer from 0 to 2,147,483,647"),
         ({"gamma": 1.5}, ValueError, r"gamma must be a number in \[0, 1\], got 1.5"),
         ({"top_percent": 0}, ValueError, "top_percent must be greater than 0, got 0"),
         ({"top_percent": 101}, ValueError, r"top_percent must be a number in \[0, 100\], got 101"),
@@ -59,6 +61,15 @@ def test_invalid_hyperparameters_raise_without_data():
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             TrainingConfig("iql", hyperparameters=hyperparameters).resolved_hyperparameters  # noqa: B018
+
+
+def test_own_statistics_of_observations_are_part_of_the_identity():
+    def get_settings(**values):
+        return TrainingConfig("iql", hyperparameters=values).settings(None)
+
+    first, second = (get_settings(observation_mean=np.full(2, mean), observation_std=np.ones(2)) for mean in (0.0, 1.0))
+    assert first != second and first["hyperparameter observation_mean"] == [0, 0]
+    assert not any(name.startswith("hyperparameter observation") for name in get_settings())
 
 
 def test_the_run_determines_discount_schedule_and_seed():

@@ -12,7 +12,10 @@ import pytest
 import tensorflow as tf
 from counting import Counting
 from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.training.collected_pieces import PieceConverter
 from rlds2reverb.training.collector import Collector
+from tf_agents.networks.q_rnn_network import QRnnNetwork
+from tf_agents.policies.q_policy import QPolicy
 from tf_agents.policies.random_tf_policy import RandomTFPolicy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
@@ -22,6 +25,7 @@ from rlds2reverb import (
     SpecMismatchError,
     Training,
     TrainingConfig,
+    TrajectoryWindows,
     load_run,
     sample_dataset,
     train,
@@ -104,6 +108,48 @@ def test_only_a_termination_is_collected_as_terminal(terminates):
     steps = piece.episode.steps
     assert piece.is_complete and steps["is_terminal"].tolist() == [*[False] * 4, terminates]
     assert steps["discount"].tolist() == [1, 1, 1, *[float(not terminates)] * 2]
+
+
+def test_pieces_mark_the_first_and_last_step_of_the_episode_only():
+    """Windows of an episode of 7 steps in pieces of 2 are those of the whole episode."""
+    policy = RandomTFPolicy(
+        ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
+    )
+    convert = PieceConverter(TrajectoryWindows(2))
+    windows = []
+    for num_steps in (2, 7):
+        collector = Collector(partial(Counting, 7), policy, num_kept=convert.num_kept)
+        pieces = []
+        while collector.num_collected < 7:
+            pieces += collector.collect(min(num_steps, 7 - collector.num_collected), is_random=True)
+        collector.close()
+        columns = [(items.columns, start) for items in map(convert, pieces) for start in items.starts]
+        windows.append(
+            [
+                (c.observation[k, 0], c.step_type[k : k + 2].tolist(), c.next_step_type[k : k + 2].tolist())
+                for c, k in columns
+            ]
+        )
+        assert len(pieces) == (4 if num_steps == 2 else 1)
+    assert windows[0] == windows[1] and [step for step, *_ in windows[0]] == list(range(7))
+    assert windows[0][0][1:] == ([0, 1], [1, 1]) and windows[0][-2][1:] == ([1, 1], [1, 2])
+
+
+def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
+    time_step_spec = ts.time_step_spec(tf.TensorSpec([2], tf.float32))
+    action_spec = tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
+    network = QRnnNetwork(time_step_spec.observation, action_spec, lstm_size=(4,))
+    policy = QPolicy(time_step_spec, action_spec, network)
+    for num_steps in (0, 3):
+        first, second = (Collector(partial(Counting, 7), policy) for _ in range(2))
+        if num_steps:
+            first.collect(num_steps)
+        first.save_data(tmp_path)
+        second.load_data(tmp_path)
+        assert second.num_collected == num_steps
+        assert second.collect(2)
+        first.close()
+        second.close()
 
 
 def test_different_online_options_belong_to_a_different_run(collected):

@@ -9,6 +9,7 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.data import open_data, open_source
 from rlds2reverb.training.environment import resolve_environment
+from rlds2reverb.training.tables import identify_table
 
 from rlds2reverb import (
     ReplayServer,
@@ -138,6 +139,12 @@ def test_tables_without_items_for_training_raise(server, source):
             open_data(other, IQL)
         with pytest.raises(SpecMismatchError, match="must be transitions of NStep or trajectories of TrajectoryW"):
             open_data((other, "a"), IQL)
+
+
+def test_tables_of_one_server_or_directory_are_different_data(directory):
+    for source in ("localhost:8000", ["localhost:8000", "localhost:8001"], directory):
+        default, other = identify_table(source, "replay"), identify_table(source, "other")
+        assert other == f"{default}, table 'other'"
 
 
 def test_tables_with_float64_raise():

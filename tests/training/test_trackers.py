@@ -45,6 +45,18 @@ def test_a_continued_run_keeps_its_id_and_repeats_no_step(tmp_path):
     assert second.calls[-1] == ("finish", "complete") and [call[0] for call in second.calls].count("finish") == 1
 
 
+def test_a_different_run_in_the_directory_has_a_new_id(tmp_path):
+    ids = []
+    for algo, is_continued in (("bc", False), ("bc", False), ("td3", True), ("iql", False)):
+        recorder = Recorder()
+        trackers = RunTrackers([recorder], tmp_path, pytest.fail)
+        trackers.start({"identity": {"algo": algo}}, is_continued=is_continued)
+        trackers.log(10, {"loss": 1.0})
+        ids.append((recorder.calls[0][1], len(recorder.calls)))
+    assert ids[0][0] == ids[1][0] == ids[2][0] != ids[3][0]
+    assert [num_calls for _, num_calls in ids] == [2, 1, 1, 2]
+
+
 def test_runs_of_an_experiment_are_grouped(tmp_path):
     (tmp_path / "hopper/iql/seed_0").mkdir(parents=True)
     (tmp_path / "plan.json").write_text("{}")

@@ -20,7 +20,7 @@ import xxhash
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
-from rlds2reverb.learners.policy_export import export_policy
+from rlds2reverb.learners.policy_export import export_policy, restore_policy
 from rlds2reverb.learners.run_directory import EVALUATIONS_FILE, evaluation_row
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
 from rlds2reverb.learners.tasks import read_policy
@@ -285,8 +285,9 @@ class EvaluatorActor:
     def run(self) -> None:
         """Evaluates until the run is stopped."""
         written = read_csv_log(self._run_dir / EVALUATIONS_FILE)
-        evaluated = int(written["step"][-1]) if written else -1
-        best = float(written["mean"].max()) if written else float("-inf")
+        evaluated = int(written["step"][-1]) if len(written.get("step", ())) else -1
+        best = float(written["mean"].max(initial=float("-inf"))) if written else float("-inf")
+        restore_policy(self._run_dir / BEST_POLICY_FOLDER)
         log = CsvLog(self._run_dir / EVALUATIONS_FILE)
         while True:
             order = self._call("order_evaluation", evaluated)

@@ -21,6 +21,7 @@ from rlds2reverb.errors import ServerUnavailableError
 
 from ..config import TrainingConfig
 from ..progress import Progress
+from ..training import require_same_run, require_single_run
 from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
 from .caller import RayCaller
 from .config import ClusterConfig
@@ -78,6 +79,7 @@ class ClusterTraining:
         if self.config.online_steps and not self.cluster.num_collectors:
             raise ValueError("num_collectors must be at least 1 for a run with online_steps")
         self.run_dir = Path(run_dir).resolve()
+        require_single_run(self.run_dir)
         self._progress = progress or Progress(self.config.num_updates, quiet=True)
         self._num_added = 0
         self._coordinator_name = f"rlds2reverb-{uuid.uuid4().hex}"
@@ -89,6 +91,7 @@ class ClusterTraining:
             self._progress.note(note)
         for warning in self._parts.warnings:
             self._progress.warn(warning)
+        require_same_run(self.run_dir, self.config, self._parts.document["identity"])
         with RunDirectory(self.run_dir) as run:
             run.write_config(self._parts.document, repeat=repeat)
         with ExitStack() as stack:

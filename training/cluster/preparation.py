@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners.references import describe_reference
 from rlds2reverb.learners.tasks import make_task
 
@@ -19,8 +18,8 @@ from rlds2reverb.sources import Source
 from ..batches import PRIORITY_EXPONENT
 from ..collected_pieces import PieceConverter, choose_adder
 from ..config import TrainingConfig
-from ..data import TrainingData, describe_environment, open_data, open_source
-from ..environment import Environment, evaluator_arguments, resolve_environment
+from ..data import TrainingData, open_evaluated_data, open_source
+from ..environment import Environment, evaluator_arguments, make_evaluator, resolve_environment
 from ..trackers import TENSORBOARD
 from ..training import agent_hyperparameters, describe_run
 from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
@@ -82,16 +81,18 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
     if config.online_steps and not has_environment:
         raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
     notes = [environment.note] if environment is not None and environment.note else []
-    arguments = evaluator_arguments(config, environment) if environment is not None and has_environment else None
-    evaluator = None if arguments is None else Evaluator(**arguments)
-    with _open_data(source, config, evaluator) as data:
+    warnings: list[str] = []
+    evaluator = make_evaluator(config, environment, warnings.append)
+    data, evaluator = open_evaluated_data(source, config, evaluator, warnings.append, as_episodes=True)
+    with data:
         name = None if evaluator is None else evaluator.name
+        arguments = None if evaluator is None or environment is None else evaluator_arguments(config, environment)
         convert = PieceConverter(choose_adder(data), data.reward_transform)
         item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
         return Preparation(
             task=_make_task(config, data, name, run_dir),
             document=describe_run(config, data, name, None if evaluator is None else evaluator.reference_returns),
-            environment=environment if has_environment else None,
+            environment=environment if has_environment and evaluator is not None else None,
             evaluator=arguments,
             convert=convert,
             tables=_make_tables(config, data, num_shards),
@@ -100,7 +101,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
             episodes=data.episodes,
             adder=data.adder,
             notes=(*notes, *data.notes),
-            warnings=data.warnings,
+            warnings=(*warnings, *data.warnings),
         )
 
 
@@ -114,17 +115,6 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
             f"other machines cannot reach the tables in {source}; run `rlds2reverb serve --data {source}`, and pass "
             "the address of that server"
         )
-
-
-def _open_data(source: Any, config: TrainingConfig, evaluator: Evaluator | None) -> TrainingData:
-    if source is None:
-        assert evaluator is not None  # TrainingConfig requires an environment.
-        return describe_environment(evaluator.name, evaluator.observation_spec, evaluator.action_space, config)
-    action_space = None if evaluator is None else evaluator.action_space
-    data = open_data(source, config, action_space=action_space, as_episodes=True)
-    if evaluator is not None:
-        evaluator.require_observations(data.time_step_spec.observation)
-    return data
 
 
 def _make_task(

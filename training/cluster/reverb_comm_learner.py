@@ -148,6 +148,15 @@ class ReverbCommLearner(BaseCommLearner):
         samples = sample_dataset(list(servers), table, size, beta=1.0, **options)
         return StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, tables.num_updates))
 
+    def _change_data(self, learner: Learner) -> None:
+        """Trains on the current servers from now on; priorities that the former ones did not accept are lost."""
+        feed = self._wait_for_feed()
+        try:
+            learner.flush_priorities()
+        except ServerUnavailableError as error:
+            _LOG.warning("%s; the priorities of its last items are lost", error)
+        learner.replace_dataset(feed, priorities=self._open_writer())
+
     def _open_writer(self) -> PriorityWriter | None:
         """Returns a new writer of priorities for the replay servers; None if they do not change."""
         if self._writer is not None:
@@ -193,7 +202,7 @@ class ReverbCommLearner(BaseCommLearner):
                 continue
             if num_changed:
                 split = new_split
-                learner.replace_dataset(self._wait_for_feed(), priorities=self._open_writer())
+                self._change_data(learner)
             try:
                 learner.advance(until)
             except ServerUnavailableError as error:

@@ -137,12 +137,17 @@ def find_divergence(run: Run) -> tuple[str, str] | None:
     """Returns a kind of finding and a sentence if the Q-values of a run do not match the returns it achieved, or None.
 
     They have diverged (a 'problem') if the last ones are larger than any return of the data or the policy can explain,
-    and are a 'warning' if they are only far from the discounted returns of the policy.
+    and are a 'warning' if they are only far from the discounted returns of the policy. Q-values of scaled rewards are
+    divided by the scale; runs that shift rewards are not checked.
     """
+    scale = _get_reward_scale(run)
+    if scale is None:
+        return None
     steps, values = _get_logged(run, Q_MEAN)
     _, achieved = _get_achieved(run)
     if not len(values) or not len(achieved):
         return None
+    values = values / scale
     compared = f"{values[-1]:,.4g} after {steps[-1]:,} updates, but the policy achieves {achieved[-1]:,.4g}"
     advice = "use an algorithm that stays closer to the data, or data that cover more actions"
     largest = float(np.abs([*achieved, run.behaviour_return or 0.0]).max())
@@ -162,6 +167,14 @@ def _get_logged(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
     stride = -(-len(steps) // _MAX_POINTS) or 1
     chosen = np.arange(len(steps) - 1, -1, -stride)[::-1]  # Includes the last one.
     return steps[chosen], values[chosen]
+
+
+def _get_reward_scale(run: Run) -> float | None:
+    """Returns the factor of the run's rewards, without which Q-values are in units of returns; None if unknown."""
+    if run.configuration.get("reward") is None:
+        return 1.0
+    transform = (run.config.get("data") or {}).get("reward_transform") or {}
+    return transform.get("scale") if transform.get("shift") == 0 and transform.get("scale") else None
 
 
 def _get_achieved(run: Run) -> tuple[np.ndarray, np.ndarray]:

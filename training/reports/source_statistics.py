@@ -49,7 +49,6 @@ class SourceStatistics:
       returns: return of each episode; NaN for empty episodes.
       lengths: transitions of each episode.
       ends: how each episode ends, one of `ENDS`.
-      indices: index of each episode in its source.
       problems: the first problems found.
       num_problems: number of problems found.
       invalid: positions of the first episodes with problems.
@@ -59,7 +58,6 @@ class SourceStatistics:
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     num_problems: int = 0
     invalid: list[int] = field(default_factory=list)
@@ -79,7 +77,6 @@ class SourceStatistics:
         self.returns.append(episode.total_reward if episode.num_steps else float("nan"))
         self.lengths.append(episode.num_transitions)
         self.ends.append(_find_end(episode))
-        self.indices.append(episode.index)
         self._buffer.append(episode)
         self._buffered_bytes += episode.num_bytes
         if self._buffered_bytes > _MAX_BUFFERED_BYTES:

@@ -46,6 +46,23 @@ def test_q_values_far_from_the_returns_are_a_warning(tmp_path):
     assert find_divergence(load_run(write_run(tmp_path / "b"))) is None
 
 
+@pytest.mark.parametrize(
+    ("transform", "q_value", "expected"),
+    [
+        ({"scale": 100.0, "shift": 0.0}, 700.0, None),
+        ({"scale": 100.0, "shift": 0.0}, 7e5, "problem"),
+        ({"scale": 0.01, "shift": 0.0}, 7.0, "problem"),
+        ({"scale": 1.0, "shift": 1.0}, 7e5, None),
+        (None, 7e5, None),
+    ],
+)
+def test_q_values_of_scaled_rewards_are_compared_in_units_of_returns(tmp_path, transform, q_value, expected):
+    data = {"behaviour_return": 12.0, "reward_transform": transform}
+    run = load_run(write_run(tmp_path, q_values=(1, 1, q_value), data=data, configuration={"reward": "scale:100"}))
+    found = find_divergence(run)
+    assert (found and found[0]) == expected
+
+
 def test_scale_of_large_values_keeps_signs_and_order():
     values = np.array([-1e6, -10.0, 0.0, 10.0, 1e6])
     scale = _Scale(values, [np.array([5.0])])

@@ -1,0 +1,34 @@
+"""What happens before a run on a cluster is started: the checks of the directory and of the data."""
+
+import pytest
+from rlds2reverb.training.cluster import ClusterTraining, launch
+from rlds2reverb.training.cluster.preparation import prepare
+
+from rlds2reverb import CheckpointError, TrainingConfig, load_run, train
+
+SMALL = {"steps": 4, "batch_size": 8, "env": None, "hyperparameters": {"hidden_sizes": (8, 8)}}
+
+
+@pytest.fixture(scope="module")
+def hopper(data):
+    return data / "d4rl" / "hopper_medium-v2.hdf5"
+
+
+def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "import_ray", lambda: None)
+    run = train(hopper, "bc", tmp_path / "run", progress=False, **SMALL)
+    before = run.config, (tmp_path / "run" / "repeat.txt").read_text()
+    with pytest.raises(CheckpointError, match="contains a different run: algo was bc, is now td3"):
+        ClusterTraining(hopper, TrainingConfig("td3", **SMALL), tmp_path / "run")
+    assert (load_run(tmp_path / "run").config, (tmp_path / "run" / "repeat.txt").read_text()) == before
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="contains several runs"):
+        ClusterTraining(hopper, TrainingConfig("bc", **SMALL), tmp_path)
+
+
+def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hopper, tmp_path):
+    path = tmp_path / "pendulum_x.hdf5"
+    path.symlink_to(hopper)
+    parts = prepare(path, TrainingConfig("bc", **{**SMALL, "env": "auto"}), tmp_path / "run", 1)
+    assert parts.evaluator is None and parts.environment is None and parts.document["environment"] is None
+    assert "no evaluation, pass env= to choose an environment" in parts.warnings[0]
