@@ -664,8 +664,8 @@ MUTATIONS = [
         "the collector treats truncated episodes as terminal",
         "environments",
         "training/collector.py",
-        "is_terminal = is_last & (is_complete and steps.discounts[-1] == 0)",
-        "is_terminal = is_last & is_complete",
+        "is_terminal = is_last & (steps.discounts[-1] == 0)",
+        "is_terminal = is_last",
         "tests/training/test_online.py",
     ),
     Mutation(

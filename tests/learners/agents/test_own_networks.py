@@ -217,7 +217,11 @@ def test_unsuitable_networks_raise():
             OwnNetwork(factory, inputs, 1, seed=0, copies=2, name="critic")
     with pytest.raises(ValueError, match="must create a new network in each call"):
         OwnNetwork(lambda *_: shared, inputs, 1, seed=0, name="value").copy()
-    with pytest.raises(ValueError, match=r"actor_network must be a function that creates a network \(my_module:name\)"):
-        make("bc", actor_network=shared)
+    message = (
+        r"actor_network must be a function \(input_spec, output_size, seed\) that creates a network \(my_module:name\)"
+    )
+    for network in (shared, lambda spec: Linear(spec, 1, 0)):
+        with pytest.raises(ValueError, match=message):
+            make("bc", actor_network=network)
     with pytest.raises(ValueError, match="actor_network is 'no_such:x', but there is no module 'no_such'"):
         make("bc", actor_network="no_such:x")
