@@ -88,10 +88,10 @@ def cli() -> None:
     \b
     Exit codes:
       0     success
-      1     wrong usage
-      2     invalid data
+      1     wrong usage, or a missing file or package
+      2     invalid data, or training that diverged or failed
       75    temporary failure (server unreachable, disk full, or stopped by
-            SIGTERM): run the same command again
+            SIGTERM; training also by Ctrl-C): run the same command again
       130   interrupted by Ctrl-C
     """
 

@@ -21,6 +21,7 @@ SLOW_BLOCKS = {
     "environments.md-9",
     "experiments.md-1",
     "experiments.md-3",
+    "experiments.md-4",
     "extend.md-1",
     "extend.md-2",
     "index.md-1",
