@@ -61,3 +61,8 @@ def suggest(name: str, valid_names: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: `; did you mean 'NAME'?`, or '' if no name is similar."""
     similar = difflib.get_close_matches(name, list(valid_names), 1)
     return f"; did you mean {similar[0]!r}?" if similar else ""
+
+
+def last_line(error: Exception) -> str:
+    """Returns the last line of an error's message, which in some follows a traceback, or the name of its type."""
+    return "".join(str(error).strip().splitlines()[-1:]).strip() or type(error).__name__

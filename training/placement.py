@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlds2reverb._signals import Terminated, stop_on_signal
+from rlds2reverb._text import last_line
 from rlds2reverb.errors import Rlds2ReverbError
 
 from .plans import PlannedRun
@@ -155,10 +156,10 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
 
 def _explain(error: Exception, report: Path) -> str:
     """Returns a sentence about an error, and the path of its traceback if it may come from the user's own code."""
-    message = "".join(str(error).strip().splitlines()[-1:]).strip()  # TensorFlow's errors begin with a traceback.
-    if isinstance(error, (Rlds2ReverbError, OSError, ImportError)) and message:
+    message, kind = last_line(error), type(error).__name__
+    if isinstance(error, (Rlds2ReverbError, OSError, ImportError)):
         return message
-    reason = message if isinstance(error, ValueError) and message else f"{type(error).__name__}: {message}".rstrip(": ")
+    reason = message if isinstance(error, ValueError) or message == kind else f"{kind}: {message}"
     return f"{reason}; see {report}" if report.exists() else reason
 
 

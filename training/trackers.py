@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rlds2reverb._sealed_files import replace_text
-from rlds2reverb._text import suggest
+from rlds2reverb._text import last_line, suggest
 from rlds2reverb.errors import TrackerError
 
 #: The tracker that the run directory itself writes.
@@ -214,7 +214,7 @@ class RunTrackers:
             except Exception as error:  # Trackers raise errors of any type.
                 self._trackers = started
                 self.finish("failed")
-                raise TrackerError(f"the tracker {name} cannot be started: {_last_line(error)}") from error
+                raise TrackerError(f"the tracker {name} cannot be started: {last_line(error)}") from error
             started[name] = tracker
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -246,11 +246,6 @@ class RunTrackers:
 
     def _save(self) -> None:
         replace_text(self._run_dir / _STATE_FILE, json.dumps(self._state, indent=1) + "\n")
-
-
-def _last_line(error: Exception) -> str:
-    """Returns the last line of an error's message: in some, it follows a traceback."""
-    return "".join(str(error).strip().splitlines()[-1:]).strip() or type(error).__name__
 
 
 def _find_names(run_dir: Path) -> tuple[str, str | None]:

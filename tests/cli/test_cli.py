@@ -475,7 +475,9 @@ def test_every_command_and_option_has_help(capsys):
         assert code == 0 and "Usage: rlds2reverb" in out
         assert all(option.help for option in command.params if isinstance(option, click.Option)), name
     code, out, _ = call(capsys, "--help")
-    assert code == 0 and re.search(r"Exit codes:\n +0 +success\n +1 +wrong usage, .*\n +2 +invalid data, .*\n +75 ", out)
+    assert code == 0 and re.search(
+        r"Exit codes:\n +0 +success\n +1 +wrong usage, .*\n +2 +invalid data, .*\n +75 ", out
+    )
     assert call(capsys, "--version")[1].startswith("rlds2reverb, version 0.1")
 
 
