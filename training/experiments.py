@@ -156,16 +156,15 @@ class Experiment:
 
     def _make_row(self, data: str, variant: str, names: Sequence[str]) -> Row:
         begun = [name for name in names if name in self.runs and len(self.runs[name].progress.get(STEP, ()))]
+        evaluated = [name for name in begun if len(self.runs[name].evaluations.get(STEP, ()))]
         runs = [self.runs[name] for name in begun]
         row: dict[str, Any] = {"data": data, "variant": variant, "planned": len(names)}
-        row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in begun)
+        row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated or begun)
         row["updates"] = min((int(run.progress[STEP][-1]) for run in runs), default=0)
         row["behaviour"] = next((run.behaviour_return for run in runs if run.behaviour_return is not None), None)
-        evaluated = [name for name in begun if len(self.runs[name].evaluations.get(STEP, ()))]
         if not evaluated:
             return Row(**row)
         runs = [self.runs[name] for name in evaluated]
-        row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated)
         returns = [run.evaluations["mean"] for run in runs]
         row["swing"] = float(np.mean([np.std(each[-_NUM_LAST:]) for each in returns]))
         scores = [run.evaluations.get("score", np.array([np.nan])) for run in runs]
@@ -281,7 +280,8 @@ def run_plan(
             status[name] = {**outcome.as_dict(), "steps": planned[name].config.num_updates}
             _write_json(root / STATUS_FILE, status)
 
-        stop_reason = place(_set_fingerprints(waiting, planned, root), root, report) if waiting else ""
+        waiting = [replace(run, fingerprint=_find_fingerprint(run, plan, root)) for run in waiting]
+        stop_reason = place(waiting, root, report) if waiting else ""
         experiment = replace(load_experiment(root), stop_reason=stop_reason)
         _write_results(experiment)
     return experiment
@@ -315,14 +315,14 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
         open_source(source)
 
 
-def _set_fingerprints(waiting: Sequence[PlannedRun], planned: Mapping[str, PlannedRun], root: Path) -> list[PlannedRun]:
-    """Returns runs with the fingerprint of the data that other seeds have been trained on."""
-    known: dict[tuple[str, str], str | None] = {}
-    for name, run in planned.items():
-        if _is_run(root / name):
-            data = read_run_config(root / name).get("data") or {}
-            known.setdefault((run.data, run.variant), data.get("fingerprint"))
-    return [replace(run, fingerprint=known.get((run.data, run.variant))) for run in waiting]
+def _find_fingerprint(run: PlannedRun, plan: Sequence[PlannedRun], root: Path) -> str | None:
+    """Returns the fingerprint of the data that another seed has been trained on; None if none has a checkpoint."""
+    for other in plan:
+        is_seed = (other.data, other.variant) == (run.data, run.variant) and other.name != run.name
+        if is_seed and _is_run(root / other.name) and any((root / other.name / "checkpoints").glob("*")):
+            fingerprint: str | None = (read_run_config(root / other.name).get("data") or {}).get("fingerprint")
+            return fingerprint
+    return None
 
 
 def _is_complete(status: Mapping[str, Any] | None, run: PlannedRun, root: Path) -> bool:

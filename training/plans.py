@@ -40,8 +40,8 @@ class PlannedRun:
       data: name of the data in tables and figures.
       variant: name of the algorithm and of the options that the plan varies, such as 'iql, gamma=0.9'. Runs with the
         same data and variant differ only in their seeds.
-      fingerprint: fingerprint of the data that other seeds of the same data and variant were trained on, which those of
-        this run must have; None if no other has begun.
+      fingerprint: fingerprint that the data must have, because other seeds of the same data and variant were trained on
+        data with it; None for any.
     """
 
     name: str

@@ -219,7 +219,7 @@ def identify_table(source: Any, table: str) -> str:
 
     A server in this process usually has a different port each time, so that its address does not identify it.
     """
-    # The default name is left out, as it was before tables of other names were told apart.
+    # Without the default name, so that earlier runs on the default table can be continued.
     suffix = "" if table == _DEFAULT_TABLE else f", table {table!r}"
     if isinstance(source, (str, Path)) and is_table_directory(source):
         manifests = sorted((Path(source).expanduser() / "manifests").glob("*"))

@@ -22,7 +22,7 @@ def make_nothing(time_step_spec, action_spec):
 
 @pytest.fixture
 def call(capsys, tmp_path, monkeypatch):
-    """A function that runs a command in an empty directory, and returns its code and what it prints."""
+    """Returns a function that runs a command in an empty directory, and returns its code and what it prints."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):

@@ -92,7 +92,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
         return Preparation(
             task=_make_task(config, data, name, run_dir),
             document=describe_run(config, data, name, None if evaluator is None else evaluator.reference_returns),
-            environment=environment if has_environment and evaluator is not None else None,
+            environment=None if evaluator is None else environment,
             evaluator=arguments,
             convert=convert,
             tables=_make_tables(config, data, num_shards),

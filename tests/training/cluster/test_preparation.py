@@ -1,4 +1,4 @@
-"""What happens before a run on a cluster is started: the checks of the directory and of the data."""
+"""The checks of the directory and of the data before a run on a cluster is started."""
 
 import pytest
 from rlds2reverb.training.cluster import ClusterTraining, launch
