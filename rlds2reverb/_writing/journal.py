@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +16,21 @@ from rlds2reverb.errors import CorruptFileError, ResourceInUseError
 
 from .transfer import TransferState, changed_data_error
 
-_SERVER, _EXAMPLE = "server", "example"
+_SERVER, _NUM_REMOVED, _EXAMPLE = "server", "num_removed", "example"
 
 
 class SavedState(NamedTuple):
-    """The content of a journal: the state, and the id of the server run that confirmed it."""
+    """The content of a journal.
+
+    Attributes:
+      state: state of the transfer.
+      server_state_id: id of the server run that confirmed it.
+      num_removed: for each table, how many items the server had removed from it when the run began; empty if unknown.
+    """
 
     state: TransferState
     server_state_id: str
+    num_removed: Mapping[str, int]
 
 
 class Journal:
@@ -74,18 +81,22 @@ class Journal:
             content = load_json(self.path)
             if content is None:
                 return None
-            saved = SavedState(TransferState.from_dict(content, self.path), str(content.get(_SERVER)))
+            state = TransferState.from_dict(content, self.path)
+            num_removed = content.get(_NUM_REMOVED)
+            known = num_removed if isinstance(num_removed, dict) else {}
+            saved = SavedState(state, str(content.get(_SERVER)), known)
         except CorruptFileError as error:
             raise CorruptFileError(f"{error}; delete it, or convert with resume=False") from error
         if content.get(_EXAMPLE) != self._example:
             raise changed_data_error("its first episode has different items or priorities")
         return saved
 
-    def save(self, state: TransferState, server_state_id: str) -> None:
+    def save(self, saved: SavedState) -> None:
         """Replaces the saved state."""
         if self._is_enabled:
+            run = {_SERVER: saved.server_state_id, _NUM_REMOVED: dict(saved.num_removed), _EXAMPLE: self._example}
             with self._disable_on_error():
-                save_json(self.path, {**state.as_dict(), _SERVER: server_state_id, _EXAMPLE: self._example})
+                save_json(self.path, {**saved.state.as_dict(), **run})
 
     def delete(self) -> None:
         """Deletes the saved state, if there is one."""

@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 
 import reverb
+from reverb.reverb_types import TableInfo
 
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.clients import table_infos
 from rlds2reverb.errors import ServerRestartedError
 
 from .bulk_writer import BulkWriter
-from .journal import Journal
+from .journal import Journal, SavedState
 from .reverb_writer import ReverbWriter
 from .transfer import TransferState
 
@@ -44,6 +45,7 @@ class ServerDestination:
         """
         self._client, self._writer, self._journal = client, writer, journal
         self._tables, self._first, self._timeout_secs = tables, first, timeout_secs
+        self._num_removed: dict[str, int] = {}
         self._last_save = time.monotonic()
 
     def __enter__(self) -> ServerDestination:
@@ -57,7 +59,7 @@ class ServerDestination:
     def _save(self) -> None:
         state = self._writer.confirmed_state
         if state is not None:
-            self._journal.save(state, self._writer.state_id)
+            self._journal.save(SavedState(state, self._writer.state_id, self._num_removed))
             self._last_save = time.monotonic()
 
     def open(self, *, resume: bool) -> TransferState | None:
@@ -70,18 +72,24 @@ class ServerDestination:
           CorruptFileError: If the journal is damaged.
           ServerUnavailableError, ServerRestartedError: As for the writer's `write`.
         """
+        infos = table_infos(self._client, timeout_secs=self._timeout_secs)
+        self._num_removed = {name: _num_inserted(infos[name]) - infos[name].current_size for name in self._tables}
         if not resume:
             self._journal.delete()
             return None
         saved = self._journal.load()
         if saved is None or saved.server_state_id != self._writer.state_id:
             return None
-        infos = table_infos(self._client, timeout_secs=self._timeout_secs)
-        for name in self._tables:
-            is_kept = infos[name].max_times_sampled == 0
-            if is_kept and infos[name].current_size < min(infos[name].max_size, saved.state.items):
-                return None
+        if any(self._has_lost_items(infos[name], saved) for name in self._tables):
+            return None
         return saved.state if self._has_first_items() else None
+
+    def _has_lost_items(self, info: TableInfo, saved: SavedState) -> bool:
+        """Returns whether a table has removed items since the state was saved, other than by sampling and eviction."""
+        if info.max_times_sampled or info.current_size >= info.max_size:
+            return False
+        is_removed = self._num_removed[info.name] != saved.num_removed.get(info.name)
+        return is_removed or info.current_size < saved.state.items  # A reset also resets the number of insertions.
 
     def _has_first_items(self) -> bool:
         """Returns whether the tables still have the first episode's items, which a reset or full table loses first.
@@ -97,7 +105,7 @@ class ServerDestination:
 
     def _count_inserted(self) -> list[int]:
         infos = table_infos(self._client, timeout_secs=self._timeout_secs)
-        return [infos[name].rate_limiter_info.insert_stats.completed for name in self._tables]
+        return [_num_inserted(infos[name]) for name in self._tables]
 
     def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
         """Sends the items of some episodes, and records in the journal what is confirmed.
@@ -117,3 +125,7 @@ class ServerDestination:
         """
         self._writer.flush()
         self._journal.delete()
+
+
+def _num_inserted(info: TableInfo) -> int:
+    return int(info.rate_limiter_info.insert_stats.completed)

@@ -26,7 +26,7 @@ from saved_buffers import CONFIG, fill
 from written_runs import write_run
 
 from rlds2reverb import ReplayServer, Rlds2ReverbError, TableConfig, ingest, load, load_experiment, load_run
-from rlds2reverb._writing.journal import Journal
+from rlds2reverb._writing.journal import Journal, SavedState
 from rlds2reverb._writing.transfer import TransferState
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, make_buffer
 
@@ -128,7 +128,7 @@ def write_server_journal(data, folder):
     os.environ["XDG_STATE_HOME"] = str(folder)
     journal = Journal({"adder": "x"}, "localhost:1", example=7, warn=print)
     with journal.lock():
-        journal.save(TransferState(5, "abc", 15, 0), "server 1")
+        journal.save(SavedState(TransferState(5, "abc", 15, 0), "server 1", {"replay": 0}))
     name = journal.path.relative_to(folder)
 
     def read(path):
@@ -163,7 +163,7 @@ def write_run_directory(data, folder):
 
 
 def write_experiment(data, folder):
-    plan = plan_sweep({"data": "a.hdf5", "algo": "iql", "steps": 3000, "seeds": 2})
+    plan = plan_sweep({"data": str(data / "d4rl/hopper_medium-v2.hdf5"), "algo": "iql", "steps": 3000, "seeds": 2})
     for run in plan:
         write_run(folder / "runs" / run.name)
     outcome = {"state": "complete", "step": 3000, "reason": "", "steps": 3000}
