@@ -200,7 +200,11 @@ def _try_libraries(timeout_secs: float) -> Iterator[Finding]:
 
 
 def _make_finding(library: str, outcome: dict[str, str]) -> Finding:
+    from .pins import installed_version
+
     name, fix = _TRIALS[library]
+    if installed_version("tensorflow-cpu"):  # `tensorflow` beside it would break both.
+        fix = fix.replace("'tensorflow==", "'tensorflow-cpu==")
     if "error" in outcome:
         return Finding(name, "broken", outcome["error"], fix)
     return Finding(name, "ok", outcome["result"])
