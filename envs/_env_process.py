@@ -24,7 +24,7 @@ _CODE = (
 )
 #: The arrays of a `Channel` of which each worker has a row.
 _ARRAYS = ("requests", "replies", "commands", "failures", "stepping", "worker_sleeps", "caller_sleeps")
-_CHECK_SECS, _TRACE_SECS = 0.05, 0.2
+_CHECK_SECS, _TRACE_SECS = 0.05, 1.0
 #: A worker that has completed this many requests since it was lost has recovered.
 _RECOVERED = 100
 
@@ -244,7 +244,7 @@ class WorkerProcess:
         process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _TRACE_SECS
         while time.monotonic() < deadline and not self._read_trace().endswith("\n"):
-            time.sleep(_TRACE_SECS / 10)
+            time.sleep(0.02)
         return self._read_trace()
 
     def _describe_end(self) -> str:

@@ -356,9 +356,9 @@ def test_missing_server_raises_within_the_timeout():
 def test_blocking_rate_limiter_raises():
     limiter = RateLimiter("sample_to_insert_ratio", 3, samples_per_insert=1.0, error_buffer=2.0)
     with make_server([episode(9, terminal=True)], config=TableConfig("items", rate_limiter=limiter)) as server:
-        message = r"waited 0.5 s for localhost:.* its rate limiter blocks: table 'items' has \d inserted, 0 sampled"
+        message = r"waited 3 s for localhost:.* its rate limiter blocks: table 'items' has \d inserted, 0 sampled"
         with pytest.raises(ServerUnavailableError, match=message):
-            ingest([episode(60, terminal=True)], server.address, "items", timeout_secs=0.5)
+            ingest([episode(60, terminal=True)], server.address, "items", timeout_secs=3)
 
 
 def test_source_damaged_in_the_middle_raises(data):

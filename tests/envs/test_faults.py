@@ -1,15 +1,14 @@
 """Faults of parallel environments, with real processes: each kind, at each time, survived or raised."""
 
-import collections
 import functools
 import os
 import signal
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 from counting import Counting
+from process_resources import list_resources
 from properties import mark_slow_except
 from rlds2reverb.envs import EnvironmentFailedError, GymnasiumEnvironment, ParallelEnvironment
 from worker_environments import Faulty, Interrupted, Random, SlowReset
@@ -24,21 +23,6 @@ def make(place, kind, folder, **options):
     constructors = [functools.partial(construct, index) for index in range(NUM_ENVS)]
     timeouts = {"timeout_secs": 2.0, "construction_timeout_secs": 15.0} if kind == "hang" else {}
     return ParallelEnvironment(constructors, **timeouts, **options)
-
-
-def list_resources():
-    """Returns the child processes, file descriptors and shared memory of this process, each with its number."""
-    children = [
-        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "rlds2reverb" in line]
-    links = []
-    for file in Path("/proc/self/fd").iterdir():
-        try:
-            links.append(os.readlink(file))
-        except OSError:  # The descriptor of the directory itself.
-            continue
-    return collections.Counter([*children, *maps, *links])
 
 
 #: What the message contains, besides the environments.
@@ -61,7 +45,7 @@ FAST = {
 @pytest.mark.parametrize(("place", "kind", "on_failure", "num_spares"), mark_slow_except(FAST, CASES))
 @pytest.mark.drill("F19")
 def test_fault_is_survived_or_raised(place, kind, on_failure, num_spares, tmp_path):
-    before = list_resources()
+    before = list_resources(os.getpid())
     options = {"num_spares": num_spares} if num_spares else {"num_workers": 2, "caller_steps": False}
     env = make(place, kind, tmp_path, on_failure=on_failure, **options)
     steps, caught = [env.reset()], []
@@ -81,7 +65,7 @@ def test_fault_is_survived_or_raised(place, kind, on_failure, num_spares, tmp_pa
         assert f"{FAILING} failed and started new episodes" in text
         assert place == "construction" or reason in text
         check_steps(steps, place, kind, num_spares)
-    assert not list_resources() - before  # Other tests may release theirs meanwhile.
+    assert not list_resources(os.getpid()) - before  # Other tests may release theirs meanwhile.
 
 
 def check_steps(steps, place, kind, num_spares):
@@ -103,10 +87,10 @@ def check_steps(steps, place, kind, num_spares):
 @pytest.mark.parametrize("kind", mark_slow_except({"exit"}, ["raise", "kill", "hang", "exit"]))
 @pytest.mark.drill("F19")
 def test_environment_that_cannot_be_started_is_named(kind, tmp_path):
-    before = list_resources()
+    before = list_resources(os.getpid())
     with pytest.raises(EnvironmentFailedError, match=rf"(?s)environments 2 to 3 cannot be created.*{REASONS[kind]}"):
         make("start", kind, tmp_path, num_workers=2, caller_steps=False)
-    assert not list_resources() - before  # Other tests may release theirs meanwhile.
+    assert not list_resources(os.getpid()) - before  # Other tests may release theirs meanwhile.
 
 
 def test_environment_of_the_caller_that_cannot_be_created_again_closes_the_batch():

@@ -435,7 +435,7 @@ def make_buffers(kind):
 
 
 def read_priorities(buffers):
-    return [sorted({*buffer.sample_batch(9).info.priority.tolist()}) for buffer in buffers]
+    return [buffer.state_dict()["arrays"]["priorities"].tolist() for buffer in buffers]
 
 
 @pytest.mark.parametrize("kind", mark_slow_except({"manager"}, ["buffer", "manager"]))
@@ -451,7 +451,7 @@ def test_in_process_buffers_train_a_prioritized_agent_and_resume(tmp_path, kind)
         with Learner(tmp_path, MeanAgent(), data, priorities=replay, replay=replay, hooks=hooks) as learner:
             learner.start(6)
         saved = read_priorities(buffers)
-        assert all(len(priorities) > 1 for priorities in saved)  # The TD errors differ from item to item.
+        assert all(len(set(priorities)) > 1 for priorities in saved)  # The TD errors differ from item to item.
     replay, buffers = make_buffers(kind)
     with replay:
         for buffer in buffers:

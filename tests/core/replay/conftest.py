@@ -9,10 +9,10 @@ from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
 
 @pytest.fixture
 def make():
-    """A function that creates a buffer of a class with fields of its configuration."""
+    """A function that creates a seeded buffer of a class with fields of its configuration."""
     with ExitStack() as stack:
 
-        def create(buffer_class=AdvancedReplayBuffer, name="demo", spec=None, seed=None, **config):
+        def create(buffer_class=AdvancedReplayBuffer, name="demo", spec=None, seed=0, **config):
             config = BufferConfig(kind=buffer_class.kind, **config)
             return stack.enter_context(buffer_class(name, config, spec=spec, seed=seed))
 

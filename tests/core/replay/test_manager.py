@@ -47,11 +47,12 @@ def get_id_owner(item):
     return item["replay_unique_id"].rpartition("_")[0]
 
 
-def test_buffers_are_selected_by_ratio(three_buffers):
+def test_buffers_are_selected_by_ratio():
     ratio = {"agent": 1.0, "agent_1": 5.0, "1": 4.0}
-    counts = Counter(
-        owner for _ in range(50) for owner in get_owners(three_buffers.sample(40, ratio, cur_learner_iter=0))
-    )
+    with make_manager(dict.fromkeys(NAMES, UNIFORM), (40, 40, 40), seed=3) as manager:
+        counts = Counter(
+            owner for _ in range(50) for owner in get_owners(manager.sample(40, ratio, cur_learner_iter=0))
+        )
     expected = np.array([200, 1000, 800])
     chi_square = sum((counts[owner] - expected[owner]) ** 2 / expected[owner] for owner in range(3))
     assert chi_square < 13.8  # 2 degrees of freedom: one in a thousand
@@ -291,7 +292,7 @@ def test_manager_without_buffers_or_with_unknown_ratios_raises():
 
 
 def test_huge_and_tiny_shares_are_valid(three_buffers):
-    batch = three_buffers.sample(20, {"agent": 1e308, "agent_1": 1e308, "1": 1e-308}, cur_learner_iter=0)
+    batch = three_buffers.sample(40, {"agent": 1e308, "agent_1": 1e308, "1": 1e-308}, cur_learner_iter=0)
     assert set(get_owners(batch)) == {0, 1}
 
 

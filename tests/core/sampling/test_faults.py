@@ -230,6 +230,10 @@ def test_slow_consumer_does_not_make_streams_look_stalled():
         on_stalled=lambda *report: reports.append(report),
     )
     elements = iter(streams)
+    started = set()
+    while len(started) < 3:
+        started.add(int(next(elements)[0]))
+    reports.clear()  # A stream may start later than the timeout.
     for _ in range(8):
         next(elements)
         threading.Event().wait(0.15)  # This is longer than the timeout.

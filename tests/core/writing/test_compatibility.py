@@ -26,7 +26,8 @@ def unchecked_servers(monkeypatch):
     monkeypatch.setattr(compatibility, "_COMPATIBLE_SERVERS", set())
 
 
-def test_first_check_leaves_nothing_behind(unchecked_servers):
+def test_first_check_leaves_nothing_behind(unchecked_servers, monkeypatch):
+    monkeypatch.setattr(compatibility, "_INFO_SECS", 30)
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         ingest(SOURCE, server.address)
         info = server.client.server_info(timeout=10)["replay"]
@@ -70,9 +71,9 @@ def corrupt_chunks(original):
 
 
 def test_reverb_writer_is_used_if_an_item_is_read_back_differently(unchecked_servers, monkeypatch):
-    monkeypatch.setattr(compatibility, "_TIMEOUT_SECS", 0.5)
     with ReplayServer([ONCE], SIGNATURE) as server:
         with monkeypatch.context() as patch:
+            patch.setattr(compatibility, "_TIMEOUT_SECS", 0.5)
             patch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
             with pytest.warns(RuntimeWarning, match="does not support the bulk writer .*; Reverb's own writer is used"):
                 report = ingest(SOURCE, server.address, "items")

@@ -141,10 +141,19 @@ def read_num_episodes(journal):
     return load_json(journal)["seen"]
 
 
+def wait_until_quiet(address, secs=1.0):
+    """Waits until the number of items has not changed for some time."""
+    size, since = count_items(address), time.monotonic()
+    while time.monotonic() < since + secs:
+        time.sleep(0.05)
+        if (current := count_items(address)) != size:
+            size, since = current, time.monotonic()
+
+
 def interrupt_run(address, tmp_path, min_episodes=1):
     """Kills a run after the server has confirmed half of the items; returns the path of the journal.
 
-    The journal then contains at least `min_episodes` episodes.
+    The journal then contains at least `min_episodes` episodes, and no items are on their way to the server.
     """
     held_at = [("write", index) for index in range(50, 99)]
     with process(convert, address, {"state_home": tmp_path}, held_at) as (_, channel):
@@ -157,6 +166,9 @@ def interrupt_run(address, tmp_path, min_episodes=1):
             assert receive(channel) == "held"
             if any(read_num_episodes(path) >= min_episodes for path in tmp_path.glob("rlds2reverb/*.json")):
                 break
+        else:
+            pytest.fail(f"the journal never contained {min_episodes} episodes")
+        wait_until_quiet(address)
     (journal,) = tmp_path.glob("rlds2reverb/*.json")
     return journal
 
@@ -294,18 +306,18 @@ def test_restarted_server_gets_all_items_again(tmp_path, expected, held_at, num_
 
 @pytest.mark.drill("F1")
 def test_server_that_stays_down_raises_and_the_run_resumes_later(tmp_path, expected):
-    options = {"state_home": tmp_path, "timeout_secs": 1.0}
+    options = {"state_home": tmp_path, "timeout_secs": 3.0}
     with process(serve_table, tmp_path / "root") as (first, to_first):
         port = receive(to_first)
         with process(convert, port, options, [("write", 50)]) as (_, channel):
             wait_until_held(channel)
             kill(first)
             channel.send("continue")
-            with pytest.raises(ServerUnavailableError, match=f"lost the server at localhost:{port} for 1 s"):
+            with pytest.raises(ServerUnavailableError, match=f"lost the server at localhost:{port} for 3 s"):
                 receive(channel)
     with process(serve_table, tmp_path / "root", port) as (_, to_second):
         assert receive(to_second) == port
-        run_ingest(port, **options)
+        run_ingest(port, state_home=tmp_path)
         assert read_checkpoint(checkpoint(to_second)) == expected
 
 
@@ -581,7 +593,7 @@ def test_checkpoint_on_a_full_disk_raises_and_keeps_the_previous_one(tmp_path, n
 # --- the server is not available
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(60, func_only=True)
 @pytest.mark.parametrize("end", mark_slow_except({signal.SIGSTOP}, [signal.SIGKILL, signal.SIGSTOP]))
 @pytest.mark.drill("F14")
 def test_unavailable_server_raises_within_the_timeout(stoppable_server, end):

@@ -122,23 +122,25 @@ def test_journal_contains_only_confirmed_items():
     stack = TableConfig("replay", lifo, lifo, 500, 1, RateLimiter("stack", 500))
     with ReplayServer([stack], TrajectoryWindows().item_spec(load(make_episodes(1)).step_spec)) as server:
         with pytest.raises(ServerUnavailableError, match="rate limiter blocks"):
-            ingest(make_episodes(40), server.address, timeout_secs=0.5)
+            ingest(make_episodes(40), server.address, timeout_secs=3)
         seen = set()
 
-        def sample(count):
+        def sample(num_items):
             samples = reverb.TrajectoryDataset.from_table_signature(
-                server.address, "replay", max_in_flight_samples_per_worker=10, rate_limiter_timeout_ms=2000
+                server.address, "replay", max_in_flight_samples_per_worker=10, rate_limiter_timeout_ms=30_000
             )
-            for batch in samples.batch(10).take(count).as_numpy_iterator():
+            for batch in samples.batch(10).as_numpy_iterator():
                 seen.update(batch.data.observation[:, 0, 0].tolist())
+                if len(seen) >= num_items:
+                    break
 
-        sample(1)
+        sample(10)
         with ThreadPoolExecutor(1) as thread:
             sampled = []
 
             def begin_to_sample(stage, current):
                 if stage != "check" and not sampled:
-                    sampled.append(thread.submit(sample, -1))
+                    sampled.append(thread.submit(sample, 40 * 149))
 
             ingest(make_episodes(40), server.address, progress=begin_to_sample)
             sampled[0].result()
