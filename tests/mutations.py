@@ -59,6 +59,14 @@ MUTATIONS = [
         GUARANTEES,
     ),
     Mutation(
+        "a table that has too few items is accepted",
+        "ingestion",
+        "rlds2reverb/_writing/server_destination.py",
+        "return is_removed or info.current_size < saved.state.items",
+        "return is_removed",
+        GUARANTEES,
+    ),
+    Mutation(
         "the journal is written before the server confirms",
         "ingestion",
         "rlds2reverb/_writing/bulk_writer.py",

@@ -1,4 +1,4 @@
-"""What processes hold, from /proc: children, file descriptors and shared memory.
+"""Functions that list what a process holds, according to /proc: children, file descriptors and shared memory.
 
 Threads of earlier tests in the same process may end meanwhile, and gRPC may still connect to their servers.
 """

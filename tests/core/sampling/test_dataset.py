@@ -284,7 +284,7 @@ def test_several_servers_are_sampled_like_one_table(alpha):
     priorities = np.array([priority for table in tables for priority in table.values()])
     expected = 19_200 * priorities / priorities.sum() if alpha else np.full(7, 19_200 / 7)
     counts = np.bincount(sample.data.astype(int), minlength=8)[1:]
-    assert chi_square_p_value(counts, expected, 6) > 1e-6
+    assert chi_square_p_value(counts, expected, 6) > 1e-4
 
 
 def test_sharded_server_is_sampled_by_its_addresses():

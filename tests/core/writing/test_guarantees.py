@@ -21,7 +21,7 @@ from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._writing.bulk_writer import BulkWriter
 from rlds2reverb._writing.reverb_writer import ReverbWriter
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
-from rlds2reverb.ingestion import ingest
+from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.sources import load
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
@@ -101,9 +101,23 @@ def test_missing_items_are_written_again():
         assert len(first) == 149
         begin_run(server, 60)
         others = sample_keys(server, 1000) - first
+        assert len(others) > 500
         with ServerConnection(server.address) as connection:
             connection.delete("replay", sorted(others), timeout_secs=10)
+        more = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(20)]
+        ingest(more, server.address, options=IngestOptions(key_seed=1))  # This run has a journal of its own.
         ingest(make_episodes(), server.address)
+        assert table_info(server).current_size == NUM_ITEMS + 20 * 149
+
+
+def test_reset_table_is_written_again_with_reverb_s_writer():
+    """Its items have random keys, so that only the size of the table shows the reset."""
+    options = IngestOptions(writer="reverb")
+    with ReplayServer([TableConfig()]) as server:
+        with pytest.raises(StopRunError):
+            ingest(make_episodes(), server.address, progress=stop_at(60, server), options=options)
+        server.client.reset("replay")
+        ingest(make_episodes(), server.address, options=options)
         assert table_info(server).current_size == NUM_ITEMS
 
 
