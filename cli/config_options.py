@@ -22,6 +22,8 @@ _FLAGS = {
     "online_steps": "--online",
 }
 _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
+#: Options that take two numbers.
+_PAIRS = {"action_bounds"}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "algo": "`rlds2reverb agents` describes them.",
@@ -84,6 +86,8 @@ def _make_option(name: str, option: Option, *, without_default: bool) -> Callabl
         declaration |= {"default": default, "show_default": option.default_text or True}
     if kind is bool:
         flag = f"{flag}/--no-{flag[2:]}"
+    elif name in _PAIRS:
+        declaration |= {"nargs": 2, "type": float}
     elif option.choices:
         declaration["type"] = click.Choice(option.choices)
     elif kind is int:

@@ -14,6 +14,7 @@ import click
 
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import (
+    ActionBounds,
     CastFloats,
     ClipActions,
     CutAtTerminal,
@@ -103,7 +104,7 @@ cast_floats_option = click.option(
 transform_options = _combine(
     config_options("drop_fields", "cut_at_terminal"),
     cast_floats_option,
-    config_options("reward", "normalize_observations", "clip_actions", without_default=True),
+    config_options("reward", "normalize_observations", "clip_actions", "action_bounds", without_default=True),
 )
 
 table_options = _combine(
@@ -337,6 +338,8 @@ def make_transforms(options: dict[str, Any]) -> list[Transform]:
         transforms.append(parse_reward(options["reward"]))
     if options["normalize_observations"]:
         transforms.append(NormalizeObservations())
+    if options["action_bounds"]:
+        transforms.append(ActionBounds(*options["action_bounds"]))
     if options["clip_actions"]:
         transforms.append(ClipActions())
     return transforms

@@ -8,12 +8,12 @@ python=$1 venv=$2
 root=$(cd "$(dirname "$0")/.." && pwd)
 uv=$(command -v uv || command -v "$venv/bin/uv" || true)
 install_lock() {
+	# The lock files are complete, and leave out requirements of TensorFlow and extras that do not exist.
+	local options=(--quiet --no-deps --require-hashes -r "$1")
 	if [ -n "$uv" ]; then
-		# Without compiled bytecode, TensorFlow starts seconds later if Python may not write to the venv.
-		"$uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes -r "$1"
+		"$uv" pip install --python "$venv/bin/python" "${options[@]}"
 	else
-		# The lock file is complete; --no-deps keeps pip from failing on missing extras such as minari's typer[all].
-		"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$1"
+		"$venv/bin/python" -m pip install --disable-pip-version-check --no-compile "${options[@]}"
 	fi
 	# 0.2 GB of C++ headers and of PyArrow's own tests, which Python does not use.
 	rm -rf "$venv"/lib/python3.*/site-packages/{tensorflow/include,pyarrow/include,pyarrow/tests}
@@ -53,4 +53,7 @@ if [ -z "$uv" ] && "$venv/bin/python" -m pip install --quiet --disable-pip-versi
 fi
 install_lock "$lock"
 link
+# Without the bytecode of these modules, TensorFlow starts seconds later if Python may not write to the venv.
+env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c \
+	"import gymnasium, minari, tensorflow_datasets, rlds2reverb.training.training" 2>/dev/null || true
 echo "done; activate the environment with: source $venv/bin/activate" >&2

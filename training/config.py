@@ -17,7 +17,7 @@ from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get
 from rlds2reverb.learners.references import describe_reference, is_reference
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward
+from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward, require_action_bounds
 
 from .trackers import TENSORBOARD, require_trackers
 
@@ -289,10 +289,17 @@ class TrainingConfig:
         identifies=True,
     )
     clip_actions: bool = _option(
-        "Clip actions to just inside their bounds (by 1e-5 of half the range): those of the environment, else of the "
-        "dataset's own action space, else [-1, 1].",
+        "Clip actions to just inside their bounds (by 1e-5 of half the range).",
         "Preprocessing",
         default=False,
+        identifies=True,
+    )
+    action_bounds: tuple[float, float] | None = _option(
+        "Minimum and maximum of the actions.",
+        "Preprocessing",
+        default=None,
+        metavar="LOW HIGH",
+        default_text="those of the environment, else those that the data contain",
         identifies=True,
     )
 
@@ -320,6 +327,8 @@ class TrainingConfig:
             object.__setattr__(self, "env", None)
         if self.reward is not None:
             parse_reward(self.reward)
+        if self.action_bounds is not None:
+            object.__setattr__(self, "action_bounds", require_action_bounds(self.action_bounds))
         _require_reference_returns(self.reference_returns)
         self._require_consistent()
         self._require_online()
@@ -555,6 +564,7 @@ _OTHER_VALUES = {
     "drop_fields": "paths",
     "env": "id, environment or function",
     "reference_returns": "two numbers or text",
+    "action_bounds": "two numbers",
 }
 
 

@@ -92,6 +92,7 @@ def prepare_with_beam(
         skipped_episodes=counts["skipped_episodes"],
         bytes=num_bytes,
         warnings=(*opened.warnings, *notes),
+        notes=tuple(opened.statistics.get("notes", ())),
     )
 
 
