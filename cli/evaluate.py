@@ -55,7 +55,7 @@ _FOLDERS = {"last": "policy", "best": "best_policy"}
 @time_limit_option
 @click.option(
     "--reference-returns",
-    type=float,
+    type=checks.Number(),
     nargs=2,
     metavar="RANDOM EXPERT",
     show_default="as in training",
@@ -83,6 +83,8 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         raise click.UsageError(f"{folder} names no environment; pass --env, such as --env Hopper-v5")
     references = _read_reference_returns(run, environment, options)
     import_quietly("tensorflow")
+    if not options["environment"]:
+        _require_registered(folder, environment)
     from rlds2reverb.envs.evaluation import Evaluator
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
@@ -106,6 +108,19 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
             output.warn(f"{num_actions} of the policy '{name}' were clipped to the environment's bounds")
     if filmed is not None:
         print(output.escape_controls(f"film: {filmed}"))
+
+
+def _require_registered(folder: Path, environment: str) -> None:
+    """Raises `UsageError` if the environment of a run was made by a function, of which only the name is known."""
+    from rlds2reverb.envs.suite_gym import find_spec
+
+    try:
+        find_spec(environment)
+    except ValueError as error:
+        raise click.UsageError(
+            f"{folder} was evaluated in {environment!r}, which cannot be created by that name; pass --env, such as "
+            "--env Hopper-v5"
+        ) from error
 
 
 def _film(film: Path, environment: str, policy_path: Path, options: dict[str, Any]) -> Film:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rlds2reverb.locations import server_address
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import (
     ActionBounds,
@@ -307,6 +308,9 @@ def make_signature(source: Source, adder: EpisodeAdder, options: dict[str, Any])
 def open_source(options: dict[str, Any]) -> Source:
     """Opens the source that the `source_options` describe, and prints its warnings."""
     location = options["source"]
+    for each in [location] if isinstance(location, str) else location:
+        if server_address(each) is not None:
+            raise click.UsageError(f"SRC must be a dataset, got the server {each!r}; use its original data")
     name = location if isinstance(location, str) else f"{len(location)} datasets"
     with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
         source = load(location, **get_reading_options(options))

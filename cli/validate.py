@@ -62,7 +62,7 @@ class _Findings:
     def notes(self) -> list[str]:
         """The notes on lost data and on transforms."""
         notes = make_notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
-        return [*notes, *self.transform_notes]
+        return [output.translate(note) for note in (*notes, *self.transform_notes)]
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -114,7 +114,7 @@ def _check(options: dict[str, Any], max_problems: int) -> _Findings:
                 progress("check", episode)
                 findings.add(episode, source.step_spec)
     except SourceError as error:
-        findings.source_error = str(error)
+        findings.source_error = output.translate(str(error))
         findings.num_problems += 1
     return findings
 

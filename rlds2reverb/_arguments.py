@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+from rlds2reverb._text import suggest
+
 _YEAR_SECS = 365 * 24 * 3600
 
 
@@ -26,7 +28,8 @@ def require_number(name: str, value: Any, low: float = -math.inf, high: float = 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises `ValueError` unless the value is one of the allowed names."""
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        similar = suggest(value, allowed) if isinstance(value, str) else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{similar}")
 
 
 def require_timeout(timeout_secs: Any) -> None:

@@ -175,7 +175,9 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
     return first, last, "the minimum and maximum of the data"
 
 
-def _choose_continuous(actions: ActionStatistics, space: Any, origin: str, *, is_complete: bool) -> tuple[Any, Any, str]:
+def _choose_continuous(
+    actions: ActionStatistics, space: Any, origin: str, *, is_complete: bool
+) -> tuple[Any, Any, str]:
     # A constant action still needs an interval around it.
     is_constant = actions.low == actions.high
     widest_low, widest_high = actions.low - is_constant, actions.high + is_constant

@@ -344,7 +344,7 @@ class TrainingConfig:
         for name in ("discount", "gamma"):
             if name in self.hyperparameters:
                 raise ValueError(
-                    f"{name!r} cannot be set here because it must match the stored items; set gamma instead"
+                    f"the hyperparameter {name!r} cannot be set, because it must match the stored items; set gamma="
                 )
 
     def _require_online(self) -> None:

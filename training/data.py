@@ -243,8 +243,10 @@ def open_evaluated_data(
     except SpecMismatchError as error:
         if evaluator is None or config.env != AUTO or config.online_steps:
             raise
+        # Raises an error if the algorithm cannot learn from the data in any environment.
+        data = open_data(source, config, as_episodes=as_episodes)
         warn(f"no evaluation, pass env= to choose an environment: {error}")
-    return open_data(source, config, as_episodes=as_episodes), None
+        return data, None
 
 
 def describe_environment(name: str, observation_spec: Nest, action_space: Any, config: TrainingConfig) -> TrainingData:

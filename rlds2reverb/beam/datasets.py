@@ -189,8 +189,9 @@ def find_slices(dataset: Dataset, options: BeamOptions, work: WorkFolder) -> tup
 
 
 def _make_source(description: Mapping[str, Any], read: Callable[[], Iterator[Episode]]) -> Source:
-    values = {**description, "warnings": tuple(description["warnings"]), "read": read}
-    return Source(**values, **split_metadata(values.pop("full_metadata")))
+    values = {**description, "warnings": tuple(description["warnings"])}
+    described = split_metadata(values.pop("full_metadata"))
+    return Source(**values, **described, read=read)
 
 
 def map_on_workers(

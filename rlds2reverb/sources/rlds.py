@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

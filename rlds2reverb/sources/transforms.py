@@ -244,7 +244,7 @@ class ClipActions:
             if leaf.dtype.kind == "f" and leaf.minimum is None:
                 raise ValueError(
                     f"clip_actions requires the bounds of {path_name(path)}, which {source.name} does not contain; "
-                    "pass action_bounds with the minimum and maximum of the environment's actions"
+                    "set action_bounds to the minimum and maximum of the environment's actions"
                 )
         return Clipping(spec, self.eps)
 
@@ -323,8 +323,7 @@ def clip_actions(actions: np.ndarray, low: Any, high: Any, eps: float = ACTION_E
 
     Args:
       actions: float `[T, ...]`.
-      low: minimum of each element, or one for all; elements with an infinite bound are clipped at the other one, without
-        a margin.
+      low: minimum of each element, or one for all. If only one of its bounds is finite, an element has no margin.
       high: maximum of each element, or one for all.
       eps: the margin as a fraction of half the distance between the bounds.
     """
