@@ -63,6 +63,21 @@ class Share:
         for env, seed in zip(self.envs, seeds, strict=True):
             env.seed(seed)
 
+    def replace(self, seeds: Sequence[int] | None, is_new: Sequence[bool]) -> None:
+        """Lets the environments of a new process continue after lost ones, and resets those that start an episode."""
+        self._seeds = list(seeds) if seeds is not None else self._seeds
+        for row, env in enumerate(self.envs):
+            self._continue_seeds(row)
+            if is_new[row]:
+                self._rows.write(row, env.reset(), is_reset=True)  # type: ignore[union-attr]
+
+    def _continue_seeds(self, row: int) -> None:
+        """Gives a new environment other seeds than those of the episodes that a lost one has started."""
+        number, seed = int(self._rows.num_episodes[row]), self._seeds[row]  # type: ignore[union-attr]
+        self.envs[row].skip_episodes(number)
+        if seed is not None:
+            self.envs[row].seed(seed + 1_000_003 * number)
+
     def run(self, command: int, report: Callable[[int, str], None], stepping: np.ndarray | None = None) -> None:
         """Steps or resets all environments, and writes their time steps.
 
@@ -84,33 +99,32 @@ class Share:
             if stepping is not None:
                 stepping[0] = first + row
             try:
-                write(row, env.advance(read(row)) if read is not None else env.reset())
+                if read is not None:
+                    write(row, env.advance(read(row)))
+                else:
+                    write(row, env.reset(), is_reset=True)
             except Exception:
                 report(self._first + row, traceback.format_exc())
                 self._replace(row, must_reset=not is_step or rows.step_type[row] == LAST)
 
     def _replace(self, row: int, *, must_reset: bool) -> None:
         """Creates an environment again, in several attempts, and truncates its episode or starts a new one."""
+        rows: Any = self._rows
         with contextlib.suppress(Exception):
             self.envs[row].close()
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                self._create_again(row)
+                rows.num_episodes[row] += must_reset  # The episode that has failed to start.
+                self.envs[row] = create(self._constructors[row], self._first + row)
+                self._continue_seeds(row)
                 if must_reset:
-                    self._rows.write(row, self.envs[row].reset())  # type: ignore[union-attr]
+                    rows.write(row, self.envs[row].reset(), is_reset=True)
                 else:
-                    self._rows.truncate(row)  # type: ignore[union-attr]
+                    rows.truncate(row)
                 return
             except Exception as error:
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise RuntimeError(f"environment {self._first + row} cannot be created again") from error
-
-    def _create_again(self, row: int) -> None:
-        self.envs[row] = create(self._constructors[row], self._first + row)
-        seed = self._seeds[row]
-        if seed is not None:
-            self._seeds[row] = seed + 1_000_003  # A different random sequence than before the failure.
-            self.envs[row].seed(seed + 1_000_003)
 
     def close(self) -> None:
         """Closes all environments, and drops the shared arrays."""

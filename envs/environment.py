@@ -123,6 +123,12 @@ class Environment(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be seeded")
 
+    def skip_episodes(self, number: int) -> None:  # noqa: B027
+        """Leaves out the seeds of episodes that were started by a lost environment, which this one replaces.
+
+        For environments that seed each of their episodes themselves; others need not implement it.
+        """
+
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns an image uint8 [H, W, 3] of the environment, or shows it with mode 'human'.
 
@@ -199,6 +205,10 @@ class Wrapper(Environment):
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset` of the wrapped environment."""
         self.env.seed(seed)
+
+    def skip_episodes(self, number: int) -> None:
+        """Leaves out the seeds of episodes of a lost environment; see `Environment`."""
+        self.env.skip_episodes(number)
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns an image of the wrapped environment."""

@@ -199,7 +199,8 @@ class EnvPoolEnvironment(Environment):
         self._num_steps_left -= 1
         if self._num_steps_left <= 0:
             self._apply_limit(state[self._elapsed], step_type)
-        return TimeStep(step_type, reward, discount, observation, action, self._ids, (), ())
+        has_failed = np.zeros(self._batch_size, bool)
+        return TimeStep(step_type, reward, discount, observation, action, self._ids, (), (), has_failed)
 
     def _apply_limit(self, elapsed: np.ndarray, step_type: np.ndarray) -> None:
         """Truncates episodes whose time is over, and counts the steps until this can happen next."""

@@ -37,9 +37,9 @@ class ParallelEnvironment(Environment):
     """Environments that are stepped in several processes with shared memory, as one batch.
 
     The calling process is one of them: while workers step their environments, it steps its own share. An environment
-    that raises an error is created again, and its episode is truncated: the step is LAST, its discount is that of the
-    step before, and its observation is repeated. If a worker dies or does not answer in time, the same holds for all of
-    its environments. The other environments are not affected.
+    that raises an error is created again, and its episode is truncated: the step is LAST, marked by `has_failed`, its
+    discount is that of the step before, and its observation is repeated. If a worker dies or does not answer in time,
+    the same holds for all of its environments. The other environments are not affected, and no seed is used again.
 
     `prev_action` of the time steps is the action that was passed to `step`, and `untransformed` is `()`. Environments
     reset themselves, each at the end of its own episodes.
@@ -347,15 +347,15 @@ class ParallelEnvironment(Environment):
             raise EnvironmentFailedError(f"{worker.places} failed:\n{reason}")
         is_new = np.broadcast_to(is_new, worker.end - worker.first)
         failures = [(index, reason) for index in range(worker.first, worker.end)]
-        failures += self._restart(worker, reason, is_new)
+        self._restart(worker, reason, is_new)
         rows = np.arange(worker.first, worker.end)[~is_new]
         if rows.size:
             previous: Any = self._current_time_step
             self._truncate(rows, envs[~is_new], previous)
         return failures
 
-    def _restart(self, worker: WorkerProcess, reason: str, is_new: np.ndarray) -> list[_Failure]:
-        """Starts a worker again, and starts episodes if any environment needs one.
+    def _restart(self, worker: WorkerProcess, reason: str, is_new: np.ndarray) -> None:
+        """Starts a worker again, and starts the episodes of those environments that need one.
 
         Raises:
           EnvironmentFailedError: If the worker is lost again and again.
@@ -366,13 +366,9 @@ class ParallelEnvironment(Environment):
                 worker.start()
                 worker.receive(self._construction_timeout_secs)
                 worker.connect(self._channel, self._layout, self._timeout_secs)
-                if worker.seeds is not None:
-                    worker.seeds = [seed + 1_000_003 for seed in worker.seeds]  # A different sequence than before.
-                    worker.call("seed", None, worker.seeds, timeout_secs=self._timeout_secs)
-                if not is_new.any():
-                    return []
-                worker.request(RESET)
-                return worker.wait(self._spin_secs, self._timeout_secs)
+                self._channel.num_episodes[worker.first : worker.end] += is_new  # The episodes that failed to start.
+                worker.call("replace", None, worker.seeds, is_new.tolist(), timeout_secs=self._timeout_secs)
+                return
             except (EnvironmentFailedError, LostProcessError) as error:
                 reason = str(error)
         raise EnvironmentFailedError(f"{worker.places} failed {worker.num_failures} times in a row:\n{reason}")
@@ -383,7 +379,7 @@ class ParallelEnvironment(Environment):
         _restore_rows(shared.observation, rows, previous.observation, envs)
         _restore_rows(shared.env_info, rows, previous.env_info, envs)
         shared.discount[rows] = previous.discount[envs]
-        shared.step_type[rows] = LAST
+        shared.step_type[rows], shared.has_failed[rows] = LAST, True
         shared.reward[rows] = 0
 
     def _handle(self, failures: list[_Failure]) -> None:
@@ -408,6 +404,7 @@ class ParallelEnvironment(Environment):
             self._ids,
             (),
             _copy(shared.env_info, rows),
+            shared.has_failed[rows].copy(),
         )
 
 

@@ -139,6 +139,27 @@ def make_zeros(spec: Nest, leading: tuple[int, ...] = ()) -> Nest:
     return zeros
 
 
+def sample_action(spec: Nest, random: np.random.Generator) -> Nest:
+    """Returns a random action within its bounds; unbounded floats are normally distributed."""
+    if isinstance(spec, dict):
+        return {key: sample_action(part, random) for key, part in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(sample_action(part, random) for part in spec)
+    return _sample_leaf(spec, random)
+
+
+def _sample_leaf(spec: ArraySpec, random: np.random.Generator) -> Any:
+    if not isinstance(spec, BoundedArraySpec):
+        raise TypeError(f"actions must have bounds to be sampled, got {spec}")
+    shape: Any = spec.shape
+    if spec.dtype.kind in "iu":
+        return random.integers(spec.minimum, spec.maximum, shape, spec.dtype, endpoint=True)
+    is_bounded = np.isfinite(spec.minimum) & np.isfinite(spec.maximum)
+    low, high = np.where(is_bounded, spec.minimum, 0), np.where(is_bounded, spec.maximum, 1)
+    values = np.where(is_bounded, random.uniform(low, high, shape), random.normal(size=shape))
+    return np.clip(values, spec.minimum, spec.maximum).astype(spec.dtype)
+
+
 def require_equal_specs(got: Nest, expected: Nest, *, name: str, holders: tuple[str, str], advice: str) -> None:
     """Checks that two nests of specs are equal, bounds included.
 
