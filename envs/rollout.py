@@ -94,6 +94,7 @@ class Rollout:
             action = self._act(previous, self.is_used, self.locate)
             time_step = self._call(functools.partial(self._env.advance, copy_nest(action)))
             time_step = time_step._replace(prev_action=action)
+        time_step = time_step._replace(has_failed=np.broadcast_to(time_step.has_failed, len(self.is_used)))
         if np.shape(time_step.reward) != self._reward_shape:
             raise SpecMismatchError(
                 f"the rewards of a batch of {self._name} must be {list(self._reward_shape)}, got "
@@ -183,5 +184,10 @@ class EpisodeSteps:
 
 
 def copy_nest(nest: Nest) -> Nest:
-    """Returns a copy of a nest of arrays."""
-    return np.array(nest) if isinstance(nest, np.ndarray) else map_structure(np.array, nest)
+    """Returns a nest with copies of the arrays; NumPy's scalars do not change."""
+    if isinstance(nest, dict):
+        return {key: copy_nest(part) for key, part in nest.items()}
+    if isinstance(nest, tuple):
+        parts = [copy_nest(part) for part in nest]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
+    return np.array(nest) if isinstance(nest, np.ndarray) else nest

@@ -663,17 +663,17 @@ MUTATIONS = [
     Mutation(
         "a truncated episode is recorded as terminal",
         "environments",
-        "envs/recording.py",
-        "is_terminal = bool(last.is_terminated())",
-        "is_terminal = bool(last.is_last())",
+        "envs/rollout.py",
+        "is_last & bool(last.is_terminated())",
+        "is_last & bool(last.is_last())",
         "tests/envs/test_recording.py",
     ),
     Mutation(
         "the collector treats truncated episodes as terminal",
         "environments",
-        "training/collector.py",
-        "is_terminal = is_last & (steps.discounts[-1] == 0)",
-        "is_terminal = is_last",
+        "envs/rollout.py",
+        "fields.IS_TERMINAL: is_last & bool(last.is_terminated())",
+        "fields.IS_TERMINAL: is_last",
         "tests/training/test_online.py",
     ),
     Mutation(
