@@ -13,10 +13,10 @@ import numpy as np
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, path_name
 
-from .batched_environment import make_prev_action
+from .batched_environment import make_env_ids, make_prev_action
 from .environment import Environment
 from .spaces import make_spec
-from .specs import BoundedArraySpec, make_zeros
+from .specs import BoundedArraySpec, make_zeros, read_reward
 from .time_steps import FIRST, LAST, MID, TimeStep
 
 _MAX_INT32 = 2**31 - 1
@@ -86,7 +86,7 @@ class EnvPoolEnvironment(Environment):
         self._observation = _find_columns(self._observation_spec, columns, "obs")
         self._select = operator.itemgetter(*map(columns.index, ("done", "trunc", "reward", "step_type")))
         self._elapsed = columns.index("elapsed_step")
-        self._ids = np.arange(batch_size, dtype=np.int32)
+        self._ids = make_env_ids(batch_size)
         self._discounts = np.full(batch_size, discount, np.float32)
         self._ones = np.ones(batch_size, np.float32)
         self._first_action = make_zeros(self._action_spec)
@@ -185,6 +185,8 @@ class EnvPoolEnvironment(Environment):
 
     def _read(self, state: list[np.ndarray], action: Any) -> TimeStep:
         done, truncated, reward, step_type = self._select(state)
+        if reward.shape != self._ids.shape:
+            reward = read_reward(reward, self._ids.shape, f"the environments of {self._task}")
         observation = self._observation(state)
         if self._is_checked:
             self._require_finite(observation, reward)
