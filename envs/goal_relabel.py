@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -134,11 +133,13 @@ class GoalRelabel(Wrapper):
         return self._read_goal(self._get_achieved(copy_arrays(observation)), "get_achieved_goal")
 
     def _read_goal(self, goal: Any, name: str) -> np.ndarray:
-        with suppress(TypeError, ValueError):
+        try:
             array = cast(goal, self._goal_spec.dtype)
-            if array.shape == self._goal_spec.shape:
-                return array
-        raise SpecMismatchError(f"{name} must return a goal {describe(self._goal_spec)}, got {goal!r}")
+        except (TypeError, ValueError) as error:
+            raise SpecMismatchError(f"{name} must return a goal {describe(self._goal_spec)}, got {goal!r}") from error
+        if array.shape != self._goal_spec.shape:
+            raise SpecMismatchError(f"{name} must return a goal {describe(self._goal_spec)}, got {describe(array)}")
+        return array
 
     def _set_goal(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation

@@ -208,7 +208,7 @@ class DiscreteAction(Wrapper):
         if not isinstance(spec, BoundedArraySpec) or spec.dtype.kind != "f" or len(spec.shape) != 1:
             raise TypeError(f"DiscreteAction requires actions that are floats [A], got {spec}")
         if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
-            raise ValueError("DiscreteAction requires actions with finite bounds; rescale the actions first")
+            raise ValueError(f"DiscreteAction requires an environment whose actions have finite bounds, got {spec}")
         if num_bins ** len(spec.minimum) > _MAX_ACTIONS:
             raise ValueError(
                 f"num_bins ** A must be at most {_MAX_ACTIONS:,} actions, got {num_bins} ** {len(spec.minimum)}; use "
