@@ -11,6 +11,7 @@ import tree
 
 from rlds2reverb.specs import ArraySpec, Nest
 
+from .specs import read_reward
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Processes write to different cache lines.
@@ -86,6 +87,7 @@ class Rows:
         time_step = channel.time_step
         self.step_type, self.discount = time_step.step_type[own], time_step.discount[own]
         self._reward, self._has_failed = time_step.reward[own], time_step.has_failed[own]
+        self._reward_shape = self._reward.shape[1:]
         self.num_episodes = channel.num_episodes[own]
         self._observation = tree.map_structure(lambda array: array[own], time_step.observation)
         self._env_info = tree.map_structure(lambda array: array[own], time_step.env_info)
@@ -99,8 +101,10 @@ class Rows:
 
     def write(self, row: int, time_step: TimeStep, *, is_reset: bool = False) -> None:
         """Writes the time step of one environment, and counts its episodes."""
-        step_type, self._reward[row], self.discount[row], observation, _, _, _, env_info, has_failed = time_step
-        self.step_type[row], self._has_failed[row] = step_type, has_failed
+        step_type, reward, self.discount[row], observation, _, _, _, env_info, has_failed = time_step
+        if getattr(reward, "shape", None) != self._reward_shape:
+            reward = read_reward(reward, self._reward_shape, f"environment {self.first + row}")
+        self.step_type[row], self._reward[row], self._has_failed[row] = step_type, reward, has_failed
         if is_reset or step_type == FIRST:  # After a reset, some environments continue in the middle of an episode.
             self.num_episodes[row] += 1
         if self._is_single:

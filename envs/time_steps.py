@@ -164,7 +164,7 @@ def _make(
     step_type: Any, observation: Nest, prev_action: Nest, reward: Any, discount: Any, env_id: Any, env_info: Nest
 ) -> TimeStep:
     leading = np.shape(env_id)
-    reward = np.asarray(reward, np.float32)[()]  # A scalar instead of an array without axes.
+    reward = np.array(reward, np.float32)[()]  # A scalar instead of an array without axes.
     discount = np.broadcast_to(np.float32(discount), leading).copy() if leading else np.float32(discount)
     has_failed = _fill(_FALSE, leading)
     return TimeStep(
