@@ -209,14 +209,16 @@ class Evaluator:
         num_cut_off = 0 if self.is_limited else int((~is_terminal & (lengths >= self.max_episode_steps)).sum())
         if num_cut_off:
             warnings.warn(
-                f"{self.name} has no time limit, and {num_cut_off} of {self.num_episodes} episodes were truncated after "
-                f"{self.max_episode_steps:,} steps; set max_episode_steps, which is eval_max_episode_steps in training",
+                f"{self.name} has no time limit, and {num_cut_off} of {self.num_episodes} episodes were truncated "
+                f"after {self.max_episode_steps:,} steps; set max_episode_steps (in training, eval_max_episode_steps)",
                 RuntimeWarning,
                 stacklevel=3,
             )
         discounted = None
         if self.discount is not None:
-            discounted = _compute_discounted_return(np.array(rewards[1:], np.float64), lengths, is_terminal, discount=self.discount)
+            discounted = _compute_discounted_return(
+                np.array(rewards[1:], np.float64), lengths, is_terminal, discount=self.discount
+            )
         return Evaluation(
             returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off
         )

@@ -13,9 +13,8 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .batched_environment import make_row_reader, stack
 from .environment import Environment
-from .rollout import copy_nest
 from .spaces import make_space
-from .specs import require_within, sample_action
+from .specs import copy_arrays, require_within, sample_action
 from .time_steps import TimeStep
 
 RANDOM = "random"
@@ -123,8 +122,8 @@ class PolicyActor:
             actions = PolicyActions(batched, space)
             self._choose, self._num_clipped = actions, lambda: actions.num_clipped
         elif callable(policy):
-            # The function may change the observations, and may return the same array in each call.
-            self._choose = lambda time_step, *_: self._require_actions(policy(copy_nest(time_step.observation)))
+            # The function may change the observations.
+            self._choose = lambda time_step, *_: self._require_actions(policy(copy_arrays(time_step.observation)))
         else:
             raise TypeError(f"policy must be 'random', a policy or a function, got a {type(policy).__name__}")
 
@@ -150,7 +149,7 @@ class PolicyActor:
 
     def _require_actions(self, actions: Nest) -> Nest:
         leading = (self._batch_size,)
-        return copy_nest(require_within(actions, self._spec, name="action", advice="see action_spec()", leading=leading))
+        return require_within(actions, self._spec, name="action", advice="see action_spec()", leading=leading)
 
 
 def _cast(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:

@@ -22,10 +22,12 @@ from .evaluation import name_environment
 from .loading import make_environment
 from .parallel_environment import ParallelEnvironment
 from .policy_actions import RANDOM, PolicyActor
-from .rollout import EpisodeSteps, Rollout, copy_nest
+from .rollout import EpisodeSteps, Rollout
 from .seeded_episodes import make_episode_seed, make_seeded
 from .spaces import make_space
+from .specs import copy_arrays
 from .time_steps import FIRST, LAST, TimeStep
+
 
 def record_episodes(
     env: Any,
@@ -103,7 +105,7 @@ def record_episodes(
         for time_step in rollout:
             for episode in recorder.add(time_step, rollout):
                 if progress is not None:
-                    progress(replace(episode, steps=copy_nest(episode.steps)))
+                    progress(replace(episode, steps=copy_arrays(episode.steps)))
             if recorder.is_done:
                 break
         action_space, observation_space = make_space(batch.action_spec()), make_space(batch.observation_spec())

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import Nest, describe, map_structure
+from rlds2reverb.specs import Nest, map_structure
 
 from ._env_process import EnvironmentFailedError
 from .batched_environment import stack
 from .environment import Environment
+from .specs import copy_arrays, read_reward
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Name of the step field with `TimeStep.env_info`.
 ENV_INFO = "env_info"
-#: An environment that fails this often without completing a step in between does not recover.
-_MAX_FAILURES = 10
-_FIX = "fix the environment"
-
 #: Returns the actions `[B, ...]` for the time steps of B environments, of which some are used; the function describes
 #: the step of an environment, for messages.
 Act = Callable[[TimeStep, np.ndarray, Callable[[int], str]], Nest]
@@ -63,13 +58,13 @@ class Rollout:
           place: description of the step of an environment in messages, with the numbers in braces.
           call: function that calls the environments, for example in a thread with a timeout.
           should_stop: function called before each step; the iterator ends when it returns True.
-          survives_failures: whether the iterator continues after a step that has failed, instead of raising.
+          survives_failures: whether the iterator continues after a step that has failed, instead of raising an error.
         """
         self._env, self._act, self._name, self._place = env, act, name, place
         self._call, self._should_stop, self._survives_failures = call, should_stop, survives_failures
         size = env.batch_size or 1
         self._reward_shape = (size, *env.reward_spec().shape)
-        self._episodes, self._num_failures = np.full(size, -1), np.zeros(size, np.int64)
+        self._episodes = np.full(size, -1)
         self.is_used, self.is_transition = np.ones(size, bool), np.zeros(size, bool)
         self.lengths, self.returns = np.zeros(size, np.int64), np.zeros(self._reward_shape)
         self._time_step: TimeStep | None = None
@@ -81,7 +76,7 @@ class Rollout:
         """Returns the first time steps, or those that follow the policy's next actions.
 
         Raises:
-          EnvironmentFailedError: If a step has failed, and the rollout does not survive that, or it recurs.
+          EnvironmentFailedError: If a step has failed, unless the rollout survives that.
           SpecMismatchError: If the rewards do not match their spec.
           Exception: Any error of the policy or of the environments.
         """
@@ -92,14 +87,11 @@ class Rollout:
             time_step = self._call(self._env.reset)
         else:
             action = self._act(previous, self.is_used, self.locate)
-            time_step = self._call(functools.partial(self._env.advance, copy_nest(action)))
+            time_step = self._call(functools.partial(self._env.advance, copy_arrays(action)))
             time_step = time_step._replace(prev_action=action)
         time_step = time_step._replace(has_failed=np.broadcast_to(time_step.has_failed, len(self.is_used)))
         if np.shape(time_step.reward) != self._reward_shape:
-            raise SpecMismatchError(
-                f"the rewards of a batch of {self._name} must be {list(self._reward_shape)}, got "
-                f"{describe(np.asarray(time_step.reward))}; {_FIX}, or override reward_spec()"
-            )
+            time_step = time_step._replace(reward=read_reward(time_step.reward, self._reward_shape, self._name))
         self._count(previous, time_step)
         self._time_step = time_step
         return time_step
@@ -114,24 +106,14 @@ class Rollout:
             self.is_transition = np.zeros_like(is_first)
         else:
             self.is_transition = ~is_first & ~has_failed & (previous.step_type != LAST)
-            if has_failed.any():
-                self._require_recovery(has_failed)
+            if has_failed.any() and not self._survives_failures:
+                raise EnvironmentFailedError(
+                    f"{self._name} has failed ({self.locate(int(np.argmax(has_failed)))}); fix the environment"
+                )
         self.lengths[is_first], self.returns[is_first] = 0, 0
         self._episodes += is_first
         self.lengths += self.is_transition
         self.returns[self.is_transition] += time_step.reward[self.is_transition]
-        self._num_failures[self.is_transition] = 0
-
-    def _require_recovery(self, has_failed: np.ndarray) -> None:
-        self._num_failures += has_failed
-        env = int(np.argmax(self._num_failures))
-        if not self._survives_failures:
-            raise EnvironmentFailedError(f"{self._name} has failed ({self.locate(env)}); {_FIX}")
-        if self._num_failures[env] >= _MAX_FAILURES:
-            raise EnvironmentFailedError(
-                f"{self._name} has failed {_MAX_FAILURES} times in a row without a step in between "
-                f"({self.locate(env)}); {_FIX}"
-            )
 
 
 class EpisodeSteps:
@@ -152,7 +134,7 @@ class EpisodeSteps:
 
     def add(self, time_step: TimeStep) -> None:
         """Adds a copy of the next time step."""
-        self.time_steps.append(copy_nest(time_step._replace(untransformed=())))
+        self.time_steps.append(copy_arrays(time_step._replace(untransformed=())))
 
     def drop(self, num_steps: int) -> EpisodeSteps:
         """Returns the time steps without the first `num_steps`."""
@@ -181,13 +163,3 @@ class EpisodeSteps:
             fields.IS_TERMINAL: is_last & bool(last.is_terminated()),
         }
         return {**steps, ENV_INFO: stack([step.env_info for step in track])} if has_env_info else steps
-
-
-def copy_nest(nest: Nest) -> Nest:
-    """Returns a nest with copies of the arrays; NumPy's scalars do not change."""
-    if isinstance(nest, dict):
-        return {key: copy_nest(part) for key, part in nest.items()}
-    if isinstance(nest, tuple):
-        parts = [copy_nest(part) for part in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
-    return np.array(nest) if isinstance(nest, np.ndarray) else nest

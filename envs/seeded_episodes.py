@@ -26,7 +26,7 @@ class EpisodeProgress(NamedTuple):
 
     episode: int
     actions: Sequence[Nest]
-    observation: Mapping[tuple[Any, ...], np.ndarray]
+    observation: Mapping[tuple[Any, ...], np.ndarray] = {}
 
     def matches(self, time_step: TimeStep) -> bool:
         """Returns whether a time step has the observation."""

@@ -727,8 +727,8 @@ MUTATIONS = [
     Mutation(
         "rewards after the end of an episode are evaluated",
         "environments",
-        "envs/evaluation.py",
-        "self.returns[self.running] += time_step.reward[self.running]",
+        "envs/rollout.py",
+        "self.returns[self.is_transition] += time_step.reward[self.is_transition]",
         "self.returns += time_step.reward",
         "tests/envs/test_evaluation.py",
     ),

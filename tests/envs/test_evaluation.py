@@ -128,7 +128,9 @@ def test_endless_episodes_are_truncated_counted_and_reported(monkeypatch):
     message = "counter has no time limit, and 3 of 3 episodes were truncated after 20 steps; set max_episode_steps"
     with pytest.warns(RuntimeWarning, match=message):
         evaluation = evaluator.evaluate(constant_policy(0.5))
-    assert evaluation.lengths.tolist() == [20] * 3 and evaluation.num_cut_off == evaluation.as_dict()["num_cut_off"] == 3
+    assert (
+        evaluation.lengths.tolist() == [20] * 3 and evaluation.num_cut_off == evaluation.as_dict()["num_cut_off"] == 3
+    )
     assert make_evaluator().evaluate(constant_policy(0.5)).num_cut_off == 0
 
 
