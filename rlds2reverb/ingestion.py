@@ -34,6 +34,7 @@ from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.locations import server_address
+from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority
 from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
@@ -157,7 +158,7 @@ def ingest(
         resume=resume,
         timeout_secs=timeout_secs,
         options=options,
-        progress=progress,
+        progress=isolate(progress),
     )
     destination = _split_destination(destination)
     if not isinstance(destination, (list, tuple)):

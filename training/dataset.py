@@ -17,6 +17,7 @@ from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, locate_discontinuity, make_notes
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
+from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
 from rlds2reverb.sources.summary import Fingerprint
@@ -102,8 +103,9 @@ def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, 
 
 
 def _report(episodes: Source, progress: Progress) -> Iterator[Episode]:
+    show = isolate(progress)
     for episode in episodes:
-        progress("read", episode)
+        show("read", episode)
         yield episode
 
 

@@ -16,6 +16,7 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisodeError, SpecMismatchError
 from rlds2reverb.items import EpisodeAdder, ItemBatch
+from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority, compute_priorities
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, path_name, require_match
@@ -75,10 +76,11 @@ class ItemConversion:
 
     def _convert_to_items(self, batch: EpisodeBatch) -> list[tuple[Sequence[Episode], ItemBatch]]:
         convert_batch = getattr(self.adder, "convert_batch", None)
-        items = convert_batch(batch) if convert_batch and len(batch.episodes) > 1 else None
+        items = isolate(convert_batch)(batch) if convert_batch and len(batch.episodes) > 1 else None
         converted: list[tuple[Sequence[Episode], ItemBatch]]
         if items is None:
-            converted = [([episode], ItemBatch.from_items(self.adder(episode))) for episode in batch.episodes]
+            convert = isolate(self.adder.__call__)
+            converted = [([episode], ItemBatch.from_items(convert(episode))) for episode in batch.episodes]
         else:
             converted = [(batch.episodes, items)]
         for episodes, batch_items in converted:
@@ -131,7 +133,7 @@ def make_conversion(
     episode = _find_first_valid(first, source, step_spec, on_invalid)
     item_spec = adder.item_spec(step_spec)
     _require_no_strings(item_spec)
-    items = adder(episode)
+    items = isolate(adder.__call__)(episode)
     row_spec = make_step_spec(items.columns)
     for path, leaf in tree.flatten_with_path(row_spec):
         messages.require_dtype(leaf, path_name(path, "item"))

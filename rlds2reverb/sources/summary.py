@@ -12,6 +12,7 @@ import xxhash
 from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, locate_discontinuity, make_notes
+from rlds2reverb.ownership import isolate
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
@@ -310,8 +311,9 @@ def summarize(
       SourceError: If the source cannot be read to its end.
     """
     parts = SummaryParts()
+    show = isolate(on_episode)
     for episode in source:
-        on_episode(episode)
+        show(episode)
         parts.add(episode)
     return parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
 

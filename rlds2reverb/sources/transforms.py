@@ -15,6 +15,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
+from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import Nest, map_structure
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
@@ -126,8 +127,9 @@ def map_episodes(source: Source, function: EpisodeFn) -> Source:
       source: the other source.
       function: the transform of an episode that has steps; episodes without steps are not changed.
     """
-    ranges = source.ranges and _MappedRanges(source.ranges, function)
-    return replace(source, read=lambda: _map(source, function), ranges=ranges)
+    apply = isolate(function)
+    ranges = source.ranges and _MappedRanges(source.ranges, apply)
+    return replace(source, read=lambda: _map(source, apply), ranges=ranges)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rlds2reverb.episodes import (
     require_same_spec,
 )
 from rlds2reverb.errors import InvalidEpisodeError, Problem, SourceError
+from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .source import Source
@@ -79,7 +80,7 @@ class WrittenEpisodes:
         self.step_spec = source.step_spec if step_spec is None else step_spec
         self._may_be_empty = may_be_empty
         self.num_episodes = self.num_transitions = self.num_skipped = 0
-        self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, progress
+        self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
         self._num_dropped = self._num_discontinuities = self._num_final_values = self._num_unterminated = 0
         self._first_discontinuity = ""
