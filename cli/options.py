@@ -304,10 +304,12 @@ def make_adder(options: dict[str, Any]) -> EpisodeAdder:
 
 def make_signature(source: Source, adder: EpisodeAdder, options: dict[str, Any]) -> Any:
     """Returns the table signature for a source's items in the layout of --layout."""
-    spec = adder.item_spec(source.step_spec)
+    from rlds2reverb._encoding.packing import Packing, packed_signature
+    from rlds2reverb._writing.conversion import drop_strings
+
+    spec = adder.item_spec(drop_strings(source.step_spec))
     if options["layout"] == "columns":
         return spec
-    from rlds2reverb._encoding.packing import Packing, packed_signature
 
     return packed_signature(Packing(spec, squeeze=getattr(adder, "squeeze", False)))
 
