@@ -11,7 +11,7 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_defaults, require_one_of
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
@@ -94,8 +94,6 @@ class GoalRelabel:
         require_one_of("strategy", self.strategy, get_args(Strategy))
         require_one_of("unit", self.unit, get_args(Unit))
         require_count("num_goals", self.num_goals)
-        if self.strategy == "final":
-            require_defaults(self, ("num_goals", "seed"), "for strategy 'final', which has one goal")
         require_count("seed", self.seed, 0)
 
     @overload
