@@ -64,6 +64,13 @@ def test_lists_of_hooks_trackers_and_fields_are_values():
     assert [run.config.track for run in plan] == [("wandb",), ()]
 
 
+def test_sweep_reads_presets_and_collects_without_data():
+    (run,) = plan_sweep({"data": "a", "algo": "iql", "presets": "iql-antmaze", "gamma": 0.9})
+    assert run.config == TrainingConfig.from_gin("iql", presets=["iql-antmaze"], gamma=0.9) != TrainingConfig("iql")
+    (run,) = plan_sweep({"data": [None], "algo": "sac", "env": "Pendulum-v1", "online_steps": 2000})
+    assert (run.name, run.source, run.config.steps) == ("online/sac/seed_0", None, 0)
+
+
 def make_agent(time_step_spec, action_spec, *, network=None):
     raise KeyError("missing")
 
@@ -249,10 +256,11 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
         run_plan(plan_sweep({**options, **changes, "allow_config_mismatch": [True, False]}), tmp_path)
 
 
-def test_complete_experiment_is_extended_by_more_updates(pendulum, tmp_path):
+def test_complete_experiment_is_extended_by_more_updates(pendulum, tmp_path, monkeypatch):
     options = {"data": {"a": pendulum}, "algo": "bc", "seeds": 2, "steps": 70}
     assert run_plan(plan_sweep(options), tmp_path, place=place_fake).is_complete
-    assert list_started(plan_sweep(options), tmp_path) == []
+    monkeypatch.chdir(pendulum.parent)  # The path that is relative to this directory is that of the same data.
+    assert list_started(plan_sweep({**options, "data": {"a": pendulum.name}}), tmp_path) == []
     shutil.rmtree(tmp_path / "a/bc/seed_1")
     assert list_started(plan_sweep(options), tmp_path) == ["a/bc/seed_1"]
     assert list_started(plan_sweep({**options, "steps": 71}), tmp_path) == ["a/bc/seed_0", "a/bc/seed_1"]
