@@ -203,9 +203,10 @@ def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
 class Numbered(Counting):
     """Episodes of 4 steps, whose rewards contain the number of the episode, from 1: 110, 111, 112, 113, 210, ..."""
 
+    episode = 0
+
     def __init__(self):
         super().__init__(4)
-        self.episode = 0
 
     def reset(self, **options):
         self.episode += 1
@@ -242,10 +243,10 @@ class Watching(tf_agent.TFAgent):
 
 
 def watch(source, run_dir, **options):
-    """Returns the batches of the updates of a run, which collects 60 steps in 15 episodes, and the run."""
+    """Returns the batches of the updates of a run, which collects in episodes of 4 steps, and the run."""
     Watching.batches = []
     options = {**SMALL, "hyperparameters": {}, "warmup_steps": 8, "update_every": 4, "log_every": 4, **options}
-    run = train(source, Watching, run_dir, env=Numbered, online_steps=60, progress=False, **options)
+    run = train(source, Watching, run_dir, env=Numbered, progress=False, **options)
     return Watching.batches, run
 
 
@@ -254,7 +255,8 @@ def after_dataset(tmp_path_factory):
     """The batches and the run of an agent that learns from a dataset, whose observations are -1, before it collects."""
     marked = {"observations": -np.ones((9, 2), np.float32), "actions": np.ones(8, np.int64), "rewards": np.full(8, 8.0)}
     folder = tmp_path_factory.mktemp("after_dataset")
-    return watch([{**marked, "terminated": True}], folder, steps=2, online_ratio=0.25, reward="scale:0.5:4")
+    options = {"steps": 2, "online_steps": 60, "online_ratio": 0.25, "reward": "scale:0.5:4"}
+    return watch([{**marked, "terminated": True}], folder, **options)
 
 
 def test_batches_contain_the_given_share_of_collected_items(after_dataset):
@@ -284,12 +286,20 @@ def test_collected_return_is_the_mean_of_the_last_ten_episodes(after_dataset):
     np.testing.assert_allclose(run.progress["collected_return"], expected)
 
 
-def test_actions_are_random_up_to_the_end_of_the_warm_up_without_a_dataset(tmp_path):
-    batches, run = watch(None, tmp_path)
-    observations, actions, rewards = (np.concatenate(columns) for columns in zip(*batches, strict=True))
-    is_random = rewards < 300  # The first two episodes of 4 steps.
-    assert len(batches) == 52 and {*actions[is_random]} == {0, 1, 2} and {*actions[~is_random]} == {0}
-    assert run.progress["collected_steps"][-1] == 60
+def test_run_without_a_dataset_begins_with_random_actions_and_is_extended(tmp_path, monkeypatch):
+    batches, run = watch(None, tmp_path, online_steps=28)
+    _, actions, rewards = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+    is_random = rewards < 300  # The warm-up is the first two episodes of 4 steps.
+    assert len(batches) == 20 and {*actions[is_random]} == {0, 1, 2} and {*actions[~is_random]} == {0}
+
+    monkeypatch.setattr(Numbered, "episode", 100)  # The new environment's first episode repeats the last one.
+    batches, run = watch(None, tmp_path, online_steps=60)
+    _, actions, rewards = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+    assert len(batches) == 32 and {*rewards // 100} == {*range(1, 8), *range(102, 110)}
+    assert {*actions[rewards < 300]} == {0, 1, 2} and {*actions[rewards >= 300]} == {0}
+    assert run.progress["collected_steps"].tolist() == [*range(12, 61, 4)]
+    expected = [46 + 400 * np.mean([*range(1, 8), *range(102, 110)][:n][-10:]) for n in range(3, 16)]
+    np.testing.assert_allclose(run.progress["collected_return"], expected)
 
 
 def test_different_online_options_belong_to_a_different_run(collected):
