@@ -255,21 +255,23 @@ def after_dataset(tmp_path_factory):
     """The batches and the run of an agent that learns from a dataset, whose observations are -1, before it collects."""
     marked = {"observations": -np.ones((9, 2), np.float32), "actions": np.ones(8, np.int64), "rewards": np.full(8, 8.0)}
     folder = tmp_path_factory.mktemp("after_dataset")
-    options = {"steps": 2, "online_steps": 60, "online_ratio": 0.25, "reward": "scale:0.5:4"}
+    options = {"steps": 2, "online_steps": 60, "online_ratio": 0.25, "reward": "scale:0.5:4", "replay_size": 12}
     return watch([{**marked, "terminated": True}], folder, **options)
 
 
 def test_batches_contain_the_given_share_of_collected_items(after_dataset):
-    batches, _ = after_dataset
+    batches, run = after_dataset
     assert [int((observation >= 0).sum()) for observation, _, _ in batches] == [*2 * [0], *52 * [2]]
+    assert sorted(int(path.name) for path in (run.path / "checkpoints").glob("0*")) == [2, 54]  # Phases begin with one.
 
 
-def test_rewards_of_collected_items_are_transformed_as_those_of_the_dataset(after_dataset):
+def test_rewards_of_the_last_collected_items_are_transformed_as_those_of_the_dataset(after_dataset):
     batches, _ = after_dataset
-    observations, _, rewards = (np.concatenate(columns) for columns in zip(*batches, strict=True))
-    assert set(rewards[observations < 0]) == {(8 - 4) * 0.5}
-    untransformed = rewards[observations >= 0] / 0.5 + 4 - observations[observations >= 0] - 10
-    assert {*untransformed} <= {100 * episode for episode in range(1, 16)} and len({*untransformed}) > 5
+    for number, (observations, _, rewards) in enumerate(batches[2:]):
+        newest = 3 + number // 4  # Three episodes are collected before the first update, and one before each fourth.
+        assert set(rewards[observations < 0]) == {(8 - 4) * 0.5}
+        episodes = (rewards / 0.5 + 4 - observations - 10)[observations >= 0] / 100
+        assert {*episodes} <= {newest - 2, newest - 1, newest}
 
 
 def test_collected_actions_are_the_policy_s_after_training_on_a_dataset(after_dataset):

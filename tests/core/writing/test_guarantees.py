@@ -117,21 +117,28 @@ def test_resuming_with_changed_priorities_raises_and_writes_nothing():
         assert ingest(make_episodes(), server.address, priority=make_priority(2.0)).resumed_episodes > 0
 
 
-@pytest.mark.parametrize("length", [1, 2])
-def test_too_many_items_raise_before_the_first_is_written_if_only_the_rows_are_known(length):
-    """1,000 rows are 500 episodes of two transitions, so 1,500 steps: as many items of one step, and 1,000 of two."""
+@pytest.mark.parametrize(
+    ("length", "on_invalid", "max_size"),
+    [(1, "skip_episode", 1200), (1, "error", 1499), (2, "skip_episode", 1200), (1, "error", 1500)],
+)
+def test_too_many_items_raise_before_the_first_is_written(length, on_invalid, max_size):
+    """1,000 rows are 500 episodes of two transitions, so 1,500 steps: as many items of one step, and 1,000 of two.
+
+    Only with 'error' is the number of steps known, because all episodes are checked first.
+    """
     ends = np.arange(1000) % 2 == 1
     rows = {"observations": np.ones((1000, 99)), "actions": np.ones((1000, 1)), "rewards": np.ones(1000)}
     source = load({**rows, "terminals": ends, "timeouts": 0 * ends, "next_observations": np.ones((1000, 99))})
     assert source.num_rows == 1000
-    options = {"adder": TrajectoryWindows(length), "on_invalid": "skip_episode"}
-    with ReplayServer([TableConfig(max_size=1200)]) as server:
-        if length == 1:
-            with pytest.raises(ValueError, match="at least 1,500 items, but the smallest table holds 1,200"):
+    options = {"adder": TrajectoryWindows(length), "on_invalid": on_invalid}
+    num_items = 1500 if length == 1 else 1000
+    with ReplayServer([TableConfig(max_size=max_size)]) as server:
+        if num_items > max_size:
+            with pytest.raises(ValueError, match=f"at least 1,500 items, but the smallest table holds {max_size:,}"):
                 ingest(source, server.address, **options)
             assert table_info(server).rate_limiter_info.insert_stats.completed == 0
         else:
-            assert ingest(source, server.address, **options).items == table_info(server).current_size == 1000
+            assert ingest(source, server.address, **options).items == num_items
 
 
 def test_missing_items_are_written_again():
