@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from numbers import Real
 from typing import Any
 
@@ -30,6 +31,14 @@ def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         similar = suggest(value, allowed) if isinstance(value, str) else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{similar}")
+
+
+def require_defaults(config: Any, names: Sequence[str], reason: str) -> None:
+    """Raises `ValueError` if one of these options of a dataclass, which have no effect, is not at its default."""
+    for option in fields(config):
+        value = getattr(config, option.name)
+        if option.name in names and value != option.default:
+            raise ValueError(f"{option.name}={value!r} has no effect {reason}; leave it out")
 
 
 def require_timeout(timeout_secs: Any) -> None:

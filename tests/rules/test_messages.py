@@ -67,7 +67,7 @@ MISTAKES = [
     (f"{CONVERT} --sampler prioritised", 1, "--sampler: selector must be .*; did you mean 'prioritized'?"),
     (f"{CONVERT} --rate-limiter min_size", 1, "--rate-limiter: rate limiter must be min_size:N"),
     (f"{CONVERT} --table a --table a", 1, "--table must be one or more tables with different names"),
-    (f"{CONVERT} --max-size 10", 1, "use a larger --max-size, or pass --allow-eviction"),
+    (f"{CONVERT} --max-size 10", 1, "use a larger --max-size, or.* pass --allow-eviction"),
     (f"{CONVERT} --gamma 0.9", 1, "--gamma requires --n-step"),
     (f"{CONVERT} --extra-field qpos2", 2, "has no 'infos/qpos2'; fix the name in --extra-field"),
     (f"{CONVERT} --max-episode-steps -4", 1, "--max-episode-steps must be an integer >= 1, got '-4'"),
