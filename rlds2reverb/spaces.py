@@ -67,7 +67,7 @@ def dump_space(space: Any) -> str | None:
     """Returns the bounds of a space as text for `load_space`, or None if parts of it have none, such as strings."""
     try:
         return json.dumps(_describe(space))
-    except AttributeError:
+    except (AttributeError, TypeError):
         return None
 
 
