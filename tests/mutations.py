@@ -720,8 +720,8 @@ MUTATIONS = [
         "observations are not centred before they are normalised",
         "environments",
         "envs/observation_normalizer.py",
-        "return (leaf - mean) / divisor",
-        "return leaf / divisor",
+        "np.asarray((leaf - mean) / divisor, leaf.dtype)",
+        "np.asarray(leaf / divisor, leaf.dtype)",
         "tests/envs/test_goals_and_normalization.py",
     ),
     Mutation(
@@ -760,9 +760,25 @@ MUTATIONS = [
         "an environment that is created again has the same seed",
         "environments",
         "envs/_env_worker.py",
-        "self.envs[row].seed(seed + 1_000_003)",
+        "self.envs[row].seed(seed + 1_000_003 * number)",
         "self.envs[row].seed(seed)",
         "tests/envs/test_faults.py",
+    ),
+    Mutation(
+        "an environment gets the array of the action that it modifies",
+        "environments",
+        "envs/gymnasium_environment.py",
+        "return lambda action: action.copy()",
+        "return lambda action: action",
+        "tests/rules/test_array_ownership.py",
+    ),
+    Mutation(
+        "the next call of a thread returns the result of an interrupted one",
+        "environments",
+        "envs/_deadline_thread.py",
+        "while number != self._number:",
+        "while number == 0:",
+        "tests/rules/test_numbered_answers.py",
     ),
 ]
 
