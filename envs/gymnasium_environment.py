@@ -217,6 +217,8 @@ class GymnasiumEnvironment(Environment):
                     f"info_fields contains {name!r}, but the environment's info has {known or 'no fields'}"
                 )
             found[name] = ArraySpec(np.shape(values[-1]), _find_dtype(values[-1]))
+            if found[name].dtype.kind not in "fiubUS":
+                raise ValueError(f"info_fields contains {name!r}, whose values must be arrays, got {values[-1]!r}")
         return found
 
     def _select(self, info: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -248,6 +248,8 @@ def test_unknown_names_raise_with_the_nearest_one():
 def test_missing_fields_of_info_raise():
     with pytest.raises(ValueError, match=r"info_fields contains 'lives', but the environment's info has \['count'\]"):
         GymnasiumEnvironment(Counting(3), info_fields=["lives"])
+    with pytest.raises(ValueError, match="info_fields contains 'value', whose values must be arrays, got None"):
+        GymnasiumEnvironment(Telling([None]), info_fields=["value"])
 
 
 @pytest.mark.parametrize("value", [np.array([300, 0]), [300, 0], [1.5, 0], np.array([1.0, 0])])
