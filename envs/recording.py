@@ -12,6 +12,7 @@ import numpy as np
 
 from rlds2reverb._arguments import require_count, require_number, require_timeout
 from rlds2reverb.episodes import Episode
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.sources import Source
 
 from . import suite_gym
@@ -25,7 +26,6 @@ from .policy_actions import RANDOM, PolicyActor
 from .rollout import EpisodeSteps, Rollout
 from .seeded_episodes import make_episode_seed, make_seeded
 from .spaces import make_space
-from .specs import copy_arrays
 from .time_steps import FIRST, LAST, TimeStep
 
 
