@@ -197,15 +197,18 @@ class Evaluator:
         rewards: list[np.ndarray] = []
         for time_step in rollout:
             rewards.append(np.where(rollout.is_transition, time_step.reward, 0.0))
+            if not np.isfinite(rewards[-1]).all():
+                episode = int(np.argmin(np.isfinite(rewards[-1])))
+                place = f"episode {episode}, step {rollout.lengths[episode] - 1}"
+                raise ValueError(
+                    f"the reward must be finite, got {rewards[-1][episode]} ({place}); fix the environment"
+                )
             rollout.is_used = time_step.step_type != LAST
             if not rollout.is_used.any():
                 break
         if rollout.is_used.any():
             return None
         returns, lengths, is_terminal = rollout.returns, rollout.lengths, time_step.discount == 0
-        if not np.isfinite(returns).all():
-            episode = int(np.argmin(np.isfinite(returns)))
-            raise ValueError(f"the reward must be finite, got the return {returns[episode]} (episode {episode})")
         num_cut_off = 0 if self.is_limited else int((~is_terminal & (lengths >= self.max_episode_steps)).sum())
         if num_cut_off:
             warnings.warn(
