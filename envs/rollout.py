@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlds2reverb import fields
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import Nest, map_structure
 
 from ._env_process import EnvironmentFailedError
 from .batched_environment import stack
 from .environment import Environment
-from .specs import copy_arrays, read_reward
+from .specs import read_reward
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Name of the step field with `TimeStep.env_info`.
