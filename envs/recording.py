@@ -105,7 +105,7 @@ def record_episodes(
         for time_step in rollout:
             for episode in recorder.add(time_step, rollout):
                 if progress is not None:
-                    progress(replace(episode, steps=copy_arrays(episode.steps)))
+                    progress(copy_arrays(episode))
             if recorder.is_done:
                 break
         action_space, observation_space = make_space(batch.action_spec()), make_space(batch.observation_spec())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Rollout:
         self._env, self._act, self._name, self._place = env, act, name, place
         self._call, self._should_stop, self._survives_failures = call, should_stop, survives_failures
         size = env.batch_size or 1
-        self._reward_shape = (size, *env.reward_spec().shape)
+        self._reward_shape: Any = (size, *env.reward_spec().shape)
         self._episodes = np.full(size, -1)
         self.is_used, self.is_transition = np.ones(size, bool), np.zeros(size, bool)
         self.lengths, self.returns = np.zeros(size, np.int64), np.zeros(self._reward_shape)

@@ -15,6 +15,7 @@ from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
+from rlds2reverb.learners.hooks.hook import Position
 from rlds2reverb.learners.references import describe_reference, is_importable
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 
@@ -261,7 +262,8 @@ class Training:
         ]
         if self.evaluator is not None:
             # The one before the run makes up for an evaluation that a signal has stopped.
-            for position in ("before_run", "after_iter", "after_run"):
+            positions: tuple[Position, ...] = ("before_run", "after_iter", "after_run")
+            for position in positions:
                 hooks.append(EvaluateHook(self._evaluate, position=position, every=config.eval_every))
         if self._online is not None:
             hooks.append(self._online.make_hook())
