@@ -9,8 +9,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
@@ -509,9 +510,8 @@ class TrainingConfig:
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters}
         values |= {"environment": environment, "environment_spec": spec}
-        functions = {name: each for name, each in self.hyperparameters.items() if callable(each)}
-        if (agent := get_algorithm(self.algo).factory) is not None:
-            functions["algo"] = agent
+        parts = {**self.resolved_hyperparameters, "algo": get_algorithm(self.algo).factory}
+        functions = {name: part for name, part in parts.items() if isinstance(part, (FunctionType, partial))}
         if functions:
             values["code"] = {name: fingerprint_code(function) for name, function in functions.items()}
         if self.online_steps:  # Otherwise the updates on the dataset may still continue.

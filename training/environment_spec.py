@@ -33,7 +33,8 @@ def describe_env(env: Any) -> dict[str, Any]:
         return dict(env)
     spec = find_spec(env) if isinstance(env, str) else getattr(env, "spec", env)
     if not hasattr(spec, "max_episode_steps"):
-        return dict(_encode(env))
+        encoded = _encode(env)
+        return encoded if isinstance(encoded, dict) else {_OBJECT: describe_reference(env)}
     wrappers = [
         {"name": each.name, "entry_point": each.entry_point, "kwargs": _encode(each.kwargs)}
         for each in spec.additional_wrappers

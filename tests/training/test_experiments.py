@@ -237,22 +237,6 @@ def test_rows_contain_the_seeds_with_evaluations(pendulum, tmp_path):
     assert (row.seeds, row.planned, row.last) == ((0, 1), 3, (21.0, 1.0)) and " 2 of 3 " in str(result)
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_does_not_determine_the_data(pendulum, tmp_path):
-    plan = plan_seeds(pendulum, TrainingConfig("bc"), 2)
-    with RunDirectory(tmp_path / "seed_0") as directory:
-        directory.write_config({"data": {"fingerprint": "old"}})
-    passed = []
-
-    def place(runs, root, report):
-        passed.append([run.fingerprint for run in runs])
-        (root / "seed_0" / "checkpoints" / "0000000010").mkdir(parents=True, exist_ok=True)
-        return "SIGTERM"
-
-    run_plan(plan, tmp_path, place=place)
-    run_plan(plan, tmp_path, place=place)
-    assert passed == [[None, None], [None, "old"]]
-
-
 def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):
     random = np.random.default_rng(0)
     episodes, others = ([{"observations": random.normal(size=(9, 3)), "actions": random.uniform(-1, 1, (8, 1)),
@@ -261,9 +245,8 @@ def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):
     first = train(episodes, "bc", tmp_path / "runs", seeds=2, hooks=[Count(2)], **options)
     assert first.failures == {}
     assert [run.progress["step"].tolist() for run in first.runs.values()] == [[2], [2]]
-    second = train(others, "bc", tmp_path / "runs", seeds=3, hooks=[Count(2)], **options)
-    assert list(second.failures) == ["seed_2"]
-    assert "seed_2 failed: the other seeds were trained on different data than episodes in memory" in str(second)
+    with pytest.raises(CheckpointError, match="seed_0 contains a different run: data was"):
+        train(others, "bc", tmp_path / "runs", seeds=3, hooks=[Count(2)], **options)
     with pytest.raises(CheckpointError, match="contains several runs; repeat the call that started them"):
         train(episodes, "bc", tmp_path / "runs", **options)
     failed = train(episodes, make_agent, tmp_path / "own", seeds=1, **{**options, "hyperparameters": {}})
