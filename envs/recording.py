@@ -20,7 +20,6 @@ from rlds2reverb.specs import Nest, map_structure
 from . import suite_gym
 from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment, make_row_reader, stack
-from .contract import sample_action
 from .environment import Environment
 from .evaluation import name_environment
 from .gymnasium_environment import GymnasiumEnvironment
@@ -29,7 +28,7 @@ from .parallel_environment import ParallelEnvironment
 from .policy_actions import PolicyActions, require_actions, require_observations
 from .seeded_episodes import make_episode_seed, make_seeded
 from .spaces import make_space
-from .specs import require_within
+from .specs import require_within, sample_action
 from .time_limit import TimeLimit
 from .time_steps import FIRST, LAST, TimeStep
 

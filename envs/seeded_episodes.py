@@ -55,6 +55,11 @@ class SeededEpisodes(Wrapper):
         self._must_reset = bool(time_step.step_type == LAST)
         return time_step
 
+    def skip_episodes(self, number: int) -> None:
+        """Leaves out the seeds of `number` episodes; the next `reset` starts an episode at its beginning."""
+        self._episode, self._actions = self._episode + number, ()
+        super().skip_episodes(number)
+
     def _reset(self) -> TimeStep:
         with suppress(NotImplementedError):
             self.env.seed(make_episode_seed(self._seed, self._index, self._episode))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlds2reverb._arguments import require_count
 from rlds2reverb.specs import Nest
 
-from .environment import Environment, Wrapper
+from .environment import Environment, Wrapper, require_single
 from .time_steps import LAST, TimeStep
 
 
@@ -26,10 +26,8 @@ class TimeLimit(Wrapper):
           ValueError: If the duration is out of range.
           TypeError: If the environment is batched.
         """
-        super().__init__(env)
+        super().__init__(require_single(env, "TimeLimit"))
         require_count("duration", duration)
-        if env.batched:
-            raise TypeError("TimeLimit requires an environment that is not batched; wrap the environments of the batch")
         self.duration = duration
         self._num_steps = 0
 

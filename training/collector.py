@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 from rlds2reverb.envs.batched_environment import BatchedEnvironment
-from rlds2reverb.envs.contract import sample_action
 from rlds2reverb.envs.environment import Environment
 from rlds2reverb.envs.parallel_environment import ParallelEnvironment
 from rlds2reverb.envs.policy_actions import require_actions, require_observations
 from rlds2reverb.envs.seeded_episodes import EpisodeProgress, make_seeded
 from rlds2reverb.envs.spaces import make_space
-from rlds2reverb.envs.specs import BoundedArraySpec
+from rlds2reverb.envs.specs import BoundedArraySpec, sample_action
 from rlds2reverb.envs.time_steps import LAST
 from rlds2reverb.learners.agents.policies import ActorPolicy
 from tf_agents.trajectories import time_step as ts
