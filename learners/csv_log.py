@@ -86,7 +86,9 @@ class CsvLog:
         if name not in self._columns or source not in self._columns:
             return False
         target, origin = self._columns.index(name), self._columns.index(source)
-        changed = [[*row[:target], _format(name, compute(float(row[origin] or "nan"))), *row[target + 1 :]] for row in rows]
+        changed = [
+            [*row[:target], _format(name, compute(float(row[origin] or "nan"))), *row[target + 1 :]] for row in rows
+        ]
         if changed == rows:
             return False
         self._replace(changed)

@@ -518,7 +518,7 @@ class Learner:
         checkpoint = self._checkpoints.open(path)
         if checkpoint is None:
             return False
-        changes = self._identity.compare(checkpoint)
+        changes = self._identity.compare(checkpoint.manifest.get("identity", {}))
         if not allow_config_mismatch:
             require_same(f"{checkpoint.path} belongs to a different run", changes.values())
         if self._replay is not None:

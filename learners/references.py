@@ -129,7 +129,9 @@ def _describe_content(value: Any, module: str, seen: set[int]) -> Any:
         parts = [value.__code__, value.__defaults__, value.__kwdefaults__, dict(_read_variables(value))]
         return describe(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return describe_reference(type(value)), [describe(getattr(value, each.name)) for each in dataclasses.fields(value)]
+        return describe_reference(type(value)), [
+            describe(getattr(value, each.name)) for each in dataclasses.fields(value)
+        ]
     return describe_reference(value)
 
 

@@ -8,9 +8,6 @@ from typing import Any
 
 from rlds2reverb.errors import CheckpointError
 
-from .checkpoints import Checkpoint
-
-
 #: Names that older versions did not save.
 _NEW_NAMES = ("environment_spec", "code")
 
@@ -35,9 +32,9 @@ class RunIdentity:
         except (TypeError, ValueError) as error:
             raise TypeError(f"identity must contain only numbers, strings, lists, dicts and None ({error})") from error
 
-    def compare(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Returns the `differences` from a checkpoint."""
-        return differences(checkpoint.manifest.get("identity", {}), self.values, self._addable)
+    def compare(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the `differences` from saved values."""
+        return differences(saved, self.values, self._addable)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], addable: Collection[str] = ()) -> dict[str, str]:

@@ -53,7 +53,6 @@ from .tables import (
     split_source,
 )
 
-
 #: Fingerprint of a run without data.
 _NO_DATA = "none"
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
-from rlds2reverb.envs.suite_gym import find_spec, import_gymnasium
 from rlds2reverb.learners.runs import Run
 
 from rlds2reverb.evaluations import read_reference_returns
@@ -75,12 +73,14 @@ def restore_environment(run: Run) -> Environment | None:
       ValueError: If it was created by a function that cannot be imported, or has changed.
     """
     name, spec = run.environment, run.config.get("environment_spec")
-    if name is None or spec is None:
-        return None if name is None else Environment(name, name)
+    if name is None:
+        return None
     environment = Environment(name, name)
-    with suppress(ImportError, ValueError):
-        if environment.spec == spec:
+    try:
+        if spec is None or environment.spec == spec:
             return environment
+    except (ImportError, ValueError):  # It is not registered here.
+        pass
     return Environment(name, restore_env(spec))
 
 
@@ -90,8 +90,9 @@ def resolve_environment(env: Any, source: Any) -> Environment | None:
     Args:
       env: None or 'none' for no evaluation; the id of a Gymnasium environment; 'my_module:MyEnv-v0' to import a module
         first; a `gymnasium.Env` with a `spec`, from which new ones are made; a `gymnasium.EnvSpec`; a function that
-        returns a new environment in each call; a description of one of these, see `describe_env`; or 'auto' for the environment that a Minari dataset names, or else that
-        of a word in the dataset's name, such as Hopper-v5 for hopper_medium-v2.hdf5.
+        returns a new environment in each call; a description of one of these, see `describe_env`; or 'auto' for the
+        environment that a Minari dataset names, or else that of a word in the dataset's name, such as Hopper-v5 for
+        hopper_medium-v2.hdf5.
       source: the dataset, opened with `open_source` or not. With 'auto', nothing that it names is imported: only
         environments that are already registered are used.
 
@@ -118,30 +119,6 @@ def resolve_environment(env: Any, source: Any) -> Environment | None:
             "", None, f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
         )
     return Environment(name, name, f"evaluating in {name}, derived from the name of the dataset; {_DISABLE}")
-
-
-def find_registered(env: Any, source: Any) -> Any:
-    """Returns Gymnasium's spec of the environment of a run, for processes in which it is not registered; else None.
-
-    Args:
-      env: see `resolve_environment`.
-      source: see `resolve_environment`.
-    """
-    with suppress(ImportError, OSError, TypeError, ValueError):
-        if isinstance(env, str) and env == AUTO and source is not None:
-            from .data import open_source
-
-            source = open_source(source)
-        environment = resolve_environment(env, source)
-        if environment is not None and isinstance(environment.make_env, str):
-            return find_spec(environment.make_env)
-    return None
-
-
-def register(spec: Any) -> None:
-    """Registers an environment with Gymnasium, unless its id is registered already; None for nothing."""
-    if spec is not None:
-        import_gymnasium().registry.setdefault(spec.id, spec)
 
 
 def _get_name(source: Any) -> str:

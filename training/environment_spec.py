@@ -13,6 +13,7 @@ from rlds2reverb.learners.references import describe_reference, fingerprint_code
 #: Keys of the descriptions of values that JSON does not have.
 _ARRAY, _TUPLE, _FUNCTION, _PARTIAL, _OBJECT = "$array", "$tuple", "$function", "$partial", "$object"
 _FIELDS = ("id", "entry_point", "kwargs", "max_episode_steps")
+_WRAPPERS = "additional_wrappers"
 _CANNOT_IMPORT = "cannot be imported; pass env= with the id of an environment, or a function that creates it"
 
 
@@ -42,32 +43,39 @@ def describe_env(env: Any) -> dict[str, Any]:
     values = {name: _encode(getattr(spec, name)) for name in _FIELDS}
     if isinstance(spec.entry_point, type):
         values["entry_point"] = describe_reference(spec.entry_point)
-    return {**values, "additional_wrappers": wrappers}
+    return {**values, _WRAPPERS: wrappers}
 
 
 def restore_env(description: Mapping[str, Any]) -> Any:
     """Returns what makes the described environment: a `gymnasium.EnvSpec`, or a function.
 
-    What the description names is imported when the environment is created, and functions immediately. It must come from
-    the user or from a run of the user's own, never from a dataset.
+    What a description does not contain is that of the registered environment. What it names is imported when the
+    environment is created, and functions immediately: it must come from the user or from a run of the user's own, never
+    from a dataset.
 
     Raises:
-      ValueError: If it contains a function or an object that cannot be imported or has changed, or is not a description.
+      ValueError: If it contains a function or an object that cannot be imported, or a function that has changed.
     """
     if "id" not in description:
         return _decode(dict(description))
+    unknown = description.keys() - {*_FIELDS, _WRAPPERS}
+    if unknown:
+        raise ValueError(f"a description of an environment must contain only {', '.join(_FIELDS)} and {_WRAPPERS}, got "
+                         f"{sorted(unknown)}")  # fmt: skip
     registration = import_gymnasium().envs.registration
-    values = {name: _decode(description.get(name)) for name in _FIELDS}
+    values = {name: _decode(value) for name, value in description.items() if name in _FIELDS}
+    missing = [name for name in _FIELDS if name not in values]
+    registered = find_spec(values["id"]) if missing else None
+    values |= {name: getattr(registered, name) for name in missing}
+    if isinstance(values["entry_point"], str) and not is_importable(values["entry_point"]):
+        raise ValueError(
+            f"the environment {values['id']} cannot be made again, because {values['entry_point']} {_CANNOT_IMPORT}"
+        )
     wrappers = [
         registration.WrapperSpec(each["name"], each["entry_point"], _decode(each["kwargs"]))
-        for each in description.get("additional_wrappers", ())
+        for each in description.get(_WRAPPERS, ())
     ]
-    point = values["entry_point"]
-    if point is None:
-        point = values["entry_point"] = find_spec(values["id"]).entry_point
-    if isinstance(point, str) and not is_importable(point):
-        raise ValueError(f"the environment {values['id']} cannot be made again, because {point} {_CANNOT_IMPORT}")
-    return registration.EnvSpec(**{**values, "kwargs": values["kwargs"] or {}}, additional_wrappers=tuple(wrappers))
+    return registration.EnvSpec(**values, additional_wrappers=tuple(wrappers))
 
 
 def name_env(env: Any) -> str:
@@ -77,7 +85,7 @@ def name_env(env: Any) -> str:
     description = describe_env(env)
     if "id" not in description:
         return str(description.get(_FUNCTION, description))
-    arguments = ",".join(f"{name}={value}" for name, value in (description["kwargs"] or {}).items())
+    arguments = ",".join(f"{name}={value}" for name, value in (description.get("kwargs") or {}).items())
     return f"{description['id']}({arguments})" if arguments else str(description["id"])
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb.envs._env_process import serialise_registered_specs
+from rlds2reverb.envs.suite_gym import register_specs
 from rlds2reverb.learners.references import describe_reference
 from rlds2reverb.learners.run_identity import differences, require_same
 
@@ -21,7 +23,7 @@ from rlds2reverb._text import suggest
 from rlds2reverb.sources import load
 
 from .config import TrainingConfig, declared_options
-from .environment import find_registered, register
+from .environment_spec import name_env
 
 #: Names in a sweep that are no options of `TrainingConfig`.
 _DATA, _SEEDS, _VARIANTS, _PRESETS = "data", "seeds", "variants", "presets"
@@ -50,11 +52,11 @@ class PlannedRun:
     variant: str
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for other processes, where the environment may not be registered with Gymnasium."""
-        return {**vars(self), "registered": find_registered(self.config.env, self.source)}
+        """Returns the state for other processes, which do not know the environments that this one has registered."""
+        return {**vars(self), "registered": serialise_registered_specs()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        register(state.pop("registered"))
+        register_specs(state.pop("registered"))
         vars(self).update(state)
 
     def as_dict(self) -> dict[str, Any]:
@@ -277,7 +279,11 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
 def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:
     """Returns a name such as 'iql, gamma=0.9'."""
     name = variant or _format_value(algo)
-    words = [f"{path[-1]}={_format_value(value)}" for path, value in swept.items() if path != ("algo",)]
+    words = [
+        f"{path[-1]}={name_env(value) if path == ('env',) else _format_value(value)}"
+        for path, value in swept.items()
+        if path != ("algo",)
+    ]
     if variant and ("algo",) in swept:
         words.insert(0, _format_value(algo))
     return ", ".join([name, *words])

@@ -22,6 +22,7 @@ from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, lo
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.scores import d4rl_score
 
 from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
@@ -268,6 +269,13 @@ class Training:
 
     def _write_config(self, repeat: str | None) -> None:
         references = self.evaluator.reference_returns if self.evaluator else None
+        saved, latest = read_run_config(self.run_dir).get("reference_returns"), self.learner.latest
+        if saved and references and tuple(saved) != references and {*self.config.track} - {TENSORBOARD}:
+            self._progress.note("trackers keep the scores that were logged with the earlier reference_returns")
+        if (mean := latest.get("evaluation/mean_return")) is not None and references is not None:
+            latest["evaluation/score"] = d4rl_score(mean, references)
+        elif references is None:
+            latest.pop("evaluation/score", None)
         document = describe_run(self.config, self.data, self._evaluated_in, references)
         self.learner.run.write_config(document, repeat=repeat)
 
@@ -307,8 +315,8 @@ def require_same_run(
         require_same(f"{run_dir} contains a different run", differences(known, now, now.keys()).values())
     if saved and max(steps) > config.num_updates:
         raise CheckpointError(
-            f"{run_dir} has already made {max(steps):,} updates, more than the {config.num_updates:,} of this call; set "
-            "more steps, or use a different run_dir"
+            f"steps must be at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
+            f"{config.num_updates:,}; set more steps, or use a different run_dir"
         )
 
 

@@ -81,7 +81,7 @@ class HookList:
         whose settings are most similar.
         """
         saved = list(_read_older(states) if isinstance(states, Mapping) else states)
-        pairs = []
+        pairs: list[tuple[int, int, int, LearnerHook]] = []
         for hook in self._hooks:
             settings = self._settings[id(hook)]
             for number, entry in enumerate(saved):

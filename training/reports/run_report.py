@@ -383,13 +383,12 @@ def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         for label, (run, *_) in list(groups.items())[:_MAX_FILMS]:
             name = next((name for name in _POLICIES if (run.path / name / "saved_model.pb").is_file()), None)
+            environment, reason = None, f"{run.path} has no {'policy' if name is None else 'environment'}"
             try:
                 environment = restore_environment(run)
-                missing = "policy" if name is None else "environment" if environment is None else ""
-                reason = missing and f"{run.path} has no {missing}"
-            except ValueError as error:
+            except ValueError as error:  # A function created it.
                 reason = str(error)
-            if reason:
+            if name is None or environment is None:
                 page.add_findings([("note", f"{label} has not been filmed, because {reason}")])
                 continue
             policy = run.best_policy if name == BEST_POLICY_FOLDER else run.policy
