@@ -86,7 +86,7 @@ class EnvPoolEnvironment(Environment):
         self._observation = _find_columns(self._observation_spec, columns, "obs")
         self._select = operator.itemgetter(*map(columns.index, ("done", "trunc", "reward", "step_type")))
         self._elapsed = columns.index("elapsed_step")
-        self._ids = make_env_ids(batch_size)
+        self._ids, self._env_ids = np.arange(batch_size, dtype=np.int32), make_env_ids(batch_size)
         self._discounts = np.full(batch_size, discount, np.float32)
         self._ones = np.ones(batch_size, np.float32)
         self._first_action = make_zeros(self._action_spec)
@@ -208,7 +208,7 @@ class EnvPoolEnvironment(Environment):
         if self._num_steps_left <= 0:
             self._apply_limit(state[self._elapsed], step_type)
         has_failed = np.zeros(self._batch_size, bool)
-        return TimeStep(step_type, reward, discount, observation, action, self._ids, (), (), has_failed)
+        return TimeStep(step_type, reward, discount, observation, action, self._env_ids, (), (), has_failed)
 
     def _apply_limit(self, elapsed: np.ndarray, step_type: np.ndarray) -> None:
         """Truncates episodes whose time is over, and counts the steps until this can happen next."""

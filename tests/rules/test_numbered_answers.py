@@ -162,7 +162,9 @@ def test_late_results_of_a_thread_are_not_those_of_the_next_call():
 
 
 def test_late_errors_are_not_those_of_the_next_call():
-    def construct(pid=os.getpid()):
+    pid = os.getpid()
+
+    def construct():
         def render():
             os.kill(pid, signal.SIGINT)
             time.sleep(0.2)
