@@ -633,7 +633,7 @@ MUTATIONS = [
         "checkpoints of a different run are accepted",
         "learner",
         "learners/learner.py",
-        "            self._identity.require_same(checkpoint)",
+        '            require_same(f"{checkpoint.path} belongs to a different run", changes.values())',
         "            pass",
         "tests/learners/test_checkpoints.py",
     ),
