@@ -68,8 +68,8 @@ class LeftOut:
             )
         if self.boundary_values:
             sentences.append(
-                f"{self.boundary_values:,} episodes, first episode {self.first_boundary_values}, have a reward or action "
-                "other than zeros in their last step; no transition begins there, so it is neither used nor counted in "
+                f"{self.boundary_values:,} episodes, first episode {self.first_boundary_values}, have a reward or "
+                "action other than zeros in their last step; no transition begins there, so it is neither used nor counted in "
                 "returns"
             )
         return tuple(sentences)

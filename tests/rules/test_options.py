@@ -228,7 +228,10 @@ def test_fields_that_items_do_not_contain_are_listed_with_the_reason(tmp_path, a
 
 
 def test_training_lists_the_fields_that_it_does_not_use():
-    notes = open_data([TEXTS, TEXTS], TrainingConfig("bc", env=None)).notes
+    logs = [
+        {**TEXTS, "actions": np.zeros((4, 1)), "observations": np.zeros((4, 1)), "next_observations": np.zeros((4, 1))}
+    ]
+    notes = open_data(logs, TrainingConfig("bc", env=None)).notes
     assert any("'language_instruction', 'notes', 'phase' are left out" in note for note in notes)
 
 
