@@ -47,6 +47,8 @@ LOG = {
     "actions": np.zeros(4),
     "rewards": np.ones(4),
 }
+#: Without those that other tests register.
+BUILT_IN = tuple(FORMATS)
 #: A value of each option of `load` that has an effect on the datasets below.
 VALUES = {
     "split": "valid",
@@ -93,11 +95,11 @@ def fingerprint(source):
 
 
 @pytest.mark.parametrize("option", VALUES)
-@pytest.mark.parametrize("name", [each.name for each in FORMATS if each.name != "a MinariDataset"])
+@pytest.mark.parametrize("name", [each.name for each in BUILT_IN if each.name != "a MinariDataset"])
 def test_each_option_of_load_has_an_effect_or_is_an_error(sources, name, option, data, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data / "rlds"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
-    (found,) = [each for each in FORMATS if each.name == name]
+    (found,) = [each for each in BUILT_IN if each.name == name]
     source, value = sources[name], VALUES[option]
     if option not in found.options:
         with pytest.raises(ValueError, match=rf"^{option}=.* does not apply to {name}"):
@@ -118,7 +120,7 @@ def test_options_of_an_open_source_are_an_error():
 
 def test_declared_options_are_the_arguments_of_load():
     arguments = {name for name, each in inspect.signature(load).parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert set(VALUES) == arguments == {option for each in FORMATS for option in each.options}
+    assert set(VALUES) == arguments == {option for each in BUILT_IN for option in each.options}
 
 
 def test_robomimic_split_selects_the_demonstrations_of_a_filter_key(sources):
@@ -134,14 +136,14 @@ def test_documentation_lists_the_options_of_each_format():
         r"^\| ([^|]+) \| ([^|]*) \|$", text.partition("## Options of `load`")[2].partition("\n## ")[0], re.M
     )
     listed = {name.strip(): tuple(re.findall(r"`(\w+)`", options)) for name, options in rows[1:]}
-    assert listed == {each.name: each.options for each in FORMATS}
+    assert listed == {each.name: each.options for each in BUILT_IN}
 
 
 def test_help_lists_the_formats_of_each_option(capsys):
     run(["validate", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
     for option in VALUES:
-        titles = ", ".join(each.title for each in FORMATS if each.title and option in each.options)
+        titles = ", ".join(each.title for each in BUILT_IN if each.title and option in each.options)
         flag = "--extra-field NAME" if option == "extra_fields" else "--" + option.replace("_", "-")
         assert titles and re.search(rf"{flag}( [A-Z]+)? {titles}[:,]", help_text), (flag, titles)
 
