@@ -194,7 +194,7 @@ class _Reader:
 
 
 def _describe_unused(step_spec: Nest) -> list[str]:
-    names = [repr(name) for name in step_spec if name not in fields.STEP_FIELDS]
+    names = [repr(name) for name in sorted(step_spec) if name not in fields.STEP_FIELDS]
     if not names:
         return []
     return [f"the step fields {', '.join(names)} are left out: agents learn from {', '.join(fields.STEP_FIELDS)} only"]
