@@ -9,6 +9,7 @@ import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.policies import BatchedPolicy
+from rlds2reverb.saved_policies import cast_array
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .time_steps import TimeStep
@@ -52,9 +53,9 @@ class PolicyActions:
         columns = dict(leaves(time_step.observation))
         observations = []
         for path, dtype in self._dtypes.items():
-            cast, changed = _cast(columns[path], dtype)
-            if changed is not None and (changed & is_used).any():
-                place = locate(_find_first(changed & is_used))
+            cast, changed = cast_array(columns[path], dtype)
+            if changed is not None and (wrong := _any_element(changed) & is_used).any():
+                place = locate(_find_first(wrong))
                 raise ValueError(
                     f"{path_name(path, 'observation')} is not representable in the policy's {dtype} ({place}); "
                     "train on data with the environment's dtype"
@@ -82,20 +83,6 @@ class PolicyActions:
             outside = np.abs(cast - clipped) > _ROUNDING * np.maximum(1.0, np.abs(clipped))
         self.num_clipped += int((_any_element(outside) & is_used).sum())
         return clipped
-
-
-def _cast(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns values `[N, ...]` in a different dtype, and which rows changed, bool `[N]`, or None if none could.
-
-    Floats are rounded; other values must not change.
-    """
-    if values.dtype == dtype:
-        return values, None
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = values.astype(dtype)
-        if values.dtype.kind == dtype.kind == "f":
-            return cast, _any_element(np.isfinite(cast) != np.isfinite(values))
-        return cast, _any_element(cast.astype(values.dtype) != values)
 
 
 def _any_element(flags: np.ndarray) -> np.ndarray:
