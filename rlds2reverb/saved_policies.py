@@ -135,7 +135,7 @@ class SavedPolicy:
         if num_actions != size:
             counts = ["a single row" if count is None else f"{count} rows" for count in (size, num_actions)]
             raise SpecMismatchError(f"observations and actions must be as many, got {counts[0]} and {counts[1]}")
-        return {name: _drop(values.numpy(), size) for name, values in estimate((observation, action)).items()}
+        return {name: _drop(np.array(values), size) for name, values in estimate((observation, action)).items()}
 
     def action(self, time_step: Any, policy_state: Any = ()) -> Any:
         """Returns TF-Agents' `PolicyStep` for a batch of time steps.
@@ -233,7 +233,8 @@ def cast_array(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndar
 
 def _clip(action: Any, spec: Any) -> np.ndarray:
     """Returns actions `[B, ...]` as an array, without the rounding errors that exceed their bounds."""
-    return np.clip(action.numpy(), spec.minimum, spec.maximum) if hasattr(spec, "minimum") else action.numpy()
+    array = np.array(action)
+    return np.clip(array, spec.minimum, spec.maximum) if hasattr(spec, "minimum") else array
 
 
 def _drop(rows: np.ndarray, size: int | None) -> Any:

@@ -170,20 +170,25 @@ class EvaluateHook(LearnerHook):
         """Sets the evaluation and the interval.
 
         Args:
-          evaluate: function from a policy to an `Evaluation` or a mean return.
+          evaluate: function from a policy to an `Evaluation` or a mean return; or to None if a signal has stopped it.
           name: see `Hook`.
           priority: see `Hook`.
-          position: 'after_iter', or 'after_run' for a single evaluation.
+          position: 'after_iter'; 'after_run' for a single evaluation; or 'before_run' for one that was due at the end
+            of the last run, but was stopped.
           every: interval in iterations.
         """
         super().__init__(name, priority, position=position, every=every)
         self._evaluate = evaluate
 
     def __call__(self, learner: HookedLearner) -> None:
-        """Evaluates the policy; after a run only if it was not just evaluated and no signal ended the run."""
-        if self.position == "after_run" and (learner.evaluated_at == learner.step or learner.is_stopped_by_signal):
+        """Evaluates the policy; before and after a run only if it was not evaluated at this iteration."""
+        if self.position != "after_iter" and (learner.evaluated_at == learner.step or learner.is_stopped_by_signal):
             return
-        learner.record_evaluation(self._evaluate(learner.policy))
+        if self.position == "before_run" and (learner.step == 0 or learner.step % self.every):
+            return
+        evaluation = self._evaluate(learner.policy)
+        if evaluation is not None:
+            learner.record_evaluation(evaluation)
 
 
 class EarlyStopHook(LearnerHook):
