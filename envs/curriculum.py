@@ -177,12 +177,7 @@ class Curriculum(Wrapper):
     def _convert(self, time_step: TimeStep) -> TimeStep:
         is_first, is_last, has_failed, tasks = map(
             np.atleast_1d,
-            (
-                time_step.step_type == FIRST,
-                time_step.step_type == LAST,
-                time_step.has_failed,
-                time_step.env_info[TASK_ID],
-            ),
+            (time_step.step_type == FIRST, time_step.step_type == LAST, time_step.has_failed, time_step.env_info[TASK_ID]),
         )
         rewards = np.asarray(time_step.reward, np.float64).reshape(len(is_first), -1).sum(axis=1)
         self._returns = np.where(is_first, 0, self._returns + rewards)

@@ -32,11 +32,7 @@ def fill(value, steps):
 
 def make_steps():
     columns = {"observation": np.zeros((4, 2)), "action": np.zeros((4, 1)), "reward": np.zeros(4)}
-    return {
-        **{name: column.astype(np.float32) for name, column in columns.items()},
-        "discount": np.ones(4, "f"),
-        **FLAGS,
-    }
+    return {**{name: column.astype(np.float32) for name, column in columns.items()}, "discount": np.ones(4, "f"), **FLAGS}
 
 
 def refilled_steps():
@@ -161,12 +157,12 @@ ENTRY_POINTS = {
     "load steps": lambda path: values_of(load(refilled_steps)),
     "load logs": lambda path: values_of(load(refilled_logs)),
     "load of rows": lambda path: values_of(load(refilled_logs, independent_rows=True))[::3],
-    "load of an iterable": lambda path: values_of(
-        load(type("Data", (), {"__iter__": lambda self: refilled_steps()})())
-    ),
+    "load of an iterable": lambda path: values_of(load(type("Data", (), {"__iter__": lambda self: refilled_steps()})())),
     "Source": lambda path: values_of(Source("x", "memory", refilled_episodes)),
     "Source.ranges": lambda path: values_of(Source("x", "", refilled_episodes, ranges=Ranges()).ranges.read(0, 3)),
-    "to_rlds": lambda path: [float(next(iter(each["steps"]))["reward"]) for each in load(refilled_steps).to_rlds()],
+    "to_rlds": lambda path: [
+        float(next(iter(each["steps"]))["reward"]) for each in load(refilled_steps).to_rlds()
+    ],
     "apply_transforms": lambda path: values_of(apply_transforms(load(refilled_steps), [Reusing()])[0]),
     "ingest": lambda path: ingest_matches(path, refilled_steps),
     "ingest of a Source": lambda path: ingest_matches(path, Source("x", "memory", refilled_episodes)),
@@ -176,9 +172,7 @@ ENTRY_POINTS = {
     "list": lambda path: change_after_load(fresh_list(), zero),
     "D4RL columns": lambda path: change_after_load(d4rl_rows(), zero),
     "extend_episodes": lambda path: buffer_values("naive", lambda b: b.extend_episodes(refilled_episodes())),
-    "extend_episodes of a Source": lambda path: buffer_values(
-        "naive", lambda b: b.extend_episodes(load(refilled_steps))
-    ),
+    "extend_episodes of a Source": lambda path: buffer_values("naive", lambda b: b.extend_episodes(load(refilled_steps))),
     "extend": lambda path: buffer_values("episode", lambda b: b.extend(refilled_steps())),
 }
 
