@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.saved_policies import cast_array
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
@@ -15,7 +16,7 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from .batched_environment import make_row_reader, stack
 from .environment import Environment
 from .spaces import make_space
-from .specs import copy_arrays, require_within, sample_action
+from .specs import require_within, sample_action
 from .time_steps import TimeStep
 
 RANDOM = "random"

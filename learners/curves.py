@@ -29,6 +29,8 @@ _GREY = "#666666"
 _MAX_LABEL_LENGTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50
 _NUM_LAST = 5
+#: Settings that are too long for a label, though runs may differ in them.
+_NOT_LABELLED = ("path", "observations", "actions", "action bounds", "environment_spec", "code")
 _METRICS = ("auto", "return", "score")
 
 
@@ -379,7 +381,10 @@ def _get_group_settings(run: Run) -> dict[str, Any]:
     """Returns the settings that the runs of one curve share; a run without configuration forms its own group."""
     if not run.identity:
         return {"path": str(run.path)}
-    return {name: value for name, value in run.identity.items() if name != "seed"}
+    spec = run.identity.get("environment_spec") or {}
+    arguments = {"max_episode_steps": spec.get("max_episode_steps"), **(spec.get("kwargs") or {})}
+    settings = {name: value for name, value in run.identity.items() if name != "seed"}
+    return {**settings, **{f"environment {name}": value for name, value in arguments.items()}}
 
 
 def _make_labels(runs: Sequence[Run]) -> list[str]:
@@ -403,7 +408,7 @@ def _describe_setting(run: Run, name: str, value: Any) -> str:
     """Returns a setting for a label: the name of the data, and nothing for specs and for options that are not set."""
     if name == "data":
         return Path(str((run.config.get("data") or {}).get("source", value))).name
-    if value in (None, False) or name in ("path", "observations", "actions", "action bounds"):
+    if value in (None, False) or name in _NOT_LABELLED:
         return ""
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{name.removeprefix('hyperparameter ')} {shown}"

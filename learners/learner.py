@@ -25,7 +25,7 @@ from .monitor import Monitor
 from .policy_export import export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
 from .run_directory import RunDirectory
-from .run_identity import RunIdentity
+from .run_identity import RunIdentity, require_same
 from .run_log import RunLog
 from .train_loop import CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
@@ -109,8 +109,8 @@ class Learner:
           rank: index of this process among those that train together, each with a different run_dir; hooks save and
             log on rank 0 only.
           identity: plain values that identify the run, such as the agent's name and the data's fingerprint; checkpoints
-            with different ones are rejected. The agent's class is always included. If `environment` differs and the
-            checkpoint is accepted nevertheless, its best evaluation is forgotten.
+            with different ones are rejected. The agent's class is always included. If one whose name begins with
+            `environment` or `eval_` differs and the checkpoint is accepted nevertheless, its evaluations are removed.
           addable: names in `identity` that a run may get later, such as the options of a further phase; checkpoints
             without them are accepted.
           keep_checkpoints: number of latest checkpoints to keep, at least 1; the best one is kept as well.
@@ -518,8 +518,9 @@ class Learner:
         checkpoint = self._checkpoints.open(path)
         if checkpoint is None:
             return False
+        changes = self._identity.compare(checkpoint.manifest.get("identity", {}))
         if not allow_config_mismatch:
-            self._identity.require_same(checkpoint)
+            require_same(f"{checkpoint.path} belongs to a different run", changes.values())
         if self._replay is not None:
             self._loop.release_feed()
             checkpoint.load_replay(self._replay)
@@ -533,7 +534,7 @@ class Learner:
         self._saved_at = checkpoint.step if is_own else None
         if not is_own:
             self._log.evaluations.forget_best()
-        if "environment" in self._identity.compare(checkpoint):
+        if any(name.startswith(("environment", "eval_")) for name in changes):
             self._log.forget_evaluations()
             self._checkpoints.forget_best()
         return True

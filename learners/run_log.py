@@ -80,8 +80,11 @@ class RunLog:
         self.evaluations.add(step, mean)
 
     def forget_evaluations(self) -> None:
-        """Forgets all evaluations, because they are not comparable to later ones."""
+        """Forgets all evaluations, and removes them from the log, because they are not comparable to later ones."""
         self.evaluations.load_state_dict({})
+        if self._kept_steps is not None:
+            self._kept_steps = (self._kept_steps[0], -1)
+            self._remove_lost_entries()
         self.latest = {key: value for key, value in self.latest.items() if not key.startswith("evaluation/")}
 
     def state_dict(self) -> dict[str, Any]:

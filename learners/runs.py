@@ -42,7 +42,7 @@ class Run:
     Attributes:
       path: path of the directory.
       config: content of `config.json`: `configuration` (every option), `hyperparameters`, `identity`, `data`,
-        `environment`, `reference_returns` and `versions`; empty if it was never written.
+        `environment`, `environment_spec`, `reference_returns` and `versions`; empty if it was never written.
       progress: columns of `progress.csv`, float64 [N] by name, with increasing `step`.
       evaluations: columns of `evaluations.csv`: `step`, `mean`, `std`, `score`, `num_episodes`, `return_0` and so on.
       priorities: int64 [N, len(PRIORITY_BINS)], number of priorities in each bin.
@@ -229,6 +229,7 @@ _CONFIG_ENTRIES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("configuration", _is_object, "an object"),
     ("identity", _is_object, "an object"),
     ("environment", lambda value: isinstance(value, str), "a string"),
+    ("environment_spec", _is_object, "an object"),
     (
         "reference_returns",
         lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)),

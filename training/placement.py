@@ -136,9 +136,7 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
     with contextlib.suppress(OSError):
         report.unlink()
     try:
-        with Training(
-            run.source, run.config, run_dir, progress=progress, expected_fingerprint=run.fingerprint
-        ) as training:
+        with Training(run.source, run.config, run_dir, progress=progress) as training:
             learner = training.learner
             training.run()
             if learner.is_stopped_by_signal:

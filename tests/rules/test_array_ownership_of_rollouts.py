@@ -142,7 +142,9 @@ def test_recordings_do_not_depend_on_who_reuses_arrays(place, hostile):
     policy, made = (make_hostile_policy(), make) if hostile == "policy" else (decide, hostile_make)
     assert_equal(RECORDINGS[place](made, policy), expected)
     steps = expected[0]
-    assert steps["reward"].any() and (place == "random" or np.array_equal(steps["action"][0], decide(np.ones(SIZE, "f"))))
+    assert steps["reward"].any() and (
+        place == "random" or np.array_equal(steps["action"][0], decide(np.ones(SIZE, "f")))
+    )
 
 
 @pytest.mark.parametrize("hostile", ["policy", "environment"])

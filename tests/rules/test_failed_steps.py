@@ -99,7 +99,9 @@ def test_evaluations_and_films_of_failed_environments_raise(tmp_path):
     def make_lost():
         return Lost(GymnasiumEnvironment(Rendered(5)))
 
-    with pytest.raises(EnvironmentFailedError, match=r"make_lost has failed \(episode 0, step 2\); fix the environment"):
+    with pytest.raises(
+        EnvironmentFailedError, match=r"make_lost has failed \(episode 0, step 2\); fix the environment"
+    ):
         evaluate(make_lost, POLICY, 1)
     with pytest.raises(EnvironmentFailedError, match=r"make_lost has failed \(episode 0, step 2\)"):
         record_film(make_lost, "random", tmp_path / "film.gif")

@@ -91,7 +91,9 @@ class ClusterTraining:
             self._progress.note(note)
         for warning in self._parts.warnings:
             self._progress.warn(warning)
-        require_same_run(self.run_dir, self.config, self._parts.document["identity"])
+        document = self._parts.document
+        key = document["environment"], document["environment_spec"]
+        require_same_run(self.run_dir, self.config, key, document["data"]["fingerprint"])
         with RunDirectory(self.run_dir) as run:
             run.write_config(self._parts.document, repeat=repeat)
         with ExitStack() as stack:

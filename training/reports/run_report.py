@@ -13,6 +13,7 @@ from rlds2reverb.learners.curves import Curve, data_wait_shares, label_runs, lea
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN, PRIORITY_BINS
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
 
+from ..environment import restore_environment
 from ..experiments import list_runs
 from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar, make_log_axis
 from .page import Page, Report, escape_label, require_plotly
@@ -394,12 +395,18 @@ def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         for label, (run, *_) in list(groups.items())[:_MAX_FILMS]:
             name = next((name for name in _POLICIES if (run.path / name / "saved_model.pb").is_file()), None)
-            if name is None or run.environment is None:
-                missing = "environment" if name else "policy"
-                page.add_findings([("note", f"{label} has not been filmed, because {run.path} has no {missing}")])
+            environment, reason = None, f"{run.path} has no {'policy' if name is None else 'environment'}"
+            try:
+                environment = restore_environment(run)
+            except ValueError as error:  # A function created it.
+                reason = str(error)
+            if name is None or environment is None:
+                page.add_findings([("note", f"{label} has not been filmed, because {reason}")])
                 continue
             policy = run.best_policy if name == BEST_POLICY_FOLDER else run.policy
-            film = record_film(run.environment, policy, Path(folder) / "film.mp4", seed=_FILM_SEED)
+            limit = run.configuration.get("eval_max_episode_steps")
+            path = Path(folder) / "film.mp4"
+            film = record_film(environment.make_env, policy, path, seed=_FILM_SEED, max_episode_steps=limit)
             caption = f"The {_POLICIES[name]} policy of {run.path.name}; return {film.returns[0]:,.1f}."
             page.add_film(f"{label} in {run.environment}", film, caption=caption)
 
