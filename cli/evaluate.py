@@ -123,7 +123,7 @@ def _find_environment(folder: Path, run: Run | None, options: dict[str, Any]) ->
 def _film(film: Path, environment: str, make_env: Any, policy_path: Path, options: dict[str, Any]) -> Film:
     from rlds2reverb.envs.film import record_film
 
-    from rlds2reverb.policies import load_policy
+    from rlds2reverb.saved_policies import load_policy
 
     with status(f"filming {environment}"), quiet_imports():
         return record_film(
@@ -174,7 +174,7 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
 
 def _evaluate_policy(name: str, path: Path, evaluator: Evaluator) -> tuple[int | None, Evaluation]:
     """Returns the training step of a saved policy, or None if it was saved without one, and its evaluation."""
-    from rlds2reverb.policies import load_policy
+    from rlds2reverb.saved_policies import load_policy
 
     with status(f"running {output.count(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
         policy = load_policy(path)

@@ -193,7 +193,7 @@ def draw_run(run: Run) -> Figure:
         raise ValueError(f"{run.path} has logged nothing yet; there is nothing to draw")
     figure = _make_figure((7.2, 4.2))
     axes = figure.add_subplot()
-    axes.plot(run.progress[STEP], run.progress["loss"], **_get_line_style(0))
+    axes.plot(run.progress[STEP], run.progress["loss"], **_get_line_style(0, run.progress["loss"]))
     axes.set_xlabel("training steps")
     axes.set_ylabel("loss")
     _style_axes(axes)
@@ -226,10 +226,9 @@ def save_png(figure: Figure, path: str | Path) -> None:
 def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     """Draws curves with bands of one standard deviation, and lines for the data's behaviour and for online phases."""
     for number, curve in enumerate(curves):
-        style = _get_line_style(number)
+        style = _get_line_style(number, curve.mean)
         suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
-        marker = "o" if len(curve.steps) == 1 else None
-        axes.plot(curve.steps, curve.mean, marker=marker, label=f"{curve.label}{suffix}", **style)
+        axes.plot(curve.steps, curve.mean, label=f"{curve.label}{suffix}", **style)
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
     for number, behaviour in enumerate(sorted({curve.behaviour for curve in curves if curve.behaviour is not None})):
@@ -253,7 +252,7 @@ def draw_data_waits(axes: Axes, curves: Sequence[Curve]) -> None:
     upper_limit = 10.0
     for number, curve in enumerate(curves):
         steps, shares = data_wait_shares(curve.runs)
-        axes.plot(steps, 100 * shares, **_get_line_style(number))
+        axes.plot(steps, 100 * shares, **_get_line_style(number, shares))
         upper_limit = max(upper_limit, 110 * shares.max(initial=0))
     axes.set_ylim(0, upper_limit)
     axes.set_ylabel("% of the time")
@@ -262,9 +261,14 @@ def draw_data_waits(axes: Axes, curves: Sequence[Curve]) -> None:
     _style_axes(axes)
 
 
-def _get_line_style(number: int) -> dict[str, Any]:
+def _get_line_style(number: int, values: np.ndarray) -> dict[str, Any]:
+    """Returns the style of a line, with a mark if it has a single point, which would otherwise be invisible."""
     dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": dashes}
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "linestyle": dashes,
+        "marker": "o" if np.isfinite(values).sum() == 1 else None,
+    }
 
 
 def draw_priorities(axes: Axes, run: Run, *, label: str) -> None:

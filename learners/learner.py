@@ -559,10 +559,15 @@ class Learner:
     def export_policy(self, path: str | Path) -> Path:
         """Writes the greedy policy as a SavedModel that loads without this package, and returns its path.
 
+        It includes the agent's estimates of values, if it has `estimate_values`; see `SavedPolicy.values`.
+
         Args:
           path: directory of the SavedModel; replaced if it exists.
         """
-        return export_policy(self.agent.policy, path, train_step=self.agent.train_step_counter)
+        estimate_values = getattr(self.agent, "estimate_values", None)
+        return export_policy(
+            self.agent.policy, path, train_step=self.agent.train_step_counter, estimate_values=estimate_values
+        )
 
     def export_best_policy(self, path: str | Path) -> Path | None:
         """Writes the policy of the best evaluation, and returns its path, or None without evaluations.

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb.errors import CorruptFileError
+from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy
+from rlds2reverb.specs import Nest
 
 from .csv_log import STEP, read_csv_log
 from .run_directory import (
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
 #: Files of which a run directory contains at least one.
 _RUN_FILES = (CONFIG_FILE, PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
-#: Folders of the exported policies in a run directory.
-POLICY_FOLDER, BEST_POLICY_FOLDER = "policy", "best_policy"
+#: Folder of the policy of the best evaluation in a run directory.
+BEST_POLICY_FOLDER = "best_policy"
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ class Run:
         return float(means.max()) if len(means) else None
 
     @cached_property
-    def policy(self) -> Any:
-        """The last policy, as a TF-Agents policy; see `load_policy`.
+    def policy(self) -> SavedPolicy:
+        """The last policy; see `load_policy`.
 
         Raises:
           ValueError: If the run has not exported a policy yet.
@@ -107,16 +109,32 @@ class Run:
         return self._load_policy(POLICY_FOLDER)
 
     @cached_property
-    def best_policy(self) -> Any:
-        """The policy of the best evaluation, as a TF-Agents policy.
+    def best_policy(self) -> SavedPolicy:
+        """The policy of the best evaluation, with the same methods.
 
         Raises:
           ValueError: If the run has not exported one, because it was not evaluated or has not ended yet.
         """
         return self._load_policy(BEST_POLICY_FOLDER)
 
-    def _load_policy(self, folder: str) -> Any:
-        from rlds2reverb.policies import load_policy
+    def predict(self, observations: Nest) -> Nest:
+        """Returns the last policy's actions for one observation or a batch of them, in the environment's units.
+
+            action = run.predict(observation)  # or run.best_policy.predict(observation)
+
+        The same as `run.policy.predict`; see `SavedPolicy.predict`.
+        """
+        return self.policy.predict(observations)
+
+    def values(self, observations: Nest, actions: Nest) -> dict[str, np.ndarray]:
+        """Returns what the agent's critics estimate after the last update: 'q', and 'v' if the agent has it.
+
+        The same as `run.policy.values`; see `SavedPolicy.values`.
+        """
+        return self.policy.values(observations, actions)
+
+    def _load_policy(self, folder: str) -> SavedPolicy:
+        from rlds2reverb.saved_policies import load_policy
 
         if not (self.path / folder / "saved_model.pb").is_file():
             raise ValueError(f"{self.path} has no {folder}/; it is written when a run ends or is stopped")

@@ -135,10 +135,21 @@ def make_action_spec(
     origin = "those of the environment" if action_space is not None else "those of the dataset's own action space"
     choose = _choose_discrete if actions.is_discrete else _choose_continuous
     low, high, reason = choose(actions, space, origin, is_clipped=is_clipped)
-    spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, low, high, name="action")
+    bounds = (_round_inwards(low, actions.spec.dtype, np.inf), _round_inwards(high, actions.spec.dtype, -np.inf))
+    spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, *bounds, name="action")
     if action_space is not None and reason == origin:
         return spec, None
     return spec, f"the action bounds are {describe_bounds(spec)}, {reason}"
+
+
+def _round_inwards(bound: Any, dtype: np.dtype, inwards: float) -> Any:
+    """Returns a bound in a dtype, such that an action at it is also within the environment's wider dtype."""
+    if not np.issubdtype(dtype, np.floating):
+        return bound
+    exact, rounded = np.asarray(bound, np.float64), np.asarray(bound, dtype)
+    is_outside = np.sign(rounded.astype(np.float64) - exact) == -np.sign(inwards)
+    with np.errstate(all="ignore"):  # A bound of 0 has a denormal neighbour.
+        return np.where(is_outside, np.nextafter(rounded, dtype.type(inwards)), rounded)
 
 
 def _describes(space: Any, spec: ArraySpec) -> bool:

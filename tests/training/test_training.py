@@ -8,10 +8,12 @@ import sys
 from itertools import islice
 
 import gin
+import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
 from rlds2reverb.adders import NStep
+from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.training import Progress
@@ -27,6 +29,7 @@ from rlds2reverb import (
     TrainingConfig,
     ingest,
     load,
+    load_policy,
     load_run,
     packed_signature,
     train,
@@ -70,6 +73,7 @@ def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, 
     assert run.behaviour_return == pytest.approx(978.3, abs=0.1) and run.progress["step"].tolist() == [20, 40]
     action = run.policy.action(time_step.restart(np.zeros((3, 11), np.float32), 3)).action
     assert action.shape == (3, 3) and np.isfinite(action).all()
+    assert run.values(np.zeros((3, 11)), action)["q"].shape == (3,)
     assert run.plot(tmp_path / "a.png")._repr_png_().startswith(b"\x89PNG") and (tmp_path / "a.png").is_file()
     assert "the action bounds are [-1, 1]" in capsys.readouterr().err
 
@@ -78,6 +82,22 @@ def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, 
     assert run.progress["step"].tolist() == load_run(tmp_path / "run").progress["step"].tolist() == [20, 40, 60]
     config = TrainingConfig.from_dict(run.configuration)
     assert (config.algo, config.steps, config.batch_size, config.normalize_observations) == ("td3_bc", 60, 8, True)
+
+
+def test_predict_acts_as_the_evaluator_does(data, tmp_path):
+    run = train(data / "d4rl/pendulum_mixed-v2.hdf5", "bc", tmp_path, steps=2, **SMALL)
+    env, total = gymnasium.make("Pendulum-v1"), 0.0
+    observation, _ = env.reset(seed=4)
+    for _ in range(30):
+        action = run.predict(observation)
+        assert env.action_space.contains(action)
+        observation, reward, *_ = env.step(action)
+        total += reward
+    evaluation = evaluate("Pendulum-v1", run.policy, seeds=[4], max_episode_steps=30)
+    assert evaluation.returns[0] == pytest.approx(total, rel=1e-4)
+    np.testing.assert_array_equal(load_policy(tmp_path).predict(observation), run.predict(observation))
+    with pytest.raises(ValueError, match="has no best_policy/; it is written when a run ends"):
+        _ = run.best_policy
 
 
 def test_a_run_leaves_nothing_behind_in_the_process(source, tmp_path, monkeypatch):
