@@ -21,6 +21,7 @@ from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, requi
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
 from .hooks import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
+from .hyperparameter_variables import HyperparameterVariables
 from .monitor import Monitor
 from .policy_export import export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
@@ -135,6 +136,7 @@ class Learner:
         feed = _make_matching_feed(dataset, priorities, agent)
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._hooks = HookList(hooks)
+        self._hyperparameters = HyperparameterVariables(agent)
         self._steps_per_call, self._replay = steps_per_call, replay
         self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})}, addable)
         self.learn_info: dict[str, float] = {}
@@ -497,6 +499,7 @@ class Learner:
         manifest = {
             "identity": self._identity.values,
             "specs": describe_specs(self.agent),
+            "hyperparameters": self._hyperparameters.digests(),
             "hooks": self._hooks.state_dict(),
             "log": self._log.state_dict(),
         }
@@ -506,6 +509,8 @@ class Learner:
 
     def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
         """Resumes from a checkpoint, and returns whether there is one.
+
+        Weights, optimisers and counters continue; hyperparameters are those of this learner's agent.
 
         Args:
           path: directory of a checkpoint; None for the latest valid one in `run_dir`.
@@ -525,6 +530,7 @@ class Learner:
             checkpoint.load_replay(self._replay)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         self._checkpoints.restore(checkpoint)
+        self._hyperparameters.set_again(checkpoint.manifest.get("hyperparameters", {}))
         self._loop.step = checkpoint.step
         self._hooks.load_state_dict(checkpoint.manifest.get("hooks", {}))
         self._log.load_state_dict(checkpoint.manifest.get("log", {}), checkpoint.step)
@@ -554,6 +560,8 @@ class Learner:
         checkpoint = open_checkpoint(path)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         load_weights(checkpoint, self.agent)
+        initial = checkpoint.manifest.get("hyperparameters", {})
+        self._hyperparameters.set_again(initial, numbers_only=True)
 
     def export_policy(self, path: str | Path) -> Path:
         """Writes the greedy policy as a SavedModel that loads without this package, and returns its path.
