@@ -225,6 +225,11 @@ class Learner:
         return self._log.latest
 
     @property
+    def recorded_at(self) -> dict[str, int]:
+        """The number of completed iterations at which each value of `latest` was recorded, by name."""
+        return self._log.recorded_at
+
+    @property
     def monitor(self) -> Monitor:
         """The training speed over the last calls; see `Monitor.rates`."""
         return self._log.monitor
@@ -423,7 +428,7 @@ class Learner:
         self.priority_info = {"info": result.info, "td_error": result.td_errors} if has_priorities else {}
         if self._priorities is not None and has_priorities:
             self._priorities.submit(**self.priority_info)
-        self._log.add(result, secs, has_priorities=has_priorities)
+        self._log.add(self.step, result, secs, has_priorities=has_priorities)
         with self._inside_iteration():
             self.call_hook("after_iter")
 

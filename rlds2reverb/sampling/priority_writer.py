@@ -36,8 +36,8 @@ class PriorityWriter:
           servers: the servers passed to `sample_dataset`, in the same order.
           table: the name of the table.
           eps: constant that `update` adds to every TD error so that each item can be sampled; in [1e-12, 1].
-          new_items_first: whether `update` keeps all priorities below or at those of items that were never sampled, which
-            would hardly be sampled otherwise if TD errors exceed the priority with which items are inserted, usually 1.
+          new_items_first: whether `update` writes no priority above that of new items, usually 1; otherwise items that
+            were never sampled will hardly be once others have much larger TD errors.
           timeout_secs: maximum time to wait for a server to accept priorities, and for a single server that is gone to
             return.
           on_server_lost: function called as `on_server_lost(address, reason)` when a server does not accept priorities
@@ -79,8 +79,8 @@ class PriorityWriter:
             priority = p * min(1, max p_new / max p),  p = |td_error| + eps
 
         New items then have the highest priority up to now (Schaul et al. 2016, algorithm 1, line 6), whichever process
-        inserts them. As the scale cannot exceed it, the highest priority of a sampled item is taken for that of new ones.
-        Priorities written with an earlier, larger scale are too high until their items are sampled again.
+        inserts them. Their priority is taken to be the highest of the items sampled up to now, which updates cannot
+        raise. A priority that was written with a larger scale is too high until its item is sampled again.
         """
         priorities = np.abs(to_float64(td_errors)) + self._eps
         if self._new_items_first and len(priorities):

@@ -119,7 +119,14 @@ def make_recording_writer(**options):
 
 def test_update_keeps_the_priority_of_new_items_the_highest():
     writer, written = make_recording_writer(eps=0.5, new_items_first=True)
-    for td_errors, sampled in (([0.25], 1), ([1.5, -3.5], [1, 0.75]), ([0.5], 1), ([7.5], 0.5), ([3.5], [32]), ([], [])):
+    for td_errors, sampled in (
+        ([0.25], 1),
+        ([1.5, -3.5], [1, 0.75]),
+        ([0.5], 1),
+        ([7.5], 0.5),
+        ([3.5], [32]),
+        ([], []),
+    ):
         writer.update(make_info([0], [0])._replace(priority=np.array(sampled)), td_errors)
     assert written == [[0.75], [0.5, 1.0], [0.25], [1.0], [4.0], []]  # The last table has new items with 32.
     with pytest.raises(ValueError, match="the priority of item 1 of the batch must be a finite number in"):
