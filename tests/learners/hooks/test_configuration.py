@@ -1,6 +1,7 @@
 """Hooks from configurations in DI-engine's two formats, and the order of hooks."""
 
 import math
+import signal
 
 import pytest
 from rlds2reverb.learners import Learner
@@ -288,6 +289,27 @@ def test_early_stop_counts_each_evaluation_once_also_after_a_restart():
         hook(owner)
         states.append(hook.state_dict())
     assert [state["num_without_gain"] for state in states] == [0, 0, 0, 0, 1, 1, 2, 2] and len(stopped) == 1
+
+
+def test_continued_run_begins_with_the_evaluation_that_a_signal_has_stopped(tmp_path):
+    def stop(policy):
+        signal.raise_signal(signal.SIGINT)
+
+    def open_learner(evaluate):
+        hooks = [LoadCkptHook(), EvaluateHook(evaluate, every=4), SaveCkptHook(position="after_run")]
+        return Learner(tmp_path, MeanAgent(), batches(), hooks=hooks)
+
+    for _ in range(2):
+        with open_learner(stop) as learner:
+            learner.start(8)
+            assert learner.step == 4 and learner.evaluated_at is None
+    steps = []
+    with open_learner(lambda policy: steps.append(learner.step) or 5.0) as learner:
+        learner.start(8)
+    assert steps == [4, 8]
+    with open_learner(stop) as learner:
+        learner.start(8)
+        assert not learner.is_stopped_by_signal and learner.best_return == 5.0
 
 
 def test_learner_records_when_each_number_was_logged(tmp_path):
