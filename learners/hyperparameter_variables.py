@@ -35,16 +35,15 @@ class HyperparameterVariables:
         """Returns a digest of the initial value of each variable by name, for `set_again`."""
         return {path: _digest(each.value) for path, each in self._variables.items()}
 
-    def set_again(self, initial: Mapping[str, str], *, numbers_only: bool = False) -> None:
+    def set_again(self, initial: Mapping[str, str]) -> None:
         """Sets hyperparameters to those of this agent, after a checkpoint was restored that has different ones.
 
         Args:
           initial: `digests` of the run that wrote the checkpoint; empty if unknown.
-          numbers_only: whether to keep the checkpoint's normalisation of observations.
         """
         for path, (variable, value, is_optimizers) in self._variables.items():
             is_constant = is_optimizers or initial.get(path) == _digest(variable.numpy())
-            if is_constant and initial.get(path) != _digest(value) and not (numbers_only and value.ndim):
+            if is_constant and initial.get(path) != _digest(value):
                 variable.assign(value)
 
 

@@ -572,8 +572,6 @@ class Learner:
         checkpoint = open_checkpoint(path)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         load_weights(checkpoint, self.agent)
-        initial = checkpoint.manifest.get("hyperparameters", {})
-        self._hyperparameters.set_again(initial, numbers_only=True)
 
     def export_policy(self, path: str | Path) -> Path:
         """Writes the greedy policy as a SavedModel that loads without this package, and returns its path.

@@ -122,19 +122,9 @@ def test_values_that_a_run_has_changed_itself_continue(tmp_path):
     assert train_own(tmp_path, 1, options[0], 0.25, 0.5, 1.0).optimizer.learning_rate.numpy() == 0.25
 
 
-def test_new_run_has_its_own_hyperparameters_and_the_normalisation_of_the_weights(tmp_path, monkeypatch):
+def test_new_run_from_other_weights_has_its_own_optimizers(tmp_path):
     train_own(tmp_path / "own", 1, OPTIMIZERS["keras"], 0.5, 0.5, 1.0)
-    agent = OwnAgent(OPTIMIZERS["keras"], 0.25, 0.5, 2.0)
+    agent = OwnAgent(OPTIMIZERS["keras"], 0.25, 0.5, 1.0)
     with Learner(tmp_path / "new", agent, batches()) as learner:
         learner.initialize_from(tmp_path / "own")
-    assert (agent.estimate.numpy(), agent.scale.numpy(), agent.optimizer.learning_rate.numpy()) == (0.5, 2.0, 0.25)
-
-    monkeypatch.setattr(TrainLoop, "prepare", lambda loop: None)
-    old, new = (make("bc", **each) for each in STATISTICS)
-    data = tf.data.Dataset.from_tensors(make_experience("bc", 0)).repeat()
-    with Learner(tmp_path / "bc", old, data) as learner:
-        learner.save_checkpoint()
-    with Learner(tmp_path / "more", new, data) as learner:
-        learner.initialize_from(tmp_path / "bc")
-    for variable, other in zip(new.policy.variables(), old.policy.variables(), strict=True):
-        np.testing.assert_array_equal(variable, other)
+    assert (agent.estimate.numpy(), agent.optimizer.learning_rate.numpy()) == (0.5, 0.25)

@@ -46,7 +46,7 @@ def act(actor, observation, noise):
     "overrides",
     [
         {},
-        {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False},
+        {"lagrange_threshold": 2.0, "min_q_weight": 3.0, "deterministic_backup": False},
         pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),
         pytest.param({"max_q_backup": True}, marks=pytest.mark.slow),
     ],
