@@ -1,10 +1,11 @@
-"""Calls in a thread, with a timeout."""
+"""Calls in a thread, with a timeout. Calls and their results have numbers, so that no caller gets a different one's."""
 
 from __future__ import annotations
 
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,8 +16,9 @@ ResultT = TypeVar("ResultT")
 class DeadlineThread:
     """A thread that makes all calls, so that one that hangs is an error after a timeout. Use it as a context manager.
 
-    A thread that hangs cannot be ended; it is left behind, and ends with the process. Later calls raise at once, so
-    that none of them returns the late result of the call that was given up.
+    Several threads may call; their calls are made one after the other. The call after an interrupted one (Ctrl-C) waits
+    until that is complete. A thread that hangs cannot be ended; it is left behind, and ends with the process. Later
+    calls raise at once.
 
     Attributes:
       is_responsive: whether no call has exceeded its timeout.
@@ -30,8 +32,9 @@ class DeadlineThread:
           timeout_secs: maximum duration of a call.
         """
         self._name, self._timeout_secs = name, timeout_secs
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+        self._number, self._lock = 0, threading.Lock()
         self.is_responsive = True
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -50,21 +53,29 @@ class DeadlineThread:
           TimeoutError: If it takes too long, or an earlier call did; the message contains the thread's stack trace.
           RuntimeError: If the thread was closed.
         """
+        with self._lock:
+            result, error = self._exchange(function)
+        if error is not None:
+            raise error
+        return result
+
+    def _exchange(self, function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         if not self.is_responsive:
             raise TimeoutError(f"{self._name} did not answer an earlier call; the thread is at\n{self._get_stack()}")
         if self._is_closed:
             raise RuntimeError(f"{self._name} cannot be called after close()")
-        self._calls.put(function)
+        self._number += 1
+        self._calls.put((self._number, function))
+        deadline, number = time.monotonic() + self._timeout_secs, 0
         try:
-            result, error = self._results.get(timeout=self._timeout_secs)
+            while number != self._number:  # Earlier numbers are those of interrupted calls.
+                number, result, error = self._results.get(timeout=max(deadline - time.monotonic(), 0))
+            return result, error
         except queue.Empty:
             self.is_responsive = False
             raise TimeoutError(
                 f"{self._name} did not answer within {self._timeout_secs:g} s; the thread is at\n{self._get_stack()}"
             ) from None
-        if error is not None:
-            raise error
-        return result
 
     def close(self) -> None:
         """Ends the thread unless it hangs. Idempotent."""
@@ -80,8 +91,9 @@ class DeadlineThread:
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def _run(self) -> None:
-        while (function := self._calls.get()) is not None:
+        while (call := self._calls.get()) is not None:
+            number, function = call
             try:
-                self._results.put((function(), None))
+                self._results.put((number, function(), None))
             except BaseException as error:  # The caller raises it.
-                self._results.put((None, error))
+                self._results.put((number, None, error))

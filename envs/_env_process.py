@@ -46,6 +46,7 @@ class WorkerProcess:
       seeds: the seeds of its environments; None if they have none.
       num_failures: how often it was lost without completing 100 requests in between.
       is_busy: whether a request was made whose completion was not waited for.
+      is_lost: whether there is no process that is connected.
     """
 
     #: Its rows of the shared arrays.
@@ -57,8 +58,15 @@ class WorkerProcess:
     _sleeps: Any
     _caller_sleeps: Any
 
-    def __init__(self, index: int, constructors: Sequence[Callable[[], Environment]], first: int, memory: int):
-        """Serialises the constructors; `start` starts the process.
+    def __init__(
+        self,
+        index: int,
+        constructors: Sequence[Callable[[], Environment]],
+        first: int,
+        memory: int,
+        registered: Sequence[bytes],
+    ):
+        """Serialises the constructors; `start` starts the process, in which the specs `registered` will be known.
 
         Raises:
           TypeError: If a constructor cannot be sent to another process.
@@ -66,13 +74,14 @@ class WorkerProcess:
         self.index, self.first, self.end = index, first, first + len(constructors)
         self.seeds: list[int] | None = None
         self.num_failures = self._num_completed = 0
-        self._memory = memory
+        self._memory, self._registered = memory, registered
         self._constructors = [_serialise(each, first + row) for row, each in enumerate(constructors)]
         self._process: subprocess.Popen[bytes] | None = None
         self._peer: Any = None
         self._files: list[int] = []
-        self._number = 0
+        self._number = self._call_number = 0
         self.is_busy = False
+        self.is_lost = True
         self._reported: list[tuple[int, str]] = []
         self.release()
 
@@ -97,24 +106,29 @@ class WorkerProcess:
         os.close(lifeline)
         self._files = [self_end, trace]
         self._peer = Connection(own.detach())
-        self._send(pickle.dumps((self._constructors, self.first)))
+        self._call_number = 0
+        self._send(pickle.dumps((self._registered, self._constructors, self.first)))
 
     def receive(self, timeout_secs: float) -> Any:
-        """Returns the result of the last call.
+        """Returns the result of the last call; results of earlier ones, which were interrupted, are ignored.
 
         Raises:
           EnvironmentFailedError: If it has failed, or there is no result in time.
+          NotImplementedError: If the environment does not support the call.
         """
+        deadline = time.monotonic() + timeout_secs
         try:
             while True:
-                if not self._peer.poll(timeout_secs):
+                if not self._peer.poll(max(deadline - time.monotonic(), 0)):
                     raise LostProcessError(f"no answer within {timeout_secs:g} s\n{self._dump_stacks()}")
                 message = self._peer.recv_bytes()
                 if message[:1] == ERROR:
                     raise LostProcessError(pickle.loads(message[1:]))
                 if message[:1] == RESULT:
-                    return pickle.loads(message[1:])
-                if message[:1] == FAILURE:
+                    number, result, error = pickle.loads(message[1:])
+                    if number == self._call_number:
+                        return _require_result(result, error)
+                elif message[:1] == FAILURE:
                     self._reported.append(pickle.loads(message[1:]))
         except (EOFError, OSError):
             reason = self._describe_end()
@@ -124,12 +138,14 @@ class WorkerProcess:
 
     def connect(self, channel: Channel, layout: Any, timeout_secs: float) -> None:
         """Sends the layout of the shared arrays, and waits until the worker uses them."""
+        self._call_number = 1
         self._send(pickle.dumps(layout))
         self.receive(timeout_secs)
         rows: Any = [getattr(channel, name)[self.index] for name in _ARRAYS]
         self._requests, self._replies, self._commands, self._failures, self._stepping, *sleeps = rows
         self._sleeps, self._caller_sleeps = sleeps
         self._number, self._sleeps[0] = int(self._replies[0]), 0
+        self.is_lost = False
 
     def release(self) -> None:
         """Drops the shared arrays of a worker that is not started again."""
@@ -141,8 +157,10 @@ class WorkerProcess:
 
         Raises:
           EnvironmentFailedError: If the call fails.
+          NotImplementedError: If the environment does not support it.
         """
-        self._send(CALL + pickle.dumps((name, row, arguments)))
+        self._call_number += 1
+        self._send(CALL + pickle.dumps((self._call_number, name, row, arguments)))
         return self.receive(timeout_secs)
 
     def request(self, command: int) -> None:
@@ -163,6 +181,8 @@ class WorkerProcess:
         Raises:
           LostProcessError: If the process has died or does not answer.
         """
+        if self.is_lost:
+            raise LostProcessError(f"the process of {self.places} has been stopped")
         replies, number = self._replies, self._number
         start = time.perf_counter()
         while replies[0] != number and time.perf_counter() - start < spin_secs:
@@ -179,8 +199,6 @@ class WorkerProcess:
         return failures
 
     def _sleep(self, number: int, deadline: float, failures: list[tuple[int, str]]) -> None:
-        if self._process is None:
-            raise LostProcessError(f"the process of {self.places} has been stopped")
         replies = self._replies
         self._caller_sleeps[0] = 1
         try:
@@ -215,6 +233,7 @@ class WorkerProcess:
     def stop(self, deadline: float) -> None:
         """Waits until the process has ended; kills it at a deadline of `time.monotonic`."""
         self.disconnect()
+        self.is_lost = True
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(0.0, deadline - time.monotonic()))
@@ -259,6 +278,30 @@ class WorkerProcess:
     def _read_trace(self) -> str:
         size = os.fstat(self._files[1]).st_size
         return os.pread(self._files[1], size, 0).decode(errors="replace")
+
+
+def _require_result(result: Any, error: tuple[bool, str] | None) -> Any:
+    """Returns the result of a call, unless there is an error: whether it is a `NotImplementedError`, and its text."""
+    if error is None:
+        return result
+    is_unsupported, text = error
+    raise NotImplementedError(text) if is_unsupported else LostProcessError(text)
+
+
+def serialise_registered_specs() -> list[bytes]:
+    """Returns the specs of the environments that are registered with Gymnasium in this process.
+
+    Those that a script has registered are unknown in its workers, which do not run the script. Specs that cannot be
+    sent are left out.
+    """
+    import cloudpickle
+
+    registered = []
+    gymnasium = sys.modules.get("gymnasium")
+    for spec in list(gymnasium.registry.values()) if gymnasium is not None else ():
+        with contextlib.suppress(Exception):  # Objects raise errors of any type.
+            registered.append(bytes(cloudpickle.dumps(spec)))
+    return registered
 
 
 def _serialise(constructor: Callable[[], Environment], index: int) -> bytes:

@@ -20,10 +20,12 @@ import numpy as np
 from ._shared_arrays import Channel, Rows
 from .batched_environment import make_row_reader
 from .environment import Environment
+from .suite_gym import register_specs
 from .time_steps import LAST
 
 STEP, RESET = 1, 2
-#: First byte of messages: a wake-up, a failure, a call and its result, and an error of that call.
+#: First byte of messages: a wake-up, a failed environment, a call, its result or error, and the error that ends the
+#: process. Calls and results have numbers: 0 is the construction of the environments, 1 the connection of the arrays.
 WAKE, FAILURE, CALL, RESULT, ERROR = b"w", b"f", b"c", b"r", b"e"
 _F_SETSIG = 10
 _MAX_ATTEMPTS = 3
@@ -59,9 +61,24 @@ class Share:
 
     def seed(self, seeds: Sequence[int]) -> None:
         """Sets the seed of each environment."""
-        self._seeds = list(seeds)
         for env, seed in zip(self.envs, seeds, strict=True):
             env.seed(seed)
+        self._seeds = list(seeds)
+
+    def replace(self, seeds: Sequence[int] | None, is_new: Sequence[bool]) -> None:
+        """Lets the environments of a new process continue after lost ones, and resets those that start an episode."""
+        self._seeds = list(seeds) if seeds is not None else self._seeds
+        for row, env in enumerate(self.envs):
+            self._continue_seeds(row)
+            if is_new[row]:
+                self._rows.write(row, env.reset(), is_reset=True)  # type: ignore[union-attr]
+
+    def _continue_seeds(self, row: int) -> None:
+        """Gives a new environment other seeds than those of the episodes that a lost one has started."""
+        number, seed = int(self._rows.num_episodes[row]), self._seeds[row]  # type: ignore[union-attr]
+        self.envs[row].skip_episodes(number)
+        if seed is not None:
+            self.envs[row].seed(seed + 1_000_003 * number)
 
     def run(self, command: int, report: Callable[[int, str], None], stepping: np.ndarray | None = None) -> None:
         """Steps or resets all environments, and writes their time steps.
@@ -84,33 +101,32 @@ class Share:
             if stepping is not None:
                 stepping[0] = first + row
             try:
-                write(row, env.advance(read(row)) if read is not None else env.reset())
-            except Exception:
+                if read is not None:
+                    write(row, env.advance(read(row)))
+                else:
+                    write(row, env.reset(), is_reset=True)
+            except (Exception, SystemExit):
                 report(self._first + row, traceback.format_exc())
                 self._replace(row, must_reset=not is_step or rows.step_type[row] == LAST)
 
     def _replace(self, row: int, *, must_reset: bool) -> None:
         """Creates an environment again, in several attempts, and truncates its episode or starts a new one."""
+        rows: Any = self._rows
         with contextlib.suppress(Exception):
             self.envs[row].close()
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                self._create_again(row)
+                rows.num_episodes[row] += must_reset  # The episode that has failed to start.
+                self.envs[row] = create(self._constructors[row], self._first + row)
+                self._continue_seeds(row)
                 if must_reset:
-                    self._rows.write(row, self.envs[row].reset())  # type: ignore[union-attr]
+                    rows.write(row, self.envs[row].reset(), is_reset=True)
                 else:
-                    self._rows.truncate(row)  # type: ignore[union-attr]
+                    rows.truncate(row)
                 return
             except Exception as error:
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise RuntimeError(f"environment {self._first + row} cannot be created again") from error
-
-    def _create_again(self, row: int) -> None:
-        self.envs[row] = create(self._constructors[row], self._first + row)
-        seed = self._seeds[row]
-        if seed is not None:
-            self._seeds[row] = seed + 1_000_003  # A different random sequence than before the failure.
-            self.envs[row].seed(seed + 1_000_003)
 
     def close(self) -> None:
         """Closes all environments, and drops the shared arrays."""
@@ -137,16 +153,16 @@ def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -
     faulthandler.register(signal.SIGUSR1, trace, all_threads=True)
     peer = Connection(connection)
     try:
-        constructors, first = pickle.loads(peer.recv_bytes())
+        registered, constructors, first = pickle.loads(peer.recv_bytes())
+        register_specs(registered)
         share = Share([pickle.loads(each) for each in constructors], first)
-        peer.send_bytes(RESULT + pickle.dumps([env.time_step_spec() for env in share.envs]))
+        peer.send_bytes(RESULT + pickle.dumps((0, [env.time_step_spec() for env in share.envs], None)))
         spec, batch_size, num_workers, spin_secs = pickle.loads(peer.recv_bytes())
         channel = Channel(memory, spec, batch_size, num_workers)
         share.connect(channel)
-        channel.replies[worker, 0] = channel.requests[
-            worker, 0
-        ]  # A request that was lost with a process is not repeated.
-        peer.send_bytes(RESULT + pickle.dumps(None))
+        # A request that was lost with a process is not repeated.
+        channel.replies[worker, 0] = channel.requests[worker, 0]
+        peer.send_bytes(RESULT + pickle.dumps((1, None, None)))
     except EOFError:
         return
     except Exception:
@@ -212,10 +228,13 @@ def _answer(share: Share, peer: Connection) -> None:
     message = peer.recv_bytes()
     if message[:1] != CALL:
         return
-    name, row, arguments = pickle.loads(message[1:])
+    number, name, row, arguments = pickle.loads(message[1:])
+    result: Any = None
+    error: tuple[bool, str] | None = None
     try:
         target = share if row is None else share.envs[row]
-        reply = RESULT + pickle.dumps(getattr(target, name)(*arguments))
-    except Exception:
-        reply = ERROR + pickle.dumps(traceback.format_exc())
-    peer.send_bytes(reply)
+        result = getattr(target, name)(*arguments)
+    except Exception as caught:
+        is_unsupported = isinstance(caught, NotImplementedError)
+        error = is_unsupported, str(caught) if is_unsupported else traceback.format_exc()
+    peer.send_bytes(RESULT + pickle.dumps((number, result, error)))

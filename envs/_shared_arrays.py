@@ -11,7 +11,8 @@ import tree
 
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .time_steps import TimeStep
+from .specs import read_reward
+from .time_steps import FIRST, LAST, TimeStep
 
 #: Processes write to different cache lines.
 _ALIGNMENT = 64
@@ -23,6 +24,7 @@ class Channel:
     Attributes:
       action: nest of arrays [B, ...], the actions of the next step.
       time_step: `TimeStep` of arrays [B, ...] without `prev_action` and `env_id`; each process writes its own rows.
+      num_episodes: int64 [B], number of episodes that each environment, or those that it replaces, has started.
       requests: int64 [W, 8], whose first column is the number of the last request to each worker.
       commands: int64 [W, 8], the kind of that request.
       replies: int64 [W, 8], the number of the last request that each worker has completed.
@@ -45,6 +47,7 @@ class Channel:
         spec = {
             "action": _add_batch_axis(time_step_spec.prev_action, batch_size),
             "time_step": _add_batch_axis(time_step_spec._replace(prev_action=(), env_id=()), batch_size),
+            "num_episodes": ArraySpec((batch_size,), np.dtype(np.int64)),
             **dict.fromkeys(names, control),
         }
         leaves = tree.flatten(spec)
@@ -59,6 +62,7 @@ class Channel:
         values = tree.unflatten_as(spec, arrays)
         self.action: Nest = values["action"]
         self.time_step: TimeStep = values["time_step"]
+        self.num_episodes: np.ndarray = values["num_episodes"]
         self.requests, self.commands, self.replies, self.failures, self.stepping, self.worker_sleeps, \
             self.caller_sleeps = (values[name] for name in names)  # fmt: skip
 
@@ -82,7 +86,9 @@ class Rows:
         self._actions = tree.map_structure(lambda array: array[own], channel.action)
         time_step = channel.time_step
         self.step_type, self.discount = time_step.step_type[own], time_step.discount[own]
-        self._reward = time_step.reward[own]
+        self._reward, self._has_failed = time_step.reward[own], time_step.has_failed[own]
+        self._reward_shape = self._reward.shape[1:]
+        self.num_episodes = channel.num_episodes[own]
         self._observation = tree.map_structure(lambda array: array[own], time_step.observation)
         self._env_info = tree.map_structure(lambda array: array[own], time_step.env_info)
         self._is_single = isinstance(self._observation, np.ndarray)
@@ -93,9 +99,14 @@ class Rows:
             return self._actions.copy()
         return tree.map_structure(np.copy, self._actions)
 
-    def write(self, row: int, time_step: TimeStep) -> None:
-        """Writes the time step of one environment."""
-        self.step_type[row], self._reward[row], self.discount[row], observation, _, _, _, env_info = time_step
+    def write(self, row: int, time_step: TimeStep, *, is_reset: bool = False) -> None:
+        """Writes the time step of one environment, and counts its episodes."""
+        step_type, reward, self.discount[row], observation, _, _, _, env_info, has_failed = time_step
+        if getattr(reward, "shape", None) != self._reward_shape:
+            reward = read_reward(reward, self._reward_shape, f"environment {self.first + row}")
+        self.step_type[row], self._reward[row], self._has_failed[row] = step_type, reward, has_failed
+        if is_reset or step_type == FIRST:  # After a reset, some environments continue in the middle of an episode.
+            self.num_episodes[row] += 1
         if self._is_single:
             self._observation[row] = observation
         else:
@@ -105,7 +116,7 @@ class Rows:
 
     def truncate(self, row: int) -> None:
         """Ends the episode of an environment that is lost: its last observation is repeated."""
-        self.step_type[row] = 2
+        self.step_type[row], self._has_failed[row] = LAST, True
         self._reward[row] = 0
 
 

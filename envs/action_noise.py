@@ -11,10 +11,9 @@ from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest, leaves, map_structure, path_name
 
 from .env_info import add_info, make_info_spec
-from .environment import Environment, Wrapper
+from .environment import Environment, Wrapper, require_single
 from .specs import BoundedArraySpec, make_zeros
 from .time_steps import TimeStep
-from .wrappers import require_single
 
 EXECUTED_ACTION = "executed_action"
 

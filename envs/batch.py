@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .batched_environment import BatchedEnvironment
-from .environment import Environment
-from .wrappers import require_single
+from .environment import Environment, require_single
 
 
 class Batch(BatchedEnvironment):

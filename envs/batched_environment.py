@@ -9,8 +9,8 @@ import numpy as np
 
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .environment import Environment
-from .specs import require_equal_specs
+from .environment import Environment, require_single
+from .specs import read_reward, require_equal_specs
 from .time_steps import TimeStep
 
 _SAME = "create all environments of a batch with the same options"
@@ -36,9 +36,10 @@ class BatchedEnvironment(Environment):
         super().__init__()
         if not envs:
             raise ValueError("envs must contain at least one environment, got none")
-        require_same_specs([env.time_step_spec() for env in envs])
+        require_same_specs([require_single(env, type(self).__name__).time_step_spec() for env in envs])
         self.envs = tuple(envs)
-        self._ids = np.arange(len(envs), dtype=np.int32)
+        self._ids = make_env_ids(len(envs))
+        self._reward_shape: Any = self.reward_spec().shape
 
     @property
     def batched(self) -> bool:
@@ -87,8 +88,19 @@ class BatchedEnvironment(Environment):
         rows = make_row_reader(action)
         return self._stack([env.advance(rows(index)) for index, env in enumerate(self.envs)])
 
-    def _stack(self, time_steps: Sequence[TimeStep]) -> TimeStep:
+    def _stack(self, time_steps: list[TimeStep]) -> TimeStep:
+        for index, time_step in enumerate(time_steps):
+            if getattr(time_step.reward, "shape", None) != self._reward_shape:
+                reward = read_reward(time_step.reward, self._reward_shape, f"environment {index}")
+                time_steps[index] = time_step._replace(reward=reward)
         return stack(time_steps)._replace(env_id=self._ids)
+
+
+def make_env_ids(batch_size: int) -> np.ndarray:
+    """Returns the `env_id` of the time steps of a batch, which cannot be modified."""
+    ids = np.arange(batch_size, dtype=np.int32)
+    ids.flags.writeable = False
+    return ids
 
 
 def require_same_specs(time_step_specs: Sequence[TimeStep]) -> None:

@@ -12,7 +12,7 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, 
 
 from .batched_environment import make_row_reader, stack
 from .environment import Environment
-from .specs import BoundedArraySpec, require_equal_specs
+from .specs import BoundedArraySpec, require_equal_specs, sample_action
 from .time_steps import FIRST, LAST, TimeStep
 
 #: The fields of time steps that must be reproducible; `untransformed` contains them again.
@@ -202,27 +202,6 @@ def _check_order(previous: TimeStep | None, time_step: TimeStep, number: int) ->
         _require(not np.any(time_step.reward), f"reward of step {number} must be 0 in the first step of an episode")
     if time_step.step_type != LAST:
         _require(time_step.discount != 0, f"discount of step {number} is 0, which only LAST steps may have")
-
-
-def sample_action(spec: Nest, random: np.random.Generator) -> Nest:
-    """Returns a random action within its bounds; unbounded floats are normally distributed."""
-    if isinstance(spec, dict):
-        return {key: sample_action(part, random) for key, part in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(sample_action(part, random) for part in spec)
-    return _sample_leaf(spec, random)
-
-
-def _sample_leaf(spec: ArraySpec, random: np.random.Generator) -> Any:
-    if not isinstance(spec, BoundedArraySpec):
-        raise TypeError(f"actions must have bounds to be sampled, got {spec}")
-    shape: Any = spec.shape
-    if spec.dtype.kind in "iu":
-        return random.integers(spec.minimum, spec.maximum, shape, spec.dtype, endpoint=True)
-    is_bounded = np.isfinite(spec.minimum) & np.isfinite(spec.maximum)
-    low, high = np.where(is_bounded, spec.minimum, 0), np.where(is_bounded, spec.maximum, 1)
-    values = np.where(is_bounded, random.uniform(low, high, shape), random.normal(size=shape))
-    return np.clip(values, spec.minimum, spec.maximum).astype(spec.dtype)
 
 
 def _are_equal(one: Nest, other: Nest) -> bool:

@@ -175,14 +175,14 @@ class Curriculum(Wrapper):
         return self._convert(self.env.advance({TASK_ID: tasks.copy(), ACTION: action}))
 
     def _convert(self, time_step: TimeStep) -> TimeStep:
-        is_first, is_last, tasks = (
-            np.atleast_1d(part)
-            for part in (time_step.step_type == FIRST, time_step.step_type == LAST, time_step.env_info[TASK_ID])
+        is_first, is_last, has_failed, tasks = map(
+            np.atleast_1d,
+            (time_step.step_type == FIRST, time_step.step_type == LAST, time_step.has_failed, time_step.env_info[TASK_ID]),
         )
         rewards = np.asarray(time_step.reward, np.float64).reshape(len(is_first), -1).sum(axis=1)
         self._returns = np.where(is_first, 0, self._returns + rewards)
         self._lengths = np.where(is_first, 0, self._lengths + 1)
-        for row in np.flatnonzero(is_last):
+        for row in np.flatnonzero(is_last & ~has_failed):  # The return of an episode that was lost is unknown.
             self.progress.add(int(tasks[row]), float(self._returns[row]), int(self._lengths[row]))
         if is_last.any():
             self._next_tasks = np.where(is_last, self._sample(len(is_last)), self._next_tasks)

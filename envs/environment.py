@@ -23,8 +23,8 @@ class Environment(abc.ABC):
     environment to a `PyEnvironment`.
 
     Attributes:
-      auto_reset: whether `step` starts a new episode if the last one has ended or none has started yet; the action is
-        then ignored. Otherwise `step` raises.
+      auto_reset: whether `step` starts a new episode if the last one has ended, or none has started yet, or the last
+        call has failed or was interrupted; the action is then ignored. Otherwise `step` raises.
     """
 
     def __init__(self, *, auto_reset: bool = True):
@@ -70,9 +70,13 @@ class Environment(abc.ABC):
 
     def reset(self) -> TimeStep:
         """Starts a new episode, or B, and returns the first step."""
-        self._current_time_step = time_step = self._reset()
-        self._must_reset = False
-        return time_step
+        try:
+            self._current_time_step = time_step = self._reset()
+            self._must_reset = False
+            return time_step
+        except BaseException:
+            self._must_reset = True
+            raise
 
     def step(self, action: Nest) -> TimeStep:
         """Executes an action, or a batch of B.
@@ -100,12 +104,18 @@ class Environment(abc.ABC):
         """Executes an action that needs no check, for wrappers and batches; otherwise the same as `step`."""
         if self._must_reset:
             if not self.auto_reset:
-                state = "has ended" if self._current_time_step is not None else "has not started"
+                current = self._current_time_step
+                is_over = current is None or np.all(current.step_type == LAST)
+                state = "has not started" if current is None else "has ended" if is_over else "was interrupted"
                 raise RuntimeError(f"the episode {state}; call reset(), or use auto_reset=True")
             return self.reset()
-        self._current_time_step = time_step = self._step(action)
-        self._must_reset = type(time_step.step_type) is not np.ndarray and time_step.step_type == LAST
-        return time_step
+        try:
+            self._current_time_step = time_step = self._step(action)
+            self._must_reset = type(time_step.step_type) is not np.ndarray and time_step.step_type == LAST
+            return time_step
+        except BaseException:  # Wrappers, or some environments of a batch, may have missed the step.
+            self._must_reset = True
+            raise
 
     @abc.abstractmethod
     def _reset(self) -> TimeStep:
@@ -122,6 +132,12 @@ class Environment(abc.ABC):
           NotImplementedError: If the environment cannot be seeded.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be seeded")
+
+    def skip_episodes(self, number: int) -> None:  # noqa: B027
+        """Leaves out the seeds of episodes that were started by a lost environment, which this one replaces.
+
+        For environments that seed each of their episodes themselves; others need not implement it.
+        """
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns an image uint8 [H, W, 3] of the environment, or shows it with mode 'human'.
@@ -141,6 +157,41 @@ class Environment(abc.ABC):
         self.close()
 
 
+def require_environment(env: Any, name: str) -> Environment:
+    """Returns an environment.
+
+    Raises:
+      TypeError: If it is anything else, such as a `gymnasium.Env`.
+    """
+    if not isinstance(env, Environment):
+        advice = "wrap it in GymnasiumEnvironment first" if hasattr(env, "action_space") else "see suite_gym.load"
+        raise TypeError(f"{name} requires an Environment, got a {type(env).__name__}; {advice}")
+    return env
+
+
+def require_constructor(constructor: Any, name: str) -> Any:
+    """Returns a function that creates an environment.
+
+    Raises:
+      TypeError: If it is anything else, such as an environment.
+    """
+    if not callable(constructor):
+        kind = type(constructor).__name__
+        raise TypeError(f"{name} must be a function that creates an environment, got a {kind}; pass lambda: ...")
+    return constructor
+
+
+def require_single(env: Environment, name: str) -> Environment:
+    """Returns an environment that is not batched.
+
+    Raises:
+      TypeError: If it is batched, or no `Environment`.
+    """
+    if require_environment(env, name).batched:
+        raise TypeError(f"{name} requires an environment that is not batched; wrap the environments of the batch")
+    return env
+
+
 class Wrapper(Environment):
     """An environment that changes the time steps or actions of another; by itself it changes nothing.
 
@@ -156,7 +207,7 @@ class Wrapper(Environment):
     intended_changes: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, env: Environment):
-        super().__init__(auto_reset=env.auto_reset)
+        super().__init__(auto_reset=require_environment(env, type(self).__name__).auto_reset)
         self.env = env
 
     def __getattr__(self, name: str) -> Any:
@@ -199,6 +250,10 @@ class Wrapper(Environment):
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset` of the wrapped environment."""
         self.env.seed(seed)
+
+    def skip_episodes(self, number: int) -> None:
+        """Leaves out the seeds of episodes of a lost environment; see `Environment`."""
+        self.env.skip_episodes(number)
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns an image of the wrapped environment."""

@@ -13,10 +13,10 @@ import numpy as np
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, path_name
 
-from .batched_environment import make_prev_action
+from .batched_environment import make_env_ids, make_prev_action
 from .environment import Environment
 from .spaces import make_spec
-from .specs import BoundedArraySpec, make_zeros
+from .specs import BoundedArraySpec, make_zeros, read_reward
 from .time_steps import FIRST, LAST, MID, TimeStep
 
 _MAX_INT32 = 2**31 - 1
@@ -30,7 +30,7 @@ class EnvPoolEnvironment(Environment):
     tell a termination in the step of the time limit from a truncation, so time limits are not EnvPool's own: the batch
     counts the steps of each environment, and resets those whose time is over.
 
-    The environments are created at the first `reset`, and again after `seed`.
+    The environments are created at the first `reset`, and again after `seed` or an interrupted step (Ctrl-C).
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class EnvPoolEnvironment(Environment):
         self._observation = _find_columns(self._observation_spec, columns, "obs")
         self._select = operator.itemgetter(*map(columns.index, ("done", "trunc", "reward", "step_type")))
         self._elapsed = columns.index("elapsed_step")
-        self._ids = np.arange(batch_size, dtype=np.int32)
+        self._ids, self._env_ids = np.arange(batch_size, dtype=np.int32), make_env_ids(batch_size)
         self._discounts = np.full(batch_size, discount, np.float32)
         self._ones = np.ones(batch_size, np.float32)
         self._first_action = make_zeros(self._action_spec)
@@ -95,6 +95,7 @@ class EnvPoolEnvironment(Environment):
         self._has_ended, self._num_steps_left = False, 0
         self._seed, self._is_closed = int(np.random.SeedSequence().generate_state(1)[0] >> 1), False
         self._pool: Any = None
+        self._is_busy = False
 
     @property
     def batched(self) -> bool:
@@ -141,7 +142,7 @@ class EnvPoolEnvironment(Environment):
             )
         if self._pool is None:
             raise RuntimeError("the environments do not exist before reset(); call it first")
-        return self._pool.render()[0]
+        return self._pool.render()[0].copy()
 
     def close(self) -> None:
         """Closes the environments and ends their threads. Idempotent."""
@@ -153,11 +154,14 @@ class EnvPoolEnvironment(Environment):
     def _reset(self) -> TimeStep:
         if self._is_closed:
             raise RuntimeError("the environment is closed; create a new one")
+        if self._is_busy:  # An interrupted step may have left time steps in the queue.
+            self.seed((self._seed + 1_000_003) % (_MAX_INT32 - self._batch_size))
         if self._pool is None:
             import envpool
 
             self._pool = envpool.make_gymnasium(self._task, seed=self._seed, **self._config)
         self._late, self._num_steps_left = self._ids[:0], 0
+        self._is_busy = True
         self._pool._reset(self._ids)
         return self._read(self._pool._recv(), None)
 
@@ -165,6 +169,7 @@ class EnvPoolEnvironment(Environment):
         if self._is_closed:
             raise RuntimeError("the environment is closed; create a new one")
         rows = action.astype(self._actions)
+        self._is_busy = True
         if self._late.size:
             return self._read(self._step_and_reset(rows), action)
         # The public interface of EnvPool checks and converts each time, which takes as long as a step of CartPole.
@@ -184,7 +189,10 @@ class EnvPoolEnvironment(Environment):
         return [np.concatenate(columns)[order] for columns in zip(*parts, strict=True)]
 
     def _read(self, state: list[np.ndarray], action: Any) -> TimeStep:
+        self._is_busy = False
         done, truncated, reward, step_type = self._select(state)
+        if reward.shape != self._ids.shape:
+            reward = read_reward(reward, self._ids.shape, f"the environments of {self._task}")
         observation = self._observation(state)
         if self._is_checked:
             self._require_finite(observation, reward)
@@ -199,7 +207,8 @@ class EnvPoolEnvironment(Environment):
         self._num_steps_left -= 1
         if self._num_steps_left <= 0:
             self._apply_limit(state[self._elapsed], step_type)
-        return TimeStep(step_type, reward, discount, observation, action, self._ids, (), ())
+        has_failed = np.zeros(self._batch_size, bool)
+        return TimeStep(step_type, reward, discount, observation, action, self._env_ids, (), (), has_failed)
 
     def _apply_limit(self, elapsed: np.ndarray, step_type: np.ndarray) -> None:
         """Truncates episodes whose time is over, and counts the steps until this can happen next."""

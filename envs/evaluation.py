@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -21,14 +21,15 @@ from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment
 from .environment import Environment, Wrapper
 from .loading import make_environment
-from .policy_actions import PolicyActions, require_actions, require_observations
+from .policy_actions import PolicyActions, require_number_rewards, require_observations, require_policy
+from .rollout import Rollout
 from .spaces import make_space
 from .suite_gym import import_gymnasium
-from .time_limit import TimeLimit
-from .time_steps import LAST, TimeStep
+from .time_limit import TimeLimit, find_time_limit
+from .time_steps import LAST, SCALAR_REWARD, TimeStep
 
-#: Maximum number of steps of an episode in an environment without a time limit.
-_MAX_UNLIMITED_STEPS = 100_000
+#: Number of steps after which episodes are truncated in an environment without a time limit.
+_MAX_UNLIMITED_STEPS = 10_000
 
 
 def evaluate(
@@ -56,6 +57,19 @@ class Evaluator:
 
     The batch of that call always has N rows so that the policy is traced only once; rows of finished episodes are
     ignored. Equal seeds give equal returns unless policy or environment use other sources of randomness.
+
+    An environment without a time limit is not refused, because its episodes may end by themselves. Episodes that do not
+    end within 10,000 steps are truncated, counted in `Evaluation.num_cut_off`, and reported in a warning.
+
+    Attributes:
+      name: name of the environment.
+      seeds: seed of each episode.
+      reference_returns: returns of a random policy and an expert, or None.
+      discount: discount factor of `Evaluation.discounted_return`, or None.
+      observation_spec: specs of the environment's observations.
+      action_space: Gymnasium space of its actions.
+      max_episode_steps: number of steps after which episodes are truncated.
+      is_limited: whether that number was chosen, by the user or in the environment.
     """
 
     def __init__(
@@ -78,8 +92,8 @@ class Evaluator:
           num_episodes: number of episodes N; None for one per seed, or 10 without seeds.
           seeds: seeds for `reset`, one per environment; None for 0 to N - 1.
           reference_returns: returns of a random policy and an expert, for a score; see `read_reference_returns`.
-          max_episode_steps: number of steps after which episodes are truncated; None for only the environment's own
-            limit.
+          max_episode_steps: number of steps after which episodes are truncated, in place of the environment's own time
+            limit; None for that limit.
           discount: discount factor in [0, 1] of `Evaluation.discounted_return`; None for none.
           timeout_secs: maximum duration of a step of all environments, and of their creation.
 
@@ -100,10 +114,11 @@ class Evaluator:
         if discount is not None:
             require_number("discount", discount, 0, 1)
         self.reference_returns, self.discount = reference_returns, discount
-        self._max_episode_steps, self._timeout_secs = max_episode_steps, timeout_secs
+        self._chosen_limit, self._timeout_secs = max_episode_steps, timeout_secs
         self.name, self._make_env = name_environment(make_env)
         with self._start_thread() as thread:
-            self.observation_spec, self.action_space, self._has_limit = thread.call(self._read_spaces)
+            self.observation_spec, self.action_space, limit = thread.call(self._read_spaces)
+        self.is_limited, self.max_episode_steps = limit is not None, limit or _MAX_UNLIMITED_STEPS
         self._batched: BatchedPolicy | None = None
 
     @property
@@ -136,15 +151,26 @@ class Evaluator:
         """
         require_observations(self.observation_spec, spec, name=self.name)
 
-    def evaluate(self, policy: Any) -> Evaluation:
+    @overload
+    def evaluate(self, policy: Any) -> Evaluation: ...
+
+    @overload
+    def evaluate(self, policy: Any, *, should_stop: Callable[[], bool]) -> Evaluation | None: ...
+
+    def evaluate(self, policy: Any, *, should_stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
         """Runs one episode for each seed.
 
-        Observations are cast to the policy's dtype: floats are rounded, and other values must be representable.
-        Actions outside the bounds are clipped and counted. An episode ends when it is terminated or truncated. The
-        environments are always closed, unless they hang.
+        Observations are cast to the policy's dtype: floats are rounded, and other values must be representable. The
+        policy also receives the environment's rewards, discounts and step types. Actions outside the bounds are clipped
+        and counted. An episode ends when it is terminated or truncated. The environments are always closed, unless they
+        hang.
 
         Args:
           policy: TF-Agents `TFPolicy`, or the return value of `load_policy`.
+          should_stop: function called before each step, which ends the evaluation when it returns True.
+
+        Returns:
+          The evaluation; None if it was stopped.
 
         Raises:
           TypeError, SpecMismatchError: See `require_match`.
@@ -152,38 +178,49 @@ class Evaluator:
             discrete action, or if an observation is not representable in the policy's dtype; the message names episode
             and step.
           TimeoutError: If the environments do not finish a step in time; the message contains the stack trace.
-          RuntimeError: If an episode without a time limit does not end.
+          EnvironmentFailedError: If an environment reports a step that has failed, so that the episode has no return.
         """
         batched = self._get_batched(policy)
         with self._start_thread() as thread:
             envs = thread.call(self._create_envs)
             try:
-                return self._run(envs, batched, thread)
+                return self._run(envs, batched, thread, should_stop)
             finally:
                 if thread.is_responsive:
                     thread.call(envs.close)
 
-    def _run(self, envs: BatchedEnvironment, policy: BatchedPolicy, thread: DeadlineThread) -> Evaluation:
-        episodes, actions = _Episodes(self.num_episodes), PolicyActions(policy, self.action_space)
-        time_step = thread.call(envs.reset)
-        while True:
-            episodes.add(time_step)
-            if not episodes.running.any():
+    def _run(
+        self, envs: BatchedEnvironment, policy: BatchedPolicy, thread: DeadlineThread, should_stop: Callable[[], bool]
+    ) -> Evaluation | None:
+        actions, place = PolicyActions(policy, self.action_space), "episode {env}, step {step}"
+        rollout = Rollout(envs, actions, name=self.name, place=place, call=thread.call, should_stop=should_stop)
+        rewards: list[np.ndarray] = []
+        for time_step in rollout:
+            rewards.append(np.where(rollout.is_transition, time_step.reward, 0.0))
+            rollout.is_used = time_step.step_type != LAST
+            if not rollout.is_used.any():
                 break
-            if not self._has_limit and (episodes.lengths >= _MAX_UNLIMITED_STEPS).any():
-                raise RuntimeError(
-                    f"{self.name} has no time limit, and an episode did not end within {_MAX_UNLIMITED_STEPS:,} steps; "
-                    "set max_episode_steps"
-                )
-            action = actions(time_step, episodes.running, episodes.locate)
-            time_step = thread.call(functools.partial(envs.advance, action))
+        if rollout.is_used.any():
+            return None
+        returns, lengths, is_terminal = rollout.returns, rollout.lengths, time_step.discount == 0
+        if not np.isfinite(returns).all():
+            episode = int(np.argmin(np.isfinite(returns)))
+            raise ValueError(f"the reward must be finite, got the return {returns[episode]} (episode {episode})")
+        num_cut_off = 0 if self.is_limited else int((~is_terminal & (lengths >= self.max_episode_steps)).sum())
+        if num_cut_off:
+            warnings.warn(
+                f"{self.name} has no time limit, and {num_cut_off} of {self.num_episodes} episodes were truncated "
+                f"after {self.max_episode_steps:,} steps; set max_episode_steps (in training, eval_max_episode_steps)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        discounted = None
+        if self.discount is not None:
+            discounted = _compute_discounted_return(
+                np.array(rewards[1:], np.float64), lengths, is_terminal, discount=self.discount
+            )
         return Evaluation(
-            episodes.returns,
-            episodes.lengths,
-            self.seeds,
-            self.reference_returns,
-            actions.num_clipped,
-            None if self.discount is None else episodes.compute_discounted_return(self.discount),
+            returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off
         )
 
     def _start_thread(self) -> DeadlineThread:
@@ -192,36 +229,36 @@ class Evaluator:
     def _get_batched(self, policy: Any) -> BatchedPolicy:
         if self._batched is None or self._batched.policy is not policy:
             batched = BatchedPolicy(policy, self.num_episodes)
-            self.require_observations(batched.observation_spec)
-            require_actions(self.action_space, batched.action_spec, self.name)
+            require_policy(
+                batched, self.observation_spec, SCALAR_REWARD, action_space=self.action_space, name=self.name
+            )
             self._batched = batched
         return self._batched
 
     def _create_env(self, index: int) -> Environment:
-        env = make_environment(self._make_env, env_id=index)
-        return env if self._max_episode_steps is None else TimeLimit(env, self._max_episode_steps)
+        return make_environment(self._make_env, env_id=index, max_episode_steps=self._chosen_limit)
 
     def _create_envs(self) -> BatchedEnvironment:
         with contextlib.ExitStack() as stack:
             envs = []
             for index, seed in enumerate(self.seeds):
-                env = _SingleEpisode(stack.enter_context(self._create_env(index)), index)
+                env = stack.enter_context(self._create_env(index))
+                env = _SingleEpisode(env if self.is_limited else TimeLimit(env, self.max_episode_steps), index)
                 with suppress(NotImplementedError):
                     env.seed(seed)
                 envs.append(env)
             stack.pop_all()
         return BatchedEnvironment(envs)
 
-    def _read_spaces(self) -> tuple[Nest, Any, bool]:
-        """Returns the spec of the observations, the action space, and whether episodes have a time limit."""
+    def _read_spaces(self) -> tuple[Nest, Any, int | None]:
+        """Returns the spec of the observations, the action space, and the time limit."""
         with self._create_env(0) as env:
             action_spec = env.action_spec()
             space = getattr(getattr(env, "gym", None), "action_space", None)
             if not isinstance(action_spec, ArraySpec):
                 raise TypeError(f"the action space of {self.name} must be a Box or a discrete space, got {space}")
-            own_spec = getattr(getattr(env, "gym", None), "spec", None)
-            has_limit = isinstance(env, TimeLimit) or getattr(own_spec, "max_episode_steps", None) is not None
-            return env.observation_spec(), make_space(action_spec) if space is None else space, has_limit
+            require_number_rewards(env, self.name)
+            return env.observation_spec(), make_space(action_spec) if space is None else space, find_time_limit(env)
 
 
 class _SingleEpisode(Wrapper):
@@ -254,43 +291,29 @@ class _SingleEpisode(Wrapper):
             raise type(error)(f"{error} (episode {self._index}, step {self._num_steps})") from error
 
 
-class _Episodes:
-    """The returns and lengths of N episodes."""
+def _compute_discounted_return(
+    rewards: np.ndarray, lengths: np.ndarray, is_terminal: np.ndarray, *, discount: float
+) -> float:
+    """Returns the mean over all steps of N episodes of the discounted sum of the rewards that follow.
 
-    def __init__(self, num_episodes: int):
-        self.returns, self.lengths = np.zeros(num_episodes), np.full(num_episodes, -1, np.int64)
-        self.running = np.ones(num_episodes, bool)
-        self._is_terminal = np.zeros(num_episodes, bool)
-        self._rewards: list[np.ndarray] = []
+        G_t = r_t + discount * G_{t+1},   G_T = 0
 
-    def add(self, time_step: TimeStep) -> None:
-        """Adds the next step of each running episode."""
-        self.returns[self.running] += time_step.reward[self.running]
-        if self.lengths.max() >= 0:
-            self._rewards.append(np.where(self.running, time_step.reward, 0.0))
-        self._is_terminal |= self.running & (time_step.discount == 0)
-        self.lengths += self.running
-        self.running = time_step.step_type != LAST
+    What follows a truncation is unknown. The steps of a truncated episode that miss more than 5 % of an endless sum of
+    equal rewards are therefore left out, except the first step of the episode.
 
-    def compute_discounted_return(self, discount: float) -> float:
-        """Returns the mean over all steps of the discounted sum of the rewards that follow.
-
-            G_t = r_t + discount * G_{t+1},   G_T = 0
-
-        What follows a truncation is unknown. The steps of a truncated episode that miss more than 5 % of an endless
-        sum of equal rewards are therefore left out, except the first step of the episode.
-        """
-        following, sums = np.zeros(len(self.returns)), np.zeros((len(self._rewards), len(self.returns)))
-        for step in reversed(range(len(self._rewards))):
-            following = sums[step] = self._rewards[step] + discount * following
-        horizon = 1 if discount == 0 else _MAX_UNLIMITED_STEPS if discount == 1 else np.log(0.05) / np.log(discount)
-        ends = np.where(self._is_terminal, self.lengths, np.maximum(self.lengths - int(np.ceil(horizon)), 1))
-        is_used = np.arange(len(sums))[:, None] < np.minimum(ends, self.lengths)
-        return float(sums[is_used].mean()) if is_used.any() else 0.0
-
-    def locate(self, row: int) -> str:
-        """Returns the place of the next action of an episode, for messages."""
-        return f"episode {row}, step {self.lengths[row]}"
+    Args:
+      rewards: float64 [T, N], zeros after the ends of episodes.
+      lengths: int64 [N], number of steps of each episode.
+      is_terminal: bool [N], whether it was terminated rather than truncated.
+      discount: discount factor in [0, 1].
+    """
+    following, sums = np.zeros(len(lengths)), np.zeros_like(rewards)
+    for step in reversed(range(len(rewards))):
+        following = sums[step] = rewards[step] + discount * following
+    horizon = 1 if discount == 0 else len(rewards) if discount == 1 else int(np.ceil(np.log(0.05) / np.log(discount)))
+    ends = np.where(is_terminal, lengths, np.maximum(lengths - horizon, 1))
+    is_used = np.arange(len(sums))[:, None] < np.minimum(ends, lengths)
+    return float(sums[is_used].mean()) if is_used.any() else 0.0
 
 
 def name_environment(env: Any) -> tuple[str, Any]:

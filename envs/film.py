@@ -23,9 +23,10 @@ from .batched_environment import BatchedEnvironment
 from .environment import Environment
 from .evaluation import name_environment
 from .gymnasium_environment import GymnasiumEnvironment
-from .recording import PolicyActor
+from .policy_actions import PolicyActor, require_number_rewards
+from .rollout import Rollout
 from .suite_gym import find_spec, make_gym
-from .time_limit import TimeLimit
+from .time_limit import set_time_limit
 from .time_steps import LAST
 
 FORMATS = (".mp4", ".gif")
@@ -107,7 +108,8 @@ def record_film(
       path: file to write, in a format according to its name: .mp4, which requires imageio-ffmpeg, or .gif.
       num_episodes: number of episodes, one after the other.
       seed: seed of the first episode, and of random actions; each further episode uses the next seed.
-      max_episode_steps: number of steps after which episodes are truncated; None for the environment's own limit.
+      max_episode_steps: number of steps after which episodes are truncated, in place of the environment's own time
+        limit; None for that limit.
       images_per_sec: number of steps that the film shows per second; None for real time.
       progress: function called with the number of steps up to now.
 
@@ -174,30 +176,26 @@ class _Filming:
         self.returns: list[float] = []
         self.lengths: list[int] = []
         self._name, self._env, self._seed, self._num_episodes = name, env, seed, num_episodes
+        require_number_rewards(env, name)
         self._batch = BatchedEnvironment([env])
         self._act = PolicyActor(policy, self._batch, name, 0.0, seed)
         self._stride, self._progress = stride, progress
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        is_running = np.ones(1, bool)
         for episode in range(self._num_episodes):
             with contextlib.suppress(NotImplementedError):
                 self._env.seed(self._seed + episode)
-            time_step = self._batch.reset()
-            yield self._render()
-            self.returns.append(0.0)
-            self.lengths.append(0)
-            while time_step.step_type[0] != LAST:
-                action = self._act(time_step, is_running, self._locate)
-                time_step = self._batch.advance(action)
-                self.returns[-1] += float(time_step.reward[0])
-                self.lengths[-1] += 1
-                self._progress(sum(self.lengths))
-                if self.lengths[-1] % self._stride == 0 or time_step.step_type[0] == LAST:
+            rollout = Rollout(self._batch, self._act, name=self._name, place=f"episode {episode}, step {{step}}")
+            for time_step in rollout:
+                length, is_last = int(rollout.lengths[0]), time_step.step_type[0] == LAST
+                if length:
+                    self._progress(sum(self.lengths) + length)
+                if length % self._stride == 0 or is_last:
                     yield self._render()
-
-    def _locate(self, row: int) -> str:
-        return f"episode {len(self.lengths) - 1}, step {self.lengths[-1]}"
+                if is_last:
+                    break
+            self.returns.append(float(rollout.returns[0]))
+            self.lengths.append(length)
 
     def _render(self) -> np.ndarray:
         try:
@@ -235,7 +233,7 @@ def _make_environment(name: str, make: Any, max_episode_steps: int | None) -> En
             env.close()
             raise ValueError(f"{name} must be created with render_mode='rgb_array' to be filmed")
         env = GymnasiumEnvironment(env)
-    return env if max_episode_steps is None else TimeLimit(env, max_episode_steps)
+    return env if max_episode_steps is None else set_time_limit(env, max_episode_steps)
 
 
 def _find_rate(env: Environment) -> float:

@@ -10,10 +10,9 @@ import numpy as np
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, map_structure
 
-from .environment import Environment, Wrapper
-from .specs import BoundedArraySpec, make_zeros
+from .environment import Environment, Wrapper, require_single
+from .specs import BoundedArraySpec, cast, copy_arrays, make_zeros
 from .time_steps import LAST, TimeStep, keep_untransformed
-from .wrappers import require_single
 
 OBSERVATION, ACHIEVED_GOAL, DESIRED_GOAL = "observation", "achieved_goal", "desired_goal"
 _ZERO = np.float32(0)
@@ -105,43 +104,42 @@ class GoalRelabel(Wrapper):
 
     def _reset(self) -> TimeStep:
         time_step = self.env.reset()
-        self._goal = self._read_goal(self._choose_goal(time_step, self._random), "choose_goal")
+        self._goal = self._read_goal(self._choose_goal(copy_arrays(time_step), self._random), "choose_goal")
         if isinstance(self._goal_spec, BoundedArraySpec) and not self._goal_spec.contains(self._goal):
             raise ValueError(f"choose_goal must return a goal within the bounds of {self._goal_spec}, got {self._goal}")
-        self._last = time_step
+        self._last = copy_arrays(time_step.observation)
         return self._set_goal(time_step)
 
     def _step(self, action: Nest) -> TimeStep:
-        before, after = self._last, self.env.advance(action)
-        self._last = after
-        achieved = self._read_achieved(after.observation)
-        transition = map_structure(
-            lambda leaf: np.asarray(leaf)[None],
-            {
-                "observation": before.observation,
-                "action": action,
-                "reward": after.reward,
-                "next_observation": after.observation,
-                "is_terminal": after.is_terminated(),
-            },
-        )
-        arguments = achieved[None], self._goal[None], transition
-        reward = np.float32(_read_value("reward_fn", self._reward_fn(*arguments)))
+        after = self.env.advance(action)
+        transition = {
+            "observation": self._last,
+            "action": action,
+            "reward": after.reward,
+            "next_observation": after.observation,
+            "is_terminal": after.is_terminated(),
+        }
+        self._last = copy_arrays(after.observation)
+        arguments = self._read_achieved(after.observation), self._goal, transition
+        reward = np.float32(_call("reward_fn", self._reward_fn, arguments))
         changed = self._set_goal(after)._replace(reward=reward)
-        if self._terminal_fn is not None and _read_value("terminal_fn", self._terminal_fn(*arguments)):
+        if self._terminal_fn is not None and _call("terminal_fn", self._terminal_fn, arguments):
             changed = changed._replace(step_type=LAST, discount=_ZERO)
         return changed
 
     def _read_achieved(self, observation: Nest) -> np.ndarray:
         if self._get_achieved is None:
-            return np.asarray(observation[ACHIEVED_GOAL])
-        return self._read_goal(self._get_achieved(observation), "get_achieved_goal")
+            return np.array(observation[ACHIEVED_GOAL])
+        return self._read_goal(self._get_achieved(copy_arrays(observation)), "get_achieved_goal")
 
     def _read_goal(self, goal: Any, name: str) -> np.ndarray:
-        array = np.asarray(goal, self._goal_spec.dtype)
+        try:
+            array = cast(goal, self._goal_spec.dtype)
+        except (TypeError, ValueError) as error:
+            raise SpecMismatchError(f"{name} must return a goal {describe(self._goal_spec)}, got {goal!r}") from error
         if array.shape != self._goal_spec.shape:
             raise SpecMismatchError(f"{name} must return a goal {describe(self._goal_spec)}, got {describe(array)}")
-        return array.copy()
+        return array
 
     def _set_goal(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
@@ -150,8 +148,9 @@ class GoalRelabel(Wrapper):
         return keep_untransformed(time_step, time_step._replace(observation=observation))
 
 
-def _read_value(name: str, values: Any) -> Any:
-    array = np.asarray(values)
+def _call(name: str, function: GoalFn, arguments: Any) -> Any:
+    """Returns the value of a function of one transition, which receives a copy of it with a leading axis."""
+    array = np.asarray(function(*map_structure(lambda leaf: np.array(leaf)[None], arguments)))
     if array.shape != (1,):
         raise ValueError(f"{name} must return one value per transition, shape (1,), got shape {array.shape}")
     return array[0]

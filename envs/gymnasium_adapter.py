@@ -9,8 +9,9 @@ import numpy as np
 
 from rlds2reverb.specs import Nest
 
-from .environment import Environment
+from .environment import Environment, require_environment
 from .spaces import make_space
+from .specs import read_reward
 
 
 def to_gymnasium(env: Environment, *, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
@@ -32,7 +33,7 @@ class _FromTimeSteps(gymnasium.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 30}  # noqa: RUF012
 
     def __init__(self, env: Environment, render_mode: str | None):
-        if env.batched:
+        if require_environment(env, "to_gymnasium").batched:
             raise TypeError("env must not be batched; convert the environments of the batch one by one")
         if env.reward_spec().shape:
             raise TypeError(f"env must have scalar rewards, got {env.reward_spec()}; combine them into one first")
@@ -50,7 +51,8 @@ class _FromTimeSteps(gymnasium.Env[Any, Any]):
         time_step = self._env.step(action)
         is_terminated, is_truncated = bool(time_step.is_terminated()), bool(time_step.is_truncated())
         info = _make_info(time_step.env_info)
-        return time_step.observation, float(time_step.reward), is_terminated, is_truncated, info
+        reward = float(read_reward(time_step.reward, (), type(self._env).__name__))
+        return time_step.observation, reward, is_terminated, is_truncated, info
 
     def render(self) -> Any:
         return None if self.render_mode is None else self._env.render(self.render_mode)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +16,13 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .environment import Environment
 from .spaces import make_converter, make_spec
-from .specs import make_zeros
+from .specs import cast, copy_arrays, make_zeros, read_reward, sample_action
 from .time_steps import FIRST, LAST, MID, TimeStep
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _FIX = "fix the environment"
+#: Minimum number of characters of the strings in `info`.
+_NUM_CHARACTERS = 64
 
 
 class GymnasiumEnvironment(Environment):
@@ -27,7 +32,9 @@ class GymnasiumEnvironment(Environment):
     - truncated: the step is LAST with the discount unchanged, so that its value can be bootstrapped.
 
     The four values of an old `gym.Env` are accepted as well; its `info["TimeLimit.truncated"]` then tells a truncation
-    from a termination.
+    from a termination. A reward is one number, which may be an array of one element.
+
+    Parts of a Dict observation whose spaces are not supported, such as Text, are left out with a warning.
     """
 
     def __init__(
@@ -48,25 +55,33 @@ class GymnasiumEnvironment(Environment):
           discount: discount of all steps except terminal ones, in [0, 1].
           env_id: index of the environment in a batch.
           info_fields: names of fields of `info` that become `TimeStep.env_info`, a dict. The environment is reset once
-            and stepped once to find their specs, unless these are given as a dict of specs by name. A field that is
-            missing in a step is zero.
+            and stepped once to find their specs, unless these are given as a dict of specs by name. Python's numbers
+            become float64, because a float may follow an int; arrays of floats become float32; strings have at least 64
+            characters. A field that is missing in a step is zero, and one that does not fit its spec is an error.
           auto_reset: see `Environment`.
           render_mode: unused if None; checked against the environment's own mode otherwise.
           allow_non_finite: whether observations and rewards may be NaN or infinite.
 
         Raises:
-          TypeError: If a space is not supported.
+          TypeError: If a space is not supported, or `env` is no `gymnasium.Env`.
           ValueError: If an argument is out of range, or `info` has no such field.
         """
+        if isinstance(env, Environment) or not hasattr(env, "action_space"):
+            raise TypeError(f"env must be a gymnasium.Env, got a {type(env).__name__}; pass the environment itself")
         super().__init__(auto_reset=auto_reset)
         if not 0 <= discount <= 1:
             raise ValueError(f"discount must be in [0, 1], got {discount}")
         if render_mode is not None and getattr(env, "render_mode", None) != render_mode:
             raise ValueError(f"the environment has render_mode={env.render_mode!r}, got {render_mode!r}")
         self.gym = env
+        self._name = getattr(getattr(env, "spec", None), "id", None) or type(getattr(env, "unwrapped", env)).__name__
         self._discount, self._env_id = np.float32(discount), np.int32(env_id)
         self._allow_non_finite = allow_non_finite
-        self._observation_spec = make_spec(env.observation_space)
+        left_out: list[str] = []
+        self._observation_spec = make_spec(env.observation_space, left_out=left_out)
+        if left_out:
+            text = f"a part of the observations of {self._name} is left out: {'; '.join(left_out)}"
+            warnings.warn(text, UserWarning, stacklevel=2)
         self._action_spec = make_spec(env.action_space, name="action")
         self._convert = make_converter(self._observation_spec)
         self._is_single = isinstance(self._observation_spec, ArraySpec)
@@ -78,6 +93,7 @@ class GymnasiumEnvironment(Environment):
         self._to_gym = _make_action_converter(env.action_space, self._action_spec)
         self._first_action = make_zeros(self._action_spec)
         self._seed: int | None = None
+        self._accepts_seed = _accepts_seed(env.reset)
         self._info_spec: dict[str, ArraySpec] = {}
         if info_fields:
             self._info_spec = dict(info_fields) if isinstance(info_fields, Mapping) else self._find_info(info_fields)
@@ -95,7 +111,13 @@ class GymnasiumEnvironment(Environment):
         return self._info_spec or ()
 
     def seed(self, seed: int) -> None:
-        """Sets the seed of the next `reset`; later episodes continue its random sequence, as Gymnasium's do."""
+        """Sets the seed of the next `reset`; later episodes continue its random sequence, as Gymnasium's do.
+
+        Raises:
+          NotImplementedError: If the environment's `reset` has no argument `seed`.
+        """
+        if not self._accepts_seed and not hasattr(self.gym, "seed"):
+            raise NotImplementedError(f"{self._name} cannot be seeded; add the argument seed to its reset")
         self._seed = int(seed)
 
     def render(self, mode: str = "rgb_array") -> Any:
@@ -110,7 +132,8 @@ class GymnasiumEnvironment(Environment):
                 f"the environment was created with render_mode={own!r}, got mode {mode!r}; create it with "
                 f"render_mode={mode!r}"
             )
-        return self.gym.render()
+        frame = self.gym.render()
+        return frame.copy() if isinstance(frame, np.ndarray) else frame
 
     def close(self) -> None:
         """Closes the environment."""
@@ -118,17 +141,16 @@ class GymnasiumEnvironment(Environment):
 
     def _reset(self) -> TimeStep:
         seed, self._seed = self._seed, None
-        result = self.gym.reset() if seed is None else self._reset_with(seed)
-        observation, info = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-        return TimeStep(FIRST, _ZERO, _ONE, self._read(observation), self._first_action, self._env_id, (),
+        observation, info = self._reset_gym(seed)
+        return TimeStep(FIRST, _ZERO, _ONE, self._read(observation), copy_arrays(self._first_action), self._env_id, (),
                         self._select(info) if self._info_spec else ())  # fmt: skip
 
-    def _reset_with(self, seed: int) -> Any:
-        try:
-            return self.gym.reset(seed=seed)
-        except TypeError:  # Old versions of gym have a method instead.
+    def _reset_gym(self, seed: int | None) -> tuple[Any, Mapping[str, Any]]:
+        if seed is not None and not self._accepts_seed:  # Old versions of gym have a method instead.
             self.gym.seed(seed)
-            return self.gym.reset()
+            seed = None
+        result = self.gym.reset() if seed is None else self.gym.reset(seed=seed)
+        return result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
     def _step(self, action: Nest) -> TimeStep:
         result = self.gym.step(self._to_gym(action))
@@ -142,6 +164,8 @@ class GymnasiumEnvironment(Environment):
             step_type, discount = LAST, _ZERO
         else:
             step_type, discount = (LAST, self._discount) if truncated else (MID, self._discount)
+        if not isinstance(reward, float):
+            reward = read_reward(reward, (), self._name)
         if not math.isfinite(reward) and not self._allow_non_finite:
             raise ValueError(f"the reward must be finite, got {reward}; {_FIX}, or use allow_non_finite=True")
         return TimeStep(step_type, np.float32(reward), discount, self._read(observation), action, self._env_id, (),
@@ -178,28 +202,63 @@ class GymnasiumEnvironment(Environment):
                 )
 
     def _find_info(self, names: Sequence[str]) -> dict[str, ArraySpec]:
-        infos = [self.gym.reset(seed=0)[1], self.gym.step(self.gym.action_space.sample())[-1]]
+        inner = getattr(self.gym, "unwrapped", self.gym)
+        random = copy.deepcopy(getattr(inner, "_np_random", None))
+        action = sample_action(self._action_spec, np.random.default_rng())
+        infos = [self._reset_gym(None)[1], self.gym.step(self._to_gym(action))[-1]]
+        if hasattr(inner, "_np_random"):
+            inner._np_random = random  # The first episode is the one without these calls.
         found = {}
         for name in names:
-            values = [np.asarray(info[name]) for info in infos if name in info]
+            values = [info[name] for info in infos if name in info]
             if not values:
                 known = sorted({key for info in infos for key in info})
                 raise ValueError(
                     f"info_fields contains {name!r}, but the environment's info has {known or 'no fields'}"
                 )
-            dtype = np.dtype(np.float32) if values[-1].dtype.kind == "f" else values[-1].dtype
-            found[name] = ArraySpec(values[-1].shape, dtype)
+            found[name] = ArraySpec(np.shape(values[-1]), _find_dtype(values[-1]))
         return found
 
     def _select(self, info: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {
-            name: np.asarray(info[name], spec.dtype) if name in info else make_zeros(spec)
+            name: self._read_info(name, info[name], spec) if name in info else make_zeros(spec)
             for name, spec in self._info_spec.items()
         }
 
+    def _read_info(self, name: str, value: Any, spec: ArraySpec) -> np.ndarray:
+        try:
+            array = cast(value, spec.dtype)
+            if array.shape == spec.shape:
+                return array
+            reason = f"its shape is {list(array.shape)}"
+        except (TypeError, ValueError) as error:
+            reason = str(error)
+        raise SpecMismatchError(
+            f"info[{name!r}] of {self._name} must be {describe(spec)}, got {value!r} ({reason}); pass info_fields as a "
+            "dict of specs that all values fit"
+        )
+
+
+def _accepts_seed(reset: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(reset).parameters.values()
+    except (TypeError, ValueError):  # A function without a signature, such as one written in C.
+        return True
+    return any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _find_dtype(value: Any) -> np.dtype:
+    """Returns the dtype of a field of `info`, given its first value."""
+    if isinstance(value, (int, float)):
+        return np.dtype(np.float64)
+    dtype = np.asarray(value).dtype
+    if dtype.kind in "US":
+        return np.promote_types(dtype, np.dtype((dtype.type, _NUM_CHARACTERS)))
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+
 
 def _make_action_converter(space: Any, spec: Nest) -> Callable[[Nest], Any]:
-    """Returns a function that converts actions of the spec to values of the space."""
+    """Returns a function that copies actions of the spec as values of the space."""
     if isinstance(spec, dict):
         parts = {key: _make_action_converter(space.spaces[key], part) for key, part in spec.items()}
         return lambda action: {key: convert(action[key]) for key, convert in parts.items()}
@@ -208,6 +267,7 @@ def _make_action_converter(space: Any, spec: Nest) -> Callable[[Nest], Any]:
         return lambda action: tuple(convert(part) for convert, part in zip(converters, action, strict=True))
     if type(space).__name__ == "Discrete":
         return int
-    if space.dtype != spec.dtype:
-        return lambda action: action.astype(space.dtype)
-    return lambda action: action
+    if type(space).__name__ == "Box" and space.dtype != spec.dtype:  # Rounding may have moved it out of bounds.
+        low, high = space.low, space.high
+        return lambda action: np.clip(action.astype(space.dtype), low, high)
+    return lambda action: action.copy()

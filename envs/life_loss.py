@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .environment import Environment, Wrapper
-from .specs import make_zeros
+from .environment import Environment, Wrapper, require_single
+from .specs import copy_arrays, make_zeros
 from .time_steps import FIRST, LAST, TimeStep
-from .wrappers import require_single
 
 _ONE, _ZERO = np.float32(1), np.float32(0)
 
@@ -45,18 +44,17 @@ class AtariTerminalOnLifeLoss(Wrapper):
             )
         self._field = lives
         self._lives = 0
-        self._continues = False
+        self._next_life: TimeStep | None = None
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the wrapped environment, so that the next `reset` starts a new game."""
-        self._continues = False
+        self._next_life = None
         super().seed(seed)
 
     def _reset(self) -> TimeStep:
-        last = self.env.current_time_step()
-        if self._continues and last is not None:
-            self._continues = False
-            return self._restart(last)
+        if self._next_life is not None:
+            time_step, self._next_life = self._next_life, None
+            return time_step
         time_step = self.env.reset()
         self._lives = int(time_step.env_info[self._field])
         return time_step
@@ -65,7 +63,8 @@ class AtariTerminalOnLifeLoss(Wrapper):
         time_step = self.env.advance(action)
         lives = int(time_step.env_info[self._field])
         is_lost, self._lives = lives < self._lives, lives
-        self._continues = is_lost and time_step.step_type != LAST
+        if is_lost and time_step.step_type != LAST:
+            self._next_life = copy_arrays(self._restart(time_step))
         return time_step._replace(step_type=LAST, discount=_ZERO) if is_lost else time_step
 
     def _restart(self, time_step: TimeStep) -> TimeStep:

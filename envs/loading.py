@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from rlds2reverb._arguments import require_count, require_one_of
@@ -14,6 +14,7 @@ from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
 from .parallel_environment import ParallelEnvironment
 from .thread_environment import ThreadEnvironment
+from .time_limit import set_time_limit
 
 Suite = Callable[..., Environment]
 
@@ -149,27 +150,42 @@ def _create_single(
     return BatchedEnvironment([constructor()])
 
 
-def make_environment(make_env: Any, *, env_id: int = 0) -> Environment:
+def make_environment(
+    make_env: Any, *, env_id: int = 0, max_episode_steps: int | None = None, info_fields: Sequence[str] = ()
+) -> Environment:
     """Creates one environment from its name, from a description, or with a function.
 
     Args:
       make_env: id of a Gymnasium environment, such as 'Hopper-v5' or 'my_module:MyEnv-v0'; a `gymnasium.EnvSpec`; or a
         function that returns a `gymnasium.Env` or an `Environment`.
       env_id: index of the environment in a batch.
+      max_episode_steps: number of steps after which episodes are truncated, in place of the environment's own limit;
+        None for that limit.
+      info_fields: see `GymnasiumEnvironment`.
 
     Raises:
-      ImportError, ValueError: See `suite_gym.load`.
+      ImportError, ValueError: See `suite_gym.load` and `GymnasiumEnvironment`; also if a function returns an
+        `Environment`, whose `env_info` is set already, and `info_fields` are given.
       TypeError: If a function does not return an environment.
     """
     if isinstance(make_env, str):
-        return suite_gym.load(make_env, env_id=env_id)
-    env = make_env() if callable(make_env) else suite_gym.make_gym(make_env)
-    if isinstance(env, Environment):
-        return env
+        env = suite_gym.load(make_env, env_id=env_id, info_fields=info_fields)
+    else:
+        made = make_env() if callable(make_env) else suite_gym.make_gym(make_env)
+        env = made if isinstance(made, Environment) else _convert(made, env_id, info_fields)
+        if env is made and info_fields:
+            raise ValueError(
+                "env_info must be True for a function that returns an Environment, got names; create it with "
+                "info_fields"
+            )
+    return env if max_episode_steps is None else set_time_limit(env, max_episode_steps)
+
+
+def _convert(env: Any, env_id: int, info_fields: Sequence[str]) -> Environment:
     if not hasattr(env, "observation_space") or not hasattr(env, "step"):
         raise TypeError(f"make_env must return a gymnasium.Env or an Environment, got {type(env).__name__}")
     try:
-        return GymnasiumEnvironment(env, env_id=env_id)
+        return GymnasiumEnvironment(env, env_id=env_id, info_fields=info_fields)
     except BaseException:
         env.close()
         raise

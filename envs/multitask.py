@@ -12,10 +12,9 @@ from rlds2reverb.specs import ArraySpec, Nest
 
 from .batched_environment import require_same_specs
 from .env_info import add_info, make_info_spec
-from .environment import Environment
+from .environment import Environment, require_single
 from .specs import BoundedArraySpec
 from .time_steps import TimeStep, keep_untransformed
-from .wrappers import require_single
 
 TASK_ID, ACTION, OBSERVATION = "task_id", "action", "observation"
 

@@ -122,7 +122,7 @@ class ObservationNormalizer(Wrapper):
 
     def _normalize_leaf(self, leaf: np.ndarray, keys: Keys) -> np.ndarray:
         mean, divisor = self._statistics[keys]
-        return (leaf - mean) / divisor
+        return np.asarray((leaf - mean) / divisor, leaf.dtype)
 
     def _normalize_spec(self, leaf: BoundedArraySpec, keys: Keys) -> BoundedArraySpec:
         if not isinstance(leaf, BoundedArraySpec):
@@ -135,9 +135,9 @@ class ObservationNormalizer(Wrapper):
 
 
 def _read(nest: Nest, keys: Keys, leaf: BoundedArraySpec, name: str) -> np.ndarray:
-    """Returns the statistics of a leaf in its dtype."""
+    """Returns a copy of the statistics of a leaf."""
     try:
-        array = np.asarray(get_part(nest, keys), leaf.dtype)
+        array = np.array(get_part(nest, keys), np.float64)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SpecMismatchError(
             f"{name} must have the structure of the observations, got no {keys} ({error})"

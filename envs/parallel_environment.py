@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import traceback
 import warnings
@@ -16,13 +17,13 @@ import numpy as np
 from rlds2reverb._arguments import require_count, require_one_of, require_timeout
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
-from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
+from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess, serialise_registered_specs
 from ._env_worker import RESET, STEP, Share
 from ._shared_arrays import Channel, create_memory
-from .batched_environment import make_prev_action, require_same_specs
-from .environment import Environment
+from .batched_environment import make_env_ids, make_prev_action, require_same_specs
+from .environment import Environment, require_constructor
 from .specs import make_zeros
-from .time_steps import FIRST, LAST, TimeStep
+from .time_steps import FIRST, LAST, MID, TimeStep
 
 #: Waiting actively is faster than being woken, if each process has a core.
 _SPIN_SECS = 0.001
@@ -37,9 +38,9 @@ class ParallelEnvironment(Environment):
     """Environments that are stepped in several processes with shared memory, as one batch.
 
     The calling process is one of them: while workers step their environments, it steps its own share. An environment
-    that raises an error is created again, and its episode is truncated: the step is LAST, its discount is that of the
-    step before, and its observation is repeated. If a worker dies or does not answer in time, the same holds for all of
-    its environments. The other environments are not affected.
+    that raises an error is created again, and its episode is truncated: the step is LAST, marked by `has_failed`, its
+    discount is that of the step before, and its observation is repeated. If a worker dies or does not answer in time,
+    the same holds for all of its environments. The other environments are not affected, and no seed is used again.
 
     `prev_action` of the time steps is the action that was passed to `step`, and `untransformed` is `()`. Environments
     reset themselves, each at the end of its own episodes.
@@ -83,13 +84,16 @@ class ParallelEnvironment(Environment):
 
         Raises:
           ValueError: If an argument is out of range, or `num_spares` is combined with `num_workers` or `caller_steps`.
-          TypeError: If a constructor cannot be sent to another process, or does not return an environment.
+          TypeError: If a constructor is no function, cannot be sent to another process, or does not return an
+            environment.
           SpecMismatchError: If the specs of the environments differ; the message names the path.
           EnvironmentFailedError: If an environment cannot be created; the message contains its stack trace.
         """
         super().__init__()
         if not constructors:
             raise ValueError("constructors must contain at least one function, got none")
+        for index, constructor in enumerate(constructors):
+            require_constructor(constructor, f"constructors[{index}]")
         require_count("num_spares", num_spares, 0)
         if num_spares and (num_workers is not None or caller_steps):
             raise ValueError(
@@ -112,11 +116,14 @@ class ParallelEnvironment(Environment):
         self._timeout_secs, self._on_failure = timeout_secs, on_failure
         self._construction_timeout_secs = construction_timeout_secs
         self._num_envs, self._num_rows, self._num_spares = num_envs, num_rows, num_spares
-        self._ids = np.arange(num_envs, dtype=np.int32)
+        self._ids = make_env_ids(num_envs)
         #: With spares, the row of each environment in the shared arrays, and those that are reset in the background.
         self._rows: Any = np.arange(num_envs) if num_spares else slice(None)
         self._waiting: deque[int] = deque()
         self._is_closed = self._is_running = False
+        #: Which episodes have ended, and how often an environment has failed without a real step in between.
+        self._ended, self._num_failures = np.ones(num_envs, bool), np.zeros(num_rows, np.int64)
+        self._lock = threading.RLock()  # Two threads that call would get each other's time steps.
         self._workers: list[WorkerProcess] = []
         self._own: Share | None = None
         self._channel: Any = None
@@ -125,8 +132,9 @@ class ParallelEnvironment(Environment):
         bounds = np.linspace(0, num_rows, num_workers + caller_steps + 1).round().astype(int).tolist()
         shares = list(itertools.pairwise(bounds))
         try:
+            registered = serialise_registered_specs() if num_workers else []
             for index, (first, end) in enumerate(shares[caller_steps:]):
-                worker = WorkerProcess(index, constructors[first:end], first, self._memory)
+                worker = WorkerProcess(index, constructors[first:end], first, self._memory, registered)
                 self._workers.append(worker)
                 worker.start()
             if caller_steps:
@@ -176,7 +184,11 @@ class ParallelEnvironment(Environment):
         return self._spec.env_info
 
     def seed(self, seed: int) -> None:
-        """Sets the seed of environment i to `seed + i`; with spares, the next step starts new episodes."""
+        """Sets the seed of environment i to `seed + i`; with spares, the next step starts new episodes.
+
+        Raises:
+          NotImplementedError: If the environments cannot be seeded.
+        """
         self._seed_rows(range(seed, seed + self._num_rows))
 
     def seed_each(self, seeds: Sequence[int]) -> None:
@@ -189,20 +201,23 @@ class ParallelEnvironment(Environment):
         self._seed_rows([*seeds, *range(max(seeds) + 1, max(seeds) + 1 + self._num_spares)])
 
     def _seed_rows(self, seeds: Sequence[int]) -> None:
-        if self._own is not None:
-            self._own.seed(seeds[: len(self._own.envs)])
-        for worker in self._workers:
-            worker.seeds = list(seeds[worker.first : worker.end])
-            worker.call("seed", None, worker.seeds, timeout_secs=self._timeout_secs)
-        if self._num_spares:  # Some episodes have been started with the old seeds.
-            self._must_reset = True
+        with self._lock:
+            if self._own is not None:
+                self._own.seed(seeds[: len(self._own.envs)])
+            for worker in self._workers:
+                own_seeds = list(seeds[worker.first : worker.end])
+                worker.call("seed", None, own_seeds, timeout_secs=self._timeout_secs)
+                worker.seeds = own_seeds
+            if self._num_spares:  # Some episodes have been started with the old seeds.
+                self._must_reset = True
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns what the first environment renders."""
         if self._own is not None:
             return self._own.envs[0].render(mode)
-        worker = self._workers[int(self._rows[0]) if self._num_spares else 0]
-        return worker.call("render", 0, mode, timeout_secs=self._timeout_secs)
+        with self._lock:
+            worker = self._workers[int(self._rows[0]) if self._num_spares else 0]
+            return worker.call("render", 0, mode, timeout_secs=self._timeout_secs)
 
     def close(self) -> None:
         """Closes all environments, ends the workers, and frees the shared memory. Idempotent.
@@ -223,12 +238,15 @@ class ParallelEnvironment(Environment):
         self._channel = None  # The memory is freed with the last array in it.
         os.close(self._memory)
 
+    def reset(self) -> TimeStep:
+        """Starts new episodes in all environments."""
+        with self._lock:
+            return super().reset()
+
     def advance(self, action: Nest) -> TimeStep:
         """Executes a batch of actions that need no check; environments whose episodes have ended are reset."""
-        if self._must_reset:
-            return self.reset()
-        self._current_time_step = self._run(STEP, action)
-        return self._current_time_step
+        with self._lock:
+            return super().advance(action)
 
     def _reset(self) -> TimeStep:
         return self._run(RESET, None)
@@ -254,12 +272,10 @@ class ParallelEnvironment(Environment):
         except Exception:
             self.close()
             raise
-        except BaseException:
-            self._must_reset = True  # Some environments have made this step, others have not.
-            raise
         self._is_running = False
+        self._ended = time_step.step_type == LAST
         if self._num_spares:
-            for row in self._rows[time_step.step_type == LAST].tolist():
+            for row in self._rows[self._ended].tolist():
                 self._workers[row].request(RESET)
                 self._waiting.append(row)
         return time_step
@@ -277,8 +293,8 @@ class ParallelEnvironment(Environment):
             try:
                 failures += worker.wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
-                envs, previous = self._ids[worker.first : worker.end], self._current_time_step
-                is_new = previous is None or command == RESET or previous.step_type[envs] == LAST
+                envs = self._ids[worker.first : worker.end]
+                is_new = self._ended[envs] | (command == RESET)
                 failures += self._recover(worker, str(lost), envs, is_new)
         return failures
 
@@ -292,16 +308,15 @@ class ParallelEnvironment(Environment):
     def _run_with_spares(self, command: int, action: Nest) -> list[_Failure]:
         """Steps environments whose episodes are running, and replaces the others by spare ones."""
         failures: list[_Failure] = []
-        is_new, rows = np.ones(self._num_envs, bool), self._rows
+        is_new, rows = self._ended, self._rows
         if action is None:
             failures += self._finish_requests()
+            is_new = np.ones(self._num_envs, bool)
             rows[:] = self._ids
             self._waiting = deque(range(self._num_envs, self._num_rows))
             for worker in self._workers:
                 worker.request(command)
         else:
-            previous: Any = self._current_time_step
-            is_new = previous.step_type == LAST
             for env in np.flatnonzero(is_new):
                 rows[env] = self._waiting.popleft()
             _copy_into(self._channel.action, action, rows)
@@ -320,7 +335,7 @@ class ParallelEnvironment(Environment):
         """Waits for all requests that have not been waited for; new episodes follow."""
         failures: list[_Failure] = []
         for worker in self._workers:
-            if worker.is_busy:
+            if worker.is_busy or worker.is_lost:
                 try:
                     failures += worker.wait(self._spin_secs, self._timeout_secs)
                 except LostProcessError as lost:
@@ -347,15 +362,15 @@ class ParallelEnvironment(Environment):
             raise EnvironmentFailedError(f"{worker.places} failed:\n{reason}")
         is_new = np.broadcast_to(is_new, worker.end - worker.first)
         failures = [(index, reason) for index in range(worker.first, worker.end)]
-        failures += self._restart(worker, reason, is_new)
+        self._restart(worker, reason, is_new)
         rows = np.arange(worker.first, worker.end)[~is_new]
         if rows.size:
             previous: Any = self._current_time_step
             self._truncate(rows, envs[~is_new], previous)
         return failures
 
-    def _restart(self, worker: WorkerProcess, reason: str, is_new: np.ndarray) -> list[_Failure]:
-        """Starts a worker again, and starts episodes if any environment needs one.
+    def _restart(self, worker: WorkerProcess, reason: str, is_new: np.ndarray) -> None:
+        """Starts a worker again, and starts the episodes of those environments that need one.
 
         Raises:
           EnvironmentFailedError: If the worker is lost again and again.
@@ -366,13 +381,9 @@ class ParallelEnvironment(Environment):
                 worker.start()
                 worker.receive(self._construction_timeout_secs)
                 worker.connect(self._channel, self._layout, self._timeout_secs)
-                if worker.seeds is not None:
-                    worker.seeds = [seed + 1_000_003 for seed in worker.seeds]  # A different sequence than before.
-                    worker.call("seed", None, worker.seeds, timeout_secs=self._timeout_secs)
-                if not is_new.any():
-                    return []
-                worker.request(RESET)
-                return worker.wait(self._spin_secs, self._timeout_secs)
+                self._channel.num_episodes[worker.first : worker.end] += is_new  # The episodes that failed to start.
+                worker.call("replace", None, worker.seeds, is_new.tolist(), timeout_secs=self._timeout_secs)
+                return
             except (EnvironmentFailedError, LostProcessError) as error:
                 reason = str(error)
         raise EnvironmentFailedError(f"{worker.places} failed {worker.num_failures} times in a row:\n{reason}")
@@ -383,7 +394,7 @@ class ParallelEnvironment(Environment):
         _restore_rows(shared.observation, rows, previous.observation, envs)
         _restore_rows(shared.env_info, rows, previous.env_info, envs)
         shared.discount[rows] = previous.discount[envs]
-        shared.step_type[rows] = LAST
+        shared.step_type[rows], shared.has_failed[rows] = LAST, True
         shared.reward[rows] = 0
 
     def _handle(self, failures: list[_Failure]) -> None:
@@ -392,6 +403,12 @@ class ParallelEnvironment(Environment):
         name = "environments" if "," in places else "environment"
         if self._on_failure == "raise":
             raise EnvironmentFailedError(f"{name} {places} failed:\n{texts}")
+        previous, failed = self._current_time_step, list({index for index, _ in failures})
+        if previous is not None:
+            self._num_failures[: self._num_envs][previous.step_type == MID] = 0
+        self._num_failures[failed] += 1
+        if self._num_failures.max() > _MAX_FAILURES:
+            raise EnvironmentFailedError(f"{name} {places} failed {_MAX_FAILURES + 1} times without a step:\n{texts}")
         warnings.warn(f"{name} {places} failed and started new episodes:\n{texts}", RuntimeWarning, stacklevel=5)
 
     def _make_time_step(self, action: Nest) -> TimeStep:
@@ -408,6 +425,7 @@ class ParallelEnvironment(Environment):
             self._ids,
             (),
             _copy(shared.env_info, rows),
+            shared.has_failed[rows].copy(),
         )
 
 

@@ -11,8 +11,9 @@ from tf_agents.trajectories import time_step as ts
 
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .environment import Environment
-from .specs import BoundedArraySpec
+from .environment import Environment, require_environment
+from .specs import BoundedArraySpec, read_reward
+from .time_steps import TimeStep, to_tf_agents
 
 
 def to_py_environment(env: Environment) -> AgentsEnvironment:
@@ -33,10 +34,10 @@ class AgentsEnvironment(py_environment.PyEnvironment):
 
     def __init__(self, env: Environment):
         super().__init__(handle_auto_reset=False)
-        self.env = env
-        self._observation_spec = _convert(env.observation_spec(), "observation")
-        self._action_spec = _convert(env.action_spec(), "action")
-        self._reward_spec = _convert(env.reward_spec(), "reward")
+        self.env = require_environment(env, "to_py_environment")
+        self._observation_spec = _convert_spec(env.observation_spec(), "observation")
+        self._action_spec = _convert_spec(env.action_spec(), "action")
+        self._reward_spec = _convert_spec(env.reward_spec(), "reward")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":
@@ -87,13 +88,19 @@ class AgentsEnvironment(py_environment.PyEnvironment):
         self.env.close()
 
     def _reset(self) -> ts.TimeStep:
-        return ts.TimeStep(*self.env.reset()[:4])
+        return self._convert(self.env.reset())
 
     def _step(self, action: Nest) -> ts.TimeStep:
-        return ts.TimeStep(*self.env.step(action)[:4])
+        return self._convert(self.env.step(action))
+
+    def _convert(self, time_step: TimeStep) -> ts.TimeStep:
+        shape: Any = self.env.reward_spec().shape
+        shape = (self.batch_size, *shape) if self.batched else shape
+        reward = read_reward(time_step.reward, shape, type(self.env).__name__)
+        return to_tf_agents(time_step._replace(reward=reward))
 
 
-def _convert(spec: Nest, name: str) -> Nest:
+def _convert_spec(spec: Nest, name: str) -> Nest:
     def convert(leaf: ArraySpec) -> Any:
         if isinstance(leaf, BoundedArraySpec):
             return array_spec.BoundedArraySpec(leaf.shape, leaf.dtype, leaf.minimum, leaf.maximum, name=name)

@@ -10,34 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_timeout
 from rlds2reverb.episodes import Episode
-from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.sources import Source
-from rlds2reverb.specs import Nest, map_structure
 
 from . import suite_gym
 from ._deadline_thread import DeadlineThread
-from .batched_environment import BatchedEnvironment, make_row_reader, stack
-from .contract import sample_action
+from .batched_environment import BatchedEnvironment, make_row_reader
 from .environment import Environment
 from .evaluation import name_environment
-from .gymnasium_environment import GymnasiumEnvironment
 from .loading import make_environment
 from .parallel_environment import ParallelEnvironment
-from .policy_actions import PolicyActions, require_actions, require_observations
+from .policy_actions import RANDOM, PolicyActor
+from .rollout import EpisodeSteps, Rollout
 from .seeded_episodes import make_episode_seed, make_seeded
 from .spaces import make_space
-from .specs import require_within
-from .time_limit import TimeLimit
+from .specs import copy_arrays
 from .time_steps import FIRST, LAST, TimeStep
-
-#: Name of the step field with `TimeStep.env_info`.
-ENV_INFO = "env_info"
-RANDOM = "random"
-#: Separates random actions from the random numbers of an environment with the same seed.
-_SALT = 0x52_45_43
 
 
 def record_episodes(
@@ -52,7 +41,7 @@ def record_episodes(
     env_info: bool | Sequence[str] = False,
     max_episode_steps: int | None = None,
     timeout_secs: float = 60.0,
-    progress: Callable[[Episode], None] = lambda episode: None,
+    progress: Callable[[Episode], None] | None = None,
 ) -> Source:
     """Runs a policy in an environment, and returns its episodes for `ingest`, `train`, `write_dataset` and the like.
 
@@ -60,7 +49,8 @@ def record_episodes(
 
     Both ends of an episode: each contains the final observation; it is terminal if the discount of its last step is 0,
     and truncated otherwise. Row t of `env_info` belongs to observation t. With `num_steps`, exactly this number of
-    steps is recorded; the episodes that are then running are `unterminated`.
+    steps is recorded; the episodes that are then running are `unterminated`. In a `ParallelEnvironment` that restarts
+    environments which fail, their episodes are truncated at their last real observations.
 
     Args:
       env: an environment: a description of one as for `Evaluator`, which is an id such as 'Hopper-v5', a
@@ -77,10 +67,10 @@ def record_episodes(
       epsilon: share of random actions, in [0, 1], that replace those of the policy.
       env_info: whether to record `TimeStep.env_info`, as the field 'env_info'; or names of fields in the `info` of a
         Gymnasium environment to record there.
-      max_episode_steps: number of steps after which episodes are truncated; None for only the environment's own limit.
-        It requires that the environment is made here.
+      max_episode_steps: number of steps after which episodes are truncated, in place of the environment's own time
+        limit; None for that limit. It requires that the environment is made here.
       timeout_secs: maximum duration of a step of all environments, and of their creation.
-      progress: function called with each recorded episode.
+      progress: function called with a copy of each recorded episode.
 
     Returns:
       A source with the episodes in memory, in the order in which they ended. It has the spaces of the environment, and
@@ -110,13 +100,14 @@ def record_episodes(
         recorder = _Recorder(
             batch.batch_size or 1, num_episodes, num_steps, has_env_info=bool(env_info), find_seed=made.find_seed
         )
-        time_step = made.call(batch.reset)
-        recorder.add(time_step)
-        while not recorder.is_done:
-            action = act(time_step, recorder.is_recording, recorder.locate)
-            time_step = made.call(functools.partial(batch.advance, action))
-            for episode in recorder.add(time_step):
-                progress(episode)
+        rollout = Rollout(batch, act, name=made.name, call=made.call, survives_failures=True)
+        rollout.is_used[:] = False
+        for time_step in rollout:
+            for episode in recorder.add(time_step, rollout):
+                if progress is not None:
+                    progress(replace(episode, steps=copy_arrays(episode.steps)))
+            if recorder.is_done:
+                break
         action_space, observation_space = make_space(batch.action_spec()), make_space(batch.observation_spec())
     return Source(
         made.name,
@@ -197,18 +188,18 @@ class _Environments:
         spec = suite_gym.find_spec(self._env) if isinstance(self._env, str) else self._env
         try:
             if self._max_episode_steps is not None:
-                limits = [self._max_episode_steps, spec.max_episode_steps or self._max_episode_steps]
-                spec = replace(spec, max_episode_steps=min(limits))
+                spec = replace(spec, max_episode_steps=self._max_episode_steps)
             return str(spec.to_json())
         except (AttributeError, TypeError, ValueError):
             return None  # The environment was made by a function, or its arguments are not JSON.
 
     def _open(self, stack: contextlib.ExitStack) -> Environment:
-        constructors = [
-            functools.partial(make_seeded, self._make, self._seed, index) for index in range(self._num_envs)
-        ]
+        make = functools.partial(
+            make_environment, self._env, max_episode_steps=self._max_episode_steps, info_fields=self._info_fields
+        )
+        constructors = [functools.partial(make_seeded, make, self._seed, index) for index in range(self._num_envs)]
         if self._num_envs > 1:
-            self._make().close()  # Errors are those of the environment instead of those of a worker.
+            make().close()  # Errors are those of the environment instead of those of a worker.
             batch: Environment = ParallelEnvironment(
                 constructors, caller_steps=False, timeout_secs=self._timeout_secs, on_failure="raise"
             )
@@ -222,79 +213,12 @@ class _Environments:
         stack.callback(lambda: thread.call(batch.close) if thread.is_responsive else None)
         return batch
 
-    def _make(self) -> Environment:
-        env = self._env
-        if not self._info_fields:
-            made = make_environment(env)
-        elif isinstance(env, str):
-            made = suite_gym.load(env, info_fields=self._info_fields)
-        else:
-            gym = env() if callable(env) else suite_gym.make_gym(env)
-            if isinstance(gym, Environment):
-                raise ValueError(
-                    f"env_info must be True for {self.name}, which returns an Environment, got names; create it with "
-                    "info_fields"
-                )
-            made = GymnasiumEnvironment(gym, info_fields=self._info_fields)
-        return made if self._max_episode_steps is None else TimeLimit(made, self._max_episode_steps)
-
-
-class PolicyActor:
-    """The actions of a policy, some of which are replaced by random ones."""
-
-    def __init__(self, policy: Any, batch: Environment, name: str, epsilon: float, seed: int):
-        self._spec, self._batch_size = batch.action_spec(), batch.batch_size or 1
-        self._epsilon, self._random = epsilon, np.random.default_rng([_SALT, seed])
-        self._num_clipped: Callable[[], int] = lambda: 0
-        self._choose: Callable[..., Nest]
-        if isinstance(policy, str):
-            if policy != RANDOM:
-                raise ValueError(f"policy must be 'random', a policy or a function, got {policy!r}")
-            self._choose = self._sample
-        elif hasattr(policy, "action"):
-            batched = BatchedPolicy(policy, self._batch_size)
-            require_observations(batch.observation_spec(), batched.observation_spec, name=name)
-            space = make_space(self._spec)
-            require_actions(space, batched.action_spec, name)
-            actions = PolicyActions(batched, space)
-            self._choose, self._num_clipped = actions, lambda: actions.num_clipped
-        elif callable(policy):
-            self._choose = lambda time_step, *_: self._require_actions(policy(time_step.observation))
-        else:
-            raise TypeError(f"policy must be 'random', a policy or a function, got a {type(policy).__name__}")
-
-    def __call__(self, time_step: TimeStep, is_used: np.ndarray, locate: Callable[[int], str]) -> Nest:
-        """Returns the actions `[B, ...]`; see `PolicyActions`."""
-        actions = self._choose(time_step, is_used, locate)
-        if self._epsilon == 0:
-            return actions
-        is_random = self._random.random(self._batch_size) < self._epsilon
-        rows = make_row_reader(actions)
-        return stack([self._sample_row() if is_random[row] else rows(row) for row in range(self._batch_size)])
-
-    def make_warnings(self) -> tuple[str, ...]:
-        """Returns a sentence about clipped actions, if there are any."""
-        number = self._num_clipped()
-        return (f"{number:,} of the policy's actions were outside the bounds and were clipped",) if number else ()
-
-    def _sample(self, *_: Any) -> Nest:
-        return stack([self._sample_row() for _ in range(self._batch_size)])
-
-    def _sample_row(self) -> Nest:
-        return sample_action(self._spec, self._random)
-
-    def _require_actions(self, actions: Nest) -> Nest:
-        return require_within(
-            actions, self._spec, name="action", advice="see action_spec()", leading=(self._batch_size,)
-        )
-
 
 class _Recorder:
     """The episodes of B environments, assembled from their time steps.
 
     Attributes:
       episodes: the episodes that are complete.
-      is_recording: bool `[B]`, whether the running episode of an environment is recorded.
     """
 
     def __init__(
@@ -307,66 +231,45 @@ class _Recorder:
         find_seed: Callable[[int, int], int | None],
     ):
         self.episodes: list[Episode] = []
-        self.is_recording = np.zeros(batch_size, bool)
         self._num_episodes, self._num_steps, self._has_env_info = num_episodes, num_steps, has_env_info
         self._find_seed = find_seed
         self._num_begun, self._num_recorded = np.zeros(batch_size, np.int64), 0
-        self._tracks: list[list[TimeStep]] = [[] for _ in range(batch_size)]
+        self._tracks = [EpisodeSteps() for _ in range(batch_size)]
 
     @property
     def is_done(self) -> bool:
         """Whether all episodes or steps are recorded."""
         return len(self.episodes) == self._num_episodes or self._num_recorded == self._num_steps
 
-    def locate(self, row: int) -> str:
-        """Returns the place of the next action of an environment, for messages."""
-        return f"environment {row}, episode {self._num_begun[row] - 1}, step {len(self._tracks[row]) - 1}"
+    def add(self, time_step: TimeStep, rollout: Rollout) -> list[Episode]:
+        """Adds the time steps of all environments, and returns the episodes that they complete.
 
-    def add(self, time_step: TimeStep) -> list[Episode]:
-        """Adds the time steps of all environments, and returns the episodes that they complete."""
-        before = len(self.episodes)
+        Environments whose running episode is recorded are used by the rollout, and others are not.
+        """
+        before, is_used = len(self.episodes), rollout.is_used
         rows = make_row_reader(time_step._replace(untransformed=()))
         for index, step_type in enumerate(time_step.step_type.tolist()):
             if step_type == FIRST:
                 self._num_begun[index] += 1
-                self.is_recording[index] = self._may_begin()
-            if not self.is_recording[index] or self.is_done:
+                is_used[index] = False
+                is_used[index] = self._num_episodes is None or len(self.episodes) + is_used.sum() < self._num_episodes
+            if not is_used[index] or self.is_done:
                 continue
-            self._tracks[index].append(TimeStep(*rows(index)))
-            self._num_recorded += step_type != FIRST
+            if not time_step.has_failed[index]:
+                self._tracks[index].add(TimeStep(*rows(index)))
+                self._num_recorded += int(rollout.is_transition[index])
             if step_type == LAST:
+                is_used[index] = False
                 self._finish(index, is_ended=True)
         if self._num_recorded == self._num_steps:
-            for index in np.flatnonzero(self.is_recording):
+            for index in np.flatnonzero(is_used):
                 self._finish(int(index), is_ended=False)
         return self.episodes[before:]
 
-    def _may_begin(self) -> bool:
-        return self._num_episodes is None or len(self.episodes) + self.is_recording.sum() < self._num_episodes
-
     def _finish(self, index: int, *, is_ended: bool) -> None:
         """Adds the episode of an environment, unless it has no transition."""
-        track, self._tracks[index] = self._tracks[index], []
-        self.is_recording[index] = False
-        if len(track) > 1:
+        track, self._tracks[index] = self._tracks[index], EpisodeSteps()
+        if track.num_transitions:
             seed = self._find_seed(index, int(self._num_begun[index]) - 1)
-            steps = _make_steps(track, has_env_info=self._has_env_info)
+            steps = track.to_rlds(has_env_info=self._has_env_info)
             self.episodes.append(Episode(steps, len(self.episodes), unterminated=not is_ended, seed=seed))
-
-
-def _make_steps(track: Sequence[TimeStep], *, has_env_info: bool) -> dict[str, Nest]:
-    """Returns the RLDS steps of consecutive time steps, which `time_steps.to_rlds_step` defines one by one."""
-    last, following = track[-1], track[1:]
-    is_terminal = bool(last.is_terminated())
-    zeros = map_structure(np.zeros_like, {fields.ACTION: last.prev_action, fields.REWARD: last.reward})
-    place = np.arange(len(track))
-    steps = {
-        fields.OBSERVATION: stack([step.observation for step in track]),
-        fields.ACTION: stack([*(step.prev_action for step in following), zeros[fields.ACTION]]),
-        fields.REWARD: stack([*(step.reward for step in following), zeros[fields.REWARD]]),
-        fields.DISCOUNT: np.array([*(step.discount for step in following), last.discount], np.float32),
-        fields.IS_FIRST: place == 0,
-        fields.IS_LAST: place == len(track) - 1,
-        fields.IS_TERMINAL: (place == len(track) - 1) & is_terminal,
-    }
-    return {**steps, ENV_INFO: stack([step.env_info for step in track])} if has_env_info else steps

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import Nest, leaves
 
 from .environment import Environment, Wrapper
 from .loading import make_environment
@@ -21,10 +21,17 @@ class EpisodeProgress(NamedTuple):
     Attributes:
       episode: number of the episode, from 0.
       actions: the actions that were executed in it up to now; there may be none.
+      observation: the leaves of the observation that followed them, by path, in any dtypes; leaves may be missing.
     """
 
     episode: int
     actions: Sequence[Nest]
+    observation: Mapping[tuple[Any, ...], np.ndarray] = {}
+
+    def matches(self, time_step: TimeStep) -> bool:
+        """Returns whether a time step has the observation."""
+        columns = dict(leaves(time_step.observation))
+        return all(np.array_equal(columns[path].astype(leaf.dtype), leaf) for path, leaf in self.observation.items())
 
 
 class SeededEpisodes(Wrapper):
@@ -43,11 +50,12 @@ class SeededEpisodes(Wrapper):
           seed: seed of all environments, at least 0.
           index: index of this environment, at least 0.
           start: state after the first `reset`; None for the beginning of episode 0. With actions, the first time step
-            is therefore the one that follows the last of them.
+            is therefore the one that follows the last of them; if it has a different observation, the episode cannot be
+            repeated, and the next one begins instead.
         """
         super().__init__(env)
         self._seed, self._index = seed, index
-        self._episode, self._actions = start or EpisodeProgress(0, ())
+        self._start, self._episode = start, 0 if start is None else start.episode
 
     def reset(self) -> TimeStep:
         """Starts the next episode, or the first time continues the one at the start."""
@@ -55,15 +63,25 @@ class SeededEpisodes(Wrapper):
         self._must_reset = bool(time_step.step_type == LAST)
         return time_step
 
+    def skip_episodes(self, number: int) -> None:
+        """Leaves out the seeds of `number` episodes; the next `reset` starts an episode at its beginning."""
+        self._episode, self._start = self._episode + number, None
+        super().skip_episodes(number)
+
     def _reset(self) -> TimeStep:
+        time_step = self._begin()
+        start, self._start = self._start, None
+        if start is None or not start.actions:
+            return time_step
+        for action in start.actions:
+            time_step = self.env.advance(action)
+        return time_step if start.matches(time_step) else self._begin()
+
+    def _begin(self) -> TimeStep:
         with suppress(NotImplementedError):
             self.env.seed(make_episode_seed(self._seed, self._index, self._episode))
         self._episode += 1
-        time_step = self.env.reset()
-        actions, self._actions = self._actions, ()
-        for action in actions:
-            time_step = self.env.advance(action)
-        return time_step
+        return self.env.reset()
 
 
 def make_episode_seed(seed: int, index: int, episode: int) -> int:

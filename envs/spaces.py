@@ -9,12 +9,12 @@ import numpy as np
 
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .specs import BoundedArraySpec
+from .specs import BoundedArraySpec, cast
 
 _SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Tuple and Dict of these are supported"
 
 
-def make_spec(space: Any, *, name: str = "observation") -> Nest:
+def make_spec(space: Any, *, name: str = "observation", left_out: list[str] | None = None) -> Nest:
     """Returns the specs of the values of a space.
 
     Args:
@@ -22,6 +22,8 @@ def make_spec(space: Any, *, name: str = "observation") -> Nest:
         `start + n - 1`, MultiBinary ones integers 0 and 1, and Box spaces arrays with the bounds of the space; floats
         become float32. Tuple and Dict spaces become tuples and dicts.
       name: name of the nest in messages.
+      left_out: list that receives the message about each part of a Dict that is not supported, and therefore left out;
+        None to raise it. One part must be supported.
 
     Returns:
       A nest of `BoundedArraySpec`s.
@@ -31,7 +33,7 @@ def make_spec(space: Any, *, name: str = "observation") -> Nest:
     """
     kind = type(space).__name__
     if kind == "Dict":
-        return {key: make_spec(part, name=f"{name}[{key!r}]") for key, part in space.spaces.items()}
+        return _make_dict_spec(space.spaces, name, left_out)
     if kind == "Tuple":
         return tuple(make_spec(part, name=f"{name}[{index}]") for index, part in enumerate(space.spaces))
     if kind == "Discrete":
@@ -46,6 +48,23 @@ def make_spec(space: Any, *, name: str = "observation") -> Nest:
         dtype = np.dtype(np.float32) if space.dtype.kind == "f" else np.dtype(space.dtype)
         return BoundedArraySpec(tuple(space.shape), dtype, space.low, space.high)
     raise TypeError(f"the {name} space must be one of the supported kinds, got {space}; {_SUPPORTED}")
+
+
+def _make_dict_spec(spaces: Any, name: str, left_out: list[str] | None) -> dict[str, Nest]:
+    specs: dict[str, Nest] = {}
+    errors: list[TypeError] = []
+    for key, part in spaces.items():
+        try:
+            specs[key] = make_spec(part, name=f"{name}[{key!r}]", left_out=left_out)
+        except TypeError as error:
+            if left_out is None:
+                raise
+            errors.append(error)
+    if errors and not specs:
+        raise errors[0]
+    if left_out is not None:
+        left_out += map(str, errors)
+    return specs
 
 
 def make_space(spec: Any) -> Any:
@@ -98,8 +117,6 @@ def _make_leaf_converter(dtype: np.dtype) -> Callable[[Any], np.ndarray]:
     def convert(value: Any) -> np.ndarray:
         if type(value) is np.ndarray and value.dtype is dtype:  # Several times as fast as the general case.
             return value.copy()
-        if isinstance(value, np.ndarray) and not np.can_cast(value.dtype, dtype, "same_kind"):
-            raise TypeError(f"{value.dtype} is not {dtype}")
-        return np.array(value, dtype)
+        return cast(value, dtype)
 
     return convert

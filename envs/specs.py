@@ -1,4 +1,7 @@
-"""Specs of environments: shapes and dtypes with bounds, and the check of arrays against them."""
+"""Specs of environments: shapes and dtypes with bounds, and the check of arrays against them.
+
+Arrays that come from user code, or go to it, are copied at that border, because either side may modify or reuse them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 #: Up to this size, lists of integers are compared faster than arrays.
 _MAX_LISTED = 64
@@ -66,7 +69,7 @@ class BoundedArraySpec(ArraySpec):
 
 
 def require_within(values: Nest, spec: Nest, *, name: str, advice: str, leading: tuple[int, ...] = ()) -> Nest:
-    """Returns a nest of values as arrays of the dtypes of a spec, after checking structure, shapes and bounds.
+    """Returns a copy of a nest of values in the dtypes of a spec, after checking structure, shapes and bounds.
 
     Args:
       values: nest of arrays or numbers. Integers and floats may have any width; floats are not accepted for integers.
@@ -102,7 +105,7 @@ def _convert_leaf(value: Any, spec: ArraySpec, name: str, advice: str, leading: 
     shape = (*leading, *spec.shape)
     is_equal = type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == shape and value.size
     if is_equal and (not isinstance(spec, BoundedArraySpec) or spec.contains(value)):
-        return value  # The common case, which is much faster than the general one.
+        return value.copy()  # The common case, which is much faster than the general one.
     array = np.asarray(value)
     is_exact = array.dtype.kind in "iub" or spec.dtype.kind == "f" == array.dtype.kind
     if array.shape != shape or not is_exact:
@@ -110,7 +113,46 @@ def _convert_leaf(value: Any, spec: ArraySpec, name: str, advice: str, leading: 
         raise SpecMismatchError(f"{name} must be {expected}, got {describe(array)}; {advice}")
     if isinstance(spec, BoundedArraySpec) and array.size and not spec.contains(array):
         _raise_out_of_bounds(array, spec, name, advice, leading)
-    return array if array.dtype == spec.dtype else array.astype(spec.dtype)
+    return array.astype(spec.dtype)
+
+
+def copy_arrays(nest: Nest) -> Nest:
+    """Returns a copy of a nest of arrays."""
+    return nest.copy() if isinstance(nest, np.ndarray) else map_structure(lambda leaf: leaf.copy(), nest)
+
+
+def cast(value: Any, dtype: np.dtype) -> np.ndarray:
+    """Returns a copy of a value as an array of a dtype: floats are rounded, and other values do not change.
+
+    Raises:
+      TypeError: If the dtype of the value is of a different kind.
+      ValueError: If the value is no array, or not representable in the dtype.
+    """
+    array = np.asarray(value)
+    if isinstance(value, np.ndarray) and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(f"{array.dtype} is not {dtype}")
+    result = array.astype(dtype)
+    if dtype.kind != "f" and array.dtype != dtype and not np.array_equal(result, array):
+        raise ValueError(f"{array} is not representable in {dtype}")
+    return result
+
+
+def read_reward(reward: Any, shape: tuple[int, ...], name: str) -> Any:
+    """Returns a copy of a reward, or of a batch of them, in float32 and in a shape that differs only in axes of size 1.
+
+    Args:
+      reward: number or array.
+      shape: shape of the result.
+      name: name of the environment, for messages.
+
+    Raises:
+      SpecMismatchError: If the reward is no number, or has a different number of elements.
+    """
+    array = np.asarray(reward)
+    if array.dtype.kind not in "fiub" or [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
+        expected = describe(ArraySpec(shape, np.dtype(np.float32))) if shape else "a number"
+        raise SpecMismatchError(f"the reward of {name} must be {expected}, got {reward!r}; fix the environment")
+    return array.astype(np.float32).reshape(shape)[()]
 
 
 def _raise_out_of_bounds(
@@ -137,6 +179,27 @@ def make_zeros(spec: Nest, leading: tuple[int, ...] = ()) -> Nest:
     if isinstance(spec, BoundedArraySpec):
         zeros = np.clip(zeros, spec.minimum, spec.maximum).astype(spec.dtype)
     return zeros
+
+
+def sample_action(spec: Nest, random: np.random.Generator) -> Nest:
+    """Returns a random action within its bounds; unbounded floats are normally distributed."""
+    if isinstance(spec, dict):
+        return {key: sample_action(part, random) for key, part in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(sample_action(part, random) for part in spec)
+    return _sample_leaf(spec, random)
+
+
+def _sample_leaf(spec: ArraySpec, random: np.random.Generator) -> Any:
+    if not isinstance(spec, BoundedArraySpec):
+        raise TypeError(f"actions must have bounds to be sampled, got {spec}")
+    shape: Any = spec.shape
+    if spec.dtype.kind in "iu":
+        return random.integers(spec.minimum, spec.maximum, shape, spec.dtype, endpoint=True)
+    is_bounded = np.isfinite(spec.minimum) & np.isfinite(spec.maximum)
+    low, high = np.where(is_bounded, spec.minimum, 0), np.where(is_bounded, spec.maximum, 1)
+    values = np.where(is_bounded, random.uniform(low, high, shape), random.normal(size=shape))
+    return np.clip(values, spec.minimum, spec.maximum).astype(spec.dtype)
 
 
 def require_equal_specs(got: Nest, expected: Nest, *, name: str, holders: tuple[str, str], advice: str) -> None:

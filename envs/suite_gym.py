@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,6 +111,16 @@ def find_spec(name: str) -> Any:
     except gymnasium.error.Error as error:
         known = suggest(name, list(gymnasium.registry))
         raise ValueError(f"Gymnasium has no environment {name!r} ({error}){known}") from error
+
+
+def register_specs(specs: Sequence[bytes]) -> None:
+    """Registers serialised specs with Gymnasium, unless their modules cannot be imported."""
+    if specs:
+        registry = import_gymnasium().registry
+        for each in specs:
+            with contextlib.suppress(Exception):  # Modules raise errors of any type.
+                spec = pickle.loads(each)
+                registry[spec.id] = spec
 
 
 def make_gym(spec: Any, **options: Any) -> Any:

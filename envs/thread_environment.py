@@ -9,7 +9,7 @@ from rlds2reverb._arguments import require_timeout
 from rlds2reverb.specs import ArraySpec, Nest
 
 from ._deadline_thread import DeadlineThread
-from .environment import Environment
+from .environment import Environment, require_constructor
 from .time_steps import TimeStep
 
 
@@ -20,7 +20,9 @@ class ThreadEnvironment(Environment):
     environment are accessed in its thread, including those that `Environment` does not have. Errors are raised in the
     calling thread. After ALF's `ThreadEnvironment`.
 
-    If a call exceeds the timeout, the environment is lost: the thread cannot be ended, and later calls raise as well.
+    Several threads may call; each gets the results of its own calls. A step that was interrupted (Ctrl-C) is completed
+    in the background, and the next one starts a new episode. If a call exceeds the timeout, the environment is lost:
+    the thread cannot be ended, and later calls raise as well.
     """
 
     def __init__(self, constructor: Callable[[], Environment], *, timeout_secs: float = 60.0):
@@ -32,11 +34,12 @@ class ThreadEnvironment(Environment):
 
         Raises:
           ValueError: If the timeout is out of range.
-          TypeError: If the constructor does not return an `Environment`.
+          TypeError: If the constructor is no function, or does not return an `Environment`.
           TimeoutError: If the environment is not created in time; the message contains the thread's stack trace.
           Exception: Any error of the constructor.
         """
         require_timeout(timeout_secs)
+        require_constructor(constructor, "constructor")
         self._is_closed = False
         self._thread = DeadlineThread("the environment", timeout_secs)
         try:

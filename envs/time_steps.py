@@ -6,6 +6,9 @@
 | MID       | 1        | yes                                   | yes                      |            |
 | LAST      | 0        | no                                    | no                       | terminated |
 | LAST      | 1        | yes                                   | no                       | timed out  |
+
+A LAST step with `has_failed` never happened: its environment was lost, and the step stands in for the one that is
+missing. The episode ended, truncated, at the observation before it. The step is no part of transitions and returns.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from rlds2reverb.specs import ArraySpec, Nest
 from .specs import BoundedArraySpec, make_zeros
 
 FIRST, MID, LAST = np.int32(0), np.int32(1), np.int32(2)
-_ONE, _ZERO, _NO_ENV = np.float32(1), np.float32(0), np.int32(0)
+_ONE, _ZERO, _NO_ENV, _FALSE = np.float32(1), np.float32(0), np.int32(0), np.bool_(False)
 #: Spec of rewards that are one number.
 SCALAR_REWARD = ArraySpec((), np.dtype(np.float32))
 
@@ -38,6 +41,9 @@ class TimeStep(NamedTuple):
       env_id: int32 [], index of the environment in its batch.
       untransformed: the time step before any transformation of its observation or reward; `()` if there was none.
       env_info: nest of arrays with further values of the environment; `()` if there are none.
+      has_failed: bool [], whether the step was made up because the environment was lost, which `ParallelEnvironment`
+        survives: the step is LAST, its reward 0, its observation and discount those of the last real step, and
+        `prev_action` was not executed.
     """
 
     step_type: Any
@@ -48,6 +54,7 @@ class TimeStep(NamedTuple):
     env_id: Any = _NO_ENV
     untransformed: Any = ()
     env_info: Nest = ()
+    has_failed: Any = _FALSE
 
     def is_first(self) -> Any:
         """Returns whether this is the first step of an episode; bool [] or [B]."""
@@ -107,6 +114,7 @@ def restart(
         env_id,
         (),
         env_info,
+        _fill(_FALSE, leading),
     )
 
 
@@ -156,9 +164,12 @@ def _make(
     step_type: Any, observation: Nest, prev_action: Nest, reward: Any, discount: Any, env_id: Any, env_info: Nest
 ) -> TimeStep:
     leading = np.shape(env_id)
-    reward = np.asarray(reward, np.float32)[()]  # A scalar instead of an array without axes.
+    reward = np.array(reward, np.float32)[()]  # A scalar instead of an array without axes.
     discount = np.broadcast_to(np.float32(discount), leading).copy() if leading else np.float32(discount)
-    return TimeStep(_fill(step_type, leading), reward, discount, observation, prev_action, env_id, (), env_info)
+    has_failed = _fill(_FALSE, leading)
+    return TimeStep(
+        _fill(step_type, leading), reward, discount, observation, prev_action, env_id, (), env_info, has_failed
+    )
 
 
 def _fill(value: Any, leading: tuple[int, ...]) -> Any:
@@ -193,11 +204,12 @@ def make_time_step_spec(
         ArraySpec((), scalar),
         (),
         env_info_spec,
+        ArraySpec((), np.dtype(bool)),
     )
 
 
 def to_tf_agents(time_step: TimeStep) -> Any:
-    """Converts a time step to TF-Agents' `TimeStep`, which has its first four fields."""
+    """Converts a time step to TF-Agents' `TimeStep`, which has its first four fields, and thus no `has_failed`."""
     from tf_agents.trajectories import time_step as ts
 
     return ts.TimeStep(time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
@@ -213,7 +225,8 @@ def from_tf_agents(time_step: Any, prev_action: Nest, *, env_id: Any = _NO_ENV, 
       env_info: nest of arrays.
     """
     step_type, reward, discount, observation = time_step
-    return TimeStep(step_type, reward, discount, observation, prev_action, env_id, (), env_info)
+    has_failed = _fill(_FALSE, np.shape(env_id))
+    return TimeStep(step_type, reward, discount, observation, prev_action, env_id, (), env_info, has_failed)
 
 
 def to_rlds_step(time_step: TimeStep, next_time_step: TimeStep | None) -> dict[str, Any]:
@@ -221,16 +234,20 @@ def to_rlds_step(time_step: TimeStep, next_time_step: TimeStep | None) -> dict[s
 
     Args:
       time_step: the time step, not batched.
-      next_time_step: the time step that follows; None after the last step of an episode, whose action is zero.
+      next_time_step: the time step that follows; None after the last step of an episode, whose action is zero. If it
+        has failed, `time_step` is the last one, and truncated.
 
     Returns:
       A dict with the fields observation, action, reward, discount, is_first, is_last and is_terminal. The discount of a
       step is that of the next time step; that of the last step is its own.
 
     Raises:
-      ValueError: If `next_time_step` is missing, or is the first step of an episode, before the episode has ended.
+      ValueError: If `next_time_step` is missing, or is the first step of an episode, before the episode has ended; or
+        if `time_step` has failed, so that it is no step of the episode.
     """
-    is_last = bool(time_step.is_last())
+    if time_step.has_failed:
+        raise ValueError("time_step must be a step that happened, got one with has_failed; leave it out")
+    is_last = bool(time_step.is_last() or (next_time_step is not None and next_time_step.has_failed))
     if not is_last and (next_time_step is None or bool(next_time_step.is_first())):
         raise ValueError("next_time_step must be the next step of the episode, which has not ended; pass it")
     following = None if is_last else next_time_step

@@ -11,8 +11,8 @@ import numpy as np
 from rlds2reverb._arguments import require_count
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .environment import Environment, Wrapper
-from .specs import BoundedArraySpec, make_zeros
+from .environment import Environment, Wrapper, require_single
+from .specs import BoundedArraySpec, copy_arrays, make_zeros
 from .time_steps import LAST, SCALAR_REWARD, TimeStep, keep_untransformed
 
 
@@ -139,7 +139,7 @@ class ScalarReward(Wrapper):
         super().__init__(env)
         if weights is None:
             weights = np.eye(1, make_zeros(env.reward_spec()).size)[0]
-        self._weights = np.asarray(weights, np.float32)
+        self._weights = np.array(weights, np.float32)
         if self._weights.shape != env.reward_spec().shape:
             raise ValueError(
                 f"weights must have one number for each reward, shape {env.reward_spec().shape}, got shape "
@@ -179,7 +179,7 @@ class ActionObservation(Wrapper):
 
 
 def _add_action(time_step: TimeStep) -> TimeStep:
-    observation = {"observation": time_step.observation, "prev_action": time_step.prev_action}
+    observation = {"observation": time_step.observation, "prev_action": copy_arrays(time_step.prev_action)}
     return keep_untransformed(time_step, time_step._replace(observation=observation))
 
 
@@ -208,7 +208,7 @@ class DiscreteAction(Wrapper):
         if not isinstance(spec, BoundedArraySpec) or spec.dtype.kind != "f" or len(spec.shape) != 1:
             raise TypeError(f"DiscreteAction requires actions that are floats [A], got {spec}")
         if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
-            raise ValueError("DiscreteAction requires actions with finite bounds; rescale the actions first")
+            raise ValueError(f"DiscreteAction requires an environment whose actions have finite bounds, got {spec}")
         if num_bins ** len(spec.minimum) > _MAX_ACTIONS:
             raise ValueError(
                 f"num_bins ** A must be at most {_MAX_ACTIONS:,} actions, got {num_bins} ** {len(spec.minimum)}; use "
@@ -226,15 +226,4 @@ class DiscreteAction(Wrapper):
         return time_step._replace(prev_action=np.zeros_like(time_step.step_type, np.int64)[()])
 
     def _step(self, action: Nest) -> TimeStep:
-        return self.env.advance(self._actions[action])._replace(prev_action=action)
-
-
-def require_single(env: Environment, name: str) -> Environment:
-    """Returns an environment that is not batched.
-
-    Raises:
-      TypeError: If it is batched.
-    """
-    if env.batched:
-        raise TypeError(f"{name} requires an environment that is not batched; wrap the environments of the batch")
-    return env
+        return self.env.advance(self._actions.take(action, 0))._replace(prev_action=action)

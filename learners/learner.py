@@ -19,7 +19,7 @@ from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, Traini
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
-from .hooks import POSITIONS, EvaluateHook, LearnerHook, Phase
+from .hooks import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
 from .hyperparameter_variables import HyperparameterVariables
 from .monitor import Monitor
@@ -309,7 +309,6 @@ class Learner:
         try:
             with stop_on_signal(self.stop):
                 self.call_hook("before_run")
-                self._make_missed_evaluation()
                 self._show_pending_log(only_due=True)
                 yield self
                 self.flush_priorities()
@@ -476,12 +475,6 @@ class Learner:
         """
         self._log.show_evaluation(self.step, evaluation)
         self._saved_at = None
-
-    def _make_missed_evaluation(self) -> None:
-        """Evaluates the policy if a signal has stopped that in the run that is continued."""
-        for hook in self._hooks.at("after_iter", (Phase.EVALUATE,)):
-            if isinstance(hook, EvaluateHook) and hook.is_missed:
-                hook(self)
 
     def _show_pending_log(self, *, only_due: bool = False) -> None:
         """Calls the hooks that log, if there are numbers that they have not logged.

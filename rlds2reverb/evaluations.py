@@ -25,6 +25,8 @@ class Evaluation:
       num_clipped: number of steps whose action was clipped to the environment's bounds.
       discounted_return: mean over the steps of all episodes of the discounted sum of the rewards that follow, which an
         agent's Q-values estimate; None if no discount was set.
+      num_cut_off: number of episodes that were truncated only because an environment without a time limit did not end
+        them; see `Evaluator`.
     """
 
     returns: np.ndarray
@@ -33,6 +35,7 @@ class Evaluation:
     reference_returns: tuple[float, float] | None = None
     num_clipped: int = 0
     discounted_return: float | None = None
+    num_cut_off: int = 0
 
     @property
     def mean(self) -> float:
@@ -61,6 +64,7 @@ class Evaluation:
             "reference_returns": self.reference_returns and list(self.reference_returns),
             "num_clipped": self.num_clipped,
             "discounted_return": self.discounted_return,
+            "num_cut_off": self.num_cut_off,
         }
 
     def __str__(self) -> str:

@@ -55,7 +55,7 @@ class BatchedPolicy:
             time_step, self.action_spec = _read_saved_specs(policy, batch_size)
             self._is_saved_with_batch_size = time_step.step_type.shape[0] is not None
             self._time_step_spec = tf.nest.map_structure(_remove_batch_axis, time_step)
-        self.observation_spec = self._time_step_spec.observation
+        self.observation_spec, self.reward_spec = self._time_step_spec.observation, self._time_step_spec.reward
         self._graph_function: Any = None
 
     def initial_state(self) -> Any:
@@ -64,32 +64,52 @@ class BatchedPolicy:
             return self.policy.get_initial_state()
         return self.policy.get_initial_state(batch_size=self._batch_size)
 
-    def act(self, step_types: np.ndarray, observations: Sequence[np.ndarray], state: Any) -> tuple[np.ndarray, Any]:
-        """Returns actions `[N, ...]` and the next policy state."""
+    def act(
+        self,
+        step_types: np.ndarray,
+        rewards: np.ndarray,
+        discounts: np.ndarray,
+        observations: Sequence[np.ndarray],
+        *,
+        state: Any,
+        seed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, Any]:
+        """Returns actions `[N, ...]`, whose memory may be TensorFlow's, and the next policy state.
+
+        Args:
+          step_types: int32 `[N]`.
+          rewards: `[N, ...]`.
+          discounts: float `[N]`.
+          observations: the leaves of the observations, arrays `[N, ...]` of the policy's dtypes.
+          state: the policy state.
+          seed: int32 `[2]`, for policies that accept a tensor as seed; None for TensorFlow's own seeds. Either always
+            or never pass one.
+        """
         import tensorflow as tf
 
-        tensors = [tf.constant(step_types), *map(tf.constant, observations), *tf.nest.flatten(state)]
+        spec, seeds = self._time_step_spec, [] if seed is None else [seed]
+        rewards, discounts = rewards.astype(spec.reward.dtype.name), discounts.astype(spec.discount.dtype.name)
+        arrays = [step_types, rewards, discounts, *observations, *seeds]
+        tensors = [*map(tf.constant, arrays), *tf.nest.flatten(state)]
         if self._graph_function is None:
-            self._graph_function = self._trace(tensors, state)
+            self._graph_function = self._trace(tensors, state, has_seed=seed is not None)
         action, *next_state = self._graph_function(*tensors)
         return action.numpy(), tf.nest.pack_sequence_as(state, next_state)
 
-    def _trace(self, tensors: Sequence[Any], state: Any) -> Any:
+    def _trace(self, tensors: Sequence[Any], state: Any, *, has_seed: bool) -> Any:
         """Returns a function of flat tensors, which is several times as fast to call as one of nests."""
         import tensorflow as tf
 
-        spec, batch_size = self._time_step_spec, self._batch_size
+        spec = self._time_step_spec
         num_observations = len(tf.nest.flatten(spec.observation))
 
-        def act(step_type: Any, *others: Any) -> list[Any]:
-            time_step = spec._replace(
-                step_type=step_type,
-                reward=tf.zeros((batch_size, *spec.reward.shape), spec.reward.dtype),
-                discount=tf.ones((batch_size, *spec.discount.shape), spec.discount.dtype),
-                observation=tf.nest.pack_sequence_as(spec.observation, others[:num_observations]),
-            )
-            step = self.policy.action(time_step, tf.nest.pack_sequence_as(state, others[num_observations:]))
-            return [step.action, *tf.nest.flatten(step.state)]
+        def act(step_type: Any, reward: Any, discount: Any, *others: Any) -> list[Any]:
+            observation = tf.nest.pack_sequence_as(spec.observation, others[:num_observations])
+            time_step = spec._replace(step_type=step_type, reward=reward, discount=discount, observation=observation)
+            options = {"seed": others[num_observations]} if has_seed else {}
+            policy_state = tf.nest.pack_sequence_as(state, others[num_observations + has_seed :])
+            step = self.policy.action(time_step, policy_state, **options)
+            return [*tf.nest.flatten(step.action), *tf.nest.flatten(step.state)]
 
         # Like TF-Agents' own `common.function`, which does not convert policies either.
         return tf.function(act, autograph=False).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))

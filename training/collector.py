@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from rlds2reverb.envs.batched_environment import BatchedEnvironment
-from rlds2reverb.envs.contract import sample_action
+from rlds2reverb.envs.batched_environment import BatchedEnvironment, make_row_reader
 from rlds2reverb.envs.environment import Environment
 from rlds2reverb.envs.parallel_environment import ParallelEnvironment
-from rlds2reverb.envs.policy_actions import require_actions, require_observations
+from rlds2reverb.envs.policy_actions import PolicyActions, require_number_rewards, require_policy
+from rlds2reverb.envs.rollout import EpisodeSteps, Rollout
 from rlds2reverb.envs.seeded_episodes import EpisodeProgress, make_seeded
 from rlds2reverb.envs.spaces import make_space
-from rlds2reverb.envs.specs import BoundedArraySpec
-from rlds2reverb.envs.time_steps import LAST
+from rlds2reverb.envs.specs import BoundedArraySpec, sample_action
+from rlds2reverb.envs.time_steps import FIRST, LAST, MID, TimeStep
 from rlds2reverb.learners.agents.policies import ActorPolicy
-from tf_agents.trajectories import time_step as ts
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
+from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.specs import Nest, leaves
 
 #: Separates the random numbers used here from those of other parts with the same seed.
@@ -77,45 +77,49 @@ class Collector:
           num_kept: number of steps at the end of a piece that are repeated at the beginning of the next one, if the
             episode continues, before the observation that both share.
         """
-        self._make_env, self._policy, self._num_envs = make_env, policy, num_envs
-        self._seed, self._num_kept = seed, num_kept
+        self._make_env, self._num_envs, self._seed, self._num_kept = make_env, num_envs, seed, num_kept
+        self._policy = BatchedPolicy(policy, num_envs)
+        self._is_seeded = isinstance(policy, ActorPolicy)  # Other policies of TF-Agents accept no tensors as seeds.
+        self._observation_spec = policy.time_step_spec.observation
+        (self._action_spec,) = tf.nest.flatten(policy.action_spec)
         self._env: Environment | None = None
+        self._rollout: Any = None
+        self._actions: Any = None
         self.num_collected = 0
         self.returns: list[float] = []
         self._tracks = [_Track() for _ in range(num_envs)]
         self._policy_state: Any = None
-        self._observation_spec = policy.time_step_spec.observation
-        (self._action_spec,) = tf.nest.flatten(policy.action_spec)
-        self._act: Any = None
+        self._is_random = False
 
     def start(self) -> None:
         """Creates the environments, and resets them or brings them back to their states. Idempotent.
 
         Raises:
-          SpecMismatchError: If observations or actions do not match the policy.
+          SpecMismatchError: If observations, rewards or actions do not match the policy.
         """
         if self._env is not None:
             return
+        paths = [path for path, _ in leaves(self._observation_spec)]
         constructors = [
-            functools.partial(make_seeded, self._make_env, self._seed, index, track.progress)
+            functools.partial(make_seeded, self._make_env, self._seed, index, track.get_progress(paths))
             for index, track in enumerate(self._tracks)
         ]
         if self._num_envs == 1:
             self._env = BatchedEnvironment([constructors[0]()])
         else:
             self._env = ParallelEnvironment(constructors)
-        require_observations(self._env.observation_spec(), self._observation_spec, name="the environment")
-        require_actions(make_space(self._env.action_spec()), self._action_spec, "the environment")
-        time_step = self._env.reset()
-        columns = self._read(time_step.observation)
+        env, space = self._env, make_space(self._env.action_spec())
+        require_number_rewards(env, "the environment")
+        require_policy(
+            self._policy, env.observation_spec(), env.reward_spec(), action_space=space, name="the environment"
+        )
+        self._actions = PolicyActions(self._policy, space, state=self._policy_state)
+        self._policy_state = self._actions.state
+        self._rollout = Rollout(env, self._choose_actions, name="the environment", survives_failures=True)
+        time_step = next(self._rollout)
+        rows = self._read(time_step)
         for index, track in enumerate(self._tracks):
-            observation = [column[index] for column in columns]
-            track.is_ended = bool(time_step.step_type[index] == LAST)
-            if not track.is_at(observation):
-                track.begin(observation)
-        self._time_step = time_step
-        if self._policy_state is None:
-            self._policy_state = self._policy.get_initial_state(self._num_envs)
+            track.start(rows(index))
 
     def close(self) -> None:
         """Closes the environments. Idempotent."""
@@ -132,33 +136,37 @@ class Collector:
 
         Raises:
           ValueError: If the policy's action is not finite, or see the environment.
+          EnvironmentFailedError: If an environment fails again and again.
         """
         self.start()
+        self._is_random = is_random
         until = self.num_collected + num_steps
         while self.num_collected < until:
-            self._step(is_random)
+            self._add(next(self._rollout))
         taken = [each for track in self._tracks for each in track.take(self._num_kept)]
         return [_make_piece(*each, self._observation_spec) for each in taken]
 
-    def _step(self, is_random: bool) -> None:
-        assert self._env is not None
-        before = self._time_step
-        actions = self._sample_actions() if is_random else self._choose_actions(before)
-        time_step = self._env.step(self._to_env(actions))
-        columns = self._read(time_step.observation)
-        executed = np.asarray(time_step.prev_action)
+    def _add(self, time_step: TimeStep) -> None:
+        rows = self._read(time_step)
         for index, track in enumerate(self._tracks):
-            observation = [column[index] for column in columns]
-            was_ended, track.is_ended = track.is_ended, bool(time_step.step_type[index] == LAST)
-            if was_ended:  # The environment has reset itself instead of executing the action.
-                track.begin(observation)
-                continue
-            action = executed[index].astype(self._action_spec.dtype.as_numpy_dtype)
-            track.add(action, float(time_step.reward[index]), float(time_step.discount[index]), observation)
-            self.num_collected += 1
-            if track.is_ended:
-                self.returns = [*self.returns, track.total_reward][-_NUM_RETURNS:]
-        self._time_step = time_step
+            row = rows(index)
+            if row.step_type == FIRST:
+                track.begin(row)
+            elif row.has_failed:
+                track.has_failed = track.is_ended = True
+            else:
+                track.add(row)
+                self.num_collected += 1
+                if track.is_ended:
+                    self.returns = [*self.returns, track.total_reward][-_NUM_RETURNS:]
+
+    def _choose_actions(self, time_step: TimeStep, is_used: np.ndarray, _: Any) -> np.ndarray:
+        if self._is_random:
+            return self._actions.convert(self._sample_actions(), is_used, self._locate)
+        seed = np.array([self._seed ^ _SALT, self.num_collected], np.int32) if self._is_seeded else None
+        actions = self._actions(time_step, is_used, self._locate, seed=seed)
+        self._policy_state = self._actions.state
+        return actions
 
     def _sample_actions(self) -> np.ndarray:
         spec = self._action_spec
@@ -166,35 +174,28 @@ class Collector:
         random = np.random.default_rng([_SALT, self._seed, self.num_collected])
         return np.stack([sample_action(bounded, random) for _ in range(self._num_envs)])
 
-    def _choose_actions(self, time_step: Any) -> np.ndarray:
-        columns = self._read(time_step.observation)
-        state = tf.nest.flatten(self._policy_state)
-        seed = np.array([self._seed ^ _SALT, self.num_collected], np.int32)
-        arguments = [time_step.step_type, time_step.reward, time_step.discount, seed, *columns, *state]
-        tensors = [tf.convert_to_tensor(argument) for argument in arguments]
-        if self._act is None:
-            self._act = _trace(self._policy, tensors, self._policy_state)
-        action, *state = self._act(*tensors)
-        self._policy_state = tf.nest.pack_sequence_as(self._policy_state, state)
-        action = action.numpy()
-        if action.dtype.kind == "f" and not np.isfinite(action).all():
-            raise ValueError(
-                f"the actions must be finite, got {action} after {self.num_collected:,} collected steps; the policy "
-                "has non-finite weights"
+    def _locate(self, env: int) -> str:
+        return f"environment {env}, after {self.num_collected:,} collected steps"
+
+    def _read(self, time_step: TimeStep) -> Callable[[int], TimeStep]:
+        """Returns a function that returns the time step of one environment, in the dtypes of the policy's specs.
+
+        Its observation is a tuple of the leaves that the policy uses.
+        """
+        columns = dict(leaves(time_step.observation))
+        observation = tuple(
+            columns[path].astype(spec.dtype.as_numpy_dtype, copy=False) for path, spec in leaves(self._observation_spec)
+        )
+        read = make_row_reader(
+            time_step._replace(
+                reward=time_step.reward.astype(np.float32, copy=False),
+                observation=observation,
+                prev_action=time_step.prev_action.astype(self._action_spec.dtype.as_numpy_dtype, copy=False),
+                untransformed=(),
+                env_info=(),
             )
-        return action
-
-    def _to_env(self, actions: np.ndarray) -> np.ndarray:
-        spec: Any = self._env.action_spec()  # type: ignore[union-attr]
-        return np.clip(actions, spec.minimum, spec.maximum).astype(spec.dtype)
-
-    def _read(self, observation: Nest) -> list[np.ndarray]:
-        """Returns the leaves `[N, ...]` of the observations that the policy uses, in its dtypes."""
-        columns = dict(leaves(observation))
-        return [
-            np.asarray(columns[path]).astype(spec.dtype.as_numpy_dtype, copy=False)
-            for path, spec in leaves(self._observation_spec)
-        ]
+        )
+        return lambda index: TimeStep(*read(index))
 
     # --- State
 
@@ -224,66 +225,68 @@ class Collector:
                 self._tracks[index] = _Track.from_state(numbers, columns)
             names = [name for name in arrays if name.startswith("policy/")]
             if names:  # Otherwise the collector had not started.
-                initial = self._policy.get_initial_state(self._num_envs)
-                state_leaves = [arrays[f"policy/{number}"] for number in range(len(names))]
+                initial = self._policy.initial_state()
+                state_leaves = [tf.constant(arrays[f"policy/{number}"]) for number in range(len(names))]
                 self._policy_state = tf.nest.pack_sequence_as(initial, state_leaves)
 
 
-class _Steps(NamedTuple):
-    """Consecutive steps of an episode: one observation more than actions, each a list of leaves."""
-
-    observations: list[list[np.ndarray]]
-    actions: list[np.ndarray]
-    rewards: list[float]
-    discounts: list[float]
-    begins_episode: bool
-
-    def drop(self, num_steps: int) -> _Steps:
-        """Returns the steps without the first `num_steps`."""
-        observations, actions, rewards, discounts, begins = self
-        columns = (observations[num_steps:], actions[num_steps:], rewards[num_steps:], discounts[num_steps:])
-        return _Steps(*columns, begins and not num_steps)
-
-
 class _Track:
-    """The running episode of one environment, and the steps that are not yet taken."""
+    """The running episode of one environment, and the steps that are not yet taken.
+
+    Attributes:
+      episode: number of the episode; -1 before the first.
+      is_ended: whether it has ended.
+      has_failed: whether it has ended because the environment has failed.
+      total_reward: its sum of rewards up to now.
+    """
 
     def __init__(self) -> None:
         self.episode = -1
-        self.is_ended = True
+        self.is_ended, self.has_failed = True, False
         self.total_reward = 0.0
         self._executed: list[np.ndarray] = []  # All actions of the running episode, to repeat it.
-        self._steps = _Steps([], [], [], [], True)
-        self._finished: list[_Steps] = []
+        self._steps = EpisodeSteps()
+        self._finished: list[EpisodeSteps] = []
 
-    @property
-    def progress(self) -> EpisodeProgress | None:
-        """The values that bring a new environment to the current state; None before the first episode."""
-        return None if self.episode < 0 else EpisodeProgress(self.episode, tuple(self._executed))
+    def get_progress(self, paths: Sequence[tuple[Any, ...]]) -> EpisodeProgress | None:
+        """Returns what brings a new environment to the current state; None before the first episode.
 
-    def begin(self, observation: list[np.ndarray]) -> None:
+        Args:
+          paths: the paths of the leaves of the observations.
+        """
+        if self.episode < 0:
+            return None
+        if self.has_failed:
+            return EpisodeProgress(self.episode + 1, (), {})
+        observation = dict(zip(paths, self._steps.time_steps[-1].observation, strict=True))
+        return EpisodeProgress(self.episode, tuple(self._executed), observation)
+
+    def start(self, time_step: TimeStep) -> None:
+        """Continues with the first time step of a new environment: that of a new episode unless it was repeated."""
+        is_new = time_step.step_type == FIRST and bool(self._executed)
+        last = self._steps.time_steps[-1:]
+        if self.has_failed or is_new or not last or not _has_observation(time_step, last[0]):
+            self.begin(time_step)
+        self.is_ended = bool(time_step.step_type == LAST)
+
+    def begin(self, time_step: TimeStep) -> None:
         """Starts the next episode."""
-        if self._steps.actions:
+        if self._steps.num_transitions:
             self._finished.append(self._steps)
         self.episode += 1
+        self.is_ended = self.has_failed = False
         self.total_reward, self._executed = 0.0, []
-        self._steps = _Steps([observation], [], [], [], True)
+        self._steps = EpisodeSteps()
+        self._steps.add(time_step)
 
-    def add(self, action: np.ndarray, reward: float, discount: float, observation: list[np.ndarray]) -> None:
+    def add(self, time_step: TimeStep) -> None:
         """Adds a step."""
-        self._executed.append(action)
-        self._steps.observations.append(observation)
-        self._steps.actions.append(action)
-        self._steps.rewards.append(reward)
-        self._steps.discounts.append(discount)
-        self.total_reward += reward
+        self._steps.add(time_step)
+        self._executed.append(self._steps.time_steps[-1].prev_action)
+        self.is_ended = bool(time_step.step_type == LAST)
+        self.total_reward += float(time_step.reward)
 
-    def is_at(self, observation: list[np.ndarray]) -> bool:
-        """Returns whether this is the current observation, so that an environment has repeated the episode."""
-        observations = self._steps.observations
-        return bool(observations) and all(map(np.array_equal, observation, observations[-1]))
-
-    def take(self, num_kept: int) -> list[tuple[_Steps, bool]]:
+    def take(self, num_kept: int) -> list[tuple[EpisodeSteps, bool]]:
         """Returns all steps, and whether an episode ends with them.
 
         The last `num_kept` steps of a running episode are returned by the next call as well.
@@ -291,19 +294,24 @@ class _Track:
         taken = [(steps, True) for steps in self._finished]
         self._finished = []
         num_kept = 0 if self.is_ended else num_kept
-        if len(self._steps.actions) > num_kept:
+        if self._steps.num_transitions > num_kept:
             taken.append((self._steps, self.is_ended))
-            start = len(self._steps.actions) - num_kept
-            self._steps = self._steps.drop(start)
+            self._steps = self._steps.drop(self._steps.num_transitions - num_kept)
         return taken
 
     def get_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Returns the state as JSON values, and arrays. All finished episodes must have been taken."""
-        observations, actions, rewards, discounts, begins = self._steps
-        numbers = {"episode": self.episode, "is_ended": self.is_ended, "total_reward": self.total_reward,
-                   "begins_episode": begins}  # fmt: skip
-        arrays = {"executed": self._executed, "actions": actions, "rewards": rewards, "discounts": discounts}
-        arrays |= {f"observation{number}": rows for number, rows in enumerate(zip(*observations, strict=True))}
+        numbers = {"episode": self.episode, "is_ended": self.is_ended, "has_failed": self.has_failed,
+                   "total_reward": self.total_reward, "begins_episode": self._steps.begins_episode}  # fmt: skip
+        time_steps = self._steps.time_steps
+        arrays = {
+            "executed": self._executed,
+            "actions": [step.prev_action for step in time_steps[1:]],
+            "rewards": [step.reward for step in time_steps[1:]],
+            "discounts": [step.discount for step in time_steps[1:]],
+        }
+        columns = zip(*(step.observation for step in time_steps), strict=True)
+        arrays |= {f"observation{number}": list(column) for number, column in enumerate(columns)}
         return numbers, {name: np.array(values) for name, values in arrays.items()}
 
     @classmethod
@@ -311,43 +319,23 @@ class _Track:
         """Restores a state that `get_state` returned."""
         track = cls()
         track.episode, track.is_ended = numbers["episode"], numbers["is_ended"]
+        track.has_failed = numbers.get("has_failed", False)
         track.total_reward, track._executed = numbers["total_reward"], list(arrays["executed"])
         num_leaves = sum(name.startswith("observation") for name in arrays)
-        columns = [arrays[f"observation{number}"] for number in range(num_leaves)]
-        observations = [list(row) for row in zip(*columns, strict=True)]
-        rewards, discounts = (arrays[name].tolist() for name in ("rewards", "discounts"))
-        track._steps = _Steps(observations, list(arrays["actions"]), rewards, discounts, numbers["begins_episode"])
+        observations = list(zip(*(arrays[f"observation{number}"] for number in range(num_leaves)), strict=True))
+        following = zip(*(arrays[name] for name in ("rewards", "discounts", "actions")), strict=True)
+        time_steps = [TimeStep(FIRST, np.float32(0), np.float32(1), observations[0], ())] if observations else []
+        for observation, (reward, discount, action) in zip(observations[1:], following, strict=True):
+            time_steps.append(TimeStep(MID, np.float32(reward), np.float32(discount), observation, action))
+        track._steps = EpisodeSteps(time_steps, begins_episode=numbers["begins_episode"])
         return track
 
 
-def _make_piece(steps: _Steps, is_complete: bool, observation_spec: Nest) -> Piece:
-    num_rows = len(steps.observations)
-    is_last = (np.arange(num_rows) == num_rows - 1) & is_complete
-    is_terminal = is_last & (steps.discounts[-1] == 0)
-    observations = [np.stack(rows) for rows in zip(*steps.observations, strict=True)]
-    columns = {
-        fields.OBSERVATION: tf.nest.pack_sequence_as(observation_spec, observations),
-        fields.ACTION: np.stack([*steps.actions, np.zeros_like(steps.actions[0])]),
-        fields.REWARD: np.array([*steps.rewards, 0], np.float32),
-        fields.DISCOUNT: np.array([*steps.discounts, 1 - is_terminal[-1]], np.float32),
-        fields.IS_FIRST: (np.arange(num_rows) == 0) & steps.begins_episode,
-        fields.IS_LAST: is_last,
-        fields.IS_TERMINAL: is_terminal,
-    }
-    return Piece(Episode(columns, 0), is_complete)
+def _has_observation(time_step: TimeStep, other: TimeStep) -> bool:
+    return all(map(np.array_equal, time_step.observation, other.observation))
 
 
-def _trace(policy: Any, tensors: list[tf.Tensor], state: Any) -> Callable[..., list[tf.Tensor]]:
-    """Returns a graph function of flat tensors, which is several times as fast to call as a policy."""
-    is_seeded = isinstance(policy, ActorPolicy)  # Other policies of TF-Agents accept no tensors as seeds.
-    spec = policy.time_step_spec
-    num_observations = len(tf.nest.flatten(spec.observation))
-
-    def act(step_type: Any, reward: Any, discount: Any, seed: Any, *others: Any) -> list[Any]:
-        observation = tf.nest.pack_sequence_as(spec.observation, others[:num_observations])
-        time_step = ts.TimeStep(step_type, reward, discount, observation)
-        policy_state = tf.nest.pack_sequence_as(state, others[num_observations:])
-        step = policy.action(time_step, policy_state, seed=seed if is_seeded else None)
-        return [*tf.nest.flatten(step.action), *tf.nest.flatten(step.state)]
-
-    return tf.function(act, autograph=False).get_concrete_function(*map(tf.TensorSpec.from_tensor, tensors))
+def _make_piece(steps: EpisodeSteps, is_complete: bool, observation_spec: Nest) -> Piece:
+    columns = steps.to_rlds(is_complete=is_complete)
+    observation = tf.nest.pack_sequence_as(observation_spec, columns[fields.OBSERVATION])
+    return Piece(Episode({**columns, fields.OBSERVATION: observation}, 0), is_complete)

@@ -271,7 +271,9 @@ def describe_environment(name: str, observation_spec: Nest, action_space: Any, c
     require_trainable(step_spec, config, action_space)
     low, high = action_bounds(action_space)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ValueError(f"the actions of {name} must have bounds, got {action_space}; wrap it in RescaleAction")
+        raise ValueError(
+            f"the actions of {name} must have finite bounds, got {action_space}; give its action space a low and a high"
+        )
     time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
     action_spec = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
     return TrainingData(

@@ -35,7 +35,7 @@ class OnlinePhase:
     may_be_missing = True
 
     def __init__(self, config: TrainingConfig, data: TrainingData, batches: Batches | None, make_env: Any, policy: Any):
-        """Allocates memory for the items; the environments are created when the phase begins.
+        """Allocates memory for the items; `start` creates the environments.
 
         Args:
           config: the options of the run.
@@ -77,6 +77,15 @@ class OnlinePhase:
         self._collector.close()
         if isinstance(self._items, CollectedTable):
             self._items.stop()
+
+    def start(self) -> None:
+        """Creates the environments, unless all steps are collected, so that broken ones fail before the first update.
+
+        Raises:
+          Exception: See `Collector.start`.
+        """
+        if self._collector.num_collected < self._config.online_steps:
+            self._collector.start()
 
     def make_hook(self) -> LearnerHook:
         """Returns the hook that logs the number of collected steps, and the returns of the last episodes."""

@@ -21,6 +21,7 @@ from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, lo
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.evaluations import Evaluation
 
 from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
@@ -97,6 +98,11 @@ class Training:
                     source = open_source(source)
             self.environment = self._find_environment(source)
             self.evaluator = make_evaluator(config, self.environment, self._progress.warn)
+            if self.evaluator is not None and not self.evaluator.is_limited:
+                self._progress.note(
+                    f"{self.evaluator.name} has no time limit; evaluations truncate episodes after "
+                    f"{self.evaluator.max_episode_steps:,} steps, or after eval_max_episode_steps"
+                )
             self._require_same_settings()
             self.data = stack.enter_context(self._open_data(source))
             self._require_fingerprint(expected_fingerprint)
@@ -125,6 +131,9 @@ class Training:
                     )
                 )
                 is_continued = self._restore(batches.fill if batches else lambda: None)
+                if self._online is not None:
+                    with self._progress.activity("creating the environments"):
+                        self._online.start()
                 self._write_config(repeat)
                 self.learner.run.writes_events = TENSORBOARD in config.track
                 self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
@@ -254,11 +263,17 @@ class Training:
             SaveCkptHook(position="after_run"),
         ]
         if self.evaluator is not None:
-            hooks.append(EvaluateHook(self.evaluator.evaluate, every=config.eval_every))
-            hooks.append(EvaluateHook(self.evaluator.evaluate, position="after_run"))
+            # The one before the run makes up for an evaluation that a signal has stopped.
+            for position in ("before_run", "after_iter", "after_run"):
+                hooks.append(EvaluateHook(self._evaluate, position=position, every=config.eval_every))
         if self._online is not None:
             hooks.append(self._online.make_hook())
         return hooks
+
+    def _evaluate(self, policy: Any) -> Evaluation | None:
+        """Returns an evaluation; None if a signal has stopped the run before it was complete."""
+        assert self.evaluator is not None
+        return self.evaluator.evaluate(policy, should_stop=lambda: self.learner.is_stopped_by_signal)
 
     def _restore(self, fill: Callable[[], None]) -> bool:
         """Continues the run in the directory, or fills the table of a new one; returns whether it is continued."""

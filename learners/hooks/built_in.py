@@ -170,34 +170,25 @@ class EvaluateHook(LearnerHook):
         """Sets the evaluation and the interval.
 
         Args:
-          evaluate: function from a policy to an `Evaluation` or a mean return; it may return None if a signal has ended
-            the run, and the continued run then begins with the evaluation.
+          evaluate: function from a policy to an `Evaluation` or a mean return; or to None if a signal has stopped it.
           name: see `Hook`.
           priority: see `Hook`.
-          position: 'after_iter', or 'after_run' for a single evaluation.
+          position: 'after_iter'; 'after_run' for a single evaluation; or 'before_run' for one that was due at the end
+            of the last run, but was stopped.
           every: interval in iterations.
         """
         super().__init__(name, priority, position=position, every=every)
         self._evaluate = evaluate
-        #: Whether the last evaluation was stopped.
-        self.is_missed = False
 
     def __call__(self, learner: HookedLearner) -> None:
-        """Evaluates the policy; after a run only if it was not just evaluated and no signal ended the run."""
-        if self.position == "after_run" and (learner.evaluated_at == learner.step or learner.is_stopped_by_signal):
+        """Evaluates the policy; before and after a run only if it was not evaluated at this iteration."""
+        if self.position != "after_iter" and (learner.evaluated_at == learner.step or learner.is_stopped_by_signal):
+            return
+        if self.position == "before_run" and (learner.step == 0 or learner.step % self.every):
             return
         evaluation = self._evaluate(learner.policy)
-        self.is_missed = evaluation is None
         if evaluation is not None:
             learner.record_evaluation(evaluation)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Implements `LearnerHook.state_dict`."""
-        return {"is_missed": True} if self.is_missed else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Implements `LearnerHook.load_state_dict`."""
-        self.is_missed = state["is_missed"]
 
 
 class EarlyStopHook(LearnerHook):

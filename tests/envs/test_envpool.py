@@ -23,6 +23,20 @@ def test_missing_package_raises_with_the_command_that_installs_it(monkeypatch):
         create_environment("CartPole-v1", 2, backend="envpool")
 
 
+def test_interrupted_step_is_followed_by_new_episodes(monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with make("CartPole-v1", 2, seed=0) as env:
+        first = env.reset()
+        monkeypatch.setattr(env._pool, "_recv", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.zeros(2, int))
+        steps = [env.step(np.zeros(2, int)) for _ in range(3)]
+    assert [step.step_type.tolist() for step in steps] == [[0, 0], [1, 1], [1, 1]]
+    assert not np.array_equal(steps[0].observation, first.observation)
+
+
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "FrozenLake-v1"])
 def test_specs_equal_those_of_gymnasium(name):
     with make(name, 2, seed=0) as env, suite_gym.load(name) as other:

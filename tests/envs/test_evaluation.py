@@ -121,10 +121,17 @@ def test_episodes_are_truncated_at_max_episode_steps():
     assert evaluation.lengths.tolist() == [3, 3, 3] and evaluation.returns.tolist() == [1.5] * 3
 
 
-def test_endless_episode_raises(monkeypatch):
+def test_endless_episodes_are_truncated_counted_and_reported(monkeypatch):
     monkeypatch.setattr("rlds2reverb.envs.evaluation._MAX_UNLIMITED_STEPS", 20)
-    with pytest.raises(RuntimeError, match="counter has no time limit, .* within 20 steps; set max_episode_steps"):
-        make_evaluator(ends=False).evaluate(constant_policy(0.5))
+    evaluator = make_evaluator(ends=False)
+    assert not evaluator.is_limited and evaluator.max_episode_steps == 20
+    message = "counter has no time limit, and 3 of 3 episodes were truncated after 20 steps; set max_episode_steps"
+    with pytest.warns(RuntimeWarning, match=message):
+        evaluation = evaluator.evaluate(constant_policy(0.5))
+    assert (
+        evaluation.lengths.tolist() == [20] * 3 and evaluation.num_cut_off == evaluation.as_dict()["num_cut_off"] == 3
+    )
+    assert make_evaluator().evaluate(constant_policy(0.5)).num_cut_off == 0
 
 
 # --- Observations

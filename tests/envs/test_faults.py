@@ -5,12 +5,14 @@ import os
 import signal
 import warnings
 
+import gymnasium
 import numpy as np
 import pytest
 from counting import Counting
 from process_resources import list_resources
 from properties import mark_slow_except
 from rlds2reverb.envs import EnvironmentFailedError, GymnasiumEnvironment, ParallelEnvironment
+from rlds2reverb.envs.seeded_episodes import EpisodeProgress, SeededEpisodes, make_episode_seed
 from worker_environments import Faulty, Interrupted, Random, SlowReset
 
 NUM_ENVS, FAILING = 4, 3
@@ -77,8 +79,10 @@ def check_steps(steps, place, kind, num_spares):
         if env in lost and place != "reset":  # The fourth step is lost, and a new episode follows.
             expected = [0, 1, 2, 3, 3, *period, *period][: len(steps)]
             assert step_types[4, env] == 2 and steps[4].discount[env] == 1 and steps[4].reward[env] == 0
+            assert [bool(step.has_failed[env]) for step in steps] == [number == 4 for number in range(len(steps))]
         else:
             expected = [*period, *period, *period][: len(steps)]
+            assert not any(step.has_failed[env] for step in steps)
         assert counts[: len(expected), env].tolist() == expected, env
     assert np.stack([step.discount for step in steps])[step_types != 2].all()
     np.testing.assert_array_equal(step_types[1:] == 0, step_types[:-1] == 2)
@@ -125,6 +129,68 @@ def test_environment_that_is_created_again_has_a_different_seed():
             env.step(np.zeros(1, int))
         env.step(np.zeros(1, int))
     assert len(seeds) == 2 and seeds[0] == 5 and seeds[1] not in (None, 5)
+
+
+class Seeds(Counting):
+    """Observes the seed of the episode, and fails as requested in one step of each episode."""
+
+    observation_space = gymnasium.spaces.Box(0, 2**53, (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        super().reset(seed=seed)
+        return np.array([seed >> 16, seed & 0xFFFF]), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.array([self.seed >> 16, self.seed & 0xFFFF]), *rest
+
+
+@pytest.mark.parametrize(("failure", "num_workers"), [("raise", 0), ("kill", 1)])
+def test_seeds_of_episodes_continue_after_failures_and_a_resumed_run(failure, num_workers):
+    start = EpisodeProgress(7, (np.int64(0), np.int64(0)))  # As after a resumed run.
+
+    def construct():
+        return SeededEpisodes(GymnasiumEnvironment(Seeds(failure=failure, fails_at=4)), 5, 0, start=start)
+
+    steps = []
+    with ParallelEnvironment([construct], num_workers=num_workers, caller_steps=not num_workers) as env:
+        steps.append(env.reset())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            steps += [env.step(np.zeros(1, int)) for _ in range(12)]
+    step_types = [int(step.step_type[0]) for step in steps]
+    assert step_types == [1, 1, 2, *[0, 1, 1, 1, 2] * 2]  # Only the first episode begins in the middle.
+    assert [bool(step.has_failed[0]) for step in steps] == [each == 2 for each in step_types]
+    seeds = [int(step.observation[0] @ [1 << 16, 1]) for step, each in zip(steps, step_types, strict=True) if each == 2]
+    assert seeds == [make_episode_seed(5, 0, episode) for episode in (7, 8, 9)]
+
+
+def test_environments_of_a_lost_worker_start_new_episodes_together_or_apart(tmp_path):
+    def construct(length, place):
+        env = Faulty(place, "kill", tmp_path)
+        env.length = length
+        return GymnasiumEnvironment(env)
+
+    # The worker is lost in the reset of its first environment, in the middle of the second one's episode.
+    constructors = [functools.partial(construct, 2, "reset"), functools.partial(construct, 9, "")]
+    with ParallelEnvironment(constructors, num_workers=1, caller_steps=False) as env, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        steps = [env.reset(), *(env.step(np.zeros(2, int)) for _ in range(6))]
+    assert np.stack([step.step_type for step in steps]).T.tolist() == [[0, 1, 2, 0, 1, 2, 0], [0, 1, 1, 2, 0, 1, 1]]
+    assert np.stack([step.has_failed for step in steps])[:, 1].tolist() == [False] * 3 + [True] + [False] * 3
+
+
+def test_environment_that_fails_in_every_first_step_raises():
+    construct = functools.partial(lambda: GymnasiumEnvironment(Counting(failure="raise", fails_at=1)))
+    with (
+        ParallelEnvironment([construct], num_workers=0) as env,
+        warnings.catch_warnings(),
+        pytest.raises(EnvironmentFailedError, match=r"(?s)environment 0 failed 4 times without a step.*exploded"),
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for _ in range(20):
+            env.step(np.zeros(1, int))
 
 
 def test_interrupted_step_is_followed_by_new_episodes():

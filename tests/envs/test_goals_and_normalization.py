@@ -140,7 +140,7 @@ def test_observations_are_normalised_with_the_moments_of_the_dataset():
     ):
         ObservationNormalizer.from_source(GymnasiumEnvironment(Nested()), load([log]))
     short = {**log, "observations": observations[:, :2]}
-    with pytest.raises(SpecMismatchError, match=r"mean must have the shape of the observation, .* got float32 \[2\]"):
+    with pytest.raises(SpecMismatchError, match=r"mean must have the shape of the observation, .* got float64 \[2\]"):
         ObservationNormalizer.from_source(suite_gym.load("Pendulum-v1"), load([short]))
 
 
@@ -247,6 +247,7 @@ def test_normalised_observations_stay_in_their_specs_and_can_be_inverted(spec, d
         for keys, before in leaves(observation):
             after = get_part(step.observation, keys)
             if keys in chosen:
-                np.testing.assert_array_equal(after, (before - get_part(mean, keys)) / get_part(divisor, keys))
+                mean_leaf, divisor_leaf = (get_part(nest, keys).astype(np.float64) for nest in (mean, divisor))
+                np.testing.assert_array_equal(after, ((before - mean_leaf) / divisor_leaf).astype(np.float32))
             else:
                 assert after is before

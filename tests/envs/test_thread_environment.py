@@ -63,6 +63,7 @@ def test_errors_are_raised_in_the_caller():
         env.reset()
         with pytest.raises(RuntimeError, match="the simulator exploded"):
             env.step(0)
+        env.reset()
         with pytest.raises(ValueError, match=r"action must be in \[0, 2\], got 3"):
             env.step(3)
         with pytest.raises(AttributeError, match="no attribute 'missing'"):

@@ -136,7 +136,7 @@ def test_rlds_step_requires_the_next_time_step():
 def test_time_step_spec_describes_the_time_steps():
     env = GymnasiumEnvironment(Counting(3), info_fields=["count"])
     spec, step = env.time_step_spec(), env.reset()
-    assert isinstance(spec, TimeStep) and spec.env_info["count"].dtype == np.int64
+    assert isinstance(spec, TimeStep) and spec.env_info["count"].dtype == np.float64
     for name in ("step_type", "reward", "discount", "observation", "prev_action", "env_id"):
         assert np.asarray(getattr(step, name)).dtype == getattr(spec, name).dtype, name
         assert np.shape(getattr(step, name)) == getattr(spec, name).shape, name
