@@ -11,20 +11,20 @@ import tree
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.items import Items
+from rlds2reverb.items import EpisodeAdder, Items
 from rlds2reverb.sources import load
 from rlds2reverb.specs import require_match
 
 from .column_adder import ColumnAdder
 
 
-def check_adder(adder: ColumnAdder, episodes: Any) -> int:
+def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
     """Checks that an adder behaves as `ingest` and users expect.
 
     The items of each episode must lie within its rows, match the adder's `item_spec`, and be the same bit for bit if
-    the episode is converted again, or together with others in a batch. The episode must not be modified. The dataset of
-    items must have `item_spec` as its `element_spec` and contain the same items in order (floats may differ by
-    rounding, since TensorFlow may optimise only one of the two graphs).
+    the episode is converted again, or together with others in a batch. The episode must not be modified. If the adder
+    is a `ColumnAdder`, the dataset of items must have `item_spec` as its `element_spec` and contain the same items in
+    order (floats may differ by rounding, since TensorFlow may optimise only one of the two graphs).
 
     Args:
       adder: the adder to check.
@@ -40,24 +40,27 @@ def check_adder(adder: ColumnAdder, episodes: Any) -> int:
     source = load(episodes)
     spec = adder.item_spec(source.step_spec)
     expected: list[Any] = []
-    if not adder.crosses_episodes:
+    crosses_episodes = isinstance(adder, ColumnAdder) and adder.crosses_episodes
+    if not crosses_episodes:
         for episode in source:
             expected += _check_episode(adder, episode, spec)
         for batch in batch_episodes(source):
             _check_batch(adder, batch)
+    if not isinstance(adder, ColumnAdder):
+        return len(expected)
     dataset = source.to_rlds().apply(adder)
     if not _is_same_spec(dataset.element_spec, spec):
         raise SpecMismatchError(f"element_spec of the dataset must be item_spec, {spec}, got {dataset.element_spec}")
     num_items = 0
     for num_items, item in enumerate(dataset.as_numpy_iterator(), start=1):
-        if not adder.crosses_episodes and (num_items > len(expected) or not _is_close(item, expected[num_items - 1])):
+        if not crosses_episodes and (num_items > len(expected) or not _is_close(item, expected[num_items - 1])):
             raise AssertionError(f"item {num_items - 1} of the dataset differs from the item made from its episode")
-    if not adder.crosses_episodes and num_items != len(expected):
+    if not crosses_episodes and num_items != len(expected):
         raise AssertionError(f"the dataset has {num_items} items, but its episodes have {len(expected)}")
     return num_items
 
 
-def _check_episode(adder: ColumnAdder, episode: Episode, spec: Any) -> list[Any]:
+def _check_episode(adder: EpisodeAdder, episode: Episode, spec: Any) -> list[Any]:
     name = f"episode {episode.index}"
     before = tree.map_structure(np.copy, episode.steps)
     first = adder(episode)
@@ -71,9 +74,10 @@ def _check_episode(adder: ColumnAdder, episode: Episode, spec: Any) -> list[Any]
     return items
 
 
-def _check_batch(adder: ColumnAdder, batch: EpisodeBatch) -> None:
-    converted = adder.convert_batch(batch)
-    if converted is None:
+def _check_batch(adder: EpisodeAdder, batch: EpisodeBatch) -> None:
+    convert_batch = getattr(adder, "convert_batch", None)
+    converted = convert_batch and convert_batch(batch)
+    if not converted:
         return
     for number, episode in enumerate(batch.episodes):
         if not _is_identical(vars(converted.episode_items(number)), vars(adder(episode))):

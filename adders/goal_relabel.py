@@ -16,6 +16,7 @@ from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.nest_paths import find_leaves, get_part, replace_part
+from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import Nest, describe, map_structure
 
@@ -119,7 +120,7 @@ class GoalRelabel:
             return list(self._make_episodes(episodes, 0, episodes.index))
         if isinstance(episodes, Source):
             self._find_goals(episodes.step_spec[fields.OBSERVATION])
-            return replace(episodes, read=lambda: self._read(episodes), num_episodes=None, num_rows=None)
+            return replace(episodes, read=lambda: self._read(episodes), num_episodes=None, num_rows=None, ranges=None)
         if isinstance(episodes, tf.data.Dataset):
             return self._convert_dataset(episodes)
         raise TypeError(
@@ -218,9 +219,9 @@ class GoalRelabel:
             fields.IS_TERMINAL: terminals,
         }
         arguments = achieved[rows + 1], achieved[goal_rows], transitions
-        rewards = _require_row("reward_fn", self.reward_fn(*arguments), len(rows)).astype(recorded.dtype)
+        rewards = _require_row("reward_fn", isolate(self.reward_fn)(*arguments), len(rows)).astype(recorded.dtype)
         if self.terminal_fn is not None:
-            terminals = _require_row("terminal_fn", self.terminal_fn(*arguments), len(rows)).astype(bool)
+            terminals = _require_row("terminal_fn", isolate(self.terminal_fn)(*arguments), len(rows)).astype(bool)
         return rewards, terminals
 
     def _find_goals(self, observation: Nest) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb._arguments import require_count, require_defaults, require_number, require_one_of
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
@@ -24,6 +24,15 @@ PRIORITY = "priority"
 
 #: How priorities are computed; see `InitialPriorities`.
 KINDS = ("constant", "return", "td", "max")
+
+
+#: The options that have an effect, by kind.
+_OPTIONS = {
+    "constant": ("constant",),
+    "return": ("lowest", "highest", "eps"),
+    "td": ("gamma", "n", "eta", "eps", "value_fn"),
+    "max": ("gamma", "n", "eps", "value_fn"),
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,9 @@ class InitialPriorities(ColumnAdder):
         require_number("gamma", self.gamma, 0, 1)
         require_count("n", self.n)
         require_number("eta", self.eta, 0, 1)
+        applicable = _OPTIONS[self.kind]
+        unused = [name for names in _OPTIONS.values() for name in names if name not in applicable]
+        require_defaults(self, unused, f"for kind {self.kind!r}")
 
     def row_spec(self, step_spec: Nest) -> Nest:
         """Implements `ColumnAdder.row_spec`."""

@@ -320,7 +320,7 @@ def _convert_dataset(
                 format=format,
                 on_invalid=options["on_invalid"],
                 recompute_discounts=options["recompute_discounts"],
-                shard_bytes=options["shard_mb"] * 1_000_000,
+                shard_bytes=options["shard_mb"] * 1_000_000 if format == "rlds" else None,
                 progress=progress,
             )
         _save_statistics(save_statistics, statistics)

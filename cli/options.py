@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rlds2reverb.sources import Source, load
+from rlds2reverb.sources.loading import FORMATS
 from rlds2reverb.sources.transforms import (
     CastFloats,
     ClipActions,
@@ -42,42 +43,50 @@ def _combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
+def _takers(option: str) -> str:
+    """Returns the formats that take an option of `load`, for its help."""
+    return ", ".join(each.title for each in FORMATS if each.title and option in each.options)
+
+
 reading_options = _combine(
     click.option(
-        "--split", default="train", show_default=True, metavar="NAME", help="TFDS: split to read, such as train[:10%]."
+        "--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."
     ),
     click.option(
         "--data-dir",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="TFDS: directory of prepared datasets, for datasets given by name.",
+        help=f"{_takers('data_dir')}: directory of prepared datasets.",
     ),
     click.option(
-        "--download", is_flag=True, help="TFDS and Minari: download the dataset if it is not on this machine."
+        "--download",
+        is_flag=True,
+        help=f"{_takers('download')}: download the dataset if it is not on this machine.",
     ),
     click.option(
         "--extra-field",
         "extra_fields",
         multiple=True,
         metavar="NAME",
-        help="D4RL and Minari: also read infos/NAME as a step field. Repeatable.",
+        help=f"{_takers('extra_fields')}: also read infos/NAME as a step field. Repeatable.",
     ),
     click.option(
         "--max-episode-steps",
         type=checks.at_least_1,
         metavar="N",
-        help="D4RL files without timeouts: truncate episodes after N rows.",
+        help=f"{_takers('max_episode_steps')}, without timeouts: truncate episodes after N rows.",
     ),
     click.option(
         "--split-at-discontinuity",
         is_flag=True,
-        help="D4RL files without timeouts: start a new episode where an observation differs from the previous row's "
-        "next_observations.",
+        help=f"{_takers('split_at_discontinuity')}, without timeouts: start a new episode where an observation differs "
+        "from the previous row's next_observations.",
     ),
     click.option(
         "--independent-rows",
         is_flag=True,
-        help="D4RL: treat each row as an episode of one transition, for shuffled or relabelled rows.",
+        help=f"{_takers('independent_rows')}: treat each row as an episode of one transition, for shuffled or "
+        "relabelled rows.",
     ),
 )
 
@@ -295,10 +304,12 @@ def make_adder(options: dict[str, Any]) -> EpisodeAdder:
 
 def make_signature(source: Source, adder: EpisodeAdder, options: dict[str, Any]) -> Any:
     """Returns the table signature for a source's items in the layout of --layout."""
-    spec = adder.item_spec(source.step_spec)
+    from rlds2reverb._encoding.packing import Packing, packed_signature
+    from rlds2reverb._writing.conversion import drop_strings
+
+    spec = adder.item_spec(drop_strings(source.step_spec))
     if options["layout"] == "columns":
         return spec
-    from rlds2reverb._encoding.packing import Packing, packed_signature
 
     return packed_signature(Packing(spec, squeeze=getattr(adder, "squeeze", False)))
 

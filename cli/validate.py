@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
-from rlds2reverb.episodes import Episode, find_problems, locate_discontinuity, make_notes
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
+from rlds2reverb.left_out import LeftOut
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.specs import Nest
 
@@ -29,7 +31,7 @@ _HEADINGS = {"Input": parameter_names(reading_options), "Preprocessing": paramet
 
 
 @dataclass
-class _Findings:
+class _Findings(LeftOut):
     """The counts, problems and notes of one dataset."""
 
     max_problems: int
@@ -38,9 +40,6 @@ class _Findings:
     episodes: int = 0
     steps: int = 0
     unterminated: int = 0
-    dropped_last_transition: int = 0
-    discontinuities: int = 0
-    first_discontinuity: str = ""
     warnings: tuple[str, ...] = ()
     transform_notes: tuple[str, ...] = ()
     #: The reason that the dataset could not be read to the end, if any.
@@ -54,15 +53,12 @@ class _Findings:
         self.episodes += 1
         self.steps += episode.num_steps
         self.unterminated += episode.unterminated
-        self.dropped_last_transition += episode.dropped_last_transition
-        self.discontinuities += len(episode.discontinuities)
-        self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
+        self.count_left_out(EpisodeBatch([episode]))
 
     @property
     def notes(self) -> list[str]:
         """The notes on lost data and on transforms."""
-        notes = make_notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
-        return [*notes, *self.transform_notes]
+        return [*self.describe_left_out(), *self.transform_notes]
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -120,7 +116,7 @@ def _check(options: dict[str, Any], max_problems: int) -> _Findings:
 
 
 def _print_json(source: str, findings: _Findings) -> None:
-    names = ("episodes", "steps", "unterminated", "dropped_last_transition", "discontinuities", "num_problems")
+    names = ("episodes", "steps", "unterminated", *vars(LeftOut()), "num_problems")
     output.print_json(
         {
             "source": source,

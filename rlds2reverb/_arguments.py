@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from numbers import Real
 from typing import Any
 
@@ -27,6 +28,14 @@ def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises `ValueError` unless the value is one of the allowed names."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def require_defaults(config: Any, names: Sequence[str], reason: str) -> None:
+    """Raises `ValueError` if one of these options of a dataclass, which have no effect, is not at its default."""
+    for option in fields(config):
+        value = getattr(config, option.name)
+        if option.name in names and value != option.default:
+            raise ValueError(f"{option.name}={value!r} has no effect {reason}; leave it out")
 
 
 def require_timeout(timeout_secs: Any) -> None:

@@ -64,10 +64,14 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        """The undiscounted return; NaN unless the reward is a scalar."""
+        """The undiscounted return: the sum of the rewards of all transitions; NaN unless the reward is a scalar.
+
+        It includes the reward of a transition that was dropped, but not that of any other last step.
+        """
         reward = self.steps[fields.REWARD]
         is_scalar = isinstance(reward, np.ndarray) and reward.ndim == 1
-        return float(np.sum(reward, dtype=np.float64)) if is_scalar else float("nan")
+        num_rewards = self.num_transitions + self.dropped_last_transition
+        return float(np.sum(reward[:num_rewards], dtype=np.float64)) if is_scalar else float("nan")
 
     @property
     def is_terminal(self) -> bool:
@@ -222,29 +226,6 @@ def make_single_transition_episodes(
     }
     for row in range(len(rewards)):
         yield Episode(map_structure(operator.itemgetter(row), columns), first_index + row)
-
-
-def make_notes(dropped_last_transition: int, discontinuities: int, first_discontinuity: str) -> tuple[str, ...]:
-    """Returns one sentence for each kind of data in a source that its episodes leave out.
-
-    Args:
-      dropped_last_transition: number of episodes with the flag `Episode.dropped_last_transition`.
-      discontinuities: number of discontinuities in all episodes.
-      first_discontinuity: location of the first one; see `locate_discontinuity`.
-    """
-    sentences = []
-    if dropped_last_transition:
-        sentences.append(
-            f"the last transitions of {dropped_last_transition:,} truncated episodes are left out because their next "
-            "observations are unknown; provide next_observations, or one more observation than actions"
-        )
-    if discontinuities:
-        sentences.append(
-            f"next_observations differs from the observation of the next row in {discontinuities:,} rows inside "
-            f"episodes, first in {first_discontinuity}, and the next row's observation is used; if D4RL's end flags "
-            "are missing there, set split_at_discontinuity=True to split the episodes"
-        )
-    return tuple(sentences)
 
 
 def locate_discontinuity(episode: Episode) -> str:

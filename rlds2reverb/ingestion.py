@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import reverb
 from reverb.reverb_types import TableInfo
 
-from rlds2reverb._arguments import require_count, require_one_of, require_timeout
+from rlds2reverb._arguments import require_count, require_defaults, require_one_of, require_timeout
 from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
@@ -34,6 +34,7 @@ from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.locations import server_address
+from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority
 from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
@@ -73,6 +74,12 @@ class IngestOptions:
         require_one_of("writer", self.writer, get_args(Writer))
         if self.chunk_length is not None:
             require_count("chunk_length", self.chunk_length, 1, MAX_CHUNK_LENGTH)
+        if self.writer == "reverb":
+            require_defaults(self, ("chunk_length", "key_seed"), "for writer='reverb'")
+
+    def require_for_directory(self) -> None:
+        """Raises `ValueError` for options that have an effect on servers only."""
+        require_defaults(self, ("writer", "force", "allow_eviction"), "on a directory")
 
 
 _DEFAULT_OPTIONS = IngestOptions()
@@ -94,6 +101,7 @@ def ingest(
 ) -> IngestReport:
     """Writes a dataset into tables of a running Reverb server, or into a directory that a server can start from.
 
+    Additional step fields that the items do not contain, and strings in them, are left out and listed in the report.
     Keys are derived from the content of items, so that writing the same data again stores it only once. Calling
     `ingest` again with the same arguments continues a run that was killed: a journal (in
     `$XDG_STATE_HOME/rlds2reverb`, by default `~/.local/state/rlds2reverb`) records what a server has confirmed, and a
@@ -157,7 +165,7 @@ def ingest(
         resume=resume,
         timeout_secs=timeout_secs,
         options=options,
-        progress=progress,
+        progress=isolate(progress),
     )
     destination = _split_destination(destination)
     if not isinstance(destination, (list, tuple)):
@@ -179,6 +187,7 @@ def ingest(
         report = run.write(replace(part, warnings=()), each, shard=(shard, num_shards))
         fingerprints.append(report.fingerprint)
         total.merge_counts(report)
+        total.left_out_fields = report.left_out_fields
         total.warnings += tuple(warning for warning in report.warnings if warning not in total.warnings)
     total.set_fingerprint(fingerprints)
     total.emit_note_warnings()
@@ -218,6 +227,7 @@ class _Run:
         if self.options.writer == "reverb" and (self.layout == "packed" or directory is not None):
             raise ValueError("writer='reverb' requires a server as destination and layout='columns'")
         if directory is not None:
+            self.options.require_for_directory()
             return directory
         client = connect(destination)
         return _Server(client, table_infos(client, timeout_secs=min(self.timeout_secs, _FIRST_ANSWER_SECS)))
@@ -233,7 +243,8 @@ class _Run:
         """Writes a dataset, or one of its shards, to one destination."""
         source = load(source)
         conversion = make_conversion(source, self.adder, self.priority, on_invalid=self.on_invalid, layout=self.layout)
-        transfer = Transfer(source, conversion, self.on_invalid, self.resume, self.make_report(source), self.progress)
+        report = replace(self.make_report(source), left_out_fields=conversion.left_out_fields)
+        transfer = Transfer(source, conversion, self.on_invalid, self.resume, report, self.progress)
         description = describe_run(
             source,
             conversion,

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
+from rlds2reverb.ownership import isolate
 from rlds2reverb.tables import MAX_PRIORITY
 
 #: The priority of every item, or a function that returns `[M]` priorities (or one) for an episode and its items.
@@ -51,7 +52,7 @@ def compute_priorities(priority: Priority, episode: Episode, items: Items) -> np
       ValueError: If a priority is not a finite number in [0, 1e12], or their number does not match the items; the
         message names the episode.
     """
-    values = priority(episode, items) if callable(priority) else priority
+    values = isolate(priority)(episode, items) if callable(priority) else priority
     try:
         array = to_float64(values)
         priorities = np.broadcast_to(array, (len(items),))

@@ -15,10 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 #: Parts of the package, in the order of the summary.
-AREAS = ("ingestion", "sampling", "replay", "agents", "learner", "environments")
+AREAS = ("ingestion", "sampling", "replay", "agents", "learner", "runs", "environments")
 #: Folders that setup.py maps to sub-packages of `rlds2reverb`.
 LAYERS = ("adders", "learners", "envs", "training", "cli")
 GUARANTEES = "tests/core/writing/test_guarantees.py"
+ONLINE, EXPERIMENTS = "tests/training/test_online.py", "tests/training/test_experiments.py"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,30 @@ MUTATIONS = [
         "        if fingerprint.hexdigest() != self.fingerprint:",
         "        if False:",
         "tests/core/writing/test_faults_server.py",
+    ),
+    Mutation(
+        "two servers share a journal",
+        "ingestion",
+        "rlds2reverb/_writing/journal.py",
+        "{**description, _SERVER: address}",
+        "description",
+        GUARANTEES,
+    ),
+    Mutation(
+        "changed priorities are accepted when resuming",
+        "ingestion",
+        "rlds2reverb/ingestion.py",
+        "conversion.example.priorities.tobytes()",
+        'b""',
+        GUARANTEES,
+    ),
+    Mutation(
+        "episodes are counted as rows when the capacity is checked",
+        "ingestion",
+        "rlds2reverb/_writing/transfer.py",
+        "2 * self.source.num_rows <= num_items",
+        "self.source.num_rows <= num_items",
+        GUARANTEES,
     ),
     Mutation(
         "key collisions are not detected",
@@ -691,6 +716,118 @@ MUTATIONS = [
         "return (step < until) & finite",
         "return step < until",
         "tests/learners/test_learner.py",
+    ),
+    Mutation(
+        "half of each batch is collected, whatever the ratio is",
+        "runs",
+        "training/online.py",
+        "max(round(size * config.online_ratio), 1)",
+        "max(round(size * 0.5), 1)",
+        ONLINE,
+    ),
+    Mutation(
+        "rewards of collected items are not transformed",
+        "runs",
+        "training/online.py",
+        "PieceConverter(choose_adder(data), data.reward_transform)",
+        "PieceConverter(choose_adder(data), None)",
+        ONLINE,
+    ),
+    Mutation(
+        "the first collected actions are random after training on a dataset",
+        "runs",
+        "training/online.py",
+        "is_random = not config.steps and",
+        "is_random =",
+        ONLINE,
+    ),
+    Mutation(
+        "the logged return of the collector is that of one episode",
+        "runs",
+        "training/online.py",
+        "np.mean(self._collector.returns)",
+        "self._collector.returns[-1]",
+        ONLINE,
+    ),
+    Mutation(
+        "the exploration noise is the same in every step",
+        "runs",
+        "training/collector.py",
+        "seed = np.array([self._seed ^ _SALT, self.num_collected], np.int32)",
+        "seed = np.array([self._seed ^ _SALT, 0], np.int32)",
+        ONLINE,
+    ),
+    Mutation(
+        "the end of an episode is collected again if a piece ends there",
+        "runs",
+        "training/collector.py",
+        "num_kept = 0 if self.is_ended else num_kept",
+        "num_kept = num_kept",
+        ONLINE,
+    ),
+    Mutation(
+        "collected items of an extended run are lost",
+        "runs",
+        "learners/checkpoints.py",
+        'if not folder.is_dir() and getattr(replay, "may_be_missing", False):',
+        'if getattr(replay, "may_be_missing", False):',
+        ONLINE,
+    ),
+    Mutation(
+        "the spread is that of all evaluations of a run",
+        "runs",
+        "training/experiments.py",
+        "np.std(each[-_NUM_LAST:])",
+        "np.std(each)",
+        EXPERIMENTS,
+    ),
+    Mutation(
+        "a complete plan is not extended",
+        "runs",
+        "training/experiments.py",
+        'status["state"] == "complete" and status["steps"] >= run.config.num_updates',
+        'status["state"] == "complete"',
+        EXPERIMENTS,
+    ),
+    Mutation(
+        "a sweep's hyperparameters take precedence over those of a variant",
+        "runs",
+        "training/plans.py",
+        '{**options.get("hyperparameters", {}), **own.get("hyperparameters", {})}',
+        '{**own.get("hyperparameters", {}), **options.get("hyperparameters", {})}',
+        EXPERIMENTS,
+    ),
+    Mutation(
+        "seeds of other data determine the fingerprint of a run",
+        "runs",
+        "training/experiments.py",
+        "(other.data, other.variant) == (run.data, run.variant)",
+        "other.variant == run.variant",
+        EXPERIMENTS,
+    ),
+    Mutation(
+        "runs with other hyperparameters continue a plan",
+        "runs",
+        "training/plans.py",
+        'for name in (*names, "env", "hyperparameters"):',
+        'for name in (*names, "env"):',
+        EXPERIMENTS,
+    ),
+    Mutation(
+        "weights are not loaded for a warm start",
+        "runs",
+        "learners/warm_start.py",
+        "if isinstance(variable, tf.Variable) and not variable.trainable:",
+        "if isinstance(variable, tf.Variable):",
+        "tests/learners/test_resume.py",
+    ),
+    Mutation(
+        "a forgotten best checkpoint is still the best",
+        "runs",
+        "learners/checkpoints.py",
+        "        if self._is_best_forgotten:\n            return None\n",
+        "",
+        "tests/learners/test_checkpoints.py",
     ),
     Mutation(
         "a dataset's environment may import modules",

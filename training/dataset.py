@@ -14,9 +14,11 @@ from tf_agents.specs import tensor_spec
 
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode, locate_discontinuity, make_notes
+from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
+from rlds2reverb.left_out import LeftOut
+from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
 from rlds2reverb.sources.summary import Fingerprint
@@ -102,8 +104,9 @@ def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, 
 
 
 def _report(episodes: Source, progress: Progress) -> Iterator[Episode]:
+    show = isolate(progress)
     for episode in episodes:
-        progress("read", episode)
+        show("read", episode)
         yield episode
 
 
@@ -140,13 +143,12 @@ class _Reader:
         self.fingerprint = Fingerprint()
         self.moments = ObservationMoments(step_spec[fields.OBSERVATION])
         self.actions = ActionStatistics(cast_spec(step_spec[fields.ACTION]))
-        self.num_dropped = self.num_discontinuities = 0
-        self.first_discontinuity = ""
+        self.left_out = LeftOut()
 
     def add(self, raw: EpisodeBatch) -> None:
         """Validates some episodes and keeps those with transitions."""
         raw.require_valid(self.step_spec)
-        self._count_left_out(raw)
+        self.left_out.count_left_out(raw)
         self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
         batch = EpisodeBatch.from_columns(CastFloats().cast(raw.steps), raw.num_steps)
         self.fingerprint.add_batch(batch)
@@ -155,16 +157,11 @@ class _Reader:
         kept = select_episodes(batch, batch.num_steps > 1)
         if kept is None:
             return
-        self.returns += sum_rewards(kept)
+        dropped = [episode.dropped_last_transition for episode in raw.episodes if episode.num_steps > 1]
+        self.returns += sum_rewards(kept, dropped)
         steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
         steps[fields.REWARD] = _as_float(steps[fields.REWARD])
         self.batches.append(EpisodeBatch.from_columns(steps, kept.num_steps))
-
-    def _count_left_out(self, batch: EpisodeBatch) -> None:
-        for episode in batch.episodes:
-            self.num_dropped += episode.dropped_last_transition
-            self.num_discontinuities += len(episode.discontinuities)
-            self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
 
     def finish(self, name: str) -> Contents:
         """Returns the result."""
@@ -176,14 +173,21 @@ class _Reader:
             self.fingerprint.hexdigest(),
             self.moments,
             self.actions,
-            list(make_notes(self.num_dropped, self.num_discontinuities, self.first_discontinuity)),
+            [*self.left_out.describe_left_out(), *_describe_unused(self.step_spec)],
         )
 
 
-def sum_rewards(batch: EpisodeBatch) -> list[float]:
+def _describe_unused(step_spec: Nest) -> list[str]:
+    names = [repr(name) for name in step_spec if name not in fields.STEP_FIELDS]
+    if not names:
+        return []
+    return [f"the step fields {', '.join(names)} are left out: agents learn from {', '.join(fields.STEP_FIELDS)} only"]
+
+
+def sum_rewards(batch: EpisodeBatch, dropped_last_transition: list[bool]) -> list[float]:
     """Returns the undiscounted return of each episode, bit for bit as `Episode.total_reward`."""
     rewards, ends = batch.steps[fields.REWARD], np.cumsum(batch.num_steps)
-    bounds = zip((ends - batch.num_steps).tolist(), ends.tolist(), strict=True)
+    bounds = zip((ends - batch.num_steps).tolist(), (ends - 1 + dropped_last_transition).tolist(), strict=True)
     return [float(np.sum(rewards[start:end], dtype=np.float64)) for start, end in bounds]
 
 

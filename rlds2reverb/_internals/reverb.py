@@ -5,6 +5,7 @@ The field numbers in `_encoding.messages` are also internals of this version.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 from importlib.metadata import version
@@ -21,6 +22,9 @@ from rlds2reverb import _logs
 from .versions import require_version
 
 require_version("dm-reverb", version("dm-reverb"), "0.14.0")
+
+# At exit, the destructor uses modules that Python has unloaded already.
+atexit.register(setattr, reverb.Server, "__del__", lambda server: None)
 
 #: The prefix of the paths of all gRPC methods.
 SERVICE_PATH = "/deepmind.reverb.ReverbService/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -13,12 +14,16 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import struct_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api
+from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import config
 from tensorflow.python.saved_model import nested_structure_coder
 
 from .versions import require_version
 
 require_version("tensorflow", tf.__version__, "2.15.1")
+
+# At exit, the destructor uses modules that Python has unloaded already.
+atexit.register(setattr, atomic_function.AtomicFunction, "__del__", lambda function: None)
 
 _IGNORE_STATE = 1
 _Function = TypeVar("_Function", bound=Callable[..., Any])

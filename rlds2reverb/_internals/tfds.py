@@ -10,6 +10,8 @@ from unittest import mock
 from tensorflow_datasets.core.download import downloader
 from tensorflow_datasets.core.utils import tqdm_utils
 
+from . import tensorflow  # noqa: F401 - Changes how TensorFlow, which TFDS uses, behaves at exit.
+
 #: With TFDS's own limit of 10 retries with growing delays, a download takes minutes to fail.
 _MAX_RETRIES = 2
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import tree
 
+from rlds2reverb import fields
 from rlds2reverb._encoding import keys, messages
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, packed_spec
@@ -16,6 +18,7 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisodeError, SpecMismatchError
 from rlds2reverb.items import EpisodeAdder, ItemBatch
+from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority, compute_priorities
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, path_name, require_match
@@ -41,6 +44,7 @@ class ItemConversion:
       specs: spec of one row of each stored column.
       signature: signature of the tables.
       example: the items of the first valid episode.
+      left_out_fields: additional step fields that the items do not contain, with the reason.
     """
 
     adder: EpisodeAdder
@@ -52,6 +56,7 @@ class ItemConversion:
     specs: list[ArraySpec]
     signature: Nest
     example: ItemBlock
+    left_out_fields: dict[str, str]
 
     def convert(self, batch: EpisodeBatch) -> list[ItemBlock]:
         """Returns the items of valid episodes: in one block, or in one block per episode.
@@ -74,16 +79,23 @@ class ItemConversion:
         return np.concatenate([items.num_items for _, items in self._convert_to_items(batch)])
 
     def _convert_to_items(self, batch: EpisodeBatch) -> list[tuple[Sequence[Episode], ItemBatch]]:
+        stored = EpisodeBatch([_drop_strings(each) for each in batch.episodes]) if self._has_strings else batch
         convert_batch = getattr(self.adder, "convert_batch", None)
-        items = convert_batch(batch) if convert_batch and len(batch.episodes) > 1 else None
+        items = isolate(convert_batch)(stored) if convert_batch and len(batch.episodes) > 1 else None
         converted: list[tuple[Sequence[Episode], ItemBatch]]
         if items is None:
-            converted = [([episode], ItemBatch.from_items(self.adder(episode))) for episode in batch.episodes]
+            convert = isolate(self.adder.__call__)
+            pairs = zip(batch.episodes, stored.episodes, strict=True)
+            converted = [([episode], ItemBatch.from_items(convert(part))) for episode, part in pairs]
         else:
             converted = [(batch.episodes, items)]
         for episodes, batch_items in converted:
             self._require_same_columns(episodes[0], batch_items)
         return converted
+
+    @cached_property
+    def _has_strings(self) -> bool:
+        return len(leaves(drop_strings(self.step_spec))) < len(leaves(self.step_spec))
 
     def _require_same_columns(self, episode: Episode, items: ItemBatch) -> None:
         spec = make_step_spec(items.items.columns)
@@ -120,18 +132,20 @@ def make_conversion(
 ) -> ItemConversion:
     """Builds the conversion from the first episode to write, and checks that tables can hold its items.
 
+    Strings in additional step fields are left out.
+
     Raises:
       InvalidEpisodeError: If that episode has problems and they are errors.
       SourceError: If there is no episode.
-      SpecMismatchError: If a column holds strings, or the adder's items do not match its `item_spec`.
+      SpecMismatchError: If an observation or action holds strings, or the adder's items do not match its `item_spec`.
       ValueError: If a priority is out of range, or a column has an unsupported dtype.
     """
     first = source.first_episode
     step_spec = make_step_spec(first.steps)
     episode = _find_first_valid(first, source, step_spec, on_invalid)
-    item_spec = adder.item_spec(step_spec)
+    item_spec = adder.item_spec(drop_strings(step_spec))
     _require_no_strings(item_spec)
-    items = adder(episode)
+    items = isolate(adder.__call__)(_drop_strings(episode))
     row_spec = make_step_spec(items.columns)
     for path, leaf in tree.flatten_with_path(row_spec):
         messages.require_dtype(leaf, path_name(path, "item"))
@@ -150,7 +164,38 @@ def make_conversion(
         specs=[packed_spec(specs)] if packed else specs,
         signature=packed_signature(Packing(item_spec, items.squeeze)) if packed else item_spec,
         example=_make_block([episode], ItemBatch.from_items(items), priority, packed=packed),
+        left_out_fields=_find_left_out_fields(step_spec, item_spec, type(adder).__name__),
     )
+
+
+def drop_strings(steps: Nest) -> Nest:
+    """Returns (the spec of) steps without strings in additional fields, which tables do not support."""
+    kept = {name: nest if name in fields.STEP_FIELDS else _drop_nested(nest) for name, nest in steps.items()}
+    return {name: nest for name, nest in kept.items() if nest is not None}
+
+
+def _drop_nested(nest: Nest) -> Nest:
+    """Returns a nest without strings, or None if nothing remains; tuples are kept or dropped as a whole."""
+    if isinstance(nest, dict):
+        kept = {name: _drop_nested(part) for name, part in nest.items()}
+        return {name: part for name, part in kept.items() if part is not None} or None
+    return None if any(leaf.dtype.kind in "OSU" for _, leaf in leaves(nest)) else nest
+
+
+def _drop_strings(episode: Episode) -> Episode:
+    return replace(episode, steps=drop_strings(episode.steps))
+
+
+def _find_left_out_fields(step_spec: Nest, item_spec: Nest, adder: str) -> dict[str, str]:
+    stored = [path for path, _ in leaves(drop_strings(step_spec))]
+    item_fields = item_spec if isinstance(item_spec, dict) else getattr(item_spec, "_fields", ())
+    reasons = {}
+    for path, _ in leaves({name: nest for name, nest in step_spec.items() if name not in fields.STEP_FIELDS}):
+        if path not in stored:
+            reasons["/".join(map(str, path))] = "tables do not support strings"
+        elif path[0] not in item_fields:
+            reasons["/".join(map(str, path))] = f"items of {adder} do not contain it"
+    return reasons
 
 
 def _row_spec(leaf: Any, *, squeeze: bool) -> ArraySpec:

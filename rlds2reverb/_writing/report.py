@@ -14,15 +14,15 @@ import xxhash
 
 from rlds2reverb._text import format_bytes, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import locate_discontinuity, make_notes
 from rlds2reverb.errors import Problem
+from rlds2reverb.left_out import LeftOut
 from rlds2reverb.sources.transforms import describe_changes
 
 #: The number of problems that a report lists.
 MAX_REPORTED_PROBLEMS = 20
 #: The attributes of a report that are sums.
 _COUNTS = (
-    *("episodes", "steps", "items", "bytes", "unterminated", "dropped_last_transition", "discontinuities"),
+    *("episodes", "steps", "items", "bytes", "unterminated"),
     *("episodes_too_short", "skipped_episodes", "kept_problems", "resumed_episodes", "resumed_steps"),
     *("memory_bytes", "restarts"),
 )
@@ -33,8 +33,8 @@ class IngestWarning(RuntimeWarning):
 
 
 @dataclass
-class IngestReport:
-    """The result of an ingestion.
+class IngestReport(LeftOut):
+    """The result of an ingestion, with the counts of `LeftOut`.
 
     Attributes:
       source: name of the dataset.
@@ -46,9 +46,6 @@ class IngestReport:
       resumed_episodes: number of episodes that an earlier run wrote.
       resumed_steps: number of their steps.
       unterminated: number of episodes whose end is missing in the source; written as truncated.
-      dropped_last_transition: number of transitions dropped because their truncated episode has no final observation.
-      discontinuities: number of rows inside episodes whose `next_observations` differs from the next row's observation.
-      first_discontinuity: location of the first one.
       episodes_too_short: number of episodes that are too short for an item.
       skipped_episodes: number of episodes skipped because of problems.
       kept_problems: number of problems in episodes that were written anyway.
@@ -59,6 +56,7 @@ class IngestReport:
       writer: 'bulk' or 'reverb'; see `ingestion.IngestOptions`.
       warnings: sentences that the user should see.
       statistics: values and changes of the transforms; see `sources.transforms.apply_transforms`.
+      left_out_fields: additional step fields that the items do not contain, with the reason.
       fingerprint: XXH3-128 of the written content; see `sources.summary.Fingerprint`. For several shards, that of
         their fingerprints.
       table_sizes: number of items in each table at the end, including items from other writers.
@@ -73,9 +71,6 @@ class IngestReport:
     resumed_episodes: int = 0
     resumed_steps: int = 0
     unterminated: int = 0
-    dropped_last_transition: int = 0
-    discontinuities: int = 0
-    first_discontinuity: str = ""
     episodes_too_short: int = 0
     skipped_episodes: int = 0
     kept_problems: int = 0
@@ -86,6 +81,7 @@ class IngestReport:
     writer: str = "bulk"
     warnings: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    left_out_fields: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""
     table_sizes: dict[str, int] = field(default_factory=dict)
 
@@ -98,8 +94,8 @@ class IngestReport:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about data that are in the source but not in the tables, and the notes of transforms."""
-        data_notes = make_notes(self.dropped_last_transition, self.discontinuities, self.first_discontinuity)
-        return (*data_notes, *self.statistics.get("notes", ()))
+        left_out = [f"the step field {name!r} is left out: {reason}" for name, reason in self.left_out_fields.items()]
+        return (*self.describe_left_out(), *left_out, *self.statistics.get("notes", ()))
 
     def __str__(self) -> str:
         return format_facts(f"{self.source} converted", self.facts())
@@ -157,10 +153,7 @@ class IngestReport:
             self.steps += episode.num_steps
             self.bytes += episode.num_bytes
             self.unterminated += episode.unterminated
-            self.dropped_last_transition += episode.dropped_last_transition
-            if episode.discontinuities:
-                self.discontinuities += len(episode.discontinuities)
-                self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
+        self.count_left_out(batch)
 
     def merge_counts(self, other: IngestReport) -> None:
         """Adds the counts, seconds and problems of the report of other episodes of the same dataset."""
@@ -170,7 +163,7 @@ class IngestReport:
             self.seconds[name] = self.seconds.get(name, 0.0) + duration
         for name, size in other.table_sizes.items():
             self.table_sizes[name] = self.table_sizes.get(name, 0) + size
-        self.first_discontinuity = self.first_discontinuity or other.first_discontinuity
+        self.merge_left_out(other)
         self.problems = (self.problems + other.problems)[:MAX_REPORTED_PROBLEMS]
 
     def set_fingerprint(self, fingerprints: Sequence[str]) -> None:
@@ -188,6 +181,7 @@ class IngestReport:
             writer=self.writer,
             warnings=self.warnings,
             statistics=self.statistics,
+            left_out_fields=self.left_out_fields,
             seconds=self.seconds,
         )
 

@@ -89,7 +89,7 @@ def capacity_error(num_items: int, max_items: int) -> ValueError:
     """Returns the error for more items than a table holds."""
     return ValueError(
         f"the dataset has at least {num_items:,} items, but the smallest table holds {max_items:,}; use a larger "
-        "max_size, or pass allow_eviction=True to let new items replace older ones"
+        "max_size, or, for a server, pass allow_eviction=True to let new items replace older ones"
     )
 
 

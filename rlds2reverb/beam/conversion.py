@@ -94,7 +94,7 @@ def convert_with_beam(
       num_shards: number of directories `shard_0`, `shard_1`, ... in the destination over which the episodes are
         distributed by a hash of their index, for as many servers; None writes the destination itself.
       resume: whether parts of an earlier run are used; if False, they are deleted.
-      options: advanced options of `ingest`; `writer`, `force` and `allow_eviction` do not apply.
+      options: advanced options of `ingest` into a directory.
       beam_options: runner and options of the pipelines.
       part_bytes: size of the episodes from which a part is complete; a worker keeps a part in memory.
       **load_options: further arguments of `load`.
@@ -110,6 +110,7 @@ def convert_with_beam(
     require_one_of("layout", layout, get_args(Layout))
     require_count("num_shards", num_shards or 1, 1)
     require_count("part_bytes", part_bytes, 1)
+    options.require_for_directory()
     configs = make_table_configs(tables)
     work = WorkFolder(f"{_absolute(destination)}.parts")
     with lock_destination(_absolute(destination)), work, release_datasets():
@@ -128,7 +129,13 @@ def convert_with_beam(
             for shard in shards
         ]
         job = _Job(dataset, tuple(slices), work, tuple(configs), _absolute(destination), tuple(targets))
-        report = IngestReport(opened.name, targets[0].items.tables, statistics=opened.statistics)
+        items = targets[0].items
+        report = IngestReport(
+            opened.name,
+            items.tables,
+            statistics=opened.statistics,
+            left_out_fields=items.conversion.left_out_fields,
+        )
         for warning in opened.warnings:
             report.warn(warning)
         _run(job, report, beam_options, part_bytes)

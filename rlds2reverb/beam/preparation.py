@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.episodes import make_notes
+from rlds2reverb.left_out import LeftOut
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.atomic_output import atomic_output
 from rlds2reverb.sources.rlds_writer import encode_records, finish_rlds, require_rlds_spec
@@ -82,7 +82,9 @@ def prepare_with_beam(
             files = [(Path(work.location) / shard.name, shard.num_episodes, shard.num_bytes) for shard in shards]
             finish_rlds(partial, files, step_spec, location=path, metadata=opened.full_metadata)
             num_bytes = sum(file.stat().st_size for file in partial.iterdir())
-    notes = make_notes(counts["dropped_last_transition"], counts["discontinuities"], counts["first_discontinuity"])
+    left_out = LeftOut()
+    for scan in scans:
+        left_out.merge_left_out(LeftOut(**scan["counts"]["left_out"]))
     return WriteReport(
         source=opened.name,
         path=str(path),
@@ -91,7 +93,7 @@ def prepare_with_beam(
         transitions=counts["transitions"],
         skipped_episodes=counts["skipped_episodes"],
         bytes=num_bytes,
-        warnings=(*opened.warnings, *notes),
+        warnings=(*opened.warnings, *left_out.describe_left_out()),
     )
 
 
@@ -147,11 +149,8 @@ class _Job:
         )
 
 
-def _add_counts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    names = [name for name in parts[0] if name != "first_discontinuity"]
-    total = {name: sum(part[name] for part in parts) for name in names}
-    first = next((part["first_discontinuity"] for part in parts if part["first_discontinuity"]), "")
-    return {**total, "first_discontinuity": first}
+def _add_counts(parts: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {name: sum(part[name] for part in parts) for name in parts[0] if name != "left_out"}
 
 
 def _plan_shards(slices: Sequence[Slice], sizes: Sequence[Sequence[int]], shard_bytes: int) -> list[_Shard]:

@@ -13,6 +13,7 @@ import numpy as np
 from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode
+from rlds2reverb.ownership import copy_arrays, is_user_code
 from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import Nest, leaves, map_structure
 
@@ -202,7 +203,7 @@ class ReplayBuffer:
         """
         if isinstance(items, Mapping):
             raise TypeError("extend expects several items, got one dict; use append, or extend_columns for columns")
-        items = list(items)
+        items = list(items if isinstance(items, (list, tuple)) else map(copy_arrays, items))  # It may reuse its arrays.
         self._require_open()
         if not items:
             return []
@@ -255,7 +256,11 @@ class ReplayBuffer:
           The same as `extend`.
         """
         numbers = [np.zeros(0, np.int64)]
-        for batch in batch_episodes([episodes] if isinstance(episodes, Episode) else episodes):
+        if isinstance(episodes, Episode):
+            episodes = [episodes]
+        elif not isinstance(episodes, (list, tuple)) and is_user_code(episodes):  # An iterator may reuse its arrays.
+            episodes = map(copy_arrays, episodes)
+        for batch in batch_episodes(episodes):
             if self.config.kind == "sequence":
                 for episode in batch.episodes:
                     numbers.append(self._add_sequences(episode.steps, 1, priority, collect_iter))

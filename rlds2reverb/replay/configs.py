@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb._arguments import require_count, require_defaults, require_number, require_one_of
 from rlds2reverb.tables import MAX_PRIORITY
 
 _MAX_SIZE = 100_000_000
@@ -93,6 +93,8 @@ class BufferConfig:
             raise ValueError(f"length cannot be set for kind {self.kind!r}; use it with kind 'sequence'")
         if self.kind != "episode" and self.window is not None:
             raise ValueError(f"window cannot be set for kind {self.kind!r}; use it with kind 'episode'")
+        if self.window is None:
+            require_defaults(self, ("window_sampling", "short_episodes"), "without a window")
         self._check_rates()
 
     def _check_rates(self) -> None:

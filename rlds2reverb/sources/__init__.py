@@ -2,8 +2,9 @@
 
 from rlds2reverb.errors import SourceError
 
-from .loading import load
+from .formats import Format
+from .loading import load, register_format
 from .source import Source
 from .summary import Summary, summarize
 
-__all__ = ["Source", "SourceError", "Summary", "load", "summarize"]
+__all__ = ["Format", "Source", "SourceError", "Summary", "load", "register_format", "summarize"]

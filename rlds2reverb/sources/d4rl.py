@@ -21,11 +21,13 @@ from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode, join_transitions, make_single_transition_episodes
 from rlds2reverb.errors import SourceError
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import Nest, concatenate, map_structure
 
 from . import hdf5
 from .columns import as_columns, as_flags
 from .continuity import INDEPENDENT_ROWS_ADVICE, SPLIT_ADVICE, ContinuityCheck, find_differing_rows
+from .formats import Format
 from .hdf5_blocks import read_blocks
 from .source import Source, split_env_spec
 
@@ -134,7 +136,7 @@ def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[s
     nests = [field for field, column in arrays.items() if not isinstance(column, np.ndarray)]
     if nests:
         raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
-    rows = _check_columns(name, arrays, extra_fields, ends)
+    rows = _check_columns(name, copy_arrays(arrays), extra_fields, ends)
     ranges = _RowRanges(lambda: contextlib.nullcontext(rows))
     return Source(name, "memory", ranges.read_all, num_rows=rows.num_rows, ranges=ranges)
 
@@ -469,3 +471,22 @@ def _select_extras(columns: dict[Any, np.ndarray]) -> dict[str, Nest]:
         elif name not in KEYS:
             extras[name] = column
     return extras
+
+
+def _make_ends(
+    *, max_episode_steps: int | None = None, split_at_discontinuity: bool = False, independent_rows: bool = False
+) -> EpisodeEnds:
+    return EpisodeEnds(max_episode_steps, split_at_discontinuity, independent_rows)
+
+
+def _open_file(path: Path, *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
+    return open_d4rl(path, extra_fields=extra_fields, ends=_make_ends(**ends))
+
+
+def _open_mapping(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
+    return from_rows("rows in memory", columns, extra_fields=extra_fields, ends=_make_ends(**ends))
+
+
+OPTIONS = ("extra_fields", "max_episode_steps", "split_at_discontinuity", "independent_rows")
+FILE = Format("a D4RL file", lambda path: isinstance(path, Path) and not path.is_dir(), _open_file, OPTIONS, "D4RL")
+COLUMNS = Format("a dict of D4RL columns", lambda source: isinstance(source, Mapping), _open_mapping, OPTIONS)

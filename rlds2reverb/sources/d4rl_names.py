@@ -8,6 +8,11 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from typing import Any
+
+from . import d4rl, minari
+from .formats import Format
+from .source import Source
 
 _ROOT = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
 _MUJOCO_ROBOTS = ("halfcheetah", "hopper", "walker2d", "ant")
@@ -58,6 +63,21 @@ def find_downloaded(name: str) -> Path | None:
     file = _files().get(name)
     path = None if file is None else dataset_dir() / f"{file.rpartition('/')[2]}.hdf5"
     return path if path is not None and path.is_file() else None
+
+
+def _is_missing(name: Any) -> bool:
+    return isinstance(name, str) and file_url(name) is not None and not minari.is_installed(name)
+
+
+def _raise_missing(name: str, **options: Any) -> Source:
+    raise FileNotFoundError(
+        f"D4RL's {name} is not on this machine; download {file_url(name)} to {dataset_dir()}, or download it anywhere "
+        "and pass the path of the file"
+    )
+
+
+#: The name of a dataset that is not in D4RL's own directory.
+NAME = Format("a D4RL name", _is_missing, _raise_missing, (*d4rl.OPTIONS, "download"))
 
 
 def _files() -> dict[str, str]:

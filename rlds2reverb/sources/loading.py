@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,37 @@ from rlds2reverb._text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
-from . import d4rl, d4rl_names, hdf5, memory, minari, rlds, robomimic
+from . import d4rl, d4rl_names, memory, minari, rlds, robomimic
 from .concatenation import concatenate_sources
+from .formats import Format, require_applicable
 from .source import Source
 
+#: The formats, of which the first that matches is used.
+FORMATS = [
+    *(robomimic.FILE, d4rl.FILE, rlds.DIRECTORY, minari.DIRECTORY),
+    *(d4rl_names.NAME, minari.NAME, rlds.NAME),
+    *(d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
+]
 _SUPPORTED = (
     "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a list or a pattern (*.hdf5) "
     "of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), a D4RL name "
     "(hopper-medium-v2), a list of episodes, a function that returns an iterable of episodes, a dict of D4RL columns, "
-    "or an RLDS tf.data.Dataset"
+    "a minari.MinariDataset, or an RLDS tf.data.Dataset"
 )
 _FILE_SUFFIXES = (".hdf5", ".h5", ".npz", ".npy")
 #: Levels below a directory at which a dataset is searched for: name/config/version and namespace/name/version.
 _DEPTHS = ("*/", "*/*/", "*/*/*/")
 
 
+def register_format(custom_format: Format) -> None:
+    """Lets `load`, and everything that calls it, open a format of the user, which is tried before all others."""
+    FORMATS.insert(0, custom_format)
+
+
 def load(
     source: Any,
     *,
-    split: str = "train",
+    split: str | None = None,
     extra_fields: Sequence[str] = (),
     max_episode_steps: int | None = None,
     split_at_discontinuity: bool = False,
@@ -53,9 +65,11 @@ def load(
           function that returns an iterable of them (such as a generator function, not called), or an object that can
           be iterated repeatedly;
         - a dict of arrays under D4RL's names, as returned by `env.get_dataset()`;
+        - a `minari.MinariDataset`, of which only the selected episodes are read;
         - an RLDS `tf.data.Dataset`;
         - a `Source`, which is returned unchanged.
-      split: TFDS only: the split to read, which may be a slice (`train[:10%]`).
+      split: TFDS and robomimic only: the split to read. For TFDS it may be a slice (`train[:10%]`), and the default is
+        `train`; for robomimic it is a filter key (`valid`), and the default is all demonstrations.
       extra_fields: D4RL and Minari only: names of `infos/*` columns, or groups of them, to read as additional step
         fields.
       max_episode_steps: D4RL only: maximum number of rows in an episode; longer ones are truncated there. One way to
@@ -65,8 +79,8 @@ def load(
       independent_rows: D4RL and logs only: whether to read each row as an episode of one transition, truncated unless
         it is terminal. For rows that were shuffled or relabelled, so that `next_observations[t]` is not
         `observations[t + 1]`.
-      data_dir: TFDS only: the data directory in which names are looked up.
-      download: whether TFDS and Minari may download a named dataset that is not on this machine.
+      data_dir: TFDS names only: the data directory in which names are looked up.
+      download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
     Returns:
       A `Source`, an iterable of episodes.
@@ -78,44 +92,39 @@ def load(
         server; while iterating, also if `next_observations` does not match the next row in more than 1 % of
         the rows (see `independent_rows`).
       TypeError: If `source` is of any other type, such as a generator, which can be read only once.
-      ValueError: If the arguments contradict each other.
+      ValueError: If an option does not apply to the format, or the options contradict each other.
     """
-    ends = d4rl.EpisodeEnds(max_episode_steps, split_at_discontinuity, independent_rows)
-    opened = _open(source, split, extra_fields, ends, data_dir, download=download)
-    if independent_rows and opened.kind not in ("d4rl", "memory"):
-        raise ValueError(
-            f"independent_rows=True requires D4RL rows or logs, but {opened.name} is of kind {opened.kind!r}; "
-            "leave it out"
-        )
-    return opened
+    options = {
+        "split": split,
+        "extra_fields": tuple(extra_fields) or None,
+        "max_episode_steps": max_episode_steps,
+        "split_at_discontinuity": split_at_discontinuity or None,
+        "independent_rows": independent_rows or None,
+        "data_dir": data_dir,
+        "download": download or None,
+    }
+    return _open(source, {name: value for name, value in options.items() if value is not None})
 
 
-def _open(
-    source: Any,
-    split: str,
-    extra_fields: Sequence[str],
-    ends: d4rl.EpisodeEnds,
-    data_dir: str | Path | None,
-    *,
-    download: bool,
-) -> Source:
+def _open(source: Any, options: dict[str, Any]) -> Source:
     if isinstance(source, Source):
+        require_applicable(options, (), "a Source, which is open already")
         return source
-    if isinstance(source, Mapping):
-        return d4rl.from_rows("rows in memory", source, extra_fields=extra_fields, ends=ends)
-    if isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, Path)) for each in source):
-        sources = [_open(each, split, extra_fields, ends, data_dir, download=download) for each in source]
-        return concatenate_sources(sources)
-    if isinstance(source, (str, Path)):
-        path = _find_path(source)
-        if path is None:
-            if matches := expand_pattern(source):
-                return _open(matches, split, extra_fields, ends, data_dir, download=download)
-            return _open_by_name(str(source), split, data_dir, extra_fields=extra_fields, download=download)
-        return _open_directory(path, split, extra_fields) if path.is_dir() else _open_file(path, extra_fields, ends)
-    if hasattr(source, "element_spec"):
-        return rlds.from_rlds_dataset(source)
-    return _open_episodes(source, independent_rows=ends.at_every_row)
+    location = _locate(source) if isinstance(source, (str, Path)) else source
+    if isinstance(location, (list, tuple)) and location and all(isinstance(part, (str, Path)) for part in location):
+        return concatenate_sources([_open(part, options) for part in location])
+    found = _find_format(location)
+    if found is None and isinstance(location, Path):
+        location = _find_only_dataset(location)
+        found = _find_format(location)
+    if found is None:
+        raise TypeError(f"source must be {_SUPPORTED}; got a {type(source).__name__}")
+    found.require_applicable(options)
+    return found.open(location, **options)
+
+
+def _find_format(location: Any) -> Format | None:
+    return next((each for each in FORMATS if each.matches(location)), None)
 
 
 def expand_pattern(location: str | Path) -> list[str]:
@@ -133,27 +142,8 @@ def expand_pattern(location: str | Path) -> list[str]:
     return matches
 
 
-def _open_episodes(source: Any, *, independent_rows: bool) -> Source:
-    """Opens a list, an iterable or a function of episodes in memory."""
-    type_name = type(source).__name__
-    if isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray)):
-        return memory.from_episodes(source, independent_rows=independent_rows)
-    if isinstance(source, Iterator):
-        raise TypeError(
-            f"a {type_name} can be read only once, but a dataset is read several times; pass the function that makes "
-            "it: load(make_episodes) instead of load(make_episodes())"
-        )
-    if isinstance(source, Iterable) and not hasattr(source, "__array__") and not isinstance(source, type):
-        name = f"a {type_name} of episodes"
-        return memory.from_function(lambda: source, name=name, independent_rows=independent_rows)
-    if callable(source):
-        name = f"episodes of {getattr(source, '__name__', type_name)}"
-        return memory.from_function(source, name=name, independent_rows=independent_rows)
-    raise TypeError(f"source must be {_SUPPORTED}; got a {type_name}")
-
-
-def _find_path(location: str | Path) -> Path | None:
-    """Returns the existing path, or D4RL's own file, that a location stands for; None if it must be a name."""
+def _locate(location: str | Path) -> Path | list[str] | str:
+    """Returns the existing path that a location stands for, the paths that match a pattern, or a dataset's name."""
     if server_address(location) is not None:
         raise SourceError(
             f"load() cannot read the server {location!r}; sample from it with sample_dataset(), or pass "
@@ -169,31 +159,20 @@ def _find_path(location: str | Path) -> Path | None:
         raise FileNotFoundError(
             f"there is no file or directory {str(location)[:100]!r}; pass a string to look up a dataset by its name"
         )
-    return d4rl_names.find_downloaded(location)
+    downloaded = d4rl_names.find_downloaded(location)
+    if downloaded is None and not (matches := expand_pattern(location)):
+        _require_name(location)
+        return location
+    return matches if downloaded is None else downloaded
 
 
-def _open_file(path: Path, extra_fields: Sequence[str], ends: d4rl.EpisodeEnds) -> Source:
-    with hdf5.open_hdf5(path) as file:
-        if robomimic.is_robomimic(file):
-            return robomimic.open_robomimic(path)
-    return d4rl.open_d4rl(path, extra_fields=extra_fields, ends=ends)
-
-
-def _open_directory(path: Path, split: str, extra_fields: Sequence[str]) -> Source:
-    if (path / "dataset_info.json").is_file() or (path / "features.json").is_file():
-        return rlds.open_directory(path, split=split)
-    if (path / "data" / "metadata.json").is_file():
-        return minari.open_minari(path, extra_fields=extra_fields)
-    datasets = [info.parent for depth in _DEPTHS for info in sorted(path.glob(f"{depth}dataset_info.json"))]
-    datasets += [info.parents[1] for depth in _DEPTHS for info in sorted(path.glob(f"{depth}data/metadata.json"))]
-    if len(datasets) == 1:
-        return _open_directory(datasets[0], split, extra_fields)
-    if datasets:
-        names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
-        raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
-    raise SourceError(
-        f"{path} contains no dataset (no dataset_info.json, no data/metadata.json); source must be {_SUPPORTED}"
-    )
+def _require_name(name: str) -> None:
+    """Raises `FileNotFoundError` for a string that is meant to be a path."""
+    shown = repr(name[:100])
+    if name and len(name) <= 300 and "\0" not in name and Path(name).suffix.lower() in _FILE_SUFFIXES:
+        raise FileNotFoundError(f"there is no file {shown}{_suggest_file(Path(name).expanduser())}")
+    if not name or name.startswith(("/", ".", "~")) or ".." in name or len(name) > 300 or "\0" in name:
+        raise FileNotFoundError(f"there is no {shown}; source must be {_SUPPORTED}")
 
 
 def _suggest_file(path: Path) -> str:
@@ -205,20 +184,15 @@ def _suggest_file(path: Path) -> str:
     return suggest(path.name, names) or "; check the path"
 
 
-def _open_by_name(
-    name: str, split: str, data_dir: str | Path | None, *, extra_fields: Sequence[str], download: bool
-) -> Source:
-    shown = repr(name[:100])
-    if name and len(name) <= 300 and "\0" not in name and Path(name).suffix.lower() in _FILE_SUFFIXES:
-        raise FileNotFoundError(f"there is no file {shown}{_suggest_file(Path(name).expanduser())}")
-    if not name or name.startswith(("/", ".", "~")) or ".." in name or len(name) > 300 or "\0" in name:
-        raise FileNotFoundError(f"there is no {shown}; source must be {_SUPPORTED}")
-    if not minari.is_minari_name(name):
-        return rlds.open_builder(name, split=split, data_dir=data_dir, download=download)
-    url = None if minari.is_installed(name) else d4rl_names.file_url(name)
-    if url is not None:
-        raise FileNotFoundError(
-            f"D4RL's {name} is not on this machine; download {url} to {d4rl_names.dataset_dir()}, or download it "
-            "anywhere and pass the path of the file"
-        )
-    return minari.open_minari(name, extra_fields=extra_fields, download=download)
+def _find_only_dataset(path: Path) -> Path:
+    """Returns the only dataset below a directory."""
+    below = (part for depth in _DEPTHS for part in sorted(path.glob(depth)))
+    datasets = [part for part in below if part.is_dir() and _find_format(part)]
+    if len(datasets) == 1:
+        return datasets[0]
+    if datasets:
+        names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
+        raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
+    raise SourceError(
+        f"{path} contains no dataset (no dataset_info.json, no data/metadata.json); source must be {_SUPPORTED}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, make_single_transition_episodes
 from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import leaves, map_structure, path_name
 
 from . import d4rl
 from .columns import as_columns, as_flags, as_steps, make_log_episode, require_log_columns
 from .continuity import ContinuityCheck
+from .formats import Format
 from .source import Source
 
 _LOG_FIELDS = (d4rl.OBSERVATIONS, d4rl.ACTIONS, d4rl.REWARDS)
@@ -41,7 +44,8 @@ def from_episodes(
       the last may be set). It may also be named `terminations`, `terminals` or `terminal`. A `truncated` flag
       (or `truncations`, `timeouts`, `timeout`) is ignored. All other keys are additional step fields.
 
-    A truncated log without a final observation loses its last transition (`Episode.dropped_last_transition`).
+    A truncated log without a final observation loses its last transition (`Episode.dropped_last_transition`). The
+    arrays are copied.
 
     Args:
       episodes: the episodes.
@@ -54,21 +58,16 @@ def from_episodes(
         next row in more than 1 % of the rows.
     """
     if independent_rows:
-        return Source(name, "memory", lambda: _read_rows(episodes))
-    checked = list(_read_episodes(name, episodes))
-    return Source(
-        name,
-        "memory",
-        lambda: iter(checked),
-        num_episodes=len(checked),
-        num_rows=sum(episode.num_steps for episode in checked),
-        ranges=_ListedEpisodes(checked),
-    )
+        logs = copy_arrays(list(episodes))
+        return Source(name, "memory", lambda: _read_rows(logs))
+    listed = ListedEpisodes(list(_read_episodes(name, episodes)))
+    num_rows = sum(episode.num_steps for episode in listed.episodes)
+    return Source(name, "memory", listed.read_all, num_episodes=listed.count(), num_rows=num_rows, ranges=listed)
 
 
 @dataclass(frozen=True)
-class _ListedEpisodes:
-    """Episodes in a list; implements `EpisodeRanges`."""
+class ListedEpisodes:
+    """Episodes in a list, which is never modified: readers get copies; implements `EpisodeRanges`."""
 
     episodes: Sequence[Episode]
 
@@ -76,7 +75,11 @@ class _ListedEpisodes:
         return len(self.episodes)
 
     def read(self, first: int, stop: int) -> Iterator[Episode]:
-        return iter(self.episodes[first:stop])
+        return map(copy_arrays, self.episodes[first:stop])
+
+    def read_all(self) -> Iterator[Episode]:
+        """Returns an iterator over all episodes."""
+        return self.read(0, len(self.episodes))
 
 
 def from_function(
@@ -86,7 +89,8 @@ def from_function(
 
     Args:
       make_episodes: function, such as a generator function, that returns an iterable of the same episodes each time, in
-        one of the forms of `from_episodes`. It is called whenever the source is read, once or twice in an ingestion.
+        one of the forms of `from_episodes`. It is called whenever the source is read, once or twice in an ingestion,
+        and may reuse its arrays.
       name: name of the source.
       independent_rows: see `from_episodes`.
 
@@ -129,7 +133,7 @@ def _read_episodes(name: str, logs: Iterable[Any]) -> Iterator[Episode]:
 def _make_episode(index: int, log: Any) -> Episode:
     where = f"episode {index}"
     if isinstance(log, Mapping) and all(name in log for name in fields.STEP_FIELDS):
-        return Episode(as_steps(log, where), index)
+        return Episode(copy_arrays(as_steps(log, where)), index)
     columns, terminated = _parse_log(where, log)
     if terminated[:-1].any():
         raise SourceError(
@@ -219,3 +223,29 @@ def _parse_flags(flags: Any, where: str) -> np.ndarray:
     except ValueError as error:
         raise SourceError(f"{where} is not an array ({error})") from error
     return as_flags(as_columns(array, where), where)
+
+
+def _is_episodes(source: Any) -> bool:
+    if isinstance(source, (str, bytes, bytearray, Path)):
+        return False
+    return callable(source) or (isinstance(source, Iterable) and not hasattr(source, "__array__"))
+
+
+def _open_episodes(source: Any, *, independent_rows: bool = False) -> Source:
+    """Opens a list, an iterable or a function of episodes."""
+    type_name = type(source).__name__
+    if isinstance(source, Sequence):
+        return from_episodes(source, independent_rows=independent_rows)
+    if isinstance(source, Iterator):
+        raise TypeError(
+            f"a {type_name} can be read only once, but a dataset is read several times; pass the function that makes "
+            "it: load(make_episodes) instead of load(make_episodes())"
+        )
+    if isinstance(source, Iterable) and not isinstance(source, type):
+        name = f"a {type_name} of episodes"
+        return from_function(lambda: source, name=name, independent_rows=independent_rows)
+    name = f"episodes of {getattr(source, '__name__', type_name)}"
+    return from_function(source, name=name, independent_rows=independent_rows)
+
+
+EPISODES = Format("episodes in memory", _is_episodes, _open_episodes, ("independent_rows",))

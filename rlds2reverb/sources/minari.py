@@ -22,6 +22,7 @@ from rlds2reverb.specs import map_structure
 from . import hdf5
 from .columns import as_columns, as_flags, make_log_episode
 from .d4rl import require_new_names
+from .formats import Format
 from .minari_spaces import is_unbounded
 from .source import Source
 
@@ -57,7 +58,13 @@ def is_installed(name: str) -> bool:
     return (_dataset_path(name) / "data").is_dir()
 
 
-def open_minari(location: str | Path, *, extra_fields: Sequence[str] = (), download: bool = False) -> Source:
+def open_minari(
+    location: str | Path,
+    *,
+    extra_fields: Sequence[str] = (),
+    download: bool = False,
+    indices: Sequence[int] | None = None,
+) -> Source:
     """Opens a Minari dataset by its directory, or by its name in Minari's own root (`MINARI_DATASETS_PATH`).
 
     Each episode keeps its own final observation. A termination is terminal, a truncation is not; an episode without
@@ -68,6 +75,7 @@ def open_minari(location: str | Path, *, extra_fields: Sequence[str] = (), downl
       location: a directory (`Path`) or a name (str).
       extra_fields: names of `infos` to read as additional step fields.
       download: whether Minari may download a named dataset that is not on this machine.
+      indices: indices of the episodes to read; None for all.
 
     Raises:
       SourceError: If `minari`, or for a download `huggingface_hub`, is not installed; if the dataset is damaged or
@@ -103,14 +111,15 @@ def open_minari(location: str | Path, *, extra_fields: Sequence[str] = (), downl
     if version not in minari.supported_dataset_versions:
         warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list",)
     require_new_names(extra_fields, name)
-    ranges = _StoredEpisodes(directory, storage, metadata["total_episodes"], tuple(extra_fields))
+    total = metadata["total_episodes"]
+    ranges = _StoredEpisodes(directory, storage, range(total) if indices is None else indices, tuple(extra_fields))
     return Source(
         name,
         "minari",
         ranges.read_all,
         ranges=ranges,
-        num_episodes=metadata["total_episodes"],
-        num_rows=metadata["total_steps"],
+        num_episodes=ranges.count(),
+        num_rows=metadata["total_steps"] if ranges.count() == total else None,
         warnings=warnings,
         metadata={key: value for key, value in metadata.items() if key not in RESERVED and _is_plain(value)},
         env_spec=metadata.get("env_spec"),
@@ -175,22 +184,22 @@ class _StoredEpisodes:
 
     directory: Path
     storage: Any
-    num_episodes: int
+    indices: Sequence[int]
     extra_fields: tuple[str, ...]
 
     def count(self) -> int:
-        return self.num_episodes
+        return len(self.indices)
 
     def read_all(self) -> Iterator[Episode]:
         """Returns an iterator over all episodes."""
-        return self.read(0, self.num_episodes)
+        return self.read(0, len(self.indices))
 
     def read(self, first: int, stop: int) -> Iterator[Episode]:
         episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] = iter(())
         for index in range(first, stop):
             try:
                 if index == first:
-                    indices = range(first, stop)
+                    indices = self.indices[first:stop]
                     stored = self.storage.get_episodes(indices), self.storage.get_episode_metadata(indices)
                     episodes = zip(*stored, strict=True)
                 episode, metadata = next(episodes)
@@ -279,3 +288,28 @@ def _check_file(path: Path) -> int:
                     groups.append(member)
         hdf5.require_within_limits(datasets, f"{path.name}: all columns together", hdf5.Limits())
         return sum(name.startswith("episode_") for name in hdf5.list_names(file))
+
+
+def _is_directory(location: Any) -> bool:
+    return isinstance(location, Path) and (location / "data" / "metadata.json").is_file()
+
+
+def _is_dataset(source: Any) -> bool:
+    return type(source).__module__.startswith("minari.") and hasattr(source, "episode_indices")
+
+
+def _open_dataset(dataset: Any, **options: Any) -> Source:
+    """Opens the episodes that a `minari.MinariDataset` selects."""
+    directory = Path(dataset.storage.data_path).parent
+    return open_minari(directory, indices=[int(index) for index in dataset.episode_indices], **options)
+
+
+DIRECTORY = Format("a Minari directory", _is_directory, open_minari, ("extra_fields",), "Minari")
+NAME = Format(
+    "a Minari name",
+    lambda name: isinstance(name, str) and is_minari_name(name),
+    open_minari,
+    ("extra_fields", "download"),
+    "Minari names",
+)
+OBJECT = Format("a MinariDataset", _is_dataset, _open_dataset, ("extra_fields",))

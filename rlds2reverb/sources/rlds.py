@@ -20,6 +20,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
 from .columns import as_steps
+from .formats import Format
 from .source import Source, split_env_spec
 from .tfds_files import require_harmless, require_shards, require_split
 
@@ -305,3 +306,15 @@ def _describe_shared_ends(name: str, dataset: tf.data.Dataset) -> tuple[str, ...
         "appends the last next_observations row of the whole file to every episode; load the D4RL HDF5 file instead, "
         "which keeps the final observation of each episode",
     )
+
+
+def _is_prepared(location: Any) -> bool:
+    names = ("dataset_info.json", "features.json")
+    return isinstance(location, Path) and any((location / name).is_file() for name in names)
+
+
+DIRECTORY = Format("a directory prepared by TFDS", _is_prepared, open_directory, ("split",), "TFDS")
+NAME = Format(
+    "a TFDS name", lambda name: isinstance(name, str), open_builder, ("split", "data_dir", "download"), "TFDS names"
+)
+DATASET = Format("an RLDS tf.data.Dataset", lambda source: hasattr(source, "element_spec"), from_rlds_dataset)

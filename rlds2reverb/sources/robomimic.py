@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,24 +20,33 @@ from rlds2reverb.errors import SourceError
 from . import hdf5
 from .columns import as_columns, as_flags, make_log_episode
 from .continuity import ContinuityCheck
+from .formats import Format
 from .source import Source
 
 
-def is_robomimic(file: h5py.File) -> bool:
-    """Returns whether an open file has `data/demo_<n>` groups."""
-    return bool(_list_demos(file))
+def is_robomimic(location: Any) -> bool:
+    """Returns whether a location is a file with `data/demo_<n>` groups."""
+    if not isinstance(location, Path) or location.is_dir():
+        return False
+    with hdf5.open_hdf5(location) as file:
+        return bool(_list_demos(file))
 
 
-def open_robomimic(path: Path, *, limits: hdf5.Limits = hdf5.Limits()) -> Source:  # noqa: B008
+def open_robomimic(path: Path, *, split: str | None = None, limits: hdf5.Limits = hdf5.Limits()) -> Source:  # noqa: B008
     """Opens a robomimic file of low-dimensional observations, which become dicts.
 
     The final observation of each episode is the last row of `next_obs`.
 
+    Args:
+      path: the file.
+      split: filter key: only the demonstrations that `mask/<split>` lists are read; None for all.
+      limits: maximum sizes of the columns.
+
     Raises:
-      SourceError: If the file is refused (see `hdf5`) or a demonstration is missing a column.
+      SourceError: If the file is refused (see `hdf5`), a demonstration is missing a column, or there is no such split.
     """
     with hdf5.open_hdf5(path) as file:
-        demos = _list_demos(file)
+        demos = _list_demos(file) if split is None else _select_demos(file, split)
         num_rows = sum(len(_read_column(file, f"{demo}/rewards", limits)) for demo in demos)
 
     ranges = _Demos(path, demos, num_rows, limits)
@@ -77,6 +87,25 @@ def _list_demos(file: h5py.File) -> list[str]:
     return [f"data/{name}" for name in sorted(demos, key=lambda name: int(name[5:]))]
 
 
+def _select_demos(file: h5py.File, split: str) -> list[str]:
+    """Returns the demonstrations that a filter key lists, in the order of the file."""
+    where = f"{Path(file.filename).name}: 'mask/{split}'"
+    masks = hdf5.open_member(file, "mask")
+    keys = hdf5.list_names(masks) if isinstance(masks, h5py.Group) else []
+    if split not in keys:
+        raise SourceError(f"{where} does not exist; use one of: {', '.join(keys) or '(the file has no splits)'}")
+    mask = hdf5.open_member(masks, split)
+    if not isinstance(mask, h5py.Dataset) or mask.dtype.kind not in "SO" or len(mask.shape or ()) != 1:
+        raise SourceError(f"{where} must be a list of names of demonstrations")
+    hdf5.require_own_data(mask, where)
+    hdf5.require_within_limits([mask], where, hdf5.Limits())
+    names = {name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in mask[()]}
+    demos = [demo for demo in _list_demos(file) if demo.removeprefix("data/") in names]
+    if not demos or len(demos) < len(names):
+        raise SourceError(f"{where} must list demonstrations of the file, got {sorted(names)[:5]}; fix the split")
+    return demos
+
+
 def _read_column(file: h5py.File, name: str, limits: hdf5.Limits) -> np.ndarray:
     where = f"{Path(file.filename).name}: '{name}'"
     dataset = hdf5.open_column(file, name, limits)
@@ -112,3 +141,6 @@ def _read_episode(file: h5py.File, demo: str, index: int, limits: hdf5.Limits) -
         terminated=bool(as_flags(dones, f"{where}: dones")[-1]),
         next_observations=next_observations,
     )
+
+
+FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")

@@ -15,6 +15,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, require_same_spec
 from rlds2reverb.errors import SourceError
+from rlds2reverb.ownership import copy_arrays, is_user_code
 from rlds2reverb.specs import Nest, leaves, make_step_spec, to_tensor_spec
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Source:
 
     Each iteration opens the dataset, reads it gradually, and closes it at the end. A source that was opened from files
     can be pickled with `cloudpickle`; the other process opens the same files.
+
+    If `read` or `ranges` is code of the user, the episodes are copied, so that it may reuse its arrays.
 
     Attributes:
       name: short name, for reports.
@@ -71,6 +74,12 @@ class Source:
     action_space: Any = field(default=None, repr=False)
     observation_space: Any = field(default=None, repr=False)
     ranges: EpisodeRanges | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if is_user_code(self.read):
+            self.read = _Copies(self.read)
+        if self.ranges is not None and is_user_code(self.ranges):
+            self.ranges = _CopiedRanges(self.ranges)
 
     @property
     def full_metadata(self) -> Mapping[str, Any]:
@@ -155,6 +164,33 @@ class Source:
         dataset = scan(indices, np.int64(0), read_episode)
         weakref.finalize(dataset, episodes.close)  # TensorFlow references `read_columns` until the process exits.
         return dataset.take_while(without_autograph(lambda exists, _: exists)).map(make_episode)
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """Copies of the episodes that a function of the user reads."""
+
+    function: Callable[..., Iterator[Episode]]
+
+    def __call__(self, *arguments: int) -> Iterator[Episode]:
+        with contextlib.ExitStack() as stack:
+            episodes = iter(self.function(*arguments))
+            if hasattr(episodes, "close"):
+                stack.callback(episodes.close)
+            yield from map(copy_arrays, episodes)
+
+
+@dataclass(frozen=True)
+class _CopiedRanges:
+    """Copies of the episodes of `EpisodeRanges` of the user."""
+
+    ranges: EpisodeRanges
+
+    def count(self) -> int:
+        return self.ranges.count()
+
+    def read(self, first: int, stop: int) -> Iterator[Episode]:
+        return _Copies(self.ranges.read)(first, stop)
 
 
 def split_env_spec(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:

@@ -11,7 +11,9 @@ import xxhash
 
 from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode, locate_discontinuity, make_notes
+from rlds2reverb.episodes import Episode
+from rlds2reverb.left_out import LeftOut
+from rlds2reverb.ownership import isolate
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
@@ -25,8 +27,6 @@ _COUNTS = (
     "timeouts",
     "unterminated",
     "empty",
-    "dropped_last_transition",
-    "discontinuities",
 )
 _QUANTILES = (0.25, 0.5, 0.75)
 
@@ -81,6 +81,7 @@ class Summary:
       empty: number of episodes without steps.
       dropped_last_transition: number of transitions dropped because a truncated episode has no final observation.
       discontinuities: number of rows inside episodes whose `next_observations` is not the next row's observation.
+      boundary_values: number of episodes with a reward or action other than zeros in their last step; see `LeftOut`.
       returns: undiscounted sums of rewards per episode.
       lengths: transitions per episode.
       score: D4RL's normalised score of the mean return, or None if there are no reference returns.
@@ -88,7 +89,7 @@ class Summary:
       bytes: size of all steps in memory.
       fingerprint: XXH3-128 of the content: field names, dtypes, shapes and bytes of every episode in order.
       fields: the fields of a step.
-      warnings: warnings of the source, and notes on `dropped_last_transition` and `discontinuities`.
+      warnings: warnings of the source, and the sentences of `LeftOut`.
       metadata: the dataset's description of itself.
     """
 
@@ -103,6 +104,7 @@ class Summary:
     empty: int
     dropped_last_transition: int
     discontinuities: int
+    boundary_values: int
     returns: Distribution
     lengths: Distribution
     score: float | None
@@ -199,12 +201,12 @@ class SummaryParts:
 
     Attributes:
       counts: counts of episodes, steps and more; see `Summary`.
+      left_out: counts of what no transition has.
       num_bytes: size of all steps in memory.
       non_finite: number of NaN and Inf by field.
       specs: description of each field, from the first episode with steps.
       episodes: index, digest, return and length of each episode; the return is None if it has no steps.
-      first: indices of the episodes that `specs` and `first_discontinuity` come from.
-      first_discontinuity: location of the first discontinuity, or ''.
+      first: indices of the episodes that `specs` and the first discontinuity come from.
     """
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
@@ -213,14 +215,17 @@ class SummaryParts:
     specs: dict[str, str] = field(default_factory=dict)
     episodes: list[tuple[int, bytes, float | None, int]] = field(default_factory=list)
     first: dict[str, int] = field(default_factory=dict)
-    first_discontinuity: str = ""
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def add(self, episode: Episode) -> None:
         """Adds an episode, valid or not."""
+        batch, part = EpisodeBatch([episode]), SummaryParts()
         _count(self.counts, episode)
         self.num_bytes += episode.num_bytes
-        if episode.discontinuities and self._is_first("discontinuity", episode.index):
-            self.first_discontinuity = locate_discontinuity(episode)
+        part.left_out.count_left_out(batch)
+        if episode.discontinuities:
+            part.first["discontinuity"] = episode.index
+        self._merge_left_out(part)
         for path, column in leaves(episode.steps):
             name = path_name(path, root="")
             count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
@@ -228,7 +233,7 @@ class SummaryParts:
         if episode.num_steps and self._is_first("specs", episode.index):
             self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
         total = episode.total_reward if episode.num_steps else None
-        digest = episode_digests(EpisodeBatch([episode]))[0]
+        digest = episode_digests(batch)[0]
         self.episodes.append((episode.index, digest, total, episode.num_transitions))
 
     def _is_first(self, name: str, index: int) -> bool:
@@ -247,20 +252,24 @@ class SummaryParts:
             self.non_finite[name] = self.non_finite.get(name, 0) + count
         if "specs" in other.first and self._is_first("specs", other.first["specs"]):
             self.specs = other.specs
-        if "discontinuity" in other.first and self._is_first("discontinuity", other.first["discontinuity"]):
-            self.first_discontinuity = other.first_discontinuity
+        self._merge_left_out(other)
         self.episodes += other.episodes
+
+    def _merge_left_out(self, other: SummaryParts) -> None:
+        if "discontinuity" in other.first and self._is_first("discontinuity", other.first["discontinuity"]):
+            self.left_out.first_discontinuity = other.left_out.first_discontinuity
+        self.left_out.merge_left_out(other.left_out)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parts as plain values, for JSON."""
         episodes = [(index, digest.hex(), total, length) for index, digest, total, length in self.episodes]
-        return {**vars(self), "episodes": episodes}
+        return {**vars(self), "episodes": episodes, "left_out": asdict(self.left_out)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SummaryParts:
         """Creates parts from the values of `as_dict`."""
         episodes = [(index, bytes.fromhex(digest), *rest) for index, digest, *rest in values["episodes"]]
-        return cls(**{**values, "episodes": episodes})
+        return cls(**{**values, "episodes": episodes, "left_out": LeftOut(**values["left_out"])})
 
     def finish(
         self, source: Source, *, reference_returns: tuple[float, float] | None = None, is_d4rl: bool = False
@@ -272,11 +281,14 @@ class SummaryParts:
         returns = [total for _, _, total, _ in ordered if total is not None]
         lengths = [float(length) for _, _, total, length in ordered if total is not None]
         reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
-        counts = self.counts
+        left_out = self.left_out
         return Summary(
             name=source.name,
             kind=source.kind,
-            **counts,
+            **self.counts,
+            dropped_last_transition=left_out.dropped_last_transition,
+            discontinuities=left_out.discontinuities,
+            boundary_values=left_out.boundary_values,
             returns=Distribution.from_values(returns),
             lengths=Distribution.from_values(lengths),
             score=d4rl_score(float(np.mean(returns)), reference) if reference and returns else None,
@@ -284,8 +296,7 @@ class SummaryParts:
             bytes=self.num_bytes,
             fingerprint=fingerprint.hexdigest(),
             fields=tuple(FieldSummary(name, spec, self.non_finite[name]) for name, spec in self.specs.items()),
-            warnings=source.warnings
-            + make_notes(counts["dropped_last_transition"], counts["discontinuities"], self.first_discontinuity),
+            warnings=(*source.warnings, *left_out.describe_left_out()),
             metadata=dict(source.metadata),
         )
 
@@ -308,10 +319,13 @@ def summarize(
 
     Raises:
       SourceError: If the source cannot be read to its end.
+      ValueError: If `is_d4rl` is set together with `reference_returns`, or D4RL has no dataset of that name.
     """
+    find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
     parts = SummaryParts()
+    show = isolate(on_episode)
     for episode in source:
-        on_episode(episode)
+        show(episode)
         parts.add(episode)
     return parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
 
@@ -325,7 +339,13 @@ def find_reference_returns(
       source: see `summarize`.
       reference_returns: see `summarize`.
       is_d4rl: see `summarize`.
+
+    Raises:
+      ValueError: If `is_d4rl` is set, but has no effect.
     """
+    if is_d4rl and (reference_returns or d4rl_environment(source.name) is None):
+        reason = "with reference_returns" if reference_returns else f"on {source.name}, which is no name of D4RL"
+        raise ValueError(f"is_d4rl=True has no effect {reason}; leave it out")
     is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
     environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None
     return reference_returns or (REFERENCE_RETURNS[environment] if environment else None), environment
@@ -335,8 +355,6 @@ def _count(counts: dict[str, int], episode: Episode) -> None:
     counts["episodes"] += 1
     counts["steps"] += episode.num_steps
     counts["transitions"] += episode.num_transitions
-    counts["dropped_last_transition"] += episode.dropped_last_transition
-    counts["discontinuities"] += len(episode.discontinuities)
     if not episode.num_steps:
         end = "empty"
     elif episode.unterminated:

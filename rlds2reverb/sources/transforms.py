@@ -15,6 +15,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
+from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import Nest, map_structure
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
@@ -126,8 +127,9 @@ def map_episodes(source: Source, function: EpisodeFn) -> Source:
       source: the other source.
       function: the transform of an episode that has steps; episodes without steps are not changed.
     """
-    ranges = source.ranges and _MappedRanges(source.ranges, function)
-    return replace(source, read=lambda: _map(source, function), ranges=ranges)
+    apply = isolate(function)
+    ranges = source.ranges and _MappedRanges(source.ranges, apply)
+    return replace(source, read=lambda: _map(source, apply), ranges=ranges)
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ class NormalizeObservations:
 
 @dataclass(frozen=True)
 class ScaleRewards:
-    """Changes rewards to `(r − shift) · scale`, except that of the last step, which has no meaning.
+    """Changes rewards to `(r − shift) · scale`, except that of a last step, which belongs to no transition.
 
     Floats keep their dtype; integer and bool rewards become float32.
     """
@@ -295,7 +297,10 @@ class ScaleRewards:
         """Implements `Transform.fit`."""
 
         def apply(episode: Episode) -> Episode:
-            return _replace_columns(episode, **{fields.REWARD: self.transform(episode.steps)})
+            steps = episode.steps
+            if episode.dropped_last_transition:  # The last step has the reward of a transition.
+                steps = {**steps, fields.IS_LAST: np.zeros_like(steps[fields.IS_LAST])}
+            return _replace_columns(episode, **{fields.REWARD: self.transform(steps)})
 
         return apply, {"reward_scale": self.scale, "reward_shift": self.shift}
 
@@ -357,7 +362,12 @@ def parse_reward(text: str) -> RewardTransform:
 
     Raises:
       ValueError: If the text is neither of these.
+      TypeError: If it is not a string.
     """
+    if not isinstance(text, str):
+        kinds = f"{', '.join(REWARD_RECIPES)} or scale:SCALE[:SHIFT]"
+        got = type(text).__name__
+        raise TypeError(f"reward must be a string, {kinds}, got a {got}; for a function, use apply_transforms first")
     if text in REWARD_RECIPES:
         return REWARD_RECIPES[text]
     kind, *numbers = text.split(":")
@@ -424,6 +434,7 @@ class CutAtTerminal:
                 return episode
             steps = tree.map_structure(lambda column: column[: terminal[0] + 1], episode.steps)
             is_last = np.arange(terminal[0] + 1) == terminal[0]
-            return replace(episode, steps={**steps, fields.IS_LAST: is_last})
+            steps = {**steps, fields.IS_LAST: is_last}
+            return replace(episode, steps=steps, unterminated=False, dropped_last_transition=False)
 
         return apply, {"cut_at_terminal": True}

@@ -12,6 +12,7 @@ from rlds2reverb._text import format_bytes, format_facts, suggest
 from rlds2reverb.episodes import Episode
 
 from .atomic_output import atomic_output, require_vacant
+from .formats import require_applicable
 from .loading import load
 from .source import Source
 from .written_episodes import FormatLimits, WrittenEpisodes
@@ -24,6 +25,8 @@ FORMAT_LIMITS = {
     "rlds": FormatLimits("RLDS", has_discounts=True, has_final_extras=True, has_unterminated=True),
     "minari": FormatLimits("Minari", has_discounts=False, has_final_extras=True, has_unterminated=True),
 }
+#: The options of `write_dataset` that apply to each format.
+FORMAT_OPTIONS = {"d4rl": ("recompute_discounts",), "rlds": ("shard_bytes",), "minari": ("recompute_discounts",)}
 #: The values of `format`.
 FORMATS = tuple(FORMAT_LIMITS)
 _ON_INVALID = ("error", "skip_episode", "keep")
@@ -78,7 +81,7 @@ def write_dataset(
     format: Format,
     on_invalid: OnInvalid = "error",
     recompute_discounts: bool = False,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int | None = None,
     progress: Callable[[str, Episode], None] = lambda stage, episode: None,
 ) -> WriteReport:
     """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
@@ -101,7 +104,7 @@ def write_dataset(
         and to RLDS datasets also any flags.
       recompute_discounts: D4RL and Minari only: whether to replace the dataset's discounts if they are not those that
         these formats imply: 0 for the transition into a terminal state and for the terminal step, 1 everywhere else.
-      shard_bytes: RLDS only: size in bytes from which the next episode starts a new file.
+      shard_bytes: RLDS only: size in bytes from which the next episode starts a new file; 256 MB by default.
       progress: function called with 'writing' and each episode.
 
     Returns:
@@ -115,11 +118,16 @@ def write_dataset(
       SpecMismatchError: If `on_invalid` is 'keep' and the spec of an episode differs from that of the first.
       StorageFullError: If the disk is full.
       ResourceInUseError: If another process is writing to the path.
-      ValueError: If the format or an option is unknown, or a Minari path is not a Minari name.
+      ValueError: If the format or an option is unknown, an option does not apply to the format, or a Minari path is
+        not a Minari name.
     """
     require_destination(path, format)
     if on_invalid not in _ON_INVALID:
         raise ValueError(f"on_invalid must be one of {', '.join(_ON_INVALID)}, got {on_invalid!r}")
+    options = {"recompute_discounts": recompute_discounts or None, "shard_bytes": shard_bytes}
+    given = {name: value for name, value in options.items() if value is not None}
+    require_applicable(given, FORMAT_OPTIONS[format], f"format={format!r}")
+    shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
     require_count("shard_bytes", shard_bytes, 1)
     path = Path(path).expanduser().absolute()
     with atomic_output(path) as partial:

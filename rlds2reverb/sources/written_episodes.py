@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import (
-    Episode,
-    find_problems,
-    locate_discontinuity,
-    make_notes,
-    require_same_spec,
-)
+from rlds2reverb.episodes import Episode, find_problems, require_same_spec
 from rlds2reverb.errors import InvalidEpisodeError, Problem, SourceError
+from rlds2reverb.left_out import LeftOut
+from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .source import Source
@@ -79,16 +75,17 @@ class WrittenEpisodes:
         self.step_spec = source.step_spec if step_spec is None else step_spec
         self._may_be_empty = may_be_empty
         self.num_episodes = self.num_transitions = self.num_skipped = 0
-        self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, progress
+        self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
-        self._num_dropped = self._num_discontinuities = self._num_final_values = self._num_unterminated = 0
-        self._first_discontinuity = ""
+        self._left_out = LeftOut()
+        self._num_unterminated = 0
         self._ends_unterminated = False
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         if self._checks_discounts:
             _require_discount_spec(self.step_spec[fields.DISCOUNT])
         for batch in batch_episodes(self._read()):
+            self._left_out.count_left_out(batch)
             valid = self._drop_invalid(batch)
             if valid is not None:
                 self._require_representable(valid)
@@ -98,25 +95,18 @@ class WrittenEpisodes:
             raise no_episode_error(self._source.name)
 
     def counts(self) -> dict[str, Any]:
-        """Returns the counts of the episodes, and those of `make_warnings` that apply to every format."""
+        """Returns the counts of the episodes, and those of `LeftOut`."""
         return {
             "episodes": self.num_episodes,
             "transitions": self.num_transitions,
             "skipped_episodes": self.num_skipped,
-            "dropped_last_transition": self._num_dropped,
-            "discontinuities": self._num_discontinuities,
-            "first_discontinuity": self._first_discontinuity,
+            "left_out": asdict(self._left_out),
         }
 
     def make_warnings(self) -> tuple[str, ...]:
         """Returns sentences about what the source has, but its episodes or the written dataset do not."""
-        warnings = list(make_notes(self._num_dropped, self._num_discontinuities, self._first_discontinuity))
+        warnings = list(self._left_out.describe_left_out())
         name = self._limits.name
-        if self._num_final_values:
-            warnings.append(
-                f"{self._num_final_values:,} episodes have an action or reward other than zeros in their last step; "
-                f"they have no meaning, and {name} does not store them"
-            )
         num_closed = self._num_unterminated - self._ends_unterminated
         if num_closed and not self._limits.has_unterminated:
             warnings.append(
@@ -128,9 +118,6 @@ class WrittenEpisodes:
     def _read(self) -> Iterator[Episode]:
         for episode in self._source:
             self._progress(_STAGE, episode)
-            self._num_dropped += episode.dropped_last_transition
-            self._num_discontinuities += len(episode.discontinuities)
-            self._first_discontinuity = self._first_discontinuity or locate_discontinuity(episode)
             yield episode
 
     def _drop_invalid(self, batch: EpisodeBatch) -> EpisodeBatch | None:
@@ -180,11 +167,6 @@ class WrittenEpisodes:
         self.num_transitions += int((batch.num_steps - 1).clip(0).sum())
         self._num_unterminated += sum(episode.unterminated for episode in batch.episodes)
         self._ends_unterminated = batch.episodes[-1].unterminated
-        if not self._limits.has_discounts:
-            columns = leaves({name: batch.steps[name] for name in (fields.ACTION, fields.REWARD)})
-            has_values = [_find_nonzero_final_rows(batch, column) for _, column in columns]
-            is_kept = [not episode.dropped_last_transition for episode in batch.episodes]
-            self._num_final_values += int((np.any(has_values, axis=0) & is_kept).sum())
 
 
 def no_episode_error(name: str) -> SourceError:

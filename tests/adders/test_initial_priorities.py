@@ -106,8 +106,8 @@ def test_item_priority_mixes_maximum_and_mean_of_real_steps(eta):
 
 
 @eager
-def test_max_ignores_eta():
-    priorities = InitialPriorities("max", gamma=0.5, eps=0.25, eta=0)
+def test_max_is_the_highest_error_of_an_item():
+    priorities = InitialPriorities("max", gamma=0.5, eps=0.25)
     got = compute_priorities(compose(priorities, StepWindows(2)), priorities, make_steps(False))
     assert got.tolist() == [3.25, 7.25]
 
@@ -168,7 +168,7 @@ def test_priorities_with_a_value_fn_do_not_change_the_items():
 @eager
 @pytest.mark.parametrize("kind", ["constant", "return"])
 def test_constant_and_return_priorities_do_not_change_the_items(kind):
-    priorities = InitialPriorities(kind, constant=3, highest=12)
+    priorities = InitialPriorities(kind, **({"constant": 3} if kind == "constant" else {"highest": 12}))
     chain = compose(priorities, NStep(2, 0.5))
     items = chain(Episode(make_steps(True), 0))
     assert_equal_nests(items.columns, NStep(2, 0.5)(Episode(make_steps(True), 0)).columns)

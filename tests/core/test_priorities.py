@@ -12,7 +12,7 @@ from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
-EPISODE = Episode(episode(3, terminal=True), 0)  # rewards 100, 101, 102: a return of 303
+EPISODE = Episode(episode(3, terminal=True), 0)  # rewards 100 and 101 of two transitions: a return of 201
 ITEMS = TrajectoryWindows()(EPISODE)
 
 
@@ -32,16 +32,16 @@ def test_invalid_priorities_raise():
 
 
 def test_by_return_is_linear_and_clipped():
-    assert ByReturn(0, 606)(EPISODE, ITEMS) == 0.5
-    assert ByReturn(303, 606)(EPISODE, ITEMS) == 0.01
-    assert ByReturn(303, 606, min_priority=0.2)(EPISODE, ITEMS) == 0.2
+    assert ByReturn(0, 402)(EPISODE, ITEMS) == 0.5
+    assert ByReturn(201, 402)(EPISODE, ITEMS) == 0.01
+    assert ByReturn(201, 402, min_priority=0.2)(EPISODE, ITEMS) == 0.2
     assert ByReturn(0, 100)(EPISODE, ITEMS) == 1
-    assert ByReturn(303, 303)(EPISODE, ITEMS) == 1
+    assert ByReturn(201, 201)(EPISODE, ITEMS) == 1
 
 
 def test_by_return_from_episodes_uses_lowest_and_highest_return():
     source = load([episode(length, terminal=True) for length in (3, 1, 2)])
-    assert ByReturn.from_episodes(source) == ByReturn(100, 303)
+    assert ByReturn.from_episodes(source) == ByReturn(0, 201)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,14 @@ def test_last_checkpoints_and_the_best_are_kept(tmp_path, value):
     assert steps_in(tmp_path) == [2, 4, 5] and store.best().step == 2
     store.save(6, {}, is_best=True)
     assert steps_in(tmp_path) == [5, 6] and store.best().step == 6
+    store.forget_best()
+    store.save(7, {})
+    store.save(8, {})
+    assert steps_in(tmp_path) == [7, 8] and store.best() is None
+    store.save(9, {}, is_best=True)
+    store.save(10, {})
+    store.save(11, {})
+    assert steps_in(tmp_path) == [9, 10, 11] and store.best().step == 9
     with pytest.raises(ValueError, match="keep_checkpoints must be an integer >= 1, got 0"):
         Checkpoints(tmp_path, {}, keep_checkpoints=0)
 

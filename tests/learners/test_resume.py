@@ -1,14 +1,19 @@
 """Runs that continue: phases of hooks, logs without gaps, replay data, warm starts, and running learners."""
 
+import re
 import shutil
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from properties import mark_slow_except
-from rlds2reverb.learners import Learner, load_run
+from rlds2reverb.learners import Checkpoints, Learner, load_run
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.checkpoints import open_checkpoint
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
+from rlds2reverb.learners.warm_start import describe_specs, load_weights
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, transitions
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
@@ -531,6 +536,22 @@ def test_initialize_from_loads_weights_but_no_optimizer_and_no_step(momentum_run
             learner.initialize_from(path)
 
 
+def test_weights_and_targets_of_an_agent_are_loaded_without_its_optimizers(tmp_path):
+    def read(agent):
+        parts = tf.train.TrackableView(agent).descendants()
+        return [(part.name, part.numpy()) for part in parts if isinstance(part, tf.Variable)]
+
+    source, target = (make_agent("td3_bc", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,)) for _ in range(2))
+    for number, agent in enumerate((source, target)):
+        for part in tf.train.TrackableView(agent).descendants():
+            if isinstance(part, tf.Variable):
+                part.assign(tf.cast(tf.fill(part.shape, number), part.dtype))
+    checkpoint = Checkpoints(tmp_path, {"agent": source}).save(1, {"specs": describe_specs(source)})
+    load_weights(checkpoint, target)
+    for name, value in read(target):
+        assert set(np.unique(value)) == {int(bool(re.fullmatch(r"(m/\d|v/\d|step|train_step):0", name)))}, name
+
+
 def test_initialize_from_requires_equal_specs_and_an_existing_checkpoint(momentum_run, tmp_path):
     folder, _, _ = momentum_run
     wide = tensor_spec.BoundedTensorSpec([1], tf.float32, -2, 2)
@@ -538,6 +559,14 @@ def test_initialize_from_requires_equal_specs_and_an_existing_checkpoint(momentu
         message = r"action is float32 \[1\] in \[-2.0, 2.0\], but float32 \[1\] in \[-1.0, 1.0\] in .*0000000005; use"
         with pytest.raises(SpecMismatchError, match=message):
             learner.initialize_from(folder)
+    checkpoint, spec = open_checkpoint(folder), {"dtype": "int64", "shape": [3]}
+    known = checkpoint.manifest["specs"]
+    for specs, message in (
+        ({**known, "observation/goal": spec}, r"observation/goal is missing, but int64 \[3\] in"),
+        ({"action": known["action"]}, r"observation is float32 \[2\], but missing in"),
+    ):
+        with pytest.raises(SpecMismatchError, match=message):
+            load_weights(replace(checkpoint, manifest={**checkpoint.manifest, "specs": specs}), MomentumAgent())
     with Learner(tmp_path / "c", MomentumAgent(), batches()) as learner:
         with pytest.raises(CheckpointError, match="nowhere is not a valid checkpoint"):
             learner.initialize_from(tmp_path / "nowhere")

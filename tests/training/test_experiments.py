@@ -1,6 +1,7 @@
 """Experiments: plans of seeds and sweeps, their results, and experiments that fail, are killed or continued."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,13 @@ def test_lists_of_hooks_trackers_and_fields_are_values():
     assert [run.config.track for run in plan] == [("wandb",), ()]
 
 
+def test_sweep_reads_presets_and_collects_without_data():
+    (run,) = plan_sweep({"data": "a", "algo": "iql", "presets": "iql-antmaze", "gamma": 0.9})
+    assert run.config == TrainingConfig.from_gin("iql", presets=["iql-antmaze"], gamma=0.9) != TrainingConfig("iql")
+    (run,) = plan_sweep({"data": [None], "algo": "sac", "env": "Pendulum-v1", "online_steps": 2000})
+    assert (run.name, run.source, run.config.steps) == ("online/sac/seed_0", None, 0)
+
+
 def make_agent(time_step_spec, action_spec, *, network=None):
     raise KeyError("missing")
 
@@ -95,6 +103,14 @@ def test_sweep_combines_variants_with_other_options():
         "d/best,expectile=0.9/seed_0",
     ]
     assert plan[0].config == TrainingConfig("bc", steps=7, top_percent=10)
+    common = {"steps": 7, "gamma": 0.5, "hyperparameters": {"expectile": 0.6, "temperature": 2.0}}
+    own = {"v": {"algo": "iql", "steps": [8, 9], "hyperparameters": {"expectile": 0.8}}}
+    plan = plan_sweep({"data": "a", **common, "variants": own})
+    assert [(run.variant, run.config.steps, run.config.gamma) for run in plan] == [
+        ("v, steps=8", 8, 0.5),
+        ("v, steps=9", 9, 0.5),
+    ]
+    assert plan[0].config.hyperparameters == {"expectile": 0.8, "temperature": 2.0}
 
 
 def test_sweep_reads_json_and_gin_files(tmp_path):
@@ -170,45 +186,84 @@ def test_each_run_has_its_own_copy_of_a_hook():
 
 
 def place_fake(runs, root, report):
-    """Writes runs with known returns instead of training them; those with a gamma of 0.5 fail."""
+    """Writes runs with known evaluations instead of training them; those with a gamma of 0.5 fail.
+
+    There are more than five evaluations: 0, 30, 10, 10, 10, 10 and 20, plus 100 for the data "b"; the second one is
+    higher by 2 for each seed, and the last one by 10. Seed 0 does not know the mean return of the data. With a gamma of
+    0.8 only seed 1 has a score, which is the return.
+    """
     for run in runs:
         if run.config.gamma == 0.5:
             report(run.name, Outcome("failed", 0, "no luck"))
             continue
+        seed, scale = run.config.seed, (0.0, 100.0) if (run.config.gamma, run.config.seed) == (0.8, 1) else None
+        means = 100 * (run.data == "b") + np.array([0, 30 + 2 * seed, 10, 10, 10, 10, 20 + 10 * seed], float)
+        known = {"data": {"behaviour_return": 4.0 if seed else None}, "reference_returns": scale}
         with RunDirectory(root / run.name) as directory:
             directory.writes_events = False
-            directory.write_config({"identity": {"seed": run.config.seed}, "data": {"behaviour_return": 4.0}})
-            for step, mean in ((10, 10.0), (20, 20.0 + 2 * run.config.seed)):
-                directory.log(step, {"loss": 1.0})
-                directory.log_evaluation(step, Evaluation(np.array([mean]), np.array([1]), (0,)))
-        report(run.name, Outcome("complete", 20))
+            directory.write_config({"identity": {"seed": seed}, **known})
+            for step, mean in enumerate(means, 1):
+                directory.log(10 * step + seed, {"loss": 1.0})
+                directory.log_evaluation(10 * step, Evaluation(np.array([mean]), np.array([1]), (0,), scale))
+        report(run.name, Outcome("complete", 70))
     return ""
 
 
+def list_started(plan, root):
+    """Returns the names of the runs of a plan that are started, without running them."""
+    started = []
+    run_plan(plan, root, place=lambda runs, root, report: started.extend(run.name for run in runs) or "SIGTERM")
+    return started
+
+
 def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplete(pendulum, tmp_path):
-    options = {"data": {"a": pendulum, "b": str(pendulum)}, "algo": "bc", "gamma": [0.5, 0.9], "seeds": 2}
+    options = {"data": {"a": pendulum, "b": str(pendulum)}, "algo": "bc", "gamma": [0.5, 0.8, 0.9], "seeds": 2}
     plan = plan_sweep(options)
     result = run_plan(plan, tmp_path, place=place_fake, repeat="again")
     assert [(row.data, row.variant, row.last, row.best) for row in result.rows if row.last] == [
-        ("a", "bc, gamma=0.9", (21.0, 1.0), (21.0, 1.0)),
-        ("b", "bc, gamma=0.9", (21.0, 1.0), (21.0, 1.0)),
+        ("a", "bc, gamma=0.8", (25.0, 5.0), (31.0, 1.0)),
+        ("a", "bc, gamma=0.9", (25.0, 5.0), (31.0, 1.0)),
+        ("b", "bc, gamma=0.8", (125.0, 5.0), (131.0, 1.0)),
+        ("b", "bc, gamma=0.9", (125.0, 5.0), (131.0, 1.0)),
     ]
-    assert result.rows[1].last_five == (15.5, 0.5) and result.rows[1].swing == 5.5 and result.rows[1].behaviour == 4.0
+    row = result.rows[1]
+    assert (row.last_five, row.swing, row.behaviour) == ((13.0, 1.0), 6.0, 4.0)
+    assert (row.updates, row.seeds, row.scores) == (70, (0, 1), {})
+    (line,) = result.plot(data="b").axes[0].lines[:1]
+    assert np.nanmin(line.get_ydata()) == 100
     assert "b/bc,gamma=0.5/seed_1 failed: no luck" in str(result) and len(result.failures) == 4
     assert (tmp_path / "a/curves.png").is_file() and (tmp_path / "repeat.txt").read_text() == "again\n"
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert not summary["complete"] and summary["rows"][1]["last"] == {"mean": 21.0, "std": 1.0}
+    assert not summary["complete"] and summary["rows"][1]["last"] == {"mean": 25.0, "std": 5.0}
 
-    started = []
-    run_plan(plan, tmp_path, place=lambda runs, root, report: started.extend(run.name for run in runs) or "SIGTERM")
-    assert started == [run.name for run in plan if run.config.gamma == 0.5]
+    assert list_started(plan, tmp_path) == [run.name for run in plan if run.config.gamma == 0.5]
     assert str(load_experiment(tmp_path)) == str(result)
-    for changes, message in (({"seeds": 1}, "seed_1 is missing"), ({"n_step": 3}, "n_step was 1, is now 3")):
+    for changes, message in (
+        ({"seeds": 1}, "seed_1 is missing"),
+        ({"n_step": 3}, "n_step was 1, is now 3"),
+        ({"env": "Pendulum-v1"}, "env was auto, is now Pendulum-v1"),
+        ({"hyperparameters": {"learning_rate": 1.0}}, "hyperparameters was {}, is now {'learning_rate': 1.0}"),
+        ({"data": {"a": pendulum, "b": pendulum.parent}}, "the data were .*, are now"),
+    ):
         changed = plan_sweep({**options, **changes})
         with pytest.raises(CheckpointError, match=f"contains a different plan: .*{message}"):
             run_plan(changed, tmp_path, place=place_fake)
-    more = plan_sweep({**options, "gamma": [0.6, 0.9], "seeds": 3})  # No run with a gamma of 0.5 has begun.
-    assert len(run_plan(more, tmp_path, place=place_fake).runs) == 12
+    more = plan_sweep({**options, "gamma": [0.6, 0.8, 0.9], "seeds": 3})  # No run with a gamma of 0.5 has begun.
+    assert len(run_plan(more, tmp_path, place=place_fake).runs) == 18
+    changes = {"gamma": [0.6, 0.8, 0.9], "seeds": 3, "n_step": 3}
+    assert list_started(plan_sweep({**options, **changes, "allow_config_mismatch": True}), tmp_path) == []
+    with pytest.raises(CheckpointError, match="is missing"):  # Some of its runs do not allow it.
+        run_plan(plan_sweep({**options, **changes, "allow_config_mismatch": [True, False]}), tmp_path)
+
+
+def test_complete_experiment_is_extended_by_more_updates(pendulum, tmp_path, monkeypatch):
+    options = {"data": {"a": pendulum}, "algo": "bc", "seeds": 2, "steps": 70}
+    assert run_plan(plan_sweep(options), tmp_path, place=place_fake).is_complete
+    monkeypatch.chdir(pendulum.parent)  # The path that is relative to this directory is that of the same data.
+    assert list_started(plan_sweep({**options, "data": {"a": pendulum.name}}), tmp_path) == []
+    shutil.rmtree(tmp_path / "a/bc/seed_1")
+    assert list_started(plan_sweep(options), tmp_path) == ["a/bc/seed_1"]
+    assert list_started(plan_sweep({**options, "steps": 71}), tmp_path) == ["a/bc/seed_0", "a/bc/seed_1"]
 
 
 def test_invalid_runs_raise_before_anything_is_written(pendulum, tmp_path):
@@ -234,23 +289,24 @@ def test_rows_contain_the_seeds_with_evaluations(pendulum, tmp_path):
 
     result = run_plan(plan_seeds(pendulum, TrainingConfig("bc"), 3), tmp_path, place=place)
     (row,) = result.rows
-    assert (row.seeds, row.planned, row.last) == ((0, 1), 3, (21.0, 1.0)) and " 2 of 3 " in str(result)
+    assert (row.seeds, row.planned, row.last) == ((0, 1), 3, (25.0, 5.0)) and " 2 of 3 " in str(result)
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_does_not_determine_the_data(pendulum, tmp_path):
-    plan = plan_seeds(pendulum, TrainingConfig("bc"), 2)
-    with RunDirectory(tmp_path / "seed_0") as directory:
+    """The fingerprint of a run's data is that of another seed with the same data and options, if it has begun."""
+    plan = plan_sweep({"data": {"a": pendulum, "b": pendulum}, "algo": "bc", "gamma": [0.8, 0.9], "seeds": 2})
+    with RunDirectory(tmp_path / plan[0].name) as directory:
         directory.write_config({"data": {"fingerprint": "old"}})
     passed = []
 
     def place(runs, root, report):
         passed.append([run.fingerprint for run in runs])
-        (root / "seed_0" / "checkpoints" / "0000000010").mkdir(parents=True, exist_ok=True)
+        (root / plan[0].name / "checkpoints" / "0000000010").mkdir(parents=True, exist_ok=True)
         return "SIGTERM"
 
     run_plan(plan, tmp_path, place=place)
     run_plan(plan, tmp_path, place=place)
-    assert passed == [[None, None], [None, "old"]]
+    assert passed == [[None] * 8, [None, "old", *[None] * 6]]
 
 
 def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):

@@ -12,13 +12,18 @@ import pytest
 import reverb
 import tensorflow as tf
 from counting import Counting
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.training.collected_pieces import PieceConverter
 from rlds2reverb.training.collector import Collector
+from tf_agents.agents import tf_agent
 from tf_agents.networks.q_rnn_network import QRnnNetwork
+from tf_agents.policies import tf_policy
 from tf_agents.policies.q_policy import QPolicy
 from tf_agents.policies.random_tf_policy import RandomTFPolicy
 from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import PolicyStep
 from tf_agents.trajectories import time_step as ts
 
 from rlds2reverb import (
@@ -147,6 +152,49 @@ def test_pieces_mark_the_first_and_last_step_of_the_episode_only():
     assert windows[0][0][1:] == ([0, 1], [1, 1]) and windows[0][-2][1:] == ([1, 1], [1, 2])
 
 
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 8])
+def test_n_step_items_of_pieces_are_those_of_the_whole_episodes(num_steps):
+    """Two episodes of 4 steps, with and without a piece that ends with an episode; item k reaches to k + 3 or the end."""
+    policy = RandomTFPolicy(
+        ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
+    )
+    convert = PieceConverter(NStep(3, 0.5))
+    collector = Collector(partial(Counting, 4), policy, num_kept=convert.num_kept)
+    found = []
+    while collector.num_collected < 8:
+        for items in map(convert, collector.collect(min(num_steps, 8 - collector.num_collected))):
+            found += [
+                tuple(float(items.columns[name].ravel()[k * width]) for name, width in
+                      (("observation", 2), ("next_observation", 2), ("reward", 1), ("discount", 1)))
+                for k in items.starts
+            ]  # fmt: skip
+    collector.close()
+    episode = [(0, 3, 10 + 5.5 + 3, 0.25), (1, 4, 11 + 6 + 3.25, 0), (2, 4, 12 + 6.5, 0), (3, 4, 13, 0)]
+    assert found == 2 * episode
+
+
+def test_exploration_is_different_in_each_step_and_for_each_seed():
+    class Still(Counting):
+        """An environment whose observation is always the same, so that only noise makes actions differ."""
+
+        action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return 0 * observation, *rest
+
+    time_step_spec = ts.time_step_spec(tf.TensorSpec([2], tf.float32))
+    action_spec = tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1)
+    policy = make_agent("td3", time_step_spec, action_spec, hidden_sizes=(4,)).collect_policy
+    actions = []
+    for seed in (0, 0, 1):
+        collector = Collector(Still, policy, seed=seed)
+        pieces = [*collector.collect(4), *collector.collect(4), *collector.collect(4, is_random=True)]
+        collector.close()
+        actions.append([float(action[0]) for piece in pieces for action in piece.episode.steps["action"][:-1]])
+    assert actions[0] == actions[1] and len({*actions[0], *actions[2]}) == 24
+
+
 def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
     time_step_spec = ts.time_step_spec(tf.TensorSpec([2], tf.float32))
     action_spec = tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
@@ -162,6 +210,110 @@ def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
         assert second.collect(2)
         first.close()
         second.close()
+
+
+class Numbered(Counting):
+    """Episodes of 4 steps, whose rewards contain the number of the episode, from 1: 110, 111, 112, 113, 210, ..."""
+
+    episode = 0
+
+    def __init__(self):
+        super().__init__(4)
+
+    def reset(self, **options):
+        self.episode += 1
+        return super().reset(**options)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, reward + 100 * self.episode, *rest
+
+
+class ZeroPolicy(tf_policy.TFPolicy):
+    """A policy whose action is 0."""
+
+    def _action(self, time_step, policy_state, seed):
+        return PolicyStep(tf.zeros(tf.shape(time_step.step_type), self.action_spec.dtype), policy_state, ())
+
+
+class Watching(tf_agent.TFAgent):
+    """An agent that learns nothing and remembers its batches: observations, actions and rewards."""
+
+    batches = ()
+
+    def __init__(self, time_step_spec, action_spec):
+        policy = ZeroPolicy(time_step_spec, action_spec)
+        counter = tf.Variable(0, dtype=tf.int64)
+        super().__init__(time_step_spec, action_spec, policy, policy, None, train_step_counter=counter)
+
+    def _train(self, experience, weights):
+        self.train_step_counter.assign_add(1)
+        after = experience.next_time_step
+        columns = [experience.time_step.observation[:, 0], experience.action_step.action, after.reward]
+        tf.numpy_function(lambda *values: Watching.batches.append(values), columns, [])
+        return tf_agent.LossInfo(tf.reduce_mean(after.reward), {})
+
+
+def watch(source, run_dir, **options):
+    """Returns the batches of the updates of a run, which collects in episodes of 4 steps, and the run."""
+    Watching.batches = []
+    options = {**SMALL, "hyperparameters": {}, "warmup_steps": 8, "update_every": 4, "log_every": 4, **options}
+    run = train(source, Watching, run_dir, env=Numbered, progress=False, **options)
+    return Watching.batches, run
+
+
+@pytest.fixture(scope="module")
+def after_dataset(tmp_path_factory):
+    """The batches and the run of an agent that learns from a dataset, whose observations are -1, before it collects."""
+    marked = {"observations": -np.ones((9, 2), np.float32), "actions": np.ones(8, np.int64), "rewards": np.full(8, 8.0)}
+    folder = tmp_path_factory.mktemp("after_dataset")
+    options = {"steps": 2, "online_steps": 60, "online_ratio": 0.25, "reward": "scale:0.5:4", "replay_size": 12}
+    return watch([{**marked, "terminated": True}], folder, **options)
+
+
+def test_batches_contain_the_given_share_of_collected_items(after_dataset):
+    batches, run = after_dataset
+    assert [int((observation >= 0).sum()) for observation, _, _ in batches] == [*2 * [0], *52 * [2]]
+    assert sorted(int(path.name) for path in (run.path / "checkpoints").glob("0*")) == [2, 54]  # Phases begin with one.
+
+
+def test_rewards_of_the_last_collected_items_are_transformed_as_those_of_the_dataset(after_dataset):
+    batches, _ = after_dataset
+    for number, (observations, _, rewards) in enumerate(batches[2:]):
+        newest = 3 + number // 4  # Three episodes are collected before the first update, and one before each fourth.
+        assert set(rewards[observations < 0]) == {(8 - 4) * 0.5}
+        episodes = (rewards / 0.5 + 4 - observations - 10)[observations >= 0] / 100
+        assert {*episodes} <= {newest - 2, newest - 1, newest}
+
+
+def test_collected_actions_are_the_policy_s_after_training_on_a_dataset(after_dataset):
+    batches, _ = after_dataset
+    observations, actions, _ = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+    assert set(actions[observations >= 0]) == {0} and set(actions[observations < 0]) == {1}
+
+
+def test_collected_return_is_the_mean_of_the_last_ten_episodes(after_dataset):
+    _, run = after_dataset
+    assert run.progress["collected_steps"].tolist() == [*range(12, 61, 4), 60]
+    episodes = [*range(3, 16), 15]  # Their returns are 46 + 400 n.
+    expected = [46 + 400 * np.mean([*range(1, n + 1)][-10:]) for n in episodes]
+    np.testing.assert_allclose(run.progress["collected_return"], expected)
+
+
+def test_run_without_a_dataset_begins_with_random_actions_and_is_extended(tmp_path, monkeypatch):
+    batches, run = watch(None, tmp_path, online_steps=28)
+    _, actions, rewards = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+    is_random = rewards < 300  # The warm-up is the first two episodes of 4 steps.
+    assert len(batches) == 20 and {*actions[is_random]} == {0, 1, 2} and {*actions[~is_random]} == {0}
+
+    monkeypatch.setattr(Numbered, "episode", 100)  # The new environment's first episode repeats the last one.
+    batches, run = watch(None, tmp_path, online_steps=60)
+    _, actions, rewards = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+    assert len(batches) == 32 and {*rewards // 100} == {*range(1, 8), *range(102, 110)}
+    assert {*actions[rewards < 300]} == {0, 1, 2} and {*actions[rewards >= 300]} == {0}
+    assert run.progress["collected_steps"].tolist() == [*range(12, 61, 4)]
+    expected = [46 + 400 * np.mean([*range(1, 8), *range(102, 110)][:n][-10:]) for n in range(3, 16)]
+    np.testing.assert_allclose(run.progress["collected_return"], expected)
 
 
 def test_different_online_options_belong_to_a_different_run(collected):

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
+from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source, Summary, load, summarize
 from rlds2reverb.sources.summary import find_reference_returns
 
@@ -64,8 +65,10 @@ def report_source(
     source = load(source)
     reading, statistics = _TolerantReading(source), SourceStatistics()
 
+    show = isolate(on_episode)
+
     def add(episode: Episode) -> None:
-        on_episode(episode)
+        show(episode)
         statistics.add(episode)
 
     summary = summarize(reading.source, reference_returns=reference_returns, is_d4rl=is_d4rl, on_episode=add)

@@ -38,6 +38,15 @@ def test_too_little_memory_raises_unless_forced(tmp_path, monkeypatch):
             ingest(EPISODES, server.address)
         assert server.client.server_info(timeout=10)["replay"].current_size == 0
         assert ingest(EPISODES, server.address, options=IngestOptions(force=True)).memory_bytes > 100_000
+        assert ingest(EPISODES, server.address).items == 99  # The same items need no more memory.
+
+
+def test_estimate_for_a_server_is_the_memory_of_the_same_data_in_a_directory(tmp_path):
+    """The estimate is extrapolated from the first episode, and the number in a directory is that of all its items."""
+    episodes, tables = [episode(100, terminal=True, start=1000 * n) for n in range(5)], ["one", "other"]
+    with ReplayServer([TableConfig(table) for table in tables]) as server:
+        estimate = ingest(episodes, server.address, tables).memory_bytes
+    assert estimate == pytest.approx(ingest(episodes, tmp_path / "data", tables).memory_bytes, rel=0.05)
 
 
 def test_enough_memory_does_not_raise():

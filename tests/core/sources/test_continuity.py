@@ -176,9 +176,7 @@ def test_relabelled_robomimic_observations_raise(data, tmp_path):
         column[...] = column[:] + 1
     with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\); copy or download the file again"):
         list(load(path))
-    with pytest.raises(
-        ValueError, match="independent_rows=True requires D4RL rows or logs, but lift.hdf5 is of kind 'robomimic'"
-    ):
+    with pytest.raises(ValueError, match=r"independent_rows=True does not apply to a robomimic file \(its options: split\)"):
         load(path, independent_rows=True)
 
 

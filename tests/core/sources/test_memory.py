@@ -67,7 +67,7 @@ def test_rows_with_dones_instead_of_terminals_raise():
         ({**LOG, "terminated": True}, 0),
         ({**LOG, "terminated": False, "observations": np.arange(4.0)}, 0),
         ({**LOG, "terminated": False, "next_observations": np.arange(3.0) + 1}, 0),
-        (episode(3, terminal=False), 0),
+        ({**episode(3, terminal=False), "reward": np.float32([1, 2, 0]), "action": np.zeros((3, 1), np.float32)}, 0),
     ],
 )
 def test_dropped_last_transitions_are_counted(log, num_dropped):

@@ -20,7 +20,7 @@ from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._writing.bulk_writer import BulkWriter
 from rlds2reverb._writing.reverb_writer import ReverbWriter
-from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
+from rlds2reverb.errors import ResumeError, ServerRestartedError, ServerUnavailableError
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.sources import load
 from rlds2reverb.specs import ArraySpec
@@ -58,10 +58,10 @@ def stop_at(number, server):
     return progress
 
 
-def begin_run(server, number):
+def begin_run(server, number, **options):
     """Runs `ingest` until it is stopped at an episode."""
     with pytest.raises(StopRunError):
-        ingest(make_episodes(), server.address, progress=stop_at(number, server))
+        ingest(make_episodes(), server.address, progress=stop_at(number, server), **options)
 
 
 @pytest.mark.drill("cluster")
@@ -91,6 +91,54 @@ def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
         assert ingest(others, server.address).items == 60 * 149
         ingest(make_episodes(), server.address)
         assert table_info(server).current_size == NUM_ITEMS + 60 * 149
+
+
+def test_runs_to_two_servers_have_two_journals():
+    with ReplayServer([TableConfig()]) as first, ReplayServer([TableConfig()]) as second:
+        for server in (first, second):
+            begin_run(server, 60)
+        for server in (first, second):
+            report = ingest(make_episodes(), server.address)
+            assert report.resumed_episodes > 0 and report.items == table_info(server).current_size == NUM_ITEMS
+
+
+def test_resuming_with_changed_priorities_raises_and_writes_nothing():
+    """The two functions have the same name, so that only the priorities themselves reveal the change."""
+
+    def make_priority(value):
+        return lambda episode, items: np.full(len(items), value)
+
+    with ReplayServer([TableConfig()]) as server:
+        begin_run(server, 60, priority=make_priority(2.0))
+        before = table_info(server).rate_limiter_info.insert_stats.completed
+        with pytest.raises(ResumeError, match="its first episode has different items or priorities"):
+            ingest(make_episodes(), server.address, priority=make_priority(3.0))
+        assert table_info(server).rate_limiter_info.insert_stats.completed == before
+        assert ingest(make_episodes(), server.address, priority=make_priority(2.0)).resumed_episodes > 0
+
+
+@pytest.mark.parametrize(
+    ("length", "on_invalid", "max_size"),
+    [(1, "skip_episode", 1200), (1, "error", 1499), (2, "skip_episode", 1200), (1, "error", 1500)],
+)
+def test_too_many_items_raise_before_the_first_is_written(length, on_invalid, max_size):
+    """1,000 rows are 500 episodes of two transitions, so 1,500 steps: as many items of one step, and 1,000 of two.
+
+    Only with 'error' is the number of steps known, because all episodes are checked first.
+    """
+    ends = np.arange(1000) % 2 == 1
+    rows = {"observations": np.ones((1000, 99)), "actions": np.ones((1000, 1)), "rewards": np.ones(1000)}
+    source = load({**rows, "terminals": ends, "timeouts": 0 * ends, "next_observations": np.ones((1000, 99))})
+    assert source.num_rows == 1000
+    options = {"adder": TrajectoryWindows(length), "on_invalid": on_invalid}
+    num_items = 1500 if length == 1 else 1000
+    with ReplayServer([TableConfig(max_size=max_size)]) as server:
+        if num_items > max_size:
+            with pytest.raises(ValueError, match=f"at least 1,500 items, but the smallest table holds {max_size:,}"):
+                ingest(source, server.address, **options)
+            assert table_info(server).rate_limiter_info.insert_stats.completed == 0
+        else:
+            assert ingest(source, server.address, **options).items == num_items
 
 
 def test_missing_items_are_written_again():
