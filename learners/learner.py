@@ -21,6 +21,7 @@ from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, requi
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
 from .hooks import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
+from .hyperparameter_variables import HyperparameterVariables
 from .monitor import Monitor
 from .policy_export import export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
@@ -135,6 +136,7 @@ class Learner:
         feed = _make_matching_feed(dataset, priorities, agent)
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._hooks = HookList(hooks)
+        self._hyperparameters = HyperparameterVariables(agent)
         self._steps_per_call, self._replay = steps_per_call, replay
         self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})}, addable)
         self.learn_info: dict[str, float] = {}
@@ -221,6 +223,11 @@ class Learner:
     def latest(self) -> dict[str, float]:
         """The latest value of every logged number, by name."""
         return self._log.latest
+
+    @property
+    def recorded_at(self) -> dict[str, int]:
+        """The number of completed iterations at which each value of `latest` was recorded, by name."""
+        return self._log.recorded_at
 
     @property
     def monitor(self) -> Monitor:
@@ -421,7 +428,7 @@ class Learner:
         self.priority_info = {"info": result.info, "td_error": result.td_errors} if has_priorities else {}
         if self._priorities is not None and has_priorities:
             self._priorities.submit(**self.priority_info)
-        self._log.add(result, secs, has_priorities=has_priorities)
+        self._log.add(self.step, result, secs, has_priorities=has_priorities)
         with self._inside_iteration():
             self.call_hook("after_iter")
 
@@ -497,6 +504,7 @@ class Learner:
         manifest = {
             "identity": self._identity.values,
             "specs": describe_specs(self.agent),
+            "hyperparameters": self._hyperparameters.digests(),
             "hooks": self._hooks.state_dict(),
             "log": self._log.state_dict(),
         }
@@ -506,6 +514,8 @@ class Learner:
 
     def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
         """Resumes from a checkpoint, and returns whether there is one.
+
+        Weights, optimisers and counters continue; hyperparameters are those of this learner's agent.
 
         Args:
           path: directory of a checkpoint; None for the latest valid one in `run_dir`.
@@ -526,6 +536,7 @@ class Learner:
             checkpoint.load_replay(self._replay)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         self._checkpoints.restore(checkpoint)
+        self._hyperparameters.set_again(checkpoint.manifest.get("hyperparameters", {}))
         self._loop.step = checkpoint.step
         self._hooks.load_state_dict(checkpoint.manifest.get("hooks", {}))
         self._log.load_state_dict(checkpoint.manifest.get("log", {}), checkpoint.step)

@@ -88,6 +88,12 @@ class Run:
         return None if value is None else float(value)
 
     @property
+    def num_updates(self) -> int:
+        """The number of completed updates: that of the newest checkpoint, or of the last log entry if it is higher."""
+        saved = (int(path.name) for path in (self.path / "checkpoints").glob("*") if path.name.isdigit())
+        return max([0, *map(int, self.progress.get(STEP, ())[-1:]), *saved])
+
+    @property
     def last_return(self) -> float | None:
         """The mean return of the last evaluation, or None without evaluations."""
         means = self.evaluations.get("mean", np.zeros(0))
@@ -158,8 +164,8 @@ class Run:
 
     def __str__(self) -> str:
         words = [f"{self.configuration.get('algo', 'run')} in {self.path}"]
-        if steps := len(self.progress.get(STEP, ())):
-            words.append(f"{int(self.progress[STEP][steps - 1]):,} updates")
+        if self.num_updates:
+            words.append(f"{self.num_updates:,} updates")
         if self.best_return is not None:
             words.append(f"last return {self.last_return:,.1f}, best {self.best_return:,.1f}")
         return ": ".join([words[0], ", ".join(words[1:])]) if words[1:] else words[0]

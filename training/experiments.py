@@ -25,6 +25,7 @@ from rlds2reverb.errors import CheckpointError, CorruptFileError
 from .config import TrainingConfig
 from .placement import Outcome, Placement, run_here, run_in_processes
 from .plans import PlannedRun, plan_sweep, require_continuation
+from .progress import raise_if_interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +162,7 @@ class Experiment:
         runs = [self.runs[name] for name in begun]
         row: dict[str, Any] = {"data": data, "variant": variant, "planned": len(names)}
         row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated or begun)
-        row["updates"] = min((int(run.progress[STEP][-1]) for run in runs), default=0)
+        row["updates"] = min((run.num_updates for run in runs), default=0)
         row["behaviour"] = next((run.behaviour_return for run in runs if run.behaviour_return is not None), None)
         if not evaluated:
             return Row(**row)
@@ -229,12 +230,20 @@ def sweep(
       progress: whether to show progress on stderr; notes and warnings are always shown.
 
     Returns:
-      The runs and their results. If the call was interrupted, the experiment is incomplete.
+      The runs and their results. If SIGTERM ended the call, or a notebook cell was interrupted, they are incomplete.
 
     Raises:
+      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
       Exception: See `plan_sweep` and `run_plan`.
     """
-    return run_plan(plan_sweep(options), run_dir, place=choose_placement(jobs, quiet=not progress))
+    return run_or_raise(plan_sweep(options), run_dir, place=choose_placement(jobs, quiet=not progress))
+
+
+def run_or_raise(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement) -> Experiment:
+    """Does the same as `run_plan`, but raises `KeyboardInterrupt` if SIGINT ended it, except in a notebook."""
+    experiment = run_plan(plan, run_dir, place=place)
+    raise_if_interrupted(experiment.stop_reason, f"{run_dir} is saved; the same call continues it")
+    return experiment
 
 
 def run_plan(
@@ -251,7 +260,7 @@ def run_plan(
       repeat: command that repeats the call, for `repeat.txt`; None for no such file.
 
     Returns:
-      The runs and their results. If the call was interrupted, the experiment is incomplete.
+      The runs and their results. If `stop_reason` names a signal, the experiment is incomplete.
 
     Raises:
       CheckpointError: If the directory contains a different plan, or a single run.

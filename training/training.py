@@ -31,10 +31,10 @@ from .config import AUTO, TrainingConfig
 from .data import TrainingData, open_evaluated_data, open_source
 from .environment import Environment, environment_key, make_evaluator, resolve_environment
 from .environment_spec import describe_env, restore_env
-from .experiments import Experiment, choose_placement, is_experiment, run_plan
+from .experiments import Experiment, choose_placement, is_experiment, run_or_raise
 from .online import OnlinePhase
 from .plans import plan_seeds
-from .progress import Progress
+from .progress import Progress, raise_if_interrupted
 from .trackers import TENSORBOARD, RunTrackers
 
 
@@ -173,10 +173,12 @@ class Training:
 
         The updates on the dataset come first, then the online phase, if there is one.
 
-        SIGTERM and SIGINT, and so an interrupted notebook cell, save a checkpoint and end the run early;
-        `learner.stop_reason` then names the signal. Running the same training again continues it.
+        SIGTERM and SIGINT save a checkpoint and end the run early; `learner.stop_reason` then names the signal. Running
+        the same training again continues it.
 
         Raises:
+          KeyboardInterrupt: After saving, if SIGINT (Ctrl-C) ended the run, except in a notebook, where the interrupted
+            cell continues with the incomplete run.
           TrainingDivergedError: If the loss or a weight is not finite.
           ServerUnavailableError: If a server with the data is lost.
           StorageFullError: If the disk is full; the same training continues once there is space.
@@ -191,6 +193,7 @@ class Training:
         if self.learner.stop_reason:
             self._progress.note(f"stopped by {self.learner.stop_reason} after {self.learner.step:,} updates")
         self._trackers.finish("stopped" if self.learner.is_stopped_by_signal else "complete")
+        raise_if_interrupted(self.learner.stop_reason, f"{run}; the same training continues it")
         return run
 
     def _write_results(self) -> Run:
@@ -438,9 +441,11 @@ def train(
 
     Returns:
       The run, which `load_run(run_dir)` loads again at any time; with `seeds` the `Experiment`, which
-      `load_experiment(run_dir)` loads again. If the call was interrupted, they are incomplete.
+      `load_experiment(run_dir)` loads again. If SIGTERM ended the call, or a notebook cell was interrupted, they are
+      incomplete.
 
     Raises:
+      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
       ValueError, TypeError: If an option is invalid, see `TrainingConfig`; or if `jobs` or `seed` do not match `seeds`.
       TrainingDivergedError: If the loss or a weight is not finite.
       Exception: See `Training`.
@@ -450,7 +455,7 @@ def train(
     if seeds is not None:
         if "seed" in options:
             raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
-        return run_plan(plan_seeds(source, config, seeds), run_dir, place=place)
+        return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=place)
     if jobs > 1:
         raise ValueError("jobs requires seeds, because a single run is trained in one process")
     config = config.for_source(source)

@@ -16,7 +16,7 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.training import Progress
+from rlds2reverb.training import Progress, progress
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import (
@@ -151,21 +151,43 @@ def test_invalid_episodes_are_rejected(few, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+class Signal(LearnerHook):
+    """A hook that sends a signal to this process after every 30 updates."""
+
+    def __init__(self, number=signal.SIGINT):
+        super().__init__("signal", position="after_iter", every=30)
+        self.number = number
+
+    def __call__(self, learner):
+        signal.raise_signal(self.number)
+
+
 @pytest.mark.drill("F5")
-def test_an_interrupted_run_is_saved_and_continues(source, tmp_path):
-    class Interrupt(LearnerHook):
-        def __init__(self):
-            super().__init__("interrupt", position="after_iter", every=10)
+def test_an_interrupted_script_ends_and_the_run_is_saved_and_continues(source, tmp_path):
+    message = (
+        f"bc in {tmp_path}: 30 updates; the same training continues it"  # The last log entry is that of update 20.
+    )
+    with pytest.raises(KeyboardInterrupt, match=f"^{message}$"):
+        train(source, "bc", tmp_path, steps=90, hooks=[Signal()], **SMALL)
+    run = load_run(tmp_path)
+    assert run.num_updates == 30 and run.progress["step"].tolist() == [20] and run.policy is not None
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"{30:010d}"]
+    assert train(source, "bc", tmp_path, steps=60, **SMALL).progress["step"].tolist() == [20, 40, 60]
 
-        def __call__(self, learner):
-            signal.raise_signal(signal.SIGINT)
 
-    with Training(source, TrainingConfig("bc", **get_options(steps=60)), tmp_path) as training:
-        training.learner.register_hook(Interrupt())
-        run = training.run()
-        assert training.learner.stop_reason == "SIGINT" and training.learner.step == 10
-    assert run.policy is not None and [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"{10:010d}"]
-    assert train(source, "bc", tmp_path, steps=60, **SMALL).progress["step"][-1] == 60
+def test_an_interrupted_notebook_cell_and_a_terminated_process_get_the_incomplete_run(source, tmp_path, monkeypatch):
+    run = train(source, "bc", tmp_path / "terminated", steps=60, hooks=[Signal(signal.SIGTERM)], **SMALL)
+    assert run.num_updates == 30
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    run = train(source, "bc", tmp_path / "interrupted", steps=60, hooks=[Signal()], **SMALL)
+    assert run.num_updates == 30
+
+
+def test_interrupted_seeds_end_the_script_after_all_is_saved(source, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match="is saved; the same call continues it"):
+        train(source, "bc", tmp_path, steps=60, seeds=2, hooks=[Signal()], **SMALL)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["runs"] == {"seed_0": {"state": "stopped", "step": 30, "reason": "SIGINT"}}
 
 
 def test_parts_of_a_training_are_exposed(source, few, tmp_path):
